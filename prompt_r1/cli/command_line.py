@@ -18,7 +18,8 @@ from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, 
 from prompt_r1.terminal import SHORTEST_SECRET, escape_unprintable_output, printable, scrub
 
 CONSOLE_COMMAND = "prompt-r1"
-SCRIPTS = {"train": "train.py", "ask": "infer.py", "evaluate": "evaluate.py"}  # `prompt-r1 NAME` runs them
+# What `prompt-r1 NAME` runs.
+SCRIPTS = {"train": "train.py", "ask": "infer.py", "evaluate": "evaluate.py", "data": "-m prompt_r1.data"}
 LONGEST_SENTENCE = 2000  # characters of an error message
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # often without a path
 RESUME = "the same command resumes from the last checkpoint"
@@ -102,7 +103,7 @@ def command(program: str, *arguments: object) -> str:
     """
     installed = (Path(__file__).parents[1] / "scripts").is_dir()
     by_name = installed or sys.argv[0].startswith(f"{CONSOLE_COMMAND} ")
-    start = [CONSOLE_COMMAND, program] if by_name else ["python", SCRIPTS[program]]
+    start = [CONSOLE_COMMAND, program] if by_name else ["python", *SCRIPTS[program].split()]
     return shlex.join([*start, *map(str, arguments)])
 
 

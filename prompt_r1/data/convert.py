@@ -4,32 +4,31 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from prompt_r1.data.datasets import DATASETS, LeftOut
+from prompt_r1.data.datasets import CONVERTED, LeftOut
 from prompt_r1.data.files import BadRow, fields_of, id_from_text, kind_of, question_key, read_rows
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.em_f1 import normalise
 from prompt_r1.types import Question
 
 
-def convert(name: str, paths: Sequence[Path]) -> tuple[list[Question], Counter[str]]:
+def convert(name: str, sources: Sequence[str]) -> tuple[list[Question], Counter[str]]:
     """The questions of raw dumps of a dataset without repeats, and how many rows were left out and why.
 
     Raises UsageError with the file, the row and the reason, also if no question is left.
     """
-    dataset = DATASETS[name]
+    dataset = CONVERTED[name]
     questions: dict[str, Question] = {}  # by question_key
     left_out: Counter[str] = Counter()
-    for path in paths:
-        for number, row in read_rows(path):
+    for source in sources:
+        for number, row in read_rows(source):
             try:
                 text, golds = dataset.convert(fields_of(row))
             except LeftOut as reason:
                 left_out[str(reason)] += 1
                 continue
             except BadRow as reason:
-                raise UsageError(f"{path}, row {number}: {reason}") from None
+                raise UsageError(f"{source}, row {number}: {reason}") from None
             key = question_key(text)
             if not any(map(normalise, golds)):
                 left_out["every gold is empty after normalisation"] += 1
@@ -40,7 +39,7 @@ def convert(name: str, paths: Sequence[Path]) -> tuple[list[Question], Counter[s
                 questions[key] = Question(id_from_text(text), dataset.name, text, golds, kind)
     if not questions:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items()) or "no rows"
-        raise UsageError(f"{paths[0]}: no question is left ({reasons})")
+        raise UsageError(f"{sources[0]}: no question is left ({reasons})")
     return list(questions.values()), left_out
 
 

@@ -136,6 +136,31 @@ def triviaqa(row: Fields) -> Draft:
     return text_field(row, "question"), golds
 
 
+def natural_questions(row: Fields) -> Draft:
+    """Natural Questions, as on the Hub: the annotators' short answers, or yes or no."""
+    question, annotations = row.get("question"), row["annotations"]
+    if not isinstance(question, dict) or not isinstance(annotations, dict):
+        raise BadRow(
+            "question and annotations must be objects, as in google-research-datasets/natural_questions"
+        )
+    golds = [text for short in annotations["short_answers"] for text in short["text"]]
+    golds += [("no", "yes")[label] for label in annotations["yes_no_answer"] if label >= 0]
+    return text_field(question, "text"), _golds(golds, "annotations")
+
+
+def math(row: Fields) -> Draft:
+    """MATH. The gold answer is in the last \\boxed{} of the solution, or in a field of its own."""
+    problem, gold = text_field(row, "problem"), row.get("answer")
+    if gold is None:
+        _, mark, rest = text_field(row, "solution").rpartition("\\boxed{")
+        # The brace that closes it is the first one before which more are closed than opened.
+        ends = (end for end in range(len(rest)) if rest.count("}", 0, end + 1) > rest.count("{", 0, end + 1))
+        gold = rest[: next(ends, 0)]
+        if not mark or not gold:
+            raise LeftOut("no \\boxed{} with an answer")
+    return problem, (text_or_number(gold, "answer"),)
+
+
 def xsum(row: Fields) -> Draft:
     """XSum in reverse, as in the paper: summary → article."""
     document, summary = row.get("document"), text_field(row, "summary")
@@ -186,5 +211,11 @@ DATASETS = {
     "squad": Dataset("SQuAD v2", squad, trained=False),
     "triviaqa": Dataset("TriviaQA", triviaqa, trained=False),
     "xsum": Dataset("XSum", xsum, trained=False),
+}
+# Every dataset that `convert` reads; these two are not in the paper.
+CONVERTED = {
+    **DATASETS,
+    "nq": Dataset("Natural Questions", natural_questions, trained=False),
+    "math": Dataset("MATH", math, trained=False),
 }
 PAPER_MIX = tuple(dataset.name for dataset in DATASETS.values() if dataset.trained)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
-from prompt_r1.errors import UsageError
+from prompt_r1.cli.command_line import command
+from prompt_r1.errors import UsageError, first_line
 from prompt_r1.foreign import replace_file
 from prompt_r1.types import Kind, Question
 
@@ -24,8 +25,21 @@ PARQUET_ROWS = 64  # decoded at a time: a row may contain a book
 ANSWER_FIELDS = ("answers", "golden_answers", "answer")
 COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "data_source", "kind")
 CONVERTER = "`python -m prompt_r1.data convert` reads the raw files of the datasets"
-LIST_AS_TEXT = re.compile(r"""^\s*(\[|[({]\s*["'])|\w\s?\|\s?\w""")  # ['a' 'b'], ("a", "b"), a|b
+# ['a' 'b'], ("a", "b"), array(['a']), a|b; and 1945.0, as spreadsheets write 1945
+NOT_ONE_ANSWER = re.compile(r"""^\s*(\[|[({]\s*["'])|\[\s*["']|\S\s*\|\s*\S|^\s*-?\d+\.0+\s*$""")
 SOLUTION = re.compile(r"^####", re.MULTILINE)  # GSM8K: the answer follows it
+# Columns that only the raw rows of a dataset have.
+RAW_COLUMNS = {
+    "popqa": ("possible_answers",),
+    "nq": ("annotations",),
+    "math": ("problem", "solution"),
+    "mathqa": ("Problem", "options"),
+    "booksum": ("summary_text",),
+    "writingprompts": ("prompt", "story"),
+    "xsum": ("document", "summary"),
+    "dapo": ("prompt", "solution"),
+}
+HUB_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?:(?P<split>.+)")
 
 # Names of the datasets in the published files, and in the paper. In the published training and validation
 # files all rows say hotpot_qa, whichever of the eight datasets they come from.
@@ -45,7 +59,7 @@ PAPER_NAMES = {
     "hotpotqa/hotpot_qa": "mixed",
 }
 KINDS: dict[str, Kind] = {
-    **dict.fromkeys(("gsm8k", "dapo", "dapomath", "dapomath17k", "mathqa"), "math"),
+    **dict.fromkeys(("gsm8k", "dapo", "dapomath", "dapomath17k", "math", "math500", "mathqa"), "math"),
     **dict.fromkeys(("booksum", "writingprompts", "xsum"), "text"),
 }
 QUESTION_MARK = "Question: "
@@ -62,8 +76,39 @@ class BadRow(Exception):
 
 
 def load_questions(path: Path | str) -> list[Question]:
-    """The questions of a file. Raises UsageError with the file, the row (from 1) and the reason."""
-    return as_questions(path, read_rows(Path(path)), dataset=Path(path).stem)
+    """The questions of a file, or of hf:ORG/NAME:SPLIT. Raises UsageError with row (from 1) and reason."""
+    hub = HUB_NAME.fullmatch(str(path))
+    dataset = hub["repository"].partition("/")[2] if hub else Path(path).stem
+    return as_questions(path, _rows_that_need_no_conversion(path), dataset=dataset)
+
+
+def _rows_that_need_no_conversion(path: Path | str) -> Iterator[tuple[int, object]]:
+    """The rows of `read_rows`. Raises UsageError with the command that converts the rows of a dataset."""
+    for number, row in read_rows(path):
+        if isinstance(row, Mapping) and (name := _raw_dataset(row)):
+            out = re.sub(r"[^\w-]+", "-", f"{Path(path).stem}-{name}") + ".jsonl"
+            convert = command("data", "convert", "--from", name, "--in", path, "--out", out)
+            raise UsageError(f"{path}, row {number}: a raw row of {name}: `{convert}` converts such rows")
+        yield number, row
+
+
+def _raw_dataset(row: Fields) -> str:
+    """The dataset, as `convert` calls it, whose raw layout a row has; "" for another row."""
+    answer = row.get("answer")
+    if "answer_aliases" in row:
+        return "musique"
+    if isinstance(row.get("answers"), dict):
+        return "squad"
+    prompt = row.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+        return "dapo" if str(prompt[0].get("content")).startswith(DAPO_OPENING) else ""
+    if isinstance(answer, dict):
+        return "triviaqa"
+    if isinstance(answer, str) and SOLUTION.search(answer):
+        return "gsm8k"
+    if "question" in row and any(name in row for name in ANSWER_FIELDS):
+        return ""
+    return next((name for name, columns in RAW_COLUMNS.items() if row.keys() >= {*columns}), "")
 
 
 def as_questions(source: str | Path, rows: Iterable[tuple[int, object]], *, dataset: str) -> list[Question]:
@@ -109,8 +154,10 @@ def _question(row: Fields, dataset: str) -> Question:
             f"the field {missing} is missing (there are: {there}): name the columns question and answer; "
             f"{CONVERTER}"
         )
-    filled = [name for name in answered if row[name] not in (None, "", [])]
-    answer_field = (filled or answered)[0]
+    filled = [name for name in answered if row[name] not in (None, "", [])] or answered[:1]
+    golds, *others = (gold_answers(row[name], name) for name in filled)
+    if any(not {*other} <= {*golds} for other in others):
+        raise BadRow(f"the fields {' and '.join(filled)} differ: leave one of them empty")
     text = text_field(row, "question")
     if "dataset" in row:
         dataset = text_field(row, "dataset")
@@ -123,7 +170,7 @@ def _question(row: Fields, dataset: str) -> Question:
         id=text_or_number(row["id"], "id") if "id" in row else id_from_text(text),
         dataset=dataset,
         text=text,
-        answers=gold_answers(row[answer_field], answer_field),
+        answers=golds,
         kind=kind,
         extra={name: value for name, value in row.items() if name not in COLUMNS},
     )
@@ -148,8 +195,15 @@ def _published_question(row: Fields) -> Question:
     return Question(id_from_text(text), dataset, text, answers, kind_of(dataset))
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, object]]:
-    """The rows of a file with their numbers, from 1. Raises UsageError with file, row and reason."""
+def read_rows(source: Path | str) -> Iterator[tuple[int, object]]:
+    """The rows of a file, or of hf:ORG/NAME:SPLIT, with their numbers, from 1.
+
+    Raises UsageError with file, row and reason.
+    """
+    if str(source).startswith("hf:"):
+        yield from _hub_rows(str(source))
+        return
+    path = Path(source)
     if path.is_dir():
         raise UsageError(f"{path} is a folder: name the files in it")
     if not path.is_file():
@@ -170,10 +224,21 @@ def _json_lines(path: Path) -> Iterator[tuple[int, object]]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
-                    row = json.loads(line.decode("utf-8-sig"))
+                    row = _from_json(line)
                 except (ValueError, RecursionError) as error:
                     raise UsageError(f"{path}, row {number}: not JSON in UTF-8 ({error})") from None
                 yield number, row
+
+
+def _from_json(text: bytes) -> Any:
+    """The value of a JSON text. Raises ValueError, also where an object has two fields of one name."""
+
+    def fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        if len(row := dict(pairs)) < len(pairs):
+            raise ValueError(f"two fields have one name: {', '.join(name for name, _ in pairs)[:200]}")
+        return row
+
+    return json.loads(text.decode("utf-8-sig"), object_pairs_hook=fields)
 
 
 def _json(path: Path) -> Iterable[tuple[int, object]]:
@@ -182,19 +247,20 @@ def _json(path: Path) -> Iterable[tuple[int, object]]:
     if not content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
         return _json_lines(path)
     try:
-        return enumerate(json.loads(content.decode("utf-8-sig")), start=1)
+        return enumerate(_from_json(content), start=1)
     except (ValueError, RecursionError) as error:
         raise BadRow(f"not JSON in UTF-8 ({error})") from None
 
 
 def _csv(path: Path) -> Iterator[tuple[int, object]]:
     csv.field_size_limit(64 * 2**20)  # a field may contain a chapter
+    separator, name = ("\t", "tabs") if path.suffix == ".tsv" else (",", "commas")
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
-            rows = csv.reader(lines, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+            rows = csv.reader(lines, delimiter=separator, strict=True)
             columns = next(rows, [])
-            if len(columns) == 1 and ";" in columns[0]:
-                raise BadRow("the columns are separated by semicolons: save the table with commas")
+            if len(columns) == 1 and (other := re.search(r"[;,|\t]", columns[0])):
+                raise BadRow(f"the columns are separated by {other[0]!r}: save the table with {name}")
             if len(set(columns)) < len(columns):
                 raise BadRow(f"two columns have one name: {', '.join(columns)}")
             for number, cells in enumerate(filter(None, rows), start=1):
@@ -214,11 +280,41 @@ def _parquet(path: Path) -> Iterator[tuple[int, object]]:
 
     try:
         with pq.ParquetFile(path) as file:
+            columns = file.schema_arrow.names
+            if len(set(columns)) < len(columns):
+                raise BadRow(f"two columns have one name: {', '.join(columns)}")
             batches = file.iter_batches(batch_size=PARQUET_ROWS)
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
     # Dates out of range are ValueErrors or OverflowErrors, unknown time zones KeyErrors.
     except (pa.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         raise BadRow(f"not readable as parquet ({str(error)[:120]!r})") from None
+
+
+def _hub_rows(name: str) -> Iterator[tuple[int, object]]:
+    """The rows of a dataset of the Hub; SPLIT may be a part, such as train[:1000].
+
+    The dataset is downloaded once into the cache of `datasets`, which executes no code that comes with it.
+    """
+    found = HUB_NAME.fullmatch(name)
+    if not found:
+        raise UsageError(
+            f"{name}: as questions, hf: names a dataset of the Hub, hf:ORG/NAME:SPLIT or "
+            "hf:ORG/NAME/CONFIG:SPLIT; give those of this machine as a FILE"
+        )
+    try:
+        from datasets import load_dataset
+
+        table = load_dataset(found["repository"], found["config"], split=found["split"])
+    except ImportError:
+        raise UsageError(f"{name}: datasets of the Hub need a package: pip install datasets") from None
+    except Exception as error:  # of the dataset's files, of datasets, or of the Hub's HTTP client
+        raise UsageError(
+            f"{name} could not be loaded from the Hub ({first_line(error)}): check the name, and HF_TOKEN if "
+            "it is private, or give a FILE"
+        ) from error
+    # As Arrow: images and sounds among the columns are not decoded.
+    batches = table.with_format("arrow").iter(batch_size=PARQUET_ROWS)
+    yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
 
 
 def _prompts_and_stories(path: Path) -> Iterable[tuple[int, object]]:
@@ -261,7 +357,10 @@ def text_or_number(value: object, field: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, float) and math.isfinite(value):
-        return format(Decimal(repr(value)), "f").removesuffix(".0")
+        number = Decimal(repr(value))
+        if len(number.as_tuple().digits) > 15:  # 0.1 + 0.2, or 3.14 in 32 bits
+            raise BadRow(f"the field {field} holds {value!r}, which was rounded: write it as a text")
+        return format(number, "f").removesuffix(".0")
     if not isinstance(value, str):
         raise BadRow(f"the field {field} must contain texts or numbers, not {describe(value)}")
     if not value.strip():
@@ -273,7 +372,7 @@ def text_or_number(value: object, field: str) -> str:
 
 def gold_answers(value: object, field: str) -> tuple[str, ...]:
     """The gold answers in a field: one, a list, or the JSON of a list. Raises BadRow."""
-    if isinstance(value, str) and LIST_AS_TEXT.search(value):
+    if isinstance(value, str) and NOT_ONE_ANSWER.search(value):
         value = _list_in_text(value, field)
     values = value if isinstance(value, list) else [value]
     if not values:
@@ -291,8 +390,8 @@ def _list_in_text(text: str, field: str) -> list[object]:
         values = None
     if not isinstance(values, list):
         raise BadRow(
-            f"the field {field} holds {text[:40]!r}, which looks like a list: write a JSON list such as "
-            '["Paris", "City of Paris"], also for a single answer that looks like this'
+            f"the field {field} holds {text[:40]!r}, which looks like a list, or a number of a spreadsheet: "
+            'write a JSON list such as ["Paris", "City of Paris"] or ["1945"]'
         )
     return values
 

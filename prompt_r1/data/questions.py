@@ -1,21 +1,18 @@
 """Load questions by the names of --data."""
 
-import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from prompt_r1.config.environment import HELD_OUT, is_mini_data
 from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object
-from prompt_r1.data.files import PARQUET_ROWS, as_questions, load_questions
+from prompt_r1.data.files import as_questions, load_questions
 from prompt_r1.data.sampler import stratified
-from prompt_r1.errors import UsageError, first_line
+from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
 
 if TYPE_CHECKING:
     from prompt_r1.miniworld.world import MiniWorld
-
-HUB_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/(?P<name>[\w.-]+))(/(?P<config>[\w.-]+))?:(?P<split>.+)")
 
 
 def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question]:
@@ -32,7 +29,7 @@ def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question
         elif name.startswith(OBJECT_PREFIX):
             questions += _questions_of_function(name.removeprefix(OBJECT_PREFIX), split, seed)
         else:
-            questions += _hub_questions(name) if name.startswith("hf:") else load_questions(name)
+            questions += load_questions(name)
     return questions
 
 
@@ -78,34 +75,6 @@ def _questions_of_function(name: str, split: str, seed: int) -> list[Question]:
     except Exception as error:  # the function is the user's
         raise UsageError(f"{where}, called with a split and a seed, raised {described(error)}") from error
     return as_questions(where, enumerate(rows, start=1), dataset=name.rpartition(":")[2])
-
-
-def _hub_questions(name: str) -> list[Question]:
-    """The questions of a dataset on the Hub; SPLIT may be a part, such as train[:1000].
-
-    The dataset is downloaded once into the cache of `datasets`, which executes no code that comes with it.
-    """
-    found = HUB_NAME.fullmatch(name)
-    if not found:
-        raise UsageError(
-            f"{name}: as questions, hf: names a dataset of the Hub, hf:ORG/NAME:SPLIT or "
-            "hf:ORG/NAME/CONFIG:SPLIT; give those of this machine as a FILE"
-        )
-    try:
-        from datasets import load_dataset
-
-        table = load_dataset(found["repository"], found["config"], split=found["split"])
-    except ImportError:
-        raise UsageError(f"{name}: datasets of the Hub need a package: pip install datasets") from None
-    except Exception as error:  # of the dataset's files, of datasets, or of the Hub's HTTP client
-        raise UsageError(
-            f"{name} could not be loaded from the Hub ({first_line(error)}): check the name, and HF_TOKEN if "
-            "it is private, or give a FILE"
-        ) from error
-    # As Arrow: images and sounds among the columns are not decoded.
-    batches = table.with_format("arrow").iter(batch_size=PARQUET_ROWS)
-    rows = (row for batch in batches for row in batch.to_pylist())
-    return as_questions(name, enumerate(rows, start=1), dataset=found["name"])
 
 
 def _mini_questions(split: str, seed: int) -> list[Question]:

@@ -3,6 +3,8 @@
 import csv
 import hashlib
 import json
+import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.data.__main__ import main
-from prompt_r1.data.datasets import DATASETS, detokenise
+from prompt_r1.data.datasets import CONVERTED, detokenise
 from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, load_questions
 from prompt_r1.errors import UsageError
 
@@ -68,6 +70,11 @@ TRIVIA_ROWS = [
     {"question": "Why?", "question_id": "t2", "answer": {"value": "<unk>", "aliases": []}},
 ]
 BOB = {"question": "Who?", "answer": "Bob"}
+NQ_ROW = {
+    "question": {"text": "Who?", "tokens": []},
+    "annotations": {"short_answers": [{"text": ["Bob"]}, {"text": []}], "yes_no_answer": [-1, 1]},
+}
+MATH_ROW = {"problem": "Who?", "solution": "\\boxed{1}, so \\boxed{\\frac{1}{2}}.", "level": "Level 5"}
 MUSIQUE_ROW = BOB | {"id": "2hop__1", "answer_aliases": ["Rob", "Bob"], "answerable": True}
 UNANSWERABLE = MUSIQUE_ROW | {"id": "2hop__2", "question": "Why?", "answerable": False}
 POPQA_ROW = {"id": 42, "question": "Who?", "possible_answers": '["Bob", "R. \\u00d6."]'}
@@ -100,6 +107,9 @@ LAYOUTS = [
     Layout("mathqa", "dev.json", [options("none", "a"), options("a ) 5 , b ) 6", "b")], ("6",)),
     Layout("squad", "train.parquet", SQUAD_ROWS),
     Layout("triviaqa", "validation.parquet", TRIVIA_ROWS, ("Bob", "Rob")),
+    Layout("nq", "train.jsonl", [NQ_ROW], ("Bob", "yes")),
+    Layout("math", "algebra.jsonl", [MATH_ROW], ("\\frac{1}{2}",)),
+    Layout("math", "test.jsonl", [MATH_ROW | {"answer": "0.5"}], ("0.5",)),
     Layout("xsum", "train.parquet", [ARTICLE], ("Long article.",), "Please write an article: Short."),
 ]
 
@@ -110,8 +120,22 @@ def test_each_layout_of_a_dataset_is_converted_to_questions(tmp_path: Path, layo
     assert converted(path, "--from", layout.source) == [(layout.question, layout.answers)]
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.source}-{layout.name}")
+def test_a_raw_file_is_read_or_refused_with_the_command_that_converts_it(tmp_path, layout, monkeypatch):
+    """A solution, a dict or a list as text was one gold, or the sentence named no command that could run."""
+    monkeypatch.chdir(tmp_path)
+    path = dump(Path(layout.name), layout.rows)
+    try:
+        found = load_questions(path)
+    except UsageError as refused:
+        [command] = re.findall("`(.*)`", str(refused))
+        main(shlex.split(command.removeprefix("python -m prompt_r1.data")))
+        found = load_questions(shlex.split(command)[-1])
+    assert [(question.text, question.answers) for question in found] == [(layout.question, layout.answers)]
+
+
 def test_every_dataset_that_convert_knows_is_tested() -> None:
-    assert {layout.source for layout in LAYOUTS} | {"writingprompts"} == set(DATASETS)
+    assert {layout.source for layout in LAYOUTS} | {"writingprompts"} == set(CONVERTED)
 
 
 def test_writingprompts_pairs_the_lines_of_two_files_and_detokenises_them(tmp_path: Path) -> None:

@@ -179,7 +179,9 @@ def test_a_table_with_the_usual_columns_needs_no_conversion(tmp_path: Path, suff
         ('question,answer\nA?,B\nC?,"D" E\n', "row 2: not readable"),
         ('question,answer\nA?,"B\nC?,D\n', "row 1: not readable"),
         ("question,answer,answer\nA?,B,C\n", "row 1: two columns have one name"),
-        ("question;answer\nA?;B\n", "row 1: the columns are separated by semicolons"),
+        ("question;answer\nA?;B\n", "row 1: the columns are separated by ';': save the table with commas"),
+        ("question\tanswer\nA?\tB\n", "row 1: the columns are separated by "),
+        ("question,answer\nA?,1945.0\n", "row 1: the field answer holds '1945.0'"),
         ("question,answer\n,x\n", "row 1: the field question contains an empty text"),
         ("question,answer\n", "there are no questions in it"),
     ],
@@ -212,19 +214,35 @@ def test_lists_in_texts_and_numbers_are_read_as_a_person_means_them(tmp_path: Pa
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("['London' 'City of London']", "looks like a list: write a JSON list"),
+        ("['London' 'City of London']", "looks like a list, .*: write a JSON list"),
         ("['London', 'City of London']", "looks like a list"),
         ("('London', 'City of London')", "looks like a list"),
         ("helicase|DNA helicase", "looks like a list"),
+        ("helicase || DNA helicase", "looks like a list"),
+        ("array(['London'], dtype=object)", "looks like a list"),
+        (0.1 + 0.2, "holds 0.30000000000000004, which was rounded"),
         ("[]", "has no gold answer"),
         ('[["a"]]', "not list"),
-        ("He has 3 + 3 = 6.\n#### 6", r"holds a whole solution \(####\), not its answer; .*data convert"),
+        (["3 + 3 = 6.\n#### 6"], r"holds a whole solution \(####\), not its answer; .*data convert"),
     ],
 )
-def test_an_answer_that_is_none_by_its_form_is_refused(tmp_path: Path, answer: str, reason: str) -> None:
+def test_an_answer_that_is_none_by_its_form_is_refused(tmp_path: Path, answer: object, reason: str) -> None:
     """Each was one literal gold, which no answer equals."""
     with pytest.raises(UsageError, match=f"row 1: .*{reason}"):
         load_questions(jsonl(tmp_path, {"question": "Q?", "answer": answer}))
+
+
+def test_a_row_with_two_fields_that_cannot_both_be_kept_is_refused(tmp_path: Path) -> None:
+    """The first of two answers was dropped without a word."""
+    path = jsonl(tmp_path, b'{"question": "Q?", "answer": "a", "answer": "b"}')
+    with pytest.raises(UsageError, match=r"row 1: .*two fields have one name: question, answer, answer"):
+        load_questions(path)
+    with pytest.raises(UsageError, match="row 1: the fields answers and answer differ"):
+        load_questions(jsonl(tmp_path, {"question": "Q?", "answer": "a", "answers": ["b"]}))
+    columns = pa.Table.from_arrays([pa.array(["a"])] * 3, names=["question", "answer", "answer"])
+    pq.write_table(columns, tmp_path / "own.parquet")
+    with pytest.raises(UsageError, match="row 1: two columns have one name"):
+        load_questions(tmp_path / "own.parquet")
 
 
 def test_an_empty_list_of_answers_gives_way_to_the_answer_beside_it(tmp_path: Path) -> None:
