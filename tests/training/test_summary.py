@@ -34,7 +34,7 @@ def test_a_row_shows_rates_with_three_digits_and_the_kl_with_four():
     assert row(STEP, priced=True).split() == shown.split()
 
 
-@pytest.mark.parametrize(("speed", "shown"), [(181.52, "181.5"), (0.0267, "0.027")])
+@pytest.mark.parametrize(("speed", "shown"), [(181.52, "181.5"), (0.02671, "0.02671")])
 def test_a_slow_run_shows_its_speed(speed, shown):
     """A real model on a CPU plays a game in half a minute: its speed was shown as 0.0."""
     assert row({"games/s": speed}, priced=False).split() == [shown]
