@@ -7,8 +7,8 @@ shards, weight by weight, into the engine's policy (`Run.refresh`).
 
 import asyncio
 import os
+import re
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -61,16 +61,9 @@ class Ranks:
 
     def sum(self, values: list[float]) -> list[float]:
         """Element-wise sums over the ranks, in float64."""
-        return self._reduce(values, dist.ReduceOp.SUM)
-
-    def max(self, values: list[float]) -> list[float]:
-        """Element-wise maxima over the ranks, in float64."""
-        return self._reduce(values, dist.ReduceOp.MAX)
-
-    def _reduce(self, values: list[float], how: dist.ReduceOp.RedOpType) -> list[float]:
         result = torch.tensor(values, dtype=torch.float64, device=self.device)
         if self.count > 1:
-            dist.all_reduce(result, op=how)
+            dist.all_reduce(result)
         return result.tolist()
 
     def gather(self, item: T) -> list[T]:
@@ -102,7 +95,7 @@ class Ranks:
         An error on one rank is raised on all of them, so that none waits in a collective for a rank that has
         left.
         """
-        failure: UsageError | Resumable | FatalEnvError | None = None
+        failure: Exception | None = None
         results: list[T] = []
 
         async def store_result() -> None:
@@ -113,9 +106,8 @@ class Ranks:
             runner.run(store_result())
         except FORESEEN as error:
             failure = error
-        for failed in self.gather(failure):
-            if failed is not None:
-                raise failed
+        for failed in filter(None, self.gather(failure)):
+            raise failed
         return results[0]
 
     def sum_gradients(self, module: nn.Module) -> None:
@@ -151,23 +143,19 @@ class Ranks:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device called auto (a GPU if there is one), cuda (this process's GPU) or cpu.
+    """The device called auto (a GPU if there is one), cuda (this process's GPU), cuda:N or cpu.
 
     Where a launcher shows each process only its own GPU (CUDA_VISIBLE_DEVICES for each Slurm task), it is
     number 0. Raises UsageError for another name, and where there is no GPU for this process.
     """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")  # which is none either
-    if device.type not in ("cpu", "cuda"):
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not re.fullmatch(r"auto|cuda(:\d+)?", name):
         raise UsageError(f"--device {name}: no such device; choose auto, cpu or cuda")
-    if device.type == "cpu" or (device.index is not None and torch.cuda.is_available()):
-        return device
     if not torch.cuda.is_available():
         raise UsageError(f"--device {name}: this machine has no usable GPU; choose cpu")
+    if ":" in name:
+        return torch.device(name)
     # Batches of changing sizes then leave fewer holes between the allocator's segments.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     local_rank, visible = _launched("LOCAL_RANK", 0), torch.cuda.device_count()
@@ -190,42 +178,27 @@ def _launched(name: str, default: int) -> int:
 def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 3600.0) -> Ranks:
     """Join the process group of torchrun; without torchrun, this process is the only rank.
 
-    A rank that has waited `timeout` seconds for another gives up. Raises UsageError for a value of `parallel`
-    that does not fit the number of processes, and where the processes do not find each other.
+    `parallel` is ddp, fsdp, or auto: fsdp on several GPUs. A rank that has waited `timeout` seconds for
+    another gives up. Raises UsageError where the processes do not find each other.
     """
-    count = _launched("WORLD_SIZE", 1)
-    device = pick_device(device_name)
-    mode = choose_parallel(parallel, count, device)
-    if device.type == "cuda":
+    count, device = _launched("WORLD_SIZE", 1), pick_device(device_name)
+    on_gpu = device.type == "cuda"
+    if on_gpu:
         torch.cuda.set_device(device)
-    # gloo beside nccl: the norm of weights that are offloaded to CPU memory is computed there.
-    backend, limit = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timedelta(seconds=timeout)
-    if count == 1 and mode == "fsdp":
-        dist.init_process_group(backend, timeout=limit, store=dist.HashStore(), rank=0, world_size=1)
-    elif count > 1:
+    sharded = parallel == "fsdp" or (parallel == "auto" and on_gpu and count > 1)
+    if count > 1 or sharded:
+        # gloo beside nccl: the norm of weights that are offloaded to CPU memory is computed there.
+        backend, limit = "cpu:gloo,cuda:nccl" if on_gpu else "gloo", timedelta(seconds=timeout)
+        alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if count == 1 else {}
         try:
-            dist.init_process_group(backend, timeout=limit)
+            dist.init_process_group(backend, timeout=limit, **alone)
         except (RuntimeError, ValueError) as error:  # a port in use, a rank that never comes
             raise UsageError(
                 f"the {count} ranks (WORLD_SIZE) did not find each other ({first_line(error)}): start all of "
                 f"them, with torchrun --nproc-per-node {count} train.py …, or unset WORLD_SIZE"
             ) from None
-    rank = dist.get_rank() if count > 1 else 0
-    mesh = init_device_mesh(device.type, (count,), mesh_dim_names=("shard",)) if mode == "fsdp" else None
-    return Ranks(rank, count, device, mesh)
-
-
-def choose_parallel(name: str, count: int, device: torch.device) -> str:
-    """Resolve `auto`: none for one process, fsdp for several GPUs, ddp for several CPU processes."""
-    if name == "none" and count > 1:
-        raise UsageError(
-            f"--parallel none is for one process, and torchrun started {count}: choose ddp, fsdp or auto"
-        )
-    if name != "auto":
-        return name
-    if count == 1:
-        return "none"
-    return "fsdp" if device.type == "cuda" else "ddp"
+    mesh = init_device_mesh(device.type, (count,), mesh_dim_names=("shard",)) if sharded else None
+    return Ranks(dist.get_rank() if count > 1 else 0, count, device, mesh)
 
 
 def stop_ranks(ranks: Ranks) -> None:
@@ -291,7 +264,6 @@ class Interrupt:
 
     Before training begins it exits at once. Afterwards running games are cancelled, but an update is
     finished; the ranks agree on the step. A second Ctrl-C exits at once without saving.
-    Python delivers signals to the main thread only: in another one, as under a notebook, nothing is handled.
     """
 
     def __init__(self) -> None:
@@ -301,11 +273,10 @@ class Interrupt:
         self._cancel: Callable[[], object] = lambda: None
 
     def __enter__(self) -> "Interrupt":
-        handled = SIGNALS if threading.current_thread() is threading.main_thread() else ()
         # A shell ignores Ctrl-C for what it runs in the background, where it must not end the run.
-        deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        heard = [number for number in handled if number != signal.SIGINT or not deaf]
-        self._before = {number: signal.signal(number, self._receive) for number in heard}
+        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        handled = [number for number in SIGNALS if number != signal.SIGINT or not ignored]
+        self._before = {number: signal.signal(number, self._receive) for number in handled}
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -58,7 +58,7 @@ class TrainConfig(AgentConfig):
     parallel: str = setting(
         "auto",
         "weights on several ranks: replicated (ddp) or sharded (fsdp)",
-        choices=("auto", "none", "ddp", "fsdp"),
+        choices=("auto", "ddp", "fsdp"),
     )
     offload: bool = setting(False, "keep sharded weights and AdamW's states in CPU memory")
     tokens_per_batch: int = setting(

@@ -149,7 +149,7 @@ class Update:
         self._ranks.sum_gradients(self.policy)
         step.grad_norm = self._ranks.clip_gradients(self.policy, GRADIENT_LIMIT)
         broken = not (math.isfinite(step.grad_norm) and math.isfinite(step.loss))
-        if self._ranks.max([broken])[0]:
+        if self._ranks.sum([broken])[0]:
             self.skipped += 1
         else:
             self._optimizer.step()

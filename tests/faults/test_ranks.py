@@ -110,7 +110,7 @@ def test_infinities_in_every_step_stop_the_run(arguments, harness, tmp_path):
 
 
 # Ranks and --parallel before the kill, then after it.
-RANK_CHANGES = [(2, "fsdp", 1, "none"), (1, "none", 2, "ddp")]
+RANK_CHANGES = [(2, "fsdp", 1, "auto"), (1, "auto", 2, "ddp")]
 
 
 @pytest.mark.parametrize(("ranks_before", "parallel_before", "ranks_after", "parallel_after"), RANK_CHANGES)

@@ -18,7 +18,7 @@ from tests.support.ports import free_ports
 pytestmark = pytest.mark.faults
 
 # For each of two, one and two ranks: the value of --parallel.
-ROUTES = {"ddp": ("ddp", "none", "ddp"), "fsdp": ("fsdp", "none", "fsdp"), "adapters": ("ddp", "none", "ddp")}
+ROUTES = {"ddp": ("ddp", "auto", "ddp"), "fsdp": ("fsdp", "auto", "fsdp"), "adapters": ("ddp", "auto", "ddp")}
 
 
 def train_or_resume(rank: int, count: int, parallel: str, port: int, folder: Path, adapted: bool) -> None:
