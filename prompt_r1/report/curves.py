@@ -69,14 +69,6 @@ def _chart(
         (f"{label} {points[-1][1]:.3g}".strip(), " ".join(f"{x(step)},{y(value)}" for step, value in points))
         for label, points in curves.items()
     ]
-    steps = [(x(tick), f"{tick:g}") for tick in _ticks(0, max(last, 1), 5) if tick == int(tick)]
-    return Chart(title, about, shown, steps, [(y(tick), f"{tick:.4g}") for tick in _ticks(low, high, 4)])
-
-
-def _ticks(low: float, high: float, count: int) -> list[float]:
-    """Round numbers from low to high, in at most `count` steps of 1, 2 or 5 times a power of ten."""
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [n * step for n in range(first, math.floor(high / step + 1e-9) + 1)]
+    steps = [(x(step), f"{step:g}") for step in (0, max(last, 1))]
+    marks = [low, (low + high) / 2, high]
+    return Chart(title, about, shown, steps, [(y(mark), f"{mark:.3g}") for mark in marks])

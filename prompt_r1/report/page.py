@@ -3,13 +3,11 @@
 import base64
 import hashlib
 import math
-from itertools import groupby
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, UndefinedError
 from markupsafe import Markup
 
-from prompt_r1.config.yaml_files import read_mapping
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import replace_file
 from prompt_r1.report.curves import Lines, charts_of, points_of
@@ -52,7 +50,6 @@ def page(run: Path) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
     )
     template = environment.from_string((HERE / "page.html").read_text("utf-8"))
-    settings, tables = _settings(run / "config.yaml"), _tables(run / "test.md")
     try:
         groups = read_groups(run, best=best_step(lines))
         return template.render(
@@ -63,8 +60,8 @@ def page(run: Path) -> str:
             script=Markup(script),
             result=_result(lines),
             counts=_counts(lines),
-            settings=settings,
-            tables=tables,
+            settings=_text(run / "config.yaml"),
+            test=_text(run / "test.md"),
             charts=charts_of(lines),
             groups=groups,
             most=MOST_GROUPS,
@@ -103,33 +100,16 @@ def _result(lines: Lines) -> str:
 
 def _counts(lines: Lines) -> dict[str, int]:
     """How many steps, games and calls the run has had, by label."""
-    counts = {"steps": int(max((line["step"] for line in lines), default=0))}
-    for label, counted in COUNTS.items():
-        values = [
-            value
-            for line in lines
-            for name, value in line.items()
-            if name == counted or (counted.endswith("/") and name.startswith(counted))
-        ]
-        counts[label] = round(sum(filter(math.isfinite, values)))
-    return counts
+
+    def total(counted: str) -> float:
+        names = {name for line in lines for name in line if name == counted}
+        if counted.endswith("/"):
+            names = {name for line in lines for name in line if name.startswith(counted)}
+        return sum(value for name in names for _, value in points_of(lines, name))
+
+    last = max((line["step"] for line in lines), default=0)
+    return {"steps": int(last)} | {label: round(total(counted)) for label, counted in COUNTS.items()}
 
 
-def _settings(path: Path) -> dict[str, object]:
-    """The settings of a run; {} if it has no file of them. Raises UsageError."""
-    if not path.exists() or not path.stat().st_size:
-        return {}
-    try:
-        found = read_mapping(path)
-    except UsageError:
-        raise UsageError(f"{path} is not a file of settings; give a run folder of train.py") from None
-    return {str(name): str(value) for name, value in found.items()}
-
-
-def _tables(path: Path) -> list[list[list[str]]]:
-    """The cells of the Markdown tables of a test, by table and row."""
-    if not path.is_file():
-        return []
-    lines = path.read_text("utf-8", "replace").replace("**", "").splitlines()
-    rows = [line[2:-2].split(" | ") for line in lines if not line.startswith("|---")]
-    return [list(table) for filled, table in groupby(rows, lambda row: len(row) > 1) if filled]
+def _text(path: Path) -> str:
+    return path.read_text("utf-8", "replace") if path.is_file() else ""
