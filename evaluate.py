@@ -48,6 +48,7 @@ from prompt_r1.evaluation.systems import (
     contents_of,
     environments_of,
     resolve_agents,
+    results_folder,
     trained_with,
 )
 from prompt_r1.metrics.em_f1 import Rules
@@ -74,7 +75,7 @@ def main(arguments: list[str]) -> None:
     for agent in agents.values():
         print(printable(agent.describe(environment=playing, seed=seed)), file=sys.stderr, flush=True)
         check_question_lengths(questions, load_codec(agent.path, agent.config), agent.config.game)
-    folder = Path(config.out or f"runs/eval-{Path(next(iter(agents), 'environment')).name}")
+    folder = results_folder(config)
     with closing(PredictionFile(folder / FILE)) as file:
         keep_settings(folder, identifying_values(config) | {"seed": seed}, contents_of(config, systems))
         wanted = [(question, sample) for question in questions for sample in range(config.repeats)]
@@ -85,7 +86,7 @@ def main(arguments: list[str]) -> None:
             datasets = list(dict.fromkeys(question.dataset for question in questions))
             maker = open_maker(config, systems, datasets, seed, folder)
             asyncio.run(answer_missing(missing, maker, file))
-        predictions = [found for system in systems for found in file.predictions_for(system, wanted)]
+        predictions = file.answers_to(wanted, systems)
         print(write_results(folder, score(predictions), trained_with(agents)))
     failed = sum(bool(prediction.error) for prediction in predictions)
     if failed:

@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.cli.tables import markdown_table
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.predictions import Prediction, read_predictions
+from prompt_r1.evaluation.predictions import FILE, Prediction, read_predictions
 from prompt_r1.metrics.em_f1 import exact_match, f1
 from prompt_r1.metrics.statistics import difference_interval, macro_interval, mean_interval
 
@@ -36,7 +36,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--pass", dest="k", type=int, default=1, metavar="K", help="score by pass@K (1)")
     given = parser.parse_args(arguments)
     answers = [
-        [one for one in read_predictions(folder / "predictions.jsonl") if given.env in one.system.environment]
+        [
+            one
+            for one in read_predictions(folder / FILE)
+            if not given.env or one.system.environment in (given.env, "")
+        ]
         for folder in given.folder
     ]
     print(table(answers, given.reference, given.data, given.k))

@@ -12,6 +12,7 @@ import pytest
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.cli.preflight import check_train
 from prompt_r1.cli.question_input import check_infer
+from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.preflight import check_evaluate
 from prompt_r1.storage.run_folder import LOCK
 from tests.support.paths import ROOT
@@ -84,7 +85,7 @@ SEEN_BEFORE_TORCH = [
     # environments
     ("train.py --agent AGENT --env what?@ever:80", "there is no environment 'what?@ever:80'"),
     ("train.py --agent AGENT --env gpt-4o-mini", "needs a key: set OPENAI_API_KEY"),
-    ("evaluate.py --env gpt-4o-mini", "needs a key: set OPENAI_API_KEY"),
+    ("evaluate.py --method direct --env gpt-4o-mini", "needs a key: set OPENAI_API_KEY"),
     ("infer.py --question Who? --agent AGENT --env mini,mini-z", "there is no environment 'mini-z'"),
     ("train.py --agent AGENT --env hf:folder", "there is no Hugging Face model in 'folder'"),
     ("train.py --agent AGENT --env x@http://me:pw@host/v1", "without user, password or query"),
@@ -105,7 +106,7 @@ SEEN_LATER = [
         "evaluate.py --method direct --env mini --seed 0 --limit 1 --out notes.docx",
         "File exists; give a folder",
     ),
-    ("evaluate.py --ssim-model nowhere", "nowhere: not a folder with a config.json"),
+    ("evaluate.py --method direct --ssim-model nowhere", "nowhere: not a folder with a config.json"),
 ]
 
 
@@ -208,3 +209,13 @@ def test_a_python_without_the_packages_is_named_in_one_line(program):
 def test_an_estimate_needs_no_key(folder):
     """A bug: the price in advance was refused to those who have no key yet."""
     check_train(["--config", "paper", "--data", "good.jsonl", "--env", "gpt-4o-mini", "--dry-run"])
+
+
+def test_an_evaluation_that_has_begun_needs_no_key_to_write_its_tables_again(folder):
+    """It did without --out, though the folder is the same."""
+    line = ["--method", "direct", "--data", "good.jsonl", "--env", "gpt-4o-mini"]
+    with pytest.raises(UsageError, match="needs a key"):
+        check_evaluate(line)
+    (folder / "runs/eval-environment").mkdir(parents=True)
+    (folder / "runs/eval-environment/predictions.jsonl").touch()
+    check_evaluate(line)

@@ -73,17 +73,18 @@ def comparison_tables(results: Results) -> list[str]:
         rivals = [one for one in results.systems if one.method != FULL]
         rivals = [one for one in rivals if one.environment in (full.environment, "")]
         for metric in ("", EXTRACTED):
-            found = {str(rival): compare_systems(results, full, rival, metric=metric) for rival in rivals}
-            compared = {rival: one for rival, one in found.items() if one is not None}
+            compared = {rival: compare_systems(results, full, rival, metric=metric) for rival in rivals}
             metrics = [metric or REPORTED_METRICS[kind][0] for kind in results.kinds.values()]
             label = " and ".join(dict.fromkeys(results.labels.get(name, name) for name in metrics))
-            rows = [_row(rival, label, one) for rival, one in compared.items()]
+            rows = [_row(str(rival), label, one) for rival, one in compared.items()]
             title = f"### {full} (first) against the others (second), all datasets"
             texts += [f"{title}\n\n{markdown_table(HEADER, rows, left=2)}"] if rows else []
     return texts
 
 
-def _row(rival: str, label: str, one: Comparison) -> list[str]:
+def _row(rival: str, label: str, one: Comparison | None) -> list[str]:
+    if one is None:
+        return [rival, label, "0", "–", "–", "–", "no common question"]
     n = f"{one.n} ({one.failed} failed)" if one.failed else str(one.n)
     rates = [f"{100 * one.first:.1f}", f"{100 * one.second:.1f}", one.points]
     return [rival, label, n, *rates, one.verdict]

@@ -4,6 +4,7 @@ Tables 2, 3    results on the trained datasets and out of distribution, with the
 Table 5        transfer: agents by the environment of their training, with each environment
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -21,16 +22,17 @@ from prompt_r1.evaluation.paper_numbers import (
 )
 from prompt_r1.evaluation.predictions import System, short_names
 from prompt_r1.metrics.statistics import bounds_text
+from prompt_r1.miniworld.world import OOD_KINDS
 from prompt_r1.terminal import printable_line
 
-ENVIRONMENTS = {"4o-mini": MINI, "oss-20b": OSS, "qwen3-4b": QWEN}  # part of a name → the paper's name
+ENVIRONMENTS = {"gpt-4o-mini": MINI, "gpt-oss-20b": OSS, "qwen3-4b": QWEN}  # a model → the paper's name
 AVERAGE = "Average"
 
 
 def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]:
     """The tables that the predictions can fill. `trained_with`: agent → the environment of its training."""
     environments = list(dict.fromkeys(system.environment for system in results.systems if system.environment))
-    held_out = [name for name in results.kinds if name in OUT_OF_DISTRIBUTION or name.endswith("_ood")]
+    held_out = [name for name in results.kinds if name in (*OUT_OF_DISTRIBUTION, *OOD_KINDS)]
     trained = [name for name in results.kinds if name not in held_out]
     tables = []
     for environment in environments or [""]:
@@ -86,9 +88,10 @@ def _table(
     for names, metric in wanted:
         rates = {system: results.average(system, names, metric) for system in systems}
         found = [rate for rate in rates.values() if rate is not None]
-        if not found:
-            continue
-        n, best = max(rate.n for rate in found), max(rate.mean for rate in found)
+        if not found and (len(names) > 1 or metric not in results.labels):
+            continue  # not reported, or not measured
+        n = max((rate.n for rate in found), default=0)
+        best = max((rate.mean for rate in found), default=0.0)
         label = names[0] if len(names) == 1 else AVERAGE
         cells = [_cell(rate, n, best) for rate in rates.values()]
         rows.append([f"{label} (n = {n})", LABELS[metric], *cells])
@@ -119,6 +122,5 @@ def _cell(rate: Rate | None, n: int, best: float) -> str:
 
 def paper_name(environment: str) -> str:
     """The paper's name of an environment; other environments, also several at once, keep their names."""
-    if "," in environment:
-        return environment
-    return next((name for part, name in ENVIRONMENTS.items() if part in environment.lower()), environment)
+    model = re.split("@https?://", environment)[0].lower()
+    return ENVIRONMENTS.get(re.split("[:/]", model)[-1], environment)

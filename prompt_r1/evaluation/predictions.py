@@ -147,13 +147,18 @@ class PredictionFile:
         found = self._predictions.get((system, question.dataset, question.id, sample))
         if found is None or found.error:
             return None
-        unchanged = (found.question.text, found.question.answers) == (question.text, question.answers)
-        return found if unchanged else None
+        return found if _is_same(found.question, question) else None
 
-    def predictions_for(self, system: System, wanted: Iterable[tuple[Question, int]]) -> list[Prediction]:
-        """The stored answers to these questions and samples, including failed calls."""
-        keys = [(system, question.dataset, question.id, sample) for question, sample in wanted]
-        return [self._predictions[key] for key in keys if key in self._predictions]
+    def answers_to(
+        self, wanted: Iterable[tuple[Question, int]], systems: Iterable[System]
+    ) -> list[Prediction]:
+        """The stored answers to these questions and samples, including failed calls: of `systems`, then of
+        all others.
+        """
+        questions = {(question.dataset, question.id, sample): question for question, sample in wanted}
+        order = dict.fromkeys([*systems, *(key[0] for key in self._predictions)])
+        stored = [self._predictions.get((system, *key)) for system in order for key in questions]
+        return [one for one in stored if one and _is_same(one.question, questions[one.key[1:]])]
 
     def add(self, prediction: Prediction) -> None:
         """Append a line with a single write, so that a kill leaves at most the last line incomplete."""
@@ -162,6 +167,11 @@ class PredictionFile:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def _is_same(stored: Question, question: Question) -> bool:
+    """Whether a question has not changed since it was answered."""
+    return (stored.text, stored.answers) == (question.text, question.answers)
 
 
 def read_predictions(path: Path) -> list[Prediction]:

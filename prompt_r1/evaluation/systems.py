@@ -45,12 +45,23 @@ def methods_of(config: EvaluateConfig) -> Sequence[str]:
     return [name for name in in_paper if name != "grpo-only" or config.grpo_agent]
 
 
+def agent_names(config: EvaluateConfig) -> Sequence[str]:
+    """--agent, or the newest run in the mini world; none if no method needs an agent."""
+    if not config.agent and not any(METHODS[method].agent for method in methods_of(config)):
+        return ()
+    return config.agent or (str(newest_mini_run()),)
+
+
+def results_folder(config: EvaluateConfig) -> Path:
+    """--out, or a folder with the name of the first agent."""
+    first = next(iter(agent_names(config)), "environment")
+    return Path(config.out or f"runs/eval-{Path(first).name}")
+
+
 def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
     """The agents by their names; none if no method needs one."""
-    if not config.agent and not any(METHODS[method].agent for method in methods_of(config)):
-        return {}
     agents = {}
-    for name in config.agent or (str(newest_mini_run()),):
+    for name in agent_names(config):
         spec = resolve_agent(name)
         trained = spec.config
         game = replace(

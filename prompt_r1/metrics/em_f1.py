@@ -23,14 +23,10 @@ Rules = Literal["strict", "official"]
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
-# Quotes, primes and accents that stand alone; dashes and the minus; characters without a width.
-TYPOGRAPHIC = {
-    "'": "‘’‚‛“”„‟‹›«»´\u02b9\u02bb\u02bc\u2032\u2033",
-    "-": "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58",
-    "/": "\u2044",
-    "": "\xad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff",
-}
-PLAIN = {ord(one): plain for plain, variants in TYPOGRAPHIC.items() for one in variants}
+# Plain forms of characters that neither NFKC nor their Unicode category makes plain: accents that stand alone
+# and letters of the shape of an apostrophe, the minus, and the fraction slash.
+PLAIN = dict.fromkeys("´ʹʻʼ", "'") | {"\u2212": "-", "\u2044": "/"}
+OF_CATEGORY = {"Pd": "-", "Cf": ""}  # dashes, and characters without a width; other punctuation is a quote
 # "10³" is 10^3 and not 103, "3½" is 3 1/2. By the tag of the character's decomposition in Unicode.
 WRITTEN_BEFORE = {"<super>": "^", "<sub>": "_", "<fraction>": " "}
 
@@ -81,10 +77,17 @@ def normalise(text: str, *, official: bool = False) -> str:
 
 
 def _plain(text: str) -> str:
-    """Replace quotes, dashes and compatibility forms by plain characters, and compose accents (NFKC)."""
-    runs = groupby(text.translate(PLAIN), lambda one: unicodedata.decomposition(one).partition(" ")[0])
+    """Replace compatibility forms (NFKC), then dashes, quotes and other punctuation by ASCII characters."""
+    runs = groupby(text.replace("´", "'"), lambda one: unicodedata.decomposition(one).partition(" ")[0])
     marked = "".join(WRITTEN_BEFORE.get(tag, "") + "".join(run) for tag, run in runs)
-    return unicodedata.normalize("NFKC", marked).translate(PLAIN)
+    return "".join(map(_plain_character, unicodedata.normalize("NFKC", marked)))
+
+
+def _plain_character(one: str) -> str:
+    if one.isascii() or one in PLAIN:
+        return PLAIN.get(one, one)
+    category = unicodedata.category(one)
+    return OF_CATEGORY.get(category, "'" if category.startswith("P") else one)
 
 
 def exact_match(prediction: str, answers: Sequence[str], *, official: bool = False) -> float:

@@ -59,6 +59,12 @@ def test_the_tables_have_a_row_for_each_rival():
     assert "| EM read |" in read
 
 
+def test_a_rival_without_an_answer_keeps_its_row():
+    full, failed = System("prompt-r1", "large", "a"), predict(error="down")
+    main, _ = comparison_tables(score_predictions([*predict_all({"towns": [True]}, full), failed]))
+    assert re.search(r"direct \(large\) \| EM \| +0 .* no common question", main)
+
+
 def test_free_texts_are_compared_by_f1():
     half = predict(answer="Paris Lyon", question=question_of(0, dataset="BookSum", kind="text"), system=OURS)
     results = score_predictions([half, *predict_all({"BookSum": [True]})])

@@ -116,7 +116,11 @@ def test_more_methods_and_questions_are_added_to_a_folder(run_here):
         '{"question": "Who?", "answer": "Anna"}\n{"question": "Q?", "answer": "B"}\n'
     )
     assert run_here("--method", "direct", "cot") == 4
-    assert json.loads(Path("out/results.json").read_text()).keys() == {"direct", "cot"}
+    assert run_here("--method", "cot") == 4
+    results = json.loads(Path("out/results.json").read_text())
+    assert {name: row["n"] for name, row in results.items()} == {"cot": 2, "direct": 2}, (
+        "the tables have all answers to these questions, also those of earlier commands"
+    )
 
 
 def test_a_folder_without_its_settings_is_refused(run_here):

@@ -178,9 +178,9 @@ def test_tables_2_to_5_have_the_numbers_of_the_paper_below_ours():
 
 
 def test_the_papers_numbers_are_shown_with_its_environments_only():
-    """Those of GPT-4o-mini were once printed under any environment."""
-    rows = []
-    for environment in ("llama", "gpt-4o-mini", "qwen3-4b@http://x/v1", "gpt-4o-mini,llama"):
+    """Those of GPT-4o-mini were once printed under any environment, and under names that contain its own."""
+    rows, others = [], ("llama", "gpt-4o-mini,llama", "gpt-4o-mini-search", "hf:my-qwen3-4b")
+    for environment in (*others, "gpt-4o-mini", "Qwen/Qwen3-4B@http://x/v1"):
         for method in ("direct", "cot", "opro"):
             rows += predict_all(drawn(1, 0.5), System(method, environment))
         rows += predict_all(drawn(1, 0.5), System("prompt-r1", environment, "runs/a"))
@@ -194,8 +194,8 @@ def test_the_papers_numbers_are_shown_with_its_environments_only():
 
     alone = {"sft": "23.44"}  # Qwen3-4B's, which needs no environment
     ours = {"direct": "33.59", "cot": "42.97", "opro": "34.38", "prompt-r1": "44.53"}
-    assert numbers("llama") == numbers("gpt-4o-mini,llama") == alone
-    assert numbers("qwen3-4b@http://x/v1") == {"direct": "21.09", "cot": "18.75", **alone}
+    assert all(numbers(other) == alone for other in others)
+    assert numbers("Qwen/Qwen3-4B@http://x/v1") == {"direct": "21.09", "cot": "18.75", **alone}
     assert numbers("gpt-4o-mini") == {**ours, **alone}
 
 

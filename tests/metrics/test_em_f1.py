@@ -8,7 +8,9 @@ import pytest
 
 from prompt_r1.data.files import load_questions
 from prompt_r1.metrics.em_f1 import TextScores, exact_match, f1, normalise, score_text, substring_match
-from tests.support.paths import PUBLISHED
+from tests.support.paths import PUBLISHED, ROOT
+
+EVALUATION = ROOT / "docs/evaluation.md"
 
 # Independent of the code under test: no regular expressions, no translate, no Counter.
 ASCII_PUNCTUATION = set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
@@ -129,13 +131,27 @@ def test_spellings_of_the_same_answer_are_equal(left: str, right: str) -> None:
      ("Spider‑Man", "Spider-Man"), ("1914—1918", "1914-1918"), ("１９４５", "1945"), ("ＮＡＴＯ", "NATO"),
      ("ﬁre", "fire"), ("New\u202fYork", "New York"), ("soft\xadware", "software"), ("3½", "3 1/2"),
      ("H₂O", "H2O"), ("m²", "m^2"), ("10³", "10^3"), ("‒5", "-5"), ("6′2″", "6'2\""),
-     ("rock ʼn’ roll", "rock 'n' roll")],
+     ("rock ʼn’ roll", "rock 'n' roll"), ("¡Three Amigos!", "Three Amigos"), ("「Heroes」", "Heroes"),
+     ("1914〜1918", "1914-1918"), ("A⸺Z", "A-Z"), ("\u202aParis\u202c", "Paris"), ("１，０００", "1,000"),
+     ("Gal·la", "Galla")],
 )  # fmt: skip
 def test_strict_rules_read_typographic_characters_as_plain_ones(typographic: str, plain: str) -> None:
     """Each of these scored 0, though a reader sees the same answer. The official rules are not changed."""
     for answer, gold in ((typographic, plain), (plain, typographic)):
         assert exact_match(answer, [gold]) == f1(answer, [gold]) == substring_match(answer, [gold]) == 1
     assert normalise(typographic, official=True) == " ".join(oracle_words(typographic))
+
+
+def test_the_table_of_the_documents_shows_both_rules() -> None:
+    rows = [
+        line.strip("| ").split(" | ") for line in EVALUATION.read_text("utf-8").splitlines() if "|" in line
+    ]
+    rows = [row for row in rows if len(row) == 4 and row[2] in "01"]
+    assert len(rows) == 20
+    for shown, gold, strict, official in rows:
+        answer = shown.partition(" (")[0].replace("Beyoncé", "Beyonce\u0301")
+        found = [exact_match(answer, [gold], official=rule) for rule in (False, True)]
+        assert found == [float(strict), float(official)], (answer, gold)
 
 
 @pytest.mark.parametrize(("left", "right"), [("10³", "103"), ("5²", "52"), ("3½", "31/2"), ("log₂8", "28"),
