@@ -1,7 +1,6 @@
 """Load a Hugging Face model or tokenizer, or refuse it."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -46,14 +45,16 @@ def load_policy(
     """
     attention.register()
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()  # its table of missing tensors; we raise instead
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # a foreign folder may raise anything
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
-    if any(getattr(part, "quantization_config", None) for part in _parts(config)):
+    text = config.get_text_config()
+    if any(getattr(part, "quantization_config", None) for part in (config, text)):
         raise UsageError(f"the weights at {str(path)!r} are quantised: give the model in 16 or 32 bits")
-    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
-    if unknown := kinds - LAYER_TYPES:  # the games of our check may be too short for it
+    # The games of our check may be too short for other kinds.
+    if unknown := {*(getattr(text, "layer_types", None) or ())} - LAYER_TYPES:
         raise unsupported(config, f"it has layers of the kind {', '.join(sorted(unknown))}")
     limit = longest_game(config)
     if limit is not None and max_tokens > limit:
@@ -71,8 +72,6 @@ def load_policy(
 
 def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dtype) -> PreTrainedModel:
     """The model with its weights. Pickled files are refused, because loading them may execute code."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # its table of missing tensors; we raise instead
     try:
         loaded = AutoModelForCausalLM.from_pretrained(
             path,
@@ -90,8 +89,6 @@ def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dty
         if error.args == (attention.NAME,):  # a table of attention classes
             raise unsupported(config, "its attention cannot be replaced") from None
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
-    finally:
-        transformers_logging.set_verbosity(verbosity)
     model, found = cast(tuple[PreTrainedModel, dict[str, set[Any]]], loaded)
     layers = {name.rpartition(".")[0] for name in model.state_dict()}
     unknown = [name for name in sorted(found["unexpected_keys"]) if name.rpartition(".")[0] in layers]
@@ -106,15 +103,6 @@ def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dty
     return model
 
 
-def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
-    """A config and the configs in it, of a composite model."""
-    yield config
-    for name in config.sub_configs:
-        part = getattr(config, name, None)
-        if isinstance(part, PretrainedConfig):
-            yield from _parts(part)
-
-
 def longest_game(config: PretrainedConfig) -> int | None:
     """The most tokens up to which a model computes each token as in a short game; None: any number.
 
@@ -122,18 +110,14 @@ def longest_game(config: PretrainedConfig) -> int | None:
     in the cache would change all others.
     """
     text = config.get_text_config()
-    rope = getattr(text, "rope_parameters", None)
-    if not rope:
-        return max(getattr(text, "max_position_embeddings", 0) or 0, 0) or None
-    # One kind, or several by the type of the layer, of which one may be null.
-    kinds = [rope] if "rope_type" in rope else [kind for kind in rope.values() if isinstance(kind, dict)]
-    limits = [
-        (kind.get("original_max_position_embeddings") if kind["rope_type"] == "longrope" else None)
-        or text.max_position_embeddings
-        for kind in kinds
-        if kind.get("rope_type") in LENGTH_DEPENDENT
-    ]
-    return min(limits, default=None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # of the types of layers
+    if rope and not any(kind.get("rope_type") in LENGTH_DEPENDENT for kind in kinds):
+        return None
+    long = [kind for kind in kinds if kind.get("rope_type") == "longrope"]
+    limits = [kind.get("original_max_position_embeddings") for kind in long]
+    limits.append(getattr(text, "max_position_embeddings", None))
+    return min([limit for limit in limits if limit and limit > 0], default=None)
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from prompt_r1.errors import UsageError
 
@@ -24,23 +23,19 @@ ADAPTER_ALPHA = 32.0  # as in the LoRA settings of most RL fine-tuning with smal
 
 
 class LoRA(nn.Module):
-    """A frozen linear layer and its adapter. A starts random and B at zero, so that W' = W before training.
-
-    The layer may be a Conv1D, the linear layer of GPT-2, whose weight is transposed.
-    """
+    """A frozen linear layer and its adapter. A starts random, B at zero: W' = W before training."""
 
     def __init__(
-        self, base: nn.Linear | Conv1D, *, rank: int, alpha: float, generator: torch.Generator | None = None
+        self, base: nn.Linear, *, rank: int, alpha: float, generator: torch.Generator | None = None
     ) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
         self.scale = alpha / rank
         self.active = True  # False: the layer without its adapter
-        outputs, inputs = _shape(base)
-        a = torch.empty(rank, inputs)
+        a = torch.empty(rank, base.in_features)
         nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
         self.a = nn.Parameter(a.to(base.weight.device))
-        self.b = nn.Parameter(torch.zeros(outputs, rank, device=base.weight.device))
+        self.b = nn.Parameter(torch.zeros(base.out_features, rank, device=base.weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.base(x)
@@ -48,25 +43,19 @@ class LoRA(nn.Module):
 
     @torch.no_grad()
     def merged_weight(self) -> Tensor:
-        """W' = W + (alpha / rank) B A, computed in float32, in the form and dtype of the layer's weight."""
-        change = self.scale * self.b @ self.a
+        """W' = W + (alpha / rank) B A, computed in float32, in the dtype of the layer's weight."""
         weight = self.base.weight
-        return (weight + (change.T if isinstance(self.base, Conv1D) else change)).to(weight.dtype)
+        return (weight + self.scale * self.b @ self.a).to(weight.dtype)
 
 
-def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
+def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
     """The layers that get adapters, by name: every linear layer except the head."""
     head = model.get_output_embeddings()
     return {
         name: layer
         for name, layer in model.named_modules()
-        if type(layer) in (nn.Linear, Conv1D) and layer is not head  # a subclass returns something else
+        if type(layer) is nn.Linear and layer is not head  # a subclass returns something else
     }
-
-
-def _shape(layer: nn.Linear | Conv1D) -> torch.Size:
-    """Outputs and inputs of a linear layer."""
-    return layer.weight.T.shape if isinstance(layer, Conv1D) else layer.weight.shape
 
 
 def add_lora(model: PreTrainedModel, *, rank: int, alpha: float, seed: int = 0) -> list[nn.Parameter]:
@@ -75,7 +64,7 @@ def add_lora(model: PreTrainedModel, *, rank: int, alpha: float, seed: int = 0) 
     Raises UsageError for a model without linear layers, and for a rank above the size of every layer.
     """
     layers = linear_layers(model)
-    widest = max((min(_shape(layer)) for layer in layers.values()), default=0)
+    widest = max((min(layer.weight.shape) for layer in layers.values()), default=0)
     if not widest:
         raise UsageError(f"models of type {model.config.model_type!r} have no linear layers for adapters")
     if rank > widest:

@@ -19,17 +19,11 @@ def find_agent(name: str, seed: int) -> str | Path:
     """The folder or hub id of the model that a user calls `name`. Mini agents are built if necessary."""
     if name == MINI_AGENT:
         import torch
-        from transformers.utils import logging
 
         from prompt_r1.miniworld.agent import mini_agent
 
-        logging.disable_progress_bar()  # of writing its weights
-        threads = torch.get_num_threads()
         torch.set_num_threads(1)  # fastest for a tiny model, and its weights depend on no number of cores
-        try:
-            return mini_agent(seed, RUNS / "cache")
-        finally:
-            torch.set_num_threads(threads)
+        return mini_agent(seed, RUNS / "cache")
     if "@http" in name:
         raise UsageError(
             f"--agent {name}: an agent plays in this process: give the folder or hub id of its weights "

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors.torch import save_file
-from transformers.pytorch_utils import Conv1D
 
 from prompt_r1.agent.lora import LoRA
 
@@ -31,7 +30,6 @@ def save_adapters(adapted: Mapping[str, LoRA], folder: Path, *, base: str) -> No
         "lora_alpha": layer.scale * len(layer.a),
         "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": any(isinstance(layer.base, Conv1D) for layer in adapted.values()),
         "target_modules": sorted(adapted),
         "inference_mode": True,
     }

@@ -34,16 +34,10 @@ def play_two_turns(**settings) -> ScriptedAgent:
     return agent
 
 
-def test_a_game_has_the_settings_of_its_run():
-    agent = play_two_turns(max_reply_tokens=3)
-    read = tiny.tokenizer().decode(agent.read[1])
-    assert "012 [cut]" in read and "0123456" not in read
-
-
-def test_a_game_without_these_settings_is_not_cut_short():
-    agent = play_two_turns(max_reply_tokens=0)
-    read = tiny.tokenizer().decode(agent.read[1])
-    assert "0123456" in read
+@pytest.mark.parametrize(("most", "reply"), [(3, "012 [cut]"), (0, "0123456")])
+def test_a_game_has_the_settings_of_its_run(most, reply):
+    agent = play_two_turns(max_reply_tokens=most)
+    assert f">{reply}<" in tiny.tokenizer().decode(agent.read[1]).replace("\n", "")
 
 
 def test_a_turn_ends_at_every_end_token_of_the_model():
