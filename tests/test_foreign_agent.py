@@ -86,5 +86,5 @@ def test_a_url_that_the_user_names_gets_the_key(program, foreign, listener):
 @pytest.mark.parametrize("program", ["infer", "evaluate"])
 def test_an_endpoint_that_misses_the_key_says_how_to_send_it(program, foreign, listener):
     listener.status = 401
-    with pytest.raises(FatalEnvError, match="to send it OPENAI_API_KEY, give --env 'large@http://127"):
+    with pytest.raises(FatalEnvError, match="from an agent's folder gets it only if --env names it"):
         run(program, foreign)

@@ -37,28 +37,10 @@ CONNECT_SECONDS = 30.0
 MOST_ANSWERS = 6  # of a call, that are billed but no reply; other requests are repeated until time ends
 SILENT_SECONDS = 10.0  # without a reply to any call, before a line says what is waited for
 LONGEST_REASON = 300  # characters of a provider's error message
-LONGEST_TEXT = 500_000  # characters of a reply: about 128,000 tokens, more than most models can write
+MOST_BYTES = 2_000_000  # of a decoded response: more than most models can write
 ENCODINGS = ("", "identity", "gzip", "deflate")
 # Read when a client is made.
 VARIABLES = re.compile("(ALL|HTTPS?|NO)_PROXY|SSL_CERT_(FILE|DIR)|SSLKEYLOGFILE", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class ApiKey:
-    """The key of an endpoint. The note of one that was not sent says why."""
-
-    text: str = ""
-    note: str = ""  # the end of refusals
-
-
-@dataclass(frozen=True)
-class ClientLimits:
-    """How many calls run at once, and how long they may take."""
-
-    concurrency: int = 64  # calls in flight
-    attempt_timeout: float = 120.0  # seconds for one request and its response
-    call_deadline: float = 600.0  # seconds for all requests of a call
-    max_bytes: int = 10_000_000  # of a decoded response
 
 
 @dataclass
@@ -77,9 +59,8 @@ class Endpoint:
     """Asks `model` at `base_url`. `system` opens every dialogue that has no system message.
 
     `fields` (temperature, max_tokens, …) are added to every request; a field that the model rejects is
-    dropped for the rest of the run.
-
-    Raises UsageError for a base URL or a key that cannot work.
+    dropped for the rest of the run. In seconds, `attempt_timeout` bounds a request and its response, and
+    `call_deadline` all requests of a call.
     """
 
     by_session = False
@@ -89,22 +70,26 @@ class Endpoint:
         model: str,
         base_url: str,
         *,
-        key: ApiKey | None = None,
+        key: str = "",
         fields: Mapping[str, object] | None = None,
         system: str = "",
-        limits: ClientLimits | None = None,
+        concurrency: int = 64,
+        attempt_timeout: float = 120.0,
+        call_deadline: float = 600.0,
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.name = model
-        self.base_url = checked_base_url(base_url)
+        self.base_url = base_url
         fields = dict(fields or {})
         self.parameters: Mapping[str, object] = {"url": self.base_url, "system": system, **fields}
         self.samples = fields.get("temperature") != 0
-        self._key = checked_key(key or ApiKey())
+        self._key = key
         self._system = system
         self._accepted_fields: Mapping[str, object] = fields  # replaced when the model rejects one
-        self._limits = limits or ClientLimits()
+        self._concurrency = concurrency
+        self._attempt_timeout = attempt_timeout
+        self._call_deadline = call_deadline
         self._transport = transport
         self._sleep = sleep
         self._traffic: Traffic | None = None
@@ -151,7 +136,7 @@ class Endpoint:
         attempt = failed("no request ended")
         dialogue = " ".join(message["content"] for message in messages)
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._limits.call_deadline):
+            async with asyncio.timeout(self._call_deadline):
                 while answers < MOST_ANSWERS:
                     wait = max(wait, traffic.paused_until - traffic.loop.time())
                     if wait > 0:
@@ -182,8 +167,7 @@ class Endpoint:
                         paused_until = traffic.loop.time() + attempt.wait
                         traffic.paused_until = max(traffic.paused_until, paused_until)
         call.give_up(True)  # of a request that the deadline cut off
-        deadline = f"{self._limits.call_deadline:g} s"
-        limit = f"{failures} requests" if answers == MOST_ANSWERS else deadline
+        limit = f"{failures} requests" if answers == MOST_ANSWERS else f"{self._call_deadline:g} s"
         outcome = self._without_key(attempt.outcome)
         reason = f"{self.name} did not reply: in {limit}, the last problem: {outcome.reason}"
         return replace(outcome, reason=reason)
@@ -209,7 +193,7 @@ class Endpoint:
 
         try:
             async with (
-                asyncio.timeout(self._limits.attempt_timeout),
+                asyncio.timeout(self._attempt_timeout),
                 client.stream(
                     "POST",
                     self.base_url + "/chat/completions",
@@ -223,12 +207,12 @@ class Endpoint:
                     return failed(said, lost=True, misdirected=True)
                 async for chunk in response.aiter_bytes():
                     received += chunk
-                    if len(received) > self._limits.max_bytes:
-                        said = f"a response of over {self._limits.max_bytes:,} bytes"
+                    if len(received) > MOST_BYTES:
+                        said = f"a response of over {MOST_BYTES:,} bytes"
                         return failed(said, lost=True, misdirected=True)
             return classify(response.status_code, response.headers, bytes(received), now=time.time())
         except TimeoutError:
-            return failed(f"no complete response within {self._limits.attempt_timeout:g} s", lost=True)
+            return failed(f"no complete response within {self._attempt_timeout:g} s", lost=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             return failed(f"no server answers ({error})", misdirected=True)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:  # also of a redirect
@@ -241,20 +225,20 @@ class Endpoint:
         if self._traffic is None or self._traffic.loop is not loop:
             closing = self._open_client()
             client = await anext(closing)
-            slots = asyncio.Semaphore(self._limits.concurrency)
+            slots = asyncio.Semaphore(self._concurrency)
             self._traffic = Traffic(loop, slots, client, closing, replied=loop.time())
         return self._traffic
 
     async def _open_client(self) -> AsyncIterator[httpx.AsyncClient]:
         """Yield the client of an event loop, which ends this generator, and the connections, when it ends."""
         headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip, deflate"}
-        if self._key.text:
-            headers["Authorization"] = f"Bearer {self._key.text}"
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
         try:
             client = httpx.AsyncClient(
                 headers=headers,
                 timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),  # other deadlines are our own
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=self._limits.concurrency),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=self._concurrency),
                 trust_env=not is_loopback(self.base_url),  # a proxy cannot reach this machine's ports
                 transport=self._transport,
             )
@@ -281,29 +265,19 @@ class Endpoint:
     def _scrubbed(self, reason: str) -> str:
         """An error text without the key, cut and printable."""
         # Scrub before cutting: half a key would not be found.
-        return printable(" ".join(scrub(reason, self._key.text)[:LONGEST_TEXT].split()))[:LONGEST_REASON]
+        return printable(" ".join(scrub(reason, self._key)[: 9 * LONGEST_REASON].split()))[:LONGEST_REASON]
 
     def _without_key(self, outcome: Outcome) -> Outcome:
-        """Remove the key from the texts of an outcome, and cut them. A refusal says what to do.
-
-        Servers echo headers in errors, and some in replies. A reply of megabytes would be copied many times.
-        """
+        """Remove the key from the texts of an outcome: servers echo headers in errors, some in replies."""
         reason = self._scrubbed(outcome.reason)
         if outcome.verdict == "refused" and self._system and re.search("system|role", reason, re.IGNORECASE):
             reason += '; if it takes no system message, give --env-system ""'
-        if outcome.verdict == "refused" and self._key.note:
-            reason += f"; {self._key.note}"
-        secret = self._key.text if len(self._key.text) >= SHORTEST_SECRET else ""
-        return replace(
-            outcome,
-            text=scrub(outcome.text, secret)[:LONGEST_TEXT],
-            reason=reason,
-            reasoning=scrub(outcome.reasoning, secret)[:LONGEST_TEXT],
-            finish=scrub(outcome.finish, secret)[:LONGEST_REASON],
-        )
+        secret = self._key if len(self._key) >= SHORTEST_SECRET else ""
+        texts = {name: scrub(getattr(outcome, name), secret) for name in ("text", "reasoning", "finish")}
+        return replace(outcome, reason=reason, **texts)
 
 
-def parse_endpoint(name: str, *, key: ApiKey) -> Callable[..., Endpoint]:
+def parse_endpoint(name: str, *, key: str) -> Callable[..., Endpoint]:
     """What opens the endpoint of a SPEC: MODEL@URL, or MODEL at OPENAI_BASE_URL (default: OpenAI).
 
     Raises UsageError for a name that is none, and for a key that is missing or wrong.
@@ -315,7 +289,7 @@ def parse_endpoint(name: str, *, key: ApiKey) -> Callable[..., Endpoint]:
         )
     model, url = match.groups()
     base_url = checked_base_url(url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
-    if not key.text and not url and not is_loopback(base_url):
+    if not key and not url and not is_loopback(base_url):
         raise UsageError(
             f"the environment {name!r} at {base_url} needs a key: set OPENAI_API_KEY, or give --env mini "
             "or MODEL@http://host:port/v1"
@@ -323,17 +297,17 @@ def parse_endpoint(name: str, *, key: ApiKey) -> Callable[..., Endpoint]:
     return partial(Endpoint, model, base_url, key=checked_key(key))
 
 
-def checked_key(key: ApiKey) -> ApiKey:
+def checked_key(key: str) -> str:
     """Return the key without surrounding blanks. Raises UsageError where it cannot be an HTTP header.
 
     httpx would raise too, with the key in its exception.
     """
-    text = key.text.strip()
-    if text and not re.fullmatch(r"[\x21-\x7e]+", text):
+    text = key.strip()
+    if not re.fullmatch(r"[\x21-\x7e]*", text):
         raise UsageError(
             "OPENAI_API_KEY contains a line break, a blank or a non-ASCII character: copy it again"
         )
-    return replace(key, text=text)
+    return text
 
 
 def checked_base_url(base_url: str) -> str:

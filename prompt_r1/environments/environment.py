@@ -40,7 +40,7 @@ FRAME_CHARACTERS = 20  # of a message's role and markers
 
 FREE = Price()
 WATCHED, LEAST_WATCHED = 200, 100  # most recent calls; of fewer, shares are taken as if there were so many
-WARN_ABOVE, STOP_ABOVE = 0.05, 0.20  # shares of failed calls; the second one also of replies without text
+WARN_ABOVE, STOP_ABOVE = 0.05, 0.20  # shares of failed calls
 COUNTED = ("paid", "failed_requests", "lost", "reused", "errors", "tokens_in", "tokens_out")
 
 
@@ -157,8 +157,8 @@ class Environment:
         self._weights = parse_weights(route, len(sources))
         self._stops_on_failures = stops_on_failures
         self._running: dict[str, asyncio.Event] = {}  # calls that are being paid for, by key
-        self._recent: deque[str] = deque(maxlen=WATCHED)  # "failed", the label of a reply without text, or ""
-        self._warned: set[str] = set()
+        self._recent: deque[bool] = deque(maxlen=WATCHED)  # whether each of the last calls failed
+        self._warned = False
 
     async def ask(self, messages: list[Message], game: Game | None = None) -> str:
         """Return the reply of the environment of the game's question. Without a game it is one of its own.
@@ -210,16 +210,15 @@ class Environment:
         key = Key(source.name, source.parameters, messages, [game.sample, game.epoch] * source.samples)
         key.game.extend([game.session] * source.by_session)
         outcome = without_thinking(await self._find_or_pay(member, key, game))
-        replied, has_text = outcome.verdict in REPLIED, bool(outcome.text.strip())
-        label = outcome.label or ("empty" if replied and not has_text else "")
-        if label:
+        replied = outcome.verdict in REPLIED
+        if label := outcome.label or ("empty" if replied and not outcome.text.strip() else ""):
             member.counts[f"outcomes/{label}"] += 1
         game.spent += member.price.of_call(outcome.tokens_in, outcome.tokens_out)
         if outcome.verdict == "refused" and not member.has_replied:
             raise FatalEnvError(f"{source.name} cannot be used: {outcome.reason}")
-        self._watch("failed" if not replied else "" if has_text else label, outcome.reason)
+        refused = f"{source.name} refused the dialogue: " if outcome.verdict == "refused" else ""
+        self._watch(failed=not replied, reason=refused + outcome.reason)
         if not replied:
-            refused = f"{source.name} refused the dialogue: " if outcome.verdict == "refused" else ""
             raise EnvError(refused + outcome.reason)
         return outcome.text
 
@@ -253,27 +252,18 @@ class Environment:
         payment.end(outcome)
         return outcome
 
-    def _watch(self, kind: str, reason: str) -> None:
-        """Record how a call ended. Warns of, or raises Resumable for, too many that failed or had no text."""
-        self._recent.append(kind)
-        made = len(self._recent)
-        failed, empty = self._recent.count("failed"), sum(kind not in ("", "failed") for kind in self._recent)
-        shown = f"{failed} of the last {made} calls of {self.name} failed"
-        if kind == "failed" and reason:
-            shown += f", this one: {reason}"
-        if failed > STOP_ABOVE * max(made, LEAST_WATCHED) and self._stops_on_failures:
+    def _watch(self, *, failed: bool, reason: str) -> None:
+        """Record how a call ended. Raises Resumable for too many failed ones; before, warns of them once."""
+        self._recent.append(failed)
+        made, count = len(self._recent), sum(self._recent)
+        shown = f"{count} of the last {made} calls of {self.name} failed"
+        shown += f", this one: {reason}" if failed else ""
+        if count > STOP_ABOVE * max(made, LEAST_WATCHED) and self._stops_on_failures:
             raise Resumable(shown)
-        self._warn_once("failed", shown, failed > WARN_ABOVE * max(made, LEAST_WATCHED))
-        shown = (
-            f"{empty} of the last {made} replies of {self.name} had no text, the last one because of: {kind}"
-        )
-        self._warn_once("empty", shown, empty > STOP_ABOVE * max(made, LEAST_WATCHED))
-
-    def _warn_once(self, name: str, sentence: str, alarming: bool) -> None:
-        """Log a warning, and again only after it did not apply for a while."""
-        if alarming and name not in self._warned:
-            logger.warning("%s", sentence)
-        (self._warned.add if alarming else self._warned.discard)(name)
+        alarming = count > WARN_ABOVE * max(made, LEAST_WATCHED)
+        if alarming and not self._warned:
+            logger.warning("%s", shown)
+        self._warned = alarming
 
 
 def environment_of(own: Answering) -> Environment:

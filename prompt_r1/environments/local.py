@@ -135,8 +135,6 @@ def load_local(
     """
     folder = Path(name.removeprefix("hf:"))
     short = f"hf:{folder.resolve().name}"
-    if not (folder / "config.json").exists():
-        raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {str(folder)!r}")
     given: dict[str, float] = {"max_tokens": MAX_TOKENS, "temperature": 0.0}
     for field, value in fields.items():
         if field not in given or not isinstance(value, int | float) or value < 0:

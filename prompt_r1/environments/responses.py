@@ -21,7 +21,7 @@ TOO_LONG = re.compile(
 )
 ADVICE = {
     400: "",
-    401: " (check OPENAI_API_KEY)",
+    401: " (check OPENAI_API_KEY; a URL from an agent's folder gets it only if --env names it too)",
     402: " (the account has no credit)",
     403: " (check that OPENAI_API_KEY may use this model)",
     404: " (check the model's name and the base URL)",

@@ -148,23 +148,13 @@ class Environments:
             if not is_users:  # importing runs code
                 raise UsageError(f"the agent's folder names {name!r}, which runs code: give it as --env")
             return partial(open_own, name, seed=seed)
-        from prompt_r1.environments.client import ApiKey, ClientLimits, parse_endpoint  # others need no HTTP
+        from prompt_r1.environments.client import parse_endpoint  # others need no HTTP
 
-        key = ApiKey(os.environ.get("OPENAI_API_KEY", ""))
-        if not _is_at_default_endpoint(name):
-            if any(map(_is_at_default_endpoint, [*names, *self._other_names])):
-                key = ApiKey()
-            if not is_users:
-                key = ApiKey(
-                    note="no key was sent, because this URL comes from the agent's folder; to send it "
-                    f"OPENAI_API_KEY, give --env {name!r}"
-                )
-        return partial(
-            parse_endpoint(name, key=key),
-            fields=fields,
-            system=config.env_system,
-            limits=ClientLimits(config.env_concurrency),
-        )
+        is_other_key = any(map(_is_at_default_endpoint, [*names, *self._other_names])) or not is_users
+        withheld = is_other_key and not _is_at_default_endpoint(name)
+        key = "" if withheld else os.environ.get("OPENAI_API_KEY", "")
+        open_endpoint, system = parse_endpoint(name, key=key), config.env_system
+        return partial(open_endpoint, fields=fields, system=system, concurrency=config.env_concurrency)
 
     def _open_local(self, name: str, fields: Mapping[str, object]) -> Source:
         from prompt_r1.environments.local import load_local

@@ -8,7 +8,7 @@ import torch
 
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import EnvironmentConfig
-from prompt_r1.environments.client import ClientLimits, Endpoint
+from prompt_r1.environments.client import Endpoint
 from prompt_r1.environments.specs import Environments, open_for_agent
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.spending import Price
@@ -54,7 +54,15 @@ def test_the_key_of_the_default_endpoint_is_not_sent_to_other_hosts(
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     members = open_environment(spec, other_specs=other_specs).members
     sources = [member.source for member in members]
-    assert [source._key.text for source in sources if isinstance(source, Endpoint)] == keys
+    assert [source._key for source in sources if isinstance(source, Endpoint)] == keys
+
+
+@pytest.mark.parametrize("key", ["sk-Secret\n0123", "sk-Secret 0123", "sk-Secrét"])
+def test_a_key_that_cannot_be_a_header_is_rejected_without_showing_it(key, monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(UsageError, match="OPENAI_API_KEY") as caught:
+        open_environment("gpt-4o-mini")
+    assert "Secr" not in str(caught.value)
 
 
 def test_with_a_price_the_tokens_of_the_mini_world_are_counted() -> None:
@@ -79,7 +87,7 @@ def endpoint_of(spec: str, **settings: object) -> Endpoint:
 
 def test_the_settings_of_the_command_line_reach_the_client() -> None:
     source = endpoint_of("large@http://localhost:8000/v1", env_args='{"temperature": 0.7}', env_concurrency=3)
-    assert source._limits == ClientLimits(concurrency=3, attempt_timeout=120.0, call_deadline=600.0)
+    assert (source._concurrency, source._attempt_timeout, source._call_deadline) == (3, 120.0, 600.0)
     assert source.parameters["temperature"] == 0.7 and "helpful assistant" in str(source.parameters["system"])
 
 

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -147,7 +146,7 @@ def test_a_fault_ends_in_the_right_reply_or_in_a_failed_call(fault: str) -> None
         environment = open_environment(f"mini@{server.base_url}")
         source = environment.members[0].source
         timeout = 0.1 if fault == "hang" else 9.0
-        source._limits = replace(source._limits, attempt_timeout=timeout, call_deadline=30.0)
+        source._attempt_timeout, source._call_deadline = timeout, 30.0
         source._sleep = MovingClock()
         asked = [environment.ask([{"role": "user", "content": question}]) for question in questions]
         replies = await asyncio.gather(*asked, return_exceptions=True)

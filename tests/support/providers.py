@@ -3,13 +3,12 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import fields
 
 import httpx
 import torch
 
 from prompt_r1.config.environment import EnvironmentConfig
-from prompt_r1.environments.client import ApiKey, ClientLimits, Endpoint
+from prompt_r1.environments.client import Endpoint
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.environments.responses import Attempt, classify
 from prompt_r1.environments.sources import Call, Outcome, Source
@@ -97,20 +96,10 @@ class RecordedAccount:
 
 
 def endpoint(respond: Respond | None = None, **settings: object) -> Endpoint:
-    """An endpoint: `respond` answers its requests, without a network, if given.
-
-    `settings` are parameters of Endpoint or fields of ClientLimits.
-    """
-    names = {field.name for field in fields(ClientLimits)}
-    limits = ClientLimits(**{name: settings.pop(name) for name in names & settings.keys()})
+    """An endpoint: `respond` answers its requests, without a network, if given."""
     transport = httpx.MockTransport(respond) if respond else None
-    defaults = {
-        "model": "large",
-        "base_url": "https://llm.test/v1",
-        "key": ApiKey(KEY),
-        "sleep": MovingClock(),
-    }
-    return Endpoint(transport=transport, limits=limits, **{**defaults, **settings})
+    defaults = {"model": "large", "base_url": "https://llm.test/v1", "key": KEY, "sleep": MovingClock()}
+    return Endpoint(transport=transport, **{**defaults, **settings})
 
 
 async def outcome_of(
