@@ -273,8 +273,13 @@ class Endpoint:
         if outcome.verdict == "refused" and self._system and re.search("system|role", reason, re.IGNORECASE):
             reason += '; if it takes no system message, give --env-system ""'
         secret = self._key if len(self._key) >= SHORTEST_SECRET else ""
-        texts = {name: scrub(getattr(outcome, name), secret) for name in ("text", "reasoning", "finish")}
-        return replace(outcome, reason=reason, **texts)
+        return replace(
+            outcome,
+            text=scrub(outcome.text, secret),
+            reason=reason,
+            reasoning=scrub(outcome.reasoning, secret),
+            finish=scrub(outcome.finish, secret),
+        )
 
 
 def parse_endpoint(name: str, *, key: str) -> Callable[..., Endpoint]:
