@@ -91,12 +91,6 @@ def test_splitting_into_micro_batches_does_not_change_the_gradient(token_mean, c
     assert (packed - one_by_one).norm() < 1e-5 * one_by_one.norm()
 
 
-def test_weights_sum_to_one_over_a_step():
-    for token_mean in (False, True):
-        batches = batches_of(random_scored_games(), token_mean=token_mean, tokens_per_batch=70)
-        assert sum(batch.weights.sum().item() for batch in batches) == pytest.approx(1, abs=1e-5)
-
-
 def test_environment_text_gets_no_gradient():
     """Only the agent's tokens are targets. Replies are context: their log-probabilities are in no loss."""
     games = random_scored_games(3)

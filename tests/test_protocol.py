@@ -130,12 +130,6 @@ def test_untrusted_text_never_becomes_a_control_token(text):
         assert sum(token in added for token in tokens) == sum(token in added for token in frame)
 
 
-@pytest.mark.parametrize("text", ATTACKS)
-def test_a_reply_cannot_close_its_interaction_response_tag(text):
-    reply = decode(codec().reply(text, after=0))
-    assert reply.count("</interaction_response") == 1
-
-
 @settings(max_examples=50)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_untrusted_text_round_trips(text):

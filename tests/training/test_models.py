@@ -11,12 +11,10 @@ from prompt_r1.agent import loading
 from prompt_r1.agent.agent import load_agent
 from prompt_r1.agent.lora import adapters_of
 from prompt_r1.agent.packing import pack
-from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig, check
 from prompt_r1.distributed import Interrupt
 from prompt_r1.errors import UsageError
 from prompt_r1.training.run import Run, load_reference
-from prompt_r1.training.update import IMPORTANCE_CAP
 from tests.support import tiny
 from tests.support.games import CPU, ONE_RANK, Learner, random_scored_games, record_logprobs_of, siblings
 
@@ -41,12 +39,6 @@ def run_of(folder, config: TrainConfig) -> Run:
     config = replace(config, agent=str(agent), device="cpu")
     with asyncio.Runner() as runner:
         return Run(config, folder, ONE_RANK, runner, Interrupt())
-
-
-@pytest.mark.parametrize(("compute", "cap"), [(torch.bfloat16, IMPORTANCE_CAP), (torch.float32, 0.0)])
-def test_importance_weights_correct_the_engine_in_16_bits_only(compute, cap):
-    """In float32 the engine samples from the policy itself."""
-    assert Learner(Policy(tiny.model(), compute=compute)).update.importance_cap == cap
 
 
 def test_one_copy_of_the_weights_plays_and_learns_and_is_the_reference_without_its_adapters(tmp_path):
