@@ -112,7 +112,7 @@ class ChatServer:
         self.sessions += 1
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": self.model_name}
         if asked.stream:
-            return GameStream(game, _events(game, pieces, head, include_usage=asked.include_usage))
+            return GameStream(game, _events(game, pieces, head))
         try:
             while not (await asyncio.wait([game], timeout=AWAITED_SECONDS))[0]:
                 if await request.is_disconnected():
@@ -139,9 +139,7 @@ async def _body_of(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _events(
-    game: asyncio.Task[Trajectory], pieces: Pieces, head: Body, *, include_usage: bool
-) -> AsyncIterator[bytes]:
+async def _events(game: asyncio.Task[Trajectory], pieces: Pieces, head: Body) -> AsyncIterator[bytes]:
     """The stream of a game. Its status has been sent when the game fails, so an error is an event."""
     dialogue = wire.DialogueText()
     try:
@@ -149,9 +147,8 @@ async def _events(
         while (piece := await pieces.get()) is not None:
             yield _event(wire.chunk(head, {"reasoning_content": dialogue.add(piece)}))
         played = await game
-        yield _event(wire.chunk(head, wire.said(played), wire.ending(played)))
-        if include_usage:
-            yield _event({**wire.chunk(head, {}), "choices": [], "usage": wire.usage(played)})
+        last = wire.chunk(head, wire.said(played), wire.ending(played))
+        yield _event({**last, "usage": wire.usage(played)})
         yield b"data: [DONE]\n\n"
     except Exception as error:
         yield _event(_failure(error).body)

@@ -68,7 +68,6 @@ class ChatRequest:
     model: str
     question: str
     stream: bool
-    include_usage: bool  # in a last chunk of the stream
     temperature: float | None
     seed: int
 
@@ -91,7 +90,6 @@ def read_request(content: bytes) -> ChatRequest:
         model=_field(given, "model", ""),
         question=_question(_field(given, "messages", [])),
         stream=_field(given, "stream", False),
-        include_usage=_field(_field(given, "stream_options", {}), "include_usage", False),
         temperature=temperature,
         seed=_field(given, "seed", 0),
     )

@@ -63,12 +63,6 @@ class HostileServer:
         lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
         writer.write("\r\n".join(lines).encode() + body)
 
-    async def fat(self, writer: asyncio.StreamWriter, head: str) -> None:
-        self.respond(writer, "200 OK", b" " * 5_000_000)
-
-    async def cutjson(self, writer: asyncio.StreamWriter, head: str) -> None:
-        self.respond(writer, "200 OK", GOOD[:-9])
-
     async def good(self, writer: asyncio.StreamWriter, head: str) -> None:
         self.respond(writer, "200 OK", json.dumps(body_of()).encode())
 
@@ -94,9 +88,6 @@ class HostileServer:
     async def elsewhere(self, writer: asyncio.StreamWriter, head: str) -> None:
         self.respond(writer, "302 Found", b"", "Location: http://xn--/")
 
-    async def brotli(self, writer: asyncio.StreamWriter, head: str) -> None:
-        self.respond(writer, "200 OK", GOOD, "Content-Encoding: br")
-
     async def zipped(self, writer: asyncio.StreamWriter, head: str) -> None:
         assert "accept-encoding: gzip, deflate\r\n" in head.lower()  # and nothing that we may not read
         self.respond(writer, "200 OK", gzip.compress(GOOD), "Content-Encoding: gzip")
@@ -121,7 +112,7 @@ class HostileServer:
 
 
 GOOD = json.dumps(body_of()).encode()
-KEPT = ("good", "echo", "zipped", "cutjson")  # complete responses
+KEPT = ("good", "echo", "zipped")  # complete responses
 GZIP_BOMB = gzip.compress(bytes(5_000_000))
 
 
@@ -145,15 +136,11 @@ def call_server(fault: str, **settings: object) -> tuple[Outcome, RecordedAccoun
     ("fault", "timeout", "words"),
     [
         ("drip", 0.1, "no complete response within 0.1 s"),
-        ("hang", 0.1, "no complete response within 0.1 s"),
         ("bomb", 9, "over 2,000,000 bytes"),
         ("twofold", 9, "encoded as 'gzip, gzip'"),  # took 51 s and 2.7 GB
-        ("brotli", 9, "encoded as 'br'"),
         ("badzip", 9, "DecodingError"),
         ("noise", 9, "RemoteProtocolError"),
         ("elsewhere", 9, "InvalidURL|IDNAError|RemoteProtocolError"),
-        ("cutjson", 9, "no chat completion"),
-        ("fat", 9, "over 2,000,000 bytes"),
     ],
 )
 def test_a_hostile_server_fails_one_call_and_leaves_no_connection(fault, timeout, words) -> None:
