@@ -3,9 +3,8 @@
 import asyncio
 
 import pytest
-import torch
 
-from prompt_r1.agent.agent import check_question_lengths, compute_dtype, make_agent
+from prompt_r1.agent.agent import check_question_lengths, make_agent
 from prompt_r1.chat_template import special_ids
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.data.questions import find_questions
@@ -62,15 +61,3 @@ def test_a_question_must_leave_room_for_one_token():
 
 def test_a_split_named_after_mini_overrides_the_default_split():
     assert find_questions(["mini:ood"], "validation", 0) == mini_world(0, train=0).ood
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "compute"),
-    [
-        ("cpu", "bfloat16", torch.float32),
-        ("cuda", "bfloat16", torch.bfloat16),
-        ("cuda", "float32", torch.float32),
-    ],
-)
-def test_matrix_products_have_the_dtype_of_the_run_except_on_a_cpu(device, dtype, compute):
-    assert compute_dtype(dtype, torch.device(device)) is compute

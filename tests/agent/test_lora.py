@@ -1,6 +1,5 @@
 """Adapters against merged weights, against the model without them, and against peft."""
 
-import asyncio
 import copy
 from itertools import combinations
 
@@ -9,13 +8,10 @@ import torch
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
-from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.lora import LoRA, adapters_of, adapters_off, adapters_removed, add_lora, linear_layers
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
-from prompt_r1.training.update import GAP_MEAN, gap_metrics, limit_of
-from prompt_r1.types import Question, Trajectory
 from tests.support import tiny
 from tests.support.games import CPU, siblings
 
@@ -112,33 +108,6 @@ def test_gradients_are_those_of_the_merged_weights_in_float64():
     others = [weight for weight in policy.parameters() if not weight.requires_grad]
     assert others and all(weight.grad is None for weight in others)
     assert len(policy.trained_parameters()) == 2 * len(factors)
-
-
-@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
-def test_the_engine_samples_from_the_policy_within_the_limits_of_the_gap(compute):
-    """Frozen weights in the compute dtype, adapters in float32, applied in both; as recorded in training."""
-    model = tiny.model().to(compute)
-    policy = Policy(with_random_adapters(model, rank=2, alpha=4), compute=compute)
-    assert {weight.dtype for weight in policy.trained_parameters()} == {torch.float32}
-    engine = Engine(policy, stop_ids=frozenset(), max_tokens=40, kv_tokens=120)
-
-    async def play() -> list[Trajectory]:
-        games = []
-        for number in range(3):
-            game = Trajectory(Question("q", "d", "?", ("a",)))
-            game.add_context(tiny.random_tokens(20, seed=number))
-            game.add_sampled(await engine.generate(game.tokens, max_new=15, seed=str(number)))
-            games.append(game)
-        return games
-
-    games = asyncio.run(play())
-    with torch.no_grad():
-        differences = [
-            policy(pack([[game]], CPU)).logprobs - torch.tensor(game.logprobs)[torch.tensor(game.sampled)]
-            for game in games
-        ]
-    metrics, limit = gap_metrics(differences, cap=2.0), limit_of(policy)
-    assert metrics[limit.metric] < limit.alarm, metrics[GAP_MEAN]
 
 
 def test_models_that_adapters_do_not_fit_are_usage_errors(tmp_path):
