@@ -67,7 +67,8 @@ SEEN_BEFORE_TORCH = [
     ("train.py --config mini --data empty.jsonl", "there are no questions in it"),
     ("train.py --config mini --data columns.jsonl", "columns.jsonl, row 1: "),
     ("train.py --config mini --data deep.jsonl", "deep.jsonl, row 1: not JSON"),
-    ("evaluate.py --data notes.docx", "notes.docx"),
+    ("evaluate.py --agent AGENT --data notes.docx", "notes.docx"),
+    ("evaluate.py --agent AGENT --data mini:moon", "no split 'moon'"),
     ("infer.py --questions deep.jsonl", "row 1: expected a JSON object"),
     ("infer.py --questions notes.docx", "only files ending in .txt or .jsonl"),
     ("infer.py --questions latin.txt", "latin.txt is not UTF-8"),
@@ -82,7 +83,15 @@ SEEN_BEFORE_TORCH = [
     ("train.py --agent no/such/agent", "there is no such folder"),
     ("train.py --agent tiny@http://127.0.0.1:9/v1", "an agent plays in this process"),
     ("train.py --out used", "used is in use by process 7"),
+    ("train.py --agent AGENT --resume nowhere", "there is no checkpoint in it"),
+    ("evaluate.py", "run `python train.py` first"),
+    ("evaluate.py --method direct --env mini --ssim-model nowhere", "nowhere: not a folder with a config"),
+    # machine
+    ("train.py --agent AGENT --device cuda", "no usable GPU"),
+    ("evaluate.py --method direct --device cuda", "no usable GPU"),
+    ("train.py --agent AGENT --offload", "give --parallel fsdp"),
     # environments
+    ("evaluate.py --method direct", "no environment to ask: give --env SPEC"),
     ("train.py --agent AGENT --env what?@ever:80", "there is no environment 'what?@ever:80'"),
     ("train.py --agent AGENT --env gpt-4o-mini", "needs a key: set OPENAI_API_KEY"),
     ("evaluate.py --method direct --env gpt-4o-mini", "needs a key: set OPENAI_API_KEY"),
@@ -95,18 +104,12 @@ SEEN_BEFORE_TORCH = [
     ("train.py --agent AGENT --env-args {", "--env-args is not JSON"),
 ]
 SEEN_LATER = [
-    ("train.py --agent AGENT --device cuda", "no usable GPU"),
-    ("train.py --agent AGENT --offload", "give --parallel fsdp"),
-    ("train.py --agent AGENT --resume nowhere", "there is no checkpoint in it"),
     ("train.py --agent AGENT --out held --resume never", "held holds a run already"),
     ("train.py --config mini --agent AGENT --data long.jsonl --val-data none", "question 'long' ('"),
-    ("evaluate.py --agent AGENT --data mini:moon", "no split 'moon'"),
-    ("evaluate.py --method direct", "no environment to ask: give --env SPEC"),
     (
         "evaluate.py --method direct --env mini --seed 0 --limit 1 --out notes.docx",
         "File exists; give a folder",
     ),
-    ("evaluate.py --method direct --ssim-model nowhere", "nowhere: not a folder with a config.json"),
 ]
 
 
@@ -219,3 +222,11 @@ def test_an_evaluation_that_has_begun_needs_no_key_to_write_its_tables_again(fol
     (folder / "runs/eval-environment").mkdir(parents=True)
     (folder / "runs/eval-environment/predictions.jsonl").touch()
     check_evaluate(line)
+
+
+def test_a_rank_that_would_wait_in_vain_is_refused_at_once(folder, monkeypatch):
+    """A bug: rank 5 of 2 waited for an hour."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "5")
+    with pytest.raises(UsageError, match=r"RANK is 5 of 2 ranks \(WORLD_SIZE\), which count from 0"):
+        check_train([])

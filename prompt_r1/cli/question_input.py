@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
-from prompt_r1.cli.preflight import check_pair
+from prompt_r1.cli.preflight import check_device, check_pair
 from prompt_r1.config.infer import infer_config
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import json_object
@@ -15,6 +15,7 @@ from prompt_r1.foreign import json_object
 def check_infer(arguments: list[str]) -> None:
     """Raise UsageError for a question that cannot be asked."""
     config = infer_config(arguments)
+    check_device(config.device)
     if config.questions not in ("", "-") or config.question.strip() not in ("", "-"):
         given_questions(question=config.question.strip(), file=config.questions)
     elif not sys.stdin.isatty() and _is_empty(sys.stdin.buffer):

@@ -157,5 +157,7 @@ def check(config: TrainConfig) -> None:
             "--adapter-rank trains beside whole weights on every GPU, which cannot be sharded or offloaded: "
             "give --parallel ddp (or auto) without --offload"
         )
+    if config.offload and config.parallel != "fsdp":
+        raise UsageError("--offload is for sharded weights: give --parallel fsdp")
     if config.reward:
         import_reward(config.reward)

@@ -14,6 +14,8 @@ from prompt_r1.types import Question
 if TYPE_CHECKING:
     from prompt_r1.miniworld.world import MiniWorld
 
+MINI_SPLITS = ("train", "validation", "test", "ood")
+
 
 def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question]:
     """Concatenate the questions of the given names.
@@ -25,7 +27,8 @@ def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question
     questions: list[Question] = []
     for name in names:
         if is_mini_data(name):
-            questions += _mini_questions(name.partition(":")[2] or split, seed)
+            check_mini_split(name)
+            questions += getattr(_mini_world(seed), name.partition(":")[2] or split)
         elif name.startswith(OBJECT_PREFIX):
             questions += _questions_of_function(name.removeprefix(OBJECT_PREFIX), split, seed)
         else:
@@ -77,11 +80,11 @@ def _questions_of_function(name: str, split: str, seed: int) -> list[Question]:
     return as_questions(where, enumerate(rows, start=1), dataset=name.rpartition(":")[2])
 
 
-def _mini_questions(split: str, seed: int) -> list[Question]:
-    splits = ("train", "validation", "test", "ood")
-    if split not in splits:
-        raise UsageError(f"the mini world has no split {split!r}: choose one of {', '.join(splits)}")
-    return getattr(_mini_world(seed), split)
+def check_mini_split(name: str) -> None:
+    """Raise UsageError for `mini:SPLIT` with a split that the mini world lacks."""
+    split = name.partition(":")[2]
+    if split and split not in MINI_SPLITS:
+        raise UsageError(f"the mini world has no split {split!r}: choose one of {', '.join(MINI_SPLITS)}")
 
 
 @lru_cache(maxsize=2)  # programs read its splits one by one

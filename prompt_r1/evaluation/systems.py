@@ -75,10 +75,7 @@ def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
 
 def environments_of(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> Sequence[str]:
     """--env, or the environments of the agents' training."""
-    specs = config.env or tuple(dict.fromkeys(agent.config.env for agent in agents.values()))
-    if not specs:
-        raise UsageError("no environment to ask: give --env SPEC, or an --agent that was trained with one")
-    return specs
+    return config.env or tuple(dict.fromkeys(agent.config.env for agent in agents.values()))
 
 
 def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:

@@ -95,10 +95,6 @@ def find_encoder(given: str = "") -> Path:
     Raises UsageError if there is none.
     """
     if given:
-        if not (Path(given) / "config.json").is_file():
-            raise UsageError(
-                f"--ssim-model {given}: not a folder with a config.json; give the folder of {REPOSITORY}"
-            )
         return Path(given)
     cached = try_to_load_from_cache(REPOSITORY, "model.safetensors")
     if not isinstance(cached, str):

@@ -22,7 +22,6 @@ from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.data.sampler import assign_questions, questions_of_step
 from prompt_r1.distributed import Interrupt, Ranks
 from prompt_r1.environments.specs import Environments
-from prompt_r1.errors import UsageError
 from prompt_r1.protocol import Codec
 from prompt_r1.storage.run_log import Clock, Log
 from prompt_r1.types import Question
@@ -143,13 +142,11 @@ def load_learner(
     """The policy that learns: float32 weights, or adapters beside the frozen weights of the agent.
 
     The weights are the agent's own where those are float32 and nothing is sharded. Raises UsageError for
-    `--offload` without sharding, and for a model that adapters do not fit.
+    a model that adapters do not fit.
     """
     if adapter_rank:
         add_checked_lora(agent.policy, rank=adapter_rank, alpha=ADAPTER_ALPHA, seed=seed)
         return agent.policy
-    if ranks.mesh is None and offload:
-        raise UsageError("--offload is for sharded weights: give --parallel fsdp")
     if ranks.mesh is None and agent.policy.compute == torch.float32:
         return agent.policy
     return _load_share(start, agent, ranks, weights=torch.float32, offload=offload)
