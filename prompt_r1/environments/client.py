@@ -35,7 +35,7 @@ CHECK_SECONDS = 5.0
 CHECKS = 3  # requests of the check that may bring no chat completion
 CONNECT_SECONDS = 30.0
 MOST_ANSWERS = 6  # of a call, that are billed but no reply; other requests are repeated until time ends
-SILENT_SECONDS = 10.0  # without a reply to any call, before a line says what is waited for
+SILENT_SECONDS = 10.0  # from the first failure without any reply until a line says what is waited for
 LONGEST_REASON = 300  # characters of a provider's error message
 MOST_BYTES = 2_000_000  # of a decoded response: more than most models can write
 ENCODINGS = ("", "identity", "gzip", "deflate")
@@ -52,7 +52,7 @@ class Traffic:
     client: httpx.AsyncClient
     closing: AsyncIterator[httpx.AsyncClient]  # closes the client when the loop shuts down
     paused_until: float = 0.0  # loop time; the provider asked us to send nothing before
-    replied: float = 0.0  # loop time of the last reply, or of the line that says that there is none
+    failing_since: float = 0.0  # loop time of the first failure since the last reply; infinite: reported
 
 
 class Endpoint:
@@ -150,7 +150,7 @@ class Endpoint:
                         self._drop_field(named[0])
                         continue
                     if attempt.outcome.verdict != "failed":
-                        traffic.replied = traffic.loop.time()
+                        traffic.failing_since = 0.0
                         return self._without_key(attempt.outcome)
                     call.give_up(attempt.lost)
                     failures += 1
@@ -160,9 +160,9 @@ class Endpoint:
                         return self._without_key(refused)
                     if self._checking:
                         continue
-                    self._report_silence(traffic, attempt)
                     answers += attempt.lost and attempt.misdirected
                     wait = attempt.wait or back_off(failures, random.Random())
+                    self._report_silence(traffic, attempt, wait)
                     if attempt.wait:  # all calls wait
                         paused_until = traffic.loop.time() + attempt.wait
                         traffic.paused_until = max(traffic.paused_until, paused_until)
@@ -172,10 +172,12 @@ class Endpoint:
         reason = f"{self.name} did not reply: in {limit}, the last problem: {outcome.reason}"
         return replace(outcome, reason=reason)
 
-    def _report_silence(self, traffic: Traffic, attempt: Attempt) -> None:
-        """Say once what is waited for, when no call has got a reply for some time."""
-        if traffic.loop.time() - traffic.replied > SILENT_SECONDS:
-            traffic.replied = math.inf  # until a reply comes
+    def _report_silence(self, traffic: Traffic, attempt: Attempt, wait: float) -> None:
+        """Say once what is waited for, when no call gets a reply for some time."""
+        now = traffic.loop.time()
+        traffic.failing_since = traffic.failing_since or now
+        if now + wait - traffic.failing_since > SILENT_SECONDS:
+            traffic.failing_since = math.inf
             reason = self._without_key(attempt.outcome).reason
             logger.warning("waiting for %s at %s: %s", self.name, self.base_url, reason)
 
@@ -213,7 +215,7 @@ class Endpoint:
             return classify(response.status_code, response.headers, bytes(received), now=time.time())
         except TimeoutError:
             return failed(f"no complete response within {self._attempt_timeout:g} s", lost=True)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
             return failed(f"no server answers ({error})", misdirected=True)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:  # also of a redirect
             unreadable = isinstance(error, httpx.DecodingError)
@@ -226,7 +228,7 @@ class Endpoint:
             closing = self._open_client()
             client = await anext(closing)
             slots = asyncio.Semaphore(self._concurrency)
-            self._traffic = Traffic(loop, slots, client, closing, replied=loop.time())
+            self._traffic = Traffic(loop, slots, client, closing)
         return self._traffic
 
     async def _open_client(self) -> AsyncIterator[httpx.AsyncClient]:

@@ -1,5 +1,8 @@
 """One or several environments: every call goes journal → budget → source.
 
+`Environment.ask` looks into the journal (journal.py); a `Payment` reserves each request in the budget
+(spending.py) and writes it to the journal; the source sends it (client.py, or sources.py in this process).
+
     session   draw an environment for each question
     uniform   draw one for each question anew in each epoch, all with the same probability
     3,1,…     the same with these weights

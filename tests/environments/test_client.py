@@ -68,6 +68,7 @@ def test_a_loading_server_is_waited_for_with_one_line(caplog) -> None:
     loading = httpx.Response(503, json=error_of(f"Loading\nmodel for {KEY}"))
     source = endpoint(Provider(*[loading] * 40, OK))
     assert ask_at_once(source, 4) == ["Paris"] * 4
+    assert ask(endpoint(Provider(httpx.Response(429), OK))) == "Paris"  # a short wait is no news
     assert [record.message for record in caplog.records] == [
         "waiting for large at https://llm.test/v1: HTTP 503: Loading model for [key]"
     ]
@@ -196,9 +197,11 @@ def test_the_check_asks_once_as_a_game_does_and_a_busy_endpoint_passes(answer) -
     assert sent["top_p"] == 0.5
 
 
-def test_a_refused_connection_fails_the_check() -> None:
+def test_a_refused_connection_or_a_proxy_that_refuses_fails_the_check() -> None:
     with pytest.raises(FatalEnvError, match="9/v1: no server answers"):
         asyncio.run(Environment([endpoint(base_url="http://127.0.0.1:9/v1")]).check())
+    with pytest.raises(FatalEnvError, match=r"no server answers \(407 Proxy"):
+        check(httpx.ProxyError("407 Proxy Authentication Required"))
 
 
 def test_a_server_of_web_pages_fails_the_check_but_a_single_page_does_not() -> None:
