@@ -19,6 +19,7 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
 
 import asyncio
 import json
+import shlex
 import sys
 from dataclasses import replace
 
@@ -34,10 +35,8 @@ from prompt_r1.spending import Spending
 from prompt_r1.terminal import printable
 from prompt_r1.types import Question, Trajectory
 
-NO_FORMAT = (
-    "the agent wrote neither <interaction_prompt> nor <answer>: it does not know the format; "
-    "`python -m prompt_r1.baselines.sft --games FILE` teaches it"
-)
+NO_FORMAT = "the agent wrote neither <interaction_prompt> nor <answer>: it does not know the format; "
+TEACH = ("python", "-m", "prompt_r1.baselines.sft", "--games", "FILE", "--agent")
 
 
 def main(arguments: list[str]) -> None:
@@ -108,7 +107,7 @@ class Session:
         if game.stop != "answered":
             self._view.note("no answer", f"the game ended: {(game.error or game.stop).replace('_', ' ')}")
         if game.turns and not any(turn.action.answer or turn.action.prompt for turn in game.turns):
-            self._view.note("format", NO_FORMAT)
+            self._view.note("format", f"{NO_FORMAT}`{shlex.join([*TEACH, self._names['agent']])}` teaches it")
         self._view.note("cost", cost_line(game.spent, game.seconds, priced=priced))
 
     def show_total(self) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from prompt_r1.cli.command_line import command
 from prompt_r1.config.agent import AgentConfig
+from prompt_r1.config.environment import HELD_OUT
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.metrics import ODD
@@ -30,7 +31,8 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
     labels = {name.removeprefix(ODD): total(name) for line in lines for name in line if name.startswith(ODD)}
     odd = ", ".join(f"{count:,.0f} {label}" for label, count in labels.items())
     mini = config.env == "mini" and set(config.data) <= {"mini"}
-    other = ("mini:ood",) if mini else config.test_data or ("FILE",)
+    validated = tuple(name for name in config.val_data if name != HELD_OUT)
+    other = ("mini:ood",) if mini else config.test_data or validated or config.data
     # A folder names no code to import, so the user's own objects must be named again.
     own = ["--env", config.env] if OBJECT_PREFIX in config.env else []
     text = [
