@@ -49,7 +49,6 @@ def test_help_imports_nothing_slow_and_fits_80_columns(program):
 
 
 WRONG = [
-    ("train.py --stps 3", "train.py: unrecognized arguments: --stps 3; "),
     ("prompt_r1 trian", "prompt-r1: there is no program 'trian'; "),
     ("prompt_r1 ask extra", "prompt-r1 ask: unrecognized arguments: extra; "),
 ]

@@ -1,7 +1,6 @@
 """Exit codes and error messages of the entry points, and the ranges of their flags."""
 
 import errno
-import gc
 import os
 import re
 import signal
@@ -142,24 +141,6 @@ def test_the_defaults_are_in_range(kind):
     assert parse_arguments(kind, "program.py", "", []) == kind()
 
 
-def test_only_a_program_of_its_own_freezes_what_it_has_imported():
-    """Full garbage collections, which stop the event loop, skip frozen objects. Tests keep theirs."""
-    lines = (
-        "import gc",
-        "from prompt_r1.cli.command_line import run_program",
-        "def main(arguments): print(gc.get_freeze_count())",
-        "run_program(main)",
-    )
-    program = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert int(program.stdout) > 10_000
-    before = gc.get_freeze_count()
-    with pytest.raises(SystemExit):
-        run_program(lambda arguments: None)
-    assert gc.get_freeze_count() == before
-
-
 def help_of(arguments: list[str], capsys, read=train_config) -> dict[str, str]:
     """The help of each flag, on one line."""
     with pytest.raises(SystemExit) as left:
@@ -238,12 +219,6 @@ def test_a_settings_file_names_its_own_validation_and_test_files(tmp_path):
     file.write_text("data: mine.jsonl\nval_data: a.jsonl\ntest_data: b.jsonl\n")
     config, _ = train_config(["--config", str(file)])
     assert (config.val_data, config.test_data) == (("a.jsonl",), ("b.jsonl",))
-
-
-def test_a_model_of_ones_own_never_learns_by_the_settings_of_the_toy_agent_unasked():
-    with pytest.raises(UsageError, match="--config paper"):
-        train_config(["--agent", "model", "--data", "mine.jsonl"])
-    assert train_config(["--config", "paper", "--agent", "model", "--data", "mine.jsonl"])[0].lr == 1e-6
 
 
 def test_a_bug_and_an_error_of_the_programs_exit_with_1_and_a_renamed_file_is_named(monkeypatch, capsys):

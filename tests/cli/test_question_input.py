@@ -32,10 +32,3 @@ def test_lines_that_are_piped_in_need_no_flag(monkeypatch):
     assert given_questions(question="", file="") == ["Who?"]
     with pytest.raises(UsageError, match="nothing to ask"):
         given_questions(question="", file="")
-
-
-@pytest.mark.parametrize(("name", "line"), [("a.txt", "Who?"), ("a.jsonl", '{"question": "Who?"}')])
-def test_a_byte_order_mark_is_no_part_of_the_first_question(tmp_path, name, line):
-    file = tmp_path / name
-    file.write_text(f"{line}\n", encoding="utf-8-sig")
-    assert given_questions(question="", file=str(file)) == ["Who?"]
