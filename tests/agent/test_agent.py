@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from prompt_r1.agent.agent import check_question_lengths, make_agent
+from prompt_r1.agent.agent import check_question_lengths, load_agent, make_agent
 from prompt_r1.chat_template import special_ids
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.data.questions import find_questions
@@ -14,6 +14,7 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
 from prompt_r1.types import GameSettings, Question
 from tests.support import tiny
+from tests.support.games import CPU
 from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 QUESTION = Question("q7", "test", "Who made it?", ("Anna",))
@@ -48,6 +49,14 @@ def test_a_turn_ends_at_every_end_token_of_the_model():
     agent = make_agent(policy, codec, TrainConfig(**PRESETS["mini"]).game)
     assert agent.engine.stop_ids == {own, other}
     assert agent.codec.decode([*codec.encode_trusted("abc"), other]) == "abc"
+
+
+def test_an_agent_is_refused_for_games_that_are_longer_than_its_positions(tmp_path):
+    tiny.save_model(tmp_path, "gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=256)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    config = TrainConfig(**{**PRESETS["mini"], "agent": str(tmp_path), "max_tokens": 257})
+    with pytest.raises(UsageError, match="games of 257 tokens exceed the 256 positions"):
+        load_agent(tmp_path, config, CPU)
 
 
 def test_a_question_must_leave_room_for_one_token():

@@ -424,9 +424,11 @@ def test_generation_stops_at_a_stop_token():
     prompt = tiny.random_tokens(9, seed=4)
     free = asyncio.run(make_engine(policy).generate(prompt, max_new=12, seed="0"))
     engine = Engine(policy, max_tokens=64, kv_tokens=64, stop_ids=frozenset({free.tokens[5]}))
-    stopped = asyncio.run(engine.generate(prompt, max_new=12, seed="0"))
-    assert stopped.tokens == free.tokens[: free.tokens.index(free.tokens[5]) + 1]
-    assert stopped.finished and not free.finished
+    expected = free.tokens[: free.tokens.index(free.tokens[5]) + 1]
+    for most in (12, len(expected)):  # also as the last token that there is room for
+        stopped = asyncio.run(engine.generate(prompt, max_new=most, seed="0"))
+        assert stopped.tokens == expected and stopped.finished
+    assert not free.finished
 
 
 def order_of_first_tokens(engine: Engine, requests: dict[str, tuple[int, int]]) -> list[str]:

@@ -41,6 +41,14 @@ def test_a_wrong_computation_is_refused_with_the_type_and_the_difference(wrong, 
         check_model(policy)
 
 
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+def test_a_model_whose_weights_are_not_numbers_is_refused(compute):
+    policy = Policy(tiny.model(), compute=compute)
+    policy.model.get_output_embeddings().weight.data.fill_(torch.nan)
+    with pytest.raises(UsageError, match="differ by up to nan nats"):
+        check_model(policy)
+
+
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 def test_the_check_leaves_no_trace(weights):
     policy = Policy(tiny.model().to(weights), compute=weights)

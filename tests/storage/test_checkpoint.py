@@ -384,6 +384,14 @@ def test_the_exported_agent_loads_with_the_auto_classes_in_the_dtype_of_its_base
     assert AutoTokenizer.from_pretrained(exported).chat_template == tiny.QWEN3_LIKE_TEMPLATE
 
 
+def test_the_dtype_of_a_base_model_may_have_its_older_name(exported):
+    config = exported.parent / "base/config.json"
+    settings = json.loads(config.read_text())
+    config.write_text(json.dumps(settings | {"dtype": None, "torch_dtype": settings["dtype"]}))
+    weights = load_tensors(export_again(exported, tiny.policy()))
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+
+
 def test_an_export_has_tied_weights_once_and_buffers_too(exported):
     policy = tiny.policy()
     assert policy.model.config.tie_word_embeddings
