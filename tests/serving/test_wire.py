@@ -6,8 +6,9 @@ import pytest
 
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong
 from prompt_r1.playing import LimitReached
-from prompt_r1.serving.wire import ChatRequest, Failure, bad_request, failure_of, read_request
+from prompt_r1.serving.wire import ChatRequest, Failure, bad_request, ending, failure_of, read_request
 from prompt_r1.spending import OutOfBudget
+from prompt_r1.types import Question, Trajectory
 
 ASKED = {"model": "pair", "messages": [{"role": "user", "content": " Who? "}]}
 
@@ -93,3 +94,11 @@ def test_each_error_has_its_status_and_says_whether_to_come_again(error, status,
     assert (said["message"] == str(error)) == (status != 500) and "secret" not in said["message"]
     assert said["param"] == {"bad": "n", "long": "messages"}.get(str(error))
     assert said["code"] == ("context_length_exceeded" if str(error) == "long" else None)
+
+
+@pytest.mark.parametrize(
+    ("stop", "finish"),
+    [("answered", "stop"), ("malformed", "stop"), ("max_turns", "length"), ("max_tokens", "length")],
+)
+def test_a_game_that_ran_out_of_turns_or_tokens_finishes_by_length(stop, finish):
+    assert ending(Trajectory(Question("q", "asked", "Who?", ()), stop=stop)) == finish

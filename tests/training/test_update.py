@@ -370,8 +370,15 @@ def test_the_kl_of_an_update_is_that_of_the_tokens_after_the_first_optimiser_ste
 
 
 def test_the_metrics_of_several_optimiser_steps_are_their_means():
-    """Steps of size 0 on the same games, so that each has the metrics of the first."""
+    """Steps of size 0 on the same games: each has the metrics of the first. With a clip range below 1, the
+    ratios of all games with a positive advantage are clipped.
+    """
     games = record_logprobs_of(tiny.policy(), random_scored_games(4))
-    one, three = (Learner(tiny.policy(), lr=0.0).learn([games] * count) for count in (1, 3))
-    for name in ("loss", "entropy", "grad_norm"):
-        assert three[name] == pytest.approx(one[name], rel=1e-4) and one[name] != 0
+
+    def metrics_of(steps: int) -> dict[str, float]:
+        settings = {"clip_high": -0.1, "reference": tiny.policy(seed=1)}
+        return Learner(tiny.policy(), lr=0.0, **settings).learn([games] * steps)
+
+    one, three = metrics_of(1), metrics_of(3)
+    for name in ("loss", "kl", "clip_frac", "entropy", "grad_norm"):
+        assert three[name] == pytest.approx(one[name], rel=1e-4) and one[name] != 0, name
