@@ -85,6 +85,8 @@ def test_the_trajectory_files_hold_the_games_of_a_step_with_rewards_and_advantag
     assert [game["sample"] for game in games] == [0, 1, 2, 3, 0, 1, 2, 3]
     assert game["stop"] in ("answered", "max_turns", "malformed", "max_tokens")
     assert any(game["advantage"] for game in games)
+    validated = path.with_name("validation-000000-rank0.jsonl").read_text().splitlines()
+    assert all(-1 <= json.loads(line)["reward"]["total"] <= 1 for line in validated), "used by no update"
 
 
 def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_metrics(
@@ -216,7 +218,7 @@ def test_the_papers_tables_are_printed_again_without_new_calls(trained, monkeypa
     assert (trained / "tables/predictions.jsonl").read_bytes() == lines
 
 
-def test_evaluate_frees_an_agent_before_it_loads_the_next(
+def test_evaluate_frees_an_agent_before_it_loads_the_next_and_samples_each_repeat_anew(
     agent, asking_agent, tmp_path, monkeypatch, call_here
 ):
     opened = []
@@ -229,7 +231,12 @@ def test_evaluate_frees_an_agent_before_it_loads_the_next(
 
     monkeypatch.setattr("prompt_r1.baselines.make.load_agent", open_alone)
     line = ["--method", "prompt-r1", "untrained", "--env", "mini", "--limit", "1", "--max-turns", "1"]
-    line += ["--max-new", "8"]
+    line += ["--max-new", "8", "--temperature", "1", "--repeats", "2", "--out", "scores"]
     done = call_here(tmp_path, "evaluate.py", "--agent", agent, asking_agent, *line)
     assert done.returncode == 0, done.stderr
     assert len(opened) == 2
+    lines = [json.loads(line) for line in (tmp_path / "scores/predictions.jsonl").read_text().splitlines()]
+    repeats = [
+        {line["raw"] for line in lines if line["agent"] == str(name)} for name in (agent, asking_agent)
+    ]
+    assert all(len(texts) > 1 for texts in repeats), "the repeats of a question are other games"

@@ -1,9 +1,11 @@
 """The methods that ask or play: what they send, what they read, what they count."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from prompt_r1.agent.names import AgentSpec
 from prompt_r1.baselines.ask_once import FORMATS
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.environments.sources import OwnSource
@@ -15,7 +17,7 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES
 from prompt_r1.types import GameSettings, Question
 from tests.support import tiny
-from tests.support.methods import ANNA, PricedSource, answer, method, priced
+from tests.support.methods import ANNA, CONFIG, PricedSource, answer, method, priced
 from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 
@@ -87,6 +89,16 @@ def test_a_broken_game_has_an_error_and_neither_reward_nor_format(asking_agent):
     prediction = answer("prompt-r1", environment, agent=asking_agent)
     assert (prediction.stop, prediction.error, prediction.spent.calls) == ("env_error", "down", 1)
     assert prediction.reward is None and prediction.format is None
+
+
+def test_untrained_is_the_agent_that_the_training_started_from_whatever_the_evaluations_seed(
+    asking_agent, monkeypatch
+):
+    """The mini agent of another seed is another agent. The evaluation's seed is 0 here."""
+    starts = {("mini", 3): asking_agent}
+    monkeypatch.setattr("prompt_r1.baselines.make.find_agent", lambda name, seed: starts[name, seed])
+    trained = AgentSpec("trained", replace(CONFIG, seed=3), start="mini")
+    assert answer("untrained", priced(PricedSource(lambda _: "abc")), agent=trained).turns > 0
 
 
 def test_agent_only_plays_the_same_game_without_calling_the_environment(asking_agent):

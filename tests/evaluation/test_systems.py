@@ -13,6 +13,8 @@ from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.methods import METHODS
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.predictions import FILE
+from prompt_r1.evaluation.results_folder import keep_settings
 from prompt_r1.evaluation.systems import choose_systems, common_seed
 
 
@@ -108,6 +110,14 @@ def test_a_folder_refuses_answers_after_a_file_has_changed(run_here):
     Path("train.jsonl").write_text('{"question": "What?", "answer": "Bob"}\n')
     with pytest.raises(UsageError, match=r"train\.jsonl has changed since its answers: give another --out"):
         run_here()
+
+
+def test_a_folder_remembers_the_contents_of_all_earlier_commands(tmp_path):
+    (tmp_path / FILE).touch()
+    for contents in ({"runs/a": "1"}, {"runs/b": "1"}):
+        keep_settings(tmp_path, {"seed": 0}, contents)
+    with pytest.raises(UsageError, match="runs/a has changed since its answers"):
+        keep_settings(tmp_path, {"seed": 0}, {"runs/a": "2"})
 
 
 def test_more_methods_and_questions_are_added_to_a_folder(run_here):

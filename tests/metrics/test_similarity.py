@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+import evaluate
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.similarity import REPOSITORY, SentenceEncoder, find_encoder, semantic_similarity
 
@@ -61,6 +62,24 @@ def test_the_best_gold_answer_counts_and_empty_texts_follow_the_rules(tiny_encod
     a, b, c = encoder.embed(["one letter", "nobody", "day"])
     assert pair == pytest.approx(max(float(a @ b), float(a @ c)), abs=1e-6)
     assert semantic_similarity(encoder, [], []) == []
+
+
+class Silent:
+    """An environment without a word."""
+
+    def ask(self, messages):
+        return ""
+
+
+@pytest.mark.parametrize(("rules", "score"), [("strict", 0), ("official", 1)])
+def test_an_evaluation_scores_an_empty_text_by_the_rules_given(tiny_encoder, tmp_path, rules, score):
+    row = {"question": "Write.", "answer": "the old letter", "kind": "text"}
+    (tmp_path / "own.jsonl").write_text(json.dumps(row))
+    asked = ["--env", "py:tests.metrics.test_similarity:Silent", "--data", tmp_path / "own.jsonl"]
+    scored = ["--metrics", rules, "--ssim-model", tiny_encoder, "--out", tmp_path / "out"]
+    evaluate.main(["--method", "direct", "--device", "cpu", *map(str, [*asked, *scored])])
+    [found] = json.loads((tmp_path / "out/results.json").read_text()).values()
+    assert (found["sm"], found["ssim"]) == (score, score)
 
 
 def test_a_given_folder_takes_precedence_over_the_hubs_cache(

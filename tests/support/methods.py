@@ -55,16 +55,17 @@ def method(
     name: str,
     environment: Environment,
     *,
-    agent: Path | str = "",
+    agent: AgentSpec | Path | str = "",
     folder: Path = Path("unused"),
     **settings: object,
 ) -> Method:
     """A method with a tiny agent; `settings` are those of evaluate.py."""
-    system = System(name, "large", str(agent))
+    spec = agent if isinstance(agent, AgentSpec) else AgentSpec(agent, CONFIG, start=str(agent))
+    system = System(name, "large", str(spec.path))
     maker = MethodMaker(
         # At this temperature and seed 0 the tiny agent asks; greedily it never does.
         config=EvaluateConfig(**{"temperature": 1.0, "top_p": 1.0, **settings}),
-        systems={system: AgentSpec(agent, CONFIG, start=str(agent))},
+        systems={system: spec},
         datasets=["a"],
         environments=SimpleNamespace(open=lambda spec, **_: environment),
         device=torch.device("cpu"),
