@@ -36,7 +36,7 @@ from prompt_r1.terminal import printable
 from prompt_r1.types import Question, Trajectory
 
 NO_FORMAT = "the agent wrote neither <interaction_prompt> nor <answer>: it does not know the format; "
-TEACH = ("python", "-m", "prompt_r1.baselines.sft", "--games", "FILE", "--agent")
+TEACH = ("python", "-m", "prompt_r1.baselines.sft", "--games", "mini", "--agent")
 
 
 def main(arguments: list[str]) -> None:
@@ -107,7 +107,10 @@ class Session:
         if game.stop != "answered":
             self._view.note("no answer", f"the game ended: {(game.error or game.stop).replace('_', ' ')}")
         if game.turns and not any(turn.action.answer or turn.action.prompt for turn in game.turns):
-            self._view.note("format", f"{NO_FORMAT}`{shlex.join([*TEACH, self._names['agent']])}` teaches it")
+            self._view.note(
+                "format",
+                f"{NO_FORMAT}`{shlex.join([*TEACH, self._config.agent or self._names['agent']])}` teaches it",
+            )
         self._view.note("cost", cost_line(game.spent, game.seconds, priced=priced))
 
     def show_total(self) -> None:

@@ -18,6 +18,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from prompt_r1.agent import attention
+from prompt_r1.agent.kv_cache import free_memory
 from prompt_r1.agent.model_check import check_model, unsupported
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError, first_line
@@ -62,12 +63,26 @@ def load_policy(
             f"games of {max_tokens} tokens exceed the {limit} positions of the model at {str(path)!r}: "
             f"train it with --max-tokens {limit} or less"
         )
+    stored = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))  # 0: on the Hub
+    needed = (
+        stored * weights.itemsize // getattr(torch, str(config.dtype).split(".")[-1], torch.float32).itemsize
+    )
+    check_room(path, needed, free_memory(device), "of memory")
     model = _load_weights(path, config, weights)
     model.to(device)  # type: ignore[arg-type]  # transformers wraps it, and its type loses `self`
     policy = Policy(model.eval(), compute=compute, temperature=temperature)
     if check:
         check_model(policy)
     return policy
+
+
+def check_room(path: str | Path, needed: int, free: int, where: str) -> None:
+    """Raise UsageError if the model of a path needs more bytes than are free."""
+    if needed > free:
+        raise UsageError(
+            f"the model at {str(path)!r} needs {needed / 1e9:.2f} GB {where}, and {free / 1e9:.2f} GB are "
+            f"free: make room, or give a model of at most {free / needed:.0%} of its size"
+        )
 
 
 def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dtype) -> PreTrainedModel:

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from prompt_r1.agent.gguf import gguf_file, gguf_folder
 from prompt_r1.cli.command_line import command
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import MINI_AGENT
-from prompt_r1.config.train import agent_preset
+from prompt_r1.config.train import agent_preset, preset_of
 from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, read_agent_config
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import is_finite_number, json_object
@@ -16,7 +17,10 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 
 
 def find_agent(name: str, seed: int) -> str | Path:
-    """The folder or hub id of the model that a user calls `name`. Mini agents are built if necessary."""
+    """The folder or hub id of the model that a user calls `name`.
+
+    Mini agents are built, and GGUF files converted, if necessary.
+    """
     if name == MINI_AGENT:
         import torch
 
@@ -24,6 +28,8 @@ def find_agent(name: str, seed: int) -> str | Path:
 
         torch.set_num_threads(1)  # fastest for a tiny model, and its weights depend on no number of cores
         return mini_agent(seed, RUNS / "cache")
+    if file := gguf_file(name):
+        return gguf_folder(file)
     if "@http" in name:
         raise UsageError(
             f"--agent {name}: an agent plays in this process: give the folder or hub id of its weights "
@@ -107,12 +113,11 @@ class AgentSpec:
 def resolve_agent(name: str) -> AgentSpec:
     """The agent that a user names for infer and evaluate. "" names the newest mini run.
 
-    An agent that was not trained here plays the game of the paper preset, the mini agent that of the mini
-    preset.
+    An agent that was not trained here plays the game of the paper preset; mini and smollm2 have their own.
     """
     local = name or str(newest_mini_run())
     path = find_agent(local, seed=0)
     trained = trained_config(path)
-    config = trained or agent_preset("mini" if local == MINI_AGENT else "paper")
+    config = trained or agent_preset(preset_of(local))
     start = trained.agent if trained else name
     return AgentSpec(path, config, start, is_newest=not name)

@@ -131,5 +131,5 @@ class RejectionSampling(FineTuned):
             start = self.settings.agent
             raise UsageError(
                 f"no game of {start} ended right in {tried}: there is nothing to imitate. If it lacks the "
-                f"format, `python -m prompt_r1.baselines.sft --agent {start} --games FILE` teaches it"
+                f"format, `python -m prompt_r1.baselines.sft --agent {start} --games mini` teaches it"
             )

@@ -134,12 +134,11 @@ class MethodMaker:
             agent=start,
             seed=self.seed,
             lr=3e-3 if start == MINI_AGENT else 1e-4,  # at LLaMA-Factory's rate the mini agent does not learn
+            rank=8 if name == "sft" else 16,
             device=str(self.device),
         )
         if name == "sft":
             game = one_turn_config(settings)
-        else:
-            settings = replace(settings, rank=16)
         learned = partial(self._load, AgentSpec(folder / "agent", game, start))
         if name == "sft":
             return FineTuned(settings, game, folder, self._player(game.rule, learned, None, thinks=False))

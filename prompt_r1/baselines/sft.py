@@ -1,6 +1,7 @@
 """Supervised fine-tuning: on gold answers for the method `sft`, or on recorded games as a warm start.
 
     python -m prompt_r1.baselines.sft --agent DIR --games FILE
+    python -m prompt_r1.baselines.sft --agent smollm2 --games mini
 
 The settings are those of the paper's Table 7, and LLaMA-Factory's where the paper gives none. For `sft` the
 prompt is the question with the instruction to answer in <answer> tags; the target is the first gold answer in
@@ -9,7 +10,8 @@ these tags, without thinking. Only the target enters the loss.
 A model that lacks the format of the game cannot begin, and gold answers teach it not to ask. --games FILE
 teaches it whole games: each line has `question` (a text, or an object with `text`) and `turns`, a list of
 objects with `text` (what the agent writes, with its tags) and `reply` (null after the answer). The files of
-runs/*/trajectories have this form.
+runs/*/trajectories have this form. `--games mini` are demonstrations in mini worlds other than that of
+training: the format, and several ways to ask, most of which fail.
 """
 
 import json
@@ -21,6 +23,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -34,12 +37,13 @@ from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import MINI_AGENT
 from prompt_r1.config.fields import parse_arguments
 from prompt_r1.config.methods import SftConfig
-from prompt_r1.config.train import agent_preset
+from prompt_r1.config.train import agent_preset, preset_of
 from prompt_r1.data.files import BadRow, fields_of, read_rows, text_field
 from prompt_r1.distributed import Ranks, pick_device
 from prompt_r1.errors import UsageError
 from prompt_r1.fine_tuning import fine_tune
 from prompt_r1.foreign import make_folder
+from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.demonstrations import record
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.storage.atomic_folder import REPLACED, TEMPORARY
@@ -51,6 +55,7 @@ logger = logging.getLogger(__name__)
 
 ANSWER_TAGS = ("<answer>", "</answer>")
 BATCH_SIZE = 32  # examples of an optimiser step, the paper's 4 × 8
+MINI_GAMES = 8, 12  # worlds whose demonstrations are `--games mini`, and games in each
 LEAST_STEPS = 30  # fewer teach little: few examples get smaller batches
 
 
@@ -59,9 +64,11 @@ def main(arguments: list[str]) -> None:
     about = "Teach an agent the format of the game by recorded games."
     config = parse_arguments(SftConfig, "python -m prompt_r1.baselines.sft", about, arguments)
     if not config.games:
-        raise UsageError("give the games to learn from: --games FILE")
-    folder = learn_games(Path(config.games), config, Path(config.out or f"runs/sft-seed{config.seed}"))
-    then = command("train", "--config", preset_of(config, config.preset), "--agent", folder)
+        raise UsageError("give the games to learn from: --games FILE, or --games mini")
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    folder = learn_games(config.games, config, Path(config.out or f"runs/sft-seed{config.seed}"))
+    then = command("train", "--config", game_preset(config), "--agent", folder)
     print(f"The agent is saved in {folder}. Train it:\n{then}")
 
 
@@ -76,20 +83,21 @@ def learn_answers(questions: Sequence[Question], config: SftConfig, out: Path) -
     return fine_tune_agent(examples, config, one_turn_config(config), out)
 
 
-def learn_games(path: Path, config: SftConfig, out: Path) -> Path:
-    """Warm-start an agent on the games of a file; the folder of the result. Raises UsageError."""
-    games = list(read_games(path))
+def learn_games(source: str, config: SftConfig, out: Path) -> Path:
+    """Warm-start an agent on the games of a file or of `mini`; the folder of the result."""
+    is_mini = source == MINI_AGENT
+    games = list(demonstrations(config.seed, *MINI_GAMES) if is_mini else read_games(Path(source)))
 
     def examples(codec: Codec) -> list[Trajectory]:
         return [record(question, _sampled(turns, codec), codec) for question, turns in games]
 
-    preset = agent_preset(preset_of(config, config.preset))
+    preset = agent_preset(game_preset(config))
     return fine_tune_agent(examples, config, replace(preset, agent=config.agent, seed=config.seed), out)
 
 
-def preset_of(config: SftConfig, preset: str) -> str:
-    """The preset of an agent's game: the mini agent has its own."""
-    return "mini" if config.agent == MINI_AGENT else preset
+def game_preset(config: SftConfig) -> str:
+    """The preset of the game that an agent learns: the mini agent has its own."""
+    return preset_of(config.agent, config.preset)
 
 
 def _sampled(turns: list[Turn], codec: Codec) -> list[Turn]:
@@ -149,7 +157,7 @@ def fine_tune_agent(
 
 def one_turn_config(config: SftConfig) -> AgentConfig:
     """The training config whose game the fine-tuned agent plays: one turn, without an environment."""
-    preset = agent_preset(preset_of(config, "paper"))
+    preset = agent_preset(preset_of(config.agent))
     game = replace(preset, env="none", rule="alone", max_turns=1, instruction="answer")
     return replace(game, agent=config.agent, seed=config.seed)
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from prompt_r1.agent.gguf import gguf_file
 from prompt_r1.agent.names import find_agent, newest_mini_run
 from prompt_r1.config.environment import HELD_OUT, MINI_AGENT, EnvironmentConfig, is_mini_data
 from prompt_r1.config.functions import OBJECT_PREFIX
@@ -39,7 +40,7 @@ def check_pair(agent: str, env: str, calls: EnvironmentConfig) -> None:
 def check_agents(names: Iterable[str]) -> None:
     """Raise UsageError for an agent that cannot be opened."""
     for name in names:
-        if name != MINI_AGENT:  # building the mini agent imports torch
+        if name != MINI_AGENT and not gguf_file(name):  # building and converting import torch
             find_agent(name, seed=0)
 
 

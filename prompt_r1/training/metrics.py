@@ -267,7 +267,7 @@ class Watchdog:
         elif first and line.get("format") == 0:
             wrong["format"] = (
                 "no game is well formed: the agent does not know the format; "
-                f"`python -m prompt_r1.baselines.sft --agent {self.agent} --games FILE` teaches it"
+                f"`python -m prompt_r1.baselines.sft --agent {self.agent} --games mini` teaches it"
             )
         if calls := line.get("env/calls", 0.0) + line.get("val/calls", 0.0):
             wrong["env/outcomes"] = _odd_replies(line, calls)

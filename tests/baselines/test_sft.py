@@ -184,7 +184,7 @@ def test_a_warm_start_on_recorded_games_teaches_a_model_without_the_format_to_pl
     """It can ask afterwards, which an agent that was fine-tuned on gold answers cannot."""
     start, games = tiny.save_agent(tmp_path / "start"), games_file(tmp_path, *[GAME] * 8)
     settings = replace(SMALL, agent=str(start), rank=0, preset="small", epochs=60, lr=3e-3)
-    folder = learn_games(games, settings, tmp_path / "out")
+    folder = learn_games(str(games), settings, tmp_path / "out")
     game = trained_config(folder)
     assert game is not None and (game.env, game.instruction, game.max_turns) == ("mini", "short", 4)
     agent = load_agent(folder, replace(game, max_new=100, max_tokens=700), torch.device("cpu"))
@@ -208,6 +208,18 @@ def test_a_line_that_is_no_game_is_named(tmp_path, row):
     path = games_file(tmp_path, GAME, row)
     with pytest.raises(UsageError, match=r"games.jsonl, row 2: a game has `question`, a text, and `turns`"):
         list(read_games(path))
+
+
+def test_the_program_teaches_the_package_s_own_demonstrations_and_says_how_to_train(tmp_path, capsys):
+    """It printed `--config mini`, whose learning rate destroyed the model in one step."""
+    start, threads = tiny.save_agent(tmp_path / "start"), torch.get_num_threads()
+    line = f"--agent {start} --games mini --epochs 1 --cutoff 450 --threads 1 --out {tmp_path / 'out'}"
+    main(line.split())
+    assert torch.get_num_threads() == threads == 1
+    folder = tmp_path / "out" / "agent"
+    assert f"train.py --config small --agent {folder}" in capsys.readouterr().out
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
+    assert losses[-1] < losses[0]
 
 
 def test_the_program_needs_games():
