@@ -223,13 +223,6 @@ def test_opro_shows_the_best_instructions_worst_first_with_rounded_scores():
     assert not any(f"{letter}!" in shown for letter in "abf")
 
 
-def test_opro_marks_the_place_of_the_instruction_in_each_problem():
-    """It was missing: the authors' request shows <INS> in every exemplar."""
-    shown = meta_prompt({"a!": 0.5}, QUESTIONS[:3])
-    for number in range(3):
-        assert f"<INS>\nWhat is number {number}?\nright answer:\ngold {number}" in shown
-
-
 @pytest.mark.parametrize(
     ("reply", "instruction"),
     [

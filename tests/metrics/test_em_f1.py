@@ -89,17 +89,6 @@ def test_strict_rules_equal_squad_when_no_number_has_punctuation() -> None:
     assert agreed > 40
 
 
-def test_strict_rules_differ_from_squad_only_at_numbers() -> None:
-    """They differ only at a digit next to one of "-./,:", or at punctuation between two digits."""
-    texts = {
-        text for pair in random_pairs(4_000, [*WORDS, *sorted(ASCII_PUNCTUATION), "\u2212"]) for text in pair
-    }
-    different = [text for text in texts if normalise(text) != " ".join(oracle_words(text))]
-    assert len(different) > 100
-    for text in different:
-        assert re.search(r"\d\s*[-./,:]|[-./,:]\s*\$?\s*\d|\u2212|\d([^\w\s]|_)+\d", text)
-
-
 @pytest.mark.parametrize(
     ("left", "right"),
     [("-5", "5"), ("3.14", "314"), ("1/2", "12"), (".5", "5"), ("-$5", "$5"), ("-.5", ".5"), ("1/-2", "1/2"),
@@ -188,7 +177,6 @@ def test_every_gold_answer_of_the_published_test_files_is_right_by_both_rules() 
             for gold in question.answers:
                 for official in (False, True):
                     assert exact_match(gold, [gold], official=official) == 1
-                    assert f1(gold, [gold], official=official) == pytest.approx(1)
 
 
 def test_a_substring_match_covers_whole_words() -> None:

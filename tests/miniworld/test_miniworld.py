@@ -17,7 +17,7 @@ from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import TRAINING_MIX, make_questions, make_world, mini_world
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 
-QUICK = partial(build_agent, worlds=2, games=300, steps=3)
+QUICK = partial(build_agent, worlds=1, games=200, steps=3)
 WORLD = make_world(0)
 PEOPLE = WORLD.train.people + WORLD.test.people
 
@@ -303,14 +303,3 @@ def test_the_agent_of_seed_0_comes_with_the_package(tmp_path):
     folder = mini_agent(0, tmp_path / "cache")
     assert folder.parent == EMBEDDED, "python -m prompt_r1.miniworld.agent builds it"
     assert [each.name for each in EMBEDDED.iterdir()] == [folder.name]  # no older one
-
-
-def test_a_film_of_a_year_was_not_released_before_that_year():
-    environment = MiniEnvironment(WORLD, seed=0)
-    right = 0
-    for film, relation in WORLD.facts:
-        if relation == "year":
-            year = int(WORLD.facts[film, relation])
-            asked = [f"Was {film} released before {later}?" for later in (year, year + 1)]
-            right += [environment.reply(question).value for question in asked] == ["no", "yes"]
-    assert right / sum(relation == "year" for _, relation in WORLD.facts) > 0.9

@@ -94,7 +94,7 @@ def test_a_neural_environment_answers_single_steps_and_not_two_at_once(name):
         return sum(match is not None for match in found) / len(prompts)
 
     for kind, limit in {"bridge": 0.2, "math": 0.5}.items():
-        minis = make_questions(WORLD, "train", 40, 0, kinds=[kind])
+        minis = make_questions(WORLD, "train", 20, 0, kinds=[kind])
         first, second = zip(*(decompose(mini.slots) for mini in minis), strict=True)
         middle = [ORACLE.reply(step.prompt, PERFECT).value for step in first]
         then = [step.prompt.format(value=value) for step, value in zip(second, middle, strict=True)]
