@@ -95,14 +95,3 @@ def test_the_previous_signal_handlers_are_restored():
     with Interrupt():
         pass
     assert [signal.getsignal(number) for number in SIGNALS] == before
-
-
-def test_sigterm_is_heard_though_it_was_ignored_before():
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        with Interrupt() as interrupt:
-            interrupt.deferred = True
-            signal.raise_signal(signal.SIGTERM)
-            assert interrupt.name == "SIGTERM"
-    finally:
-        signal.signal(signal.SIGTERM, before)

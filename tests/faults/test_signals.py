@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fault_harness import PhaseEvent, games_of, metrics_of, saved_tensors, signal_at
+from tests.support.fault_harness import games_of, metrics_of, saved_tensors, signal_at
 
 pytestmark = pytest.mark.faults
 
@@ -51,22 +51,6 @@ def test_after_a_signal_all_ranks_save_one_step_and_the_resumed_run_ends_like_an
     assert saved_tensors(run) == saved_tensors(uninterrupted)
     assert games_of(run) == games_of(uninterrupted)
     assert without_calls(metrics_of(run)) == without_calls(metrics_of(uninterrupted))
-
-
-def test_a_second_signal_during_the_save_has_no_effect(harness, arguments, tmp_path):
-    signals = [
-        signal_at("rollout", occurrence=2, number=signal.SIGTERM),
-        signal_at("save", number=signal.SIGTERM),  # the save that the first signal causes
-    ]
-
-    def send_both(event: PhaseEvent, processes: list[int]) -> bool:
-        if signals[0](event, processes):
-            signals.pop(0)
-        return not signals
-
-    stopped = harness.run(tmp_path, arguments, fault=send_both)
-    assert stopped.exit_codes == [75, 75] and not signals
-    assert harness.run(tmp_path, arguments).exit_codes == [0, 0]
 
 
 def test_calls_without_a_response_do_not_delay_the_stop(harness, arguments, unresponsive_endpoint, tmp_path):

@@ -196,14 +196,6 @@ def test_a_file_that_is_not_of_a_run_is_refused_by_its_name(tmp_path, name, cont
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_game_without_a_field_is_refused_in_a_sentence(run, tmp_path):
-    copy = shutil.copytree(run, tmp_path / "run")
-    for path in (copy / "trajectories").iterdir():
-        path.write_text(path.read_text().replace('"advantage":', '"other":'))
-    with pytest.raises(UsageError, match=r"is not a game of train\.py"):
-        write_report(copy)
-
-
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(UsageError, match="there is no metrics"):
         write_report(tmp_path)
