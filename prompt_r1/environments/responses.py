@@ -73,9 +73,10 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
     error = _error_of(data)
     reason = f"HTTP {status}: {error.message}" if error.message else f"HTTP {status}"
     if 200 <= status < 300:
-        if not error.message and not error.codes:
+        statuses = [int(code) for code in error.codes if re.fullmatch("[45]\\d\\d", code)]
+        if not statuses and not (isinstance(data, dict) and data.get("error")):
             return failed(_described(body), lost=True, misdirected=True)
-        status = next((int(code) for code in error.codes if re.fullmatch("[45]\\d\\d", code)), 500)
+        status = statuses[0] if statuses else 500
     if "insufficient_quota" in (*error.codes, *error.message.split()):
         return Attempt(Outcome("refused", reason=f"{reason} (check plan and billing)"))
     if status in RETRIED_STATUSES or status >= 500:

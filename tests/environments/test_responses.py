@@ -107,6 +107,7 @@ def test_a_refusal_has_the_providers_message(status: int, body: object, words: s
         (b'data: {"choices": []}\n\ndata: [DONE]\n\n', "streams its replies"),
         (b"<html>Log in</html>", "a web page"),
         ({}, "no chat completion"),
+        ({"type": "message", "message": {"content": "Paris"}}, "no chat completion"),  # of another API
         (b"", "no chat completion"),
         (body_of(""), "an empty reply"),
         (body_of(None, reasoning_content="Paris."), "turn the server's reasoning parser off"),
