@@ -9,7 +9,7 @@ import pytest
 from prompt_r1.environments.environment import LONG_REPLY, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Call, Outcome
-from prompt_r1.errors import EnvError, Resumable
+from prompt_r1.errors import Resumable
 from prompt_r1.spending import Budget, OutOfBudget, Price, Spending, parse_price
 from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
 from tests.support.providers import Provider, body_of, endpoint
@@ -103,15 +103,6 @@ def test_a_request_that_was_rejected_is_not_charged_if_its_call_ends_then(tmp_pa
     results = forty_calls(environment(RejectedSource(), folder=tmp_path, budget=budget))
     assert any(isinstance(result, OutOfBudget) for result in results)
     assert Journal(tmp_path).spent.calls == budget.spent.calls <= 2
-
-
-def test_a_call_that_failed_counts_as_one_though_nothing_was_billed() -> None:
-    asked = environment(CountingSource(*[Outcome("failed", reason="down")] * 3), budget=Budget(max_calls=2))
-    for number in range(2):
-        with pytest.raises(EnvError, match="down"):
-            ask(asked, sample=number)
-    with pytest.raises(OutOfBudget):
-        ask(asked, sample=2)
 
 
 @pytest.mark.parametrize(
