@@ -8,10 +8,15 @@
 The names of `__all__` are imported on first use: torch takes seconds.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from prompt_r1.cli.installation import check_installation
 from prompt_r1.version import __version__ as __version__
+
+if sys.argv[:1] == ["-m"]:  # `python -m prompt_r1.…` imports this file before its own
+    check_installation()
 
 if TYPE_CHECKING:
     from prompt_r1.api import Pair as Pair

@@ -202,12 +202,11 @@ sys.exit(f"imported {{slow}}" if slow else 0)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("program", CHECKS)
+@pytest.mark.parametrize("program", [*CHECKS, "-m prompt_r1.report", "-m prompt_r1.baselines.sft"])
 def test_a_python_without_the_packages_is_named_in_one_line(program):
     """A bug: without the virtual environment, the first command of a new user ended with a traceback."""
-    done = subprocess.run(
-        [sys.executable, "-S", str(ROOT / program)], capture_output=True, text=True, check=False
-    )
+    line = [sys.executable, "-S", *program.split()]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stdout == ""
     assert "is not installed; activate the virtual environment" in done.stderr
 

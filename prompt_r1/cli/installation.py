@@ -17,5 +17,6 @@ def check_installation() -> None:
     else:
         return
     repair = "activate the virtual environment, or pip install -r requirements.txt into a new one"
-    print(f"{sys.argv[0]}: {problem}; {repair}", file=sys.stderr)
+    name = "prompt_r1" if sys.argv[0] == "-m" else sys.argv[0]
+    print(f"{name}: {problem}; {repair}", file=sys.stderr)
     sys.exit(2)
