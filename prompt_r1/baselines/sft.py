@@ -46,7 +46,7 @@ from prompt_r1.foreign import make_folder
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.demonstrations import record
 from prompt_r1.protocol import Codec, parse
-from prompt_r1.storage.atomic_folder import REPLACED, TEMPORARY
+from prompt_r1.storage.atomic_folder import TEMPORARY
 from prompt_r1.storage.export import export_agent
 from prompt_r1.training.run import load_learner
 from prompt_r1.types import Completion, Question, Trajectory, Turn
@@ -134,7 +134,7 @@ def fine_tune_agent(
 
     Writes metrics.jsonl beside it.
     """
-    ours = {"metrics.jsonl", "agent", TEMPORARY, REPLACED}
+    ours = {"metrics.jsonl", "agent", ".agent.old", TEMPORARY}
     make_folder(out, lambda out: {path.name for path in out.iterdir()} <= ours, "a fine-tuning")
     start = find_agent(config.agent, config.seed)
     agent = load_agent(start, trained_as, pick_device(config.device))

@@ -1,7 +1,8 @@
 """Folders that are either complete or absent.
 
 A folder is written under a temporary name, synced to the disk and renamed. A kill while it is written leaves
-only the temporary folder, which the next writer beside it removes.
+only the temporary folder, which the next writer beside it removes. An older folder of the same name is moved
+aside first: after a kill between the two renames, `remove_leftovers` moves it back.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from prompt_r1.foreign import json_object
 
-TEMPORARY, REPLACED = ".unfinished.tmp", ".replaced.old"  # what is written, and an older one of its name
+TEMPORARY = ".unfinished.tmp"
 MANIFEST = "manifest.json"  # {name: [bytes, SHA-256]}
 
 
@@ -33,20 +34,24 @@ def seal(temporary: Path, folder: Path) -> None:
 
 
 def sync_and_move(temporary: Path, folder: Path) -> None:
-    """Sync a folder, and rename it to `folder`. A kill between the two renames loses an older one."""
+    """Sync a folder, and rename it to `folder`, which may exist."""
     for path in (*sorted(temporary.rglob("*")), temporary):
         _sync(path)
     if folder.exists():
-        os.replace(folder, folder.with_name(REPLACED))
+        os.replace(folder, folder.with_name(f".{folder.name}.old"))
     os.replace(temporary, folder)
     remove_leftovers(folder.parent)
     _sync(folder.parent)
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove what a kill or a full disk has left of a folder in `parent`."""
-    for name in (TEMPORARY, REPLACED):
-        shutil.rmtree(parent / name, ignore_errors=True)
+    """Remove what a kill or a full disk has left of a folder in `parent`; move an older one back."""
+    for replaced in parent.glob(".*.old"):
+        folder = parent / replaced.name[1:-4]
+        if not folder.exists():
+            os.replace(replaced, folder)
+        shutil.rmtree(replaced, ignore_errors=True)
+    shutil.rmtree(parent / TEMPORARY, ignore_errors=True)
 
 
 def find_damage(folder: Path) -> str:

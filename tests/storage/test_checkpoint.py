@@ -180,11 +180,13 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(saved):
         saved.checkpoints.newest()
 
 
-def test_the_leftovers_of_a_kill_are_removed_and_the_older_checkpoint_is_used(saved):
+def test_a_kill_while_a_checkpoint_is_written_or_replaced_loses_no_older_one(saved):
     """Kills between write and rename, and between the two renames of a folder that is replaced."""
     folder = saved.checkpoints.folder
     (folder / "step-000002").rename(folder / atomic_folder.TEMPORARY)
-    shutil.copytree(folder / "step-000001", folder / atomic_folder.REPLACED)
+    shutil.copytree(folder / "step-000001", folder / ".step-000001.old")
+    assert saved.checkpoints.newest().name == "step-000001"
+    (folder / "step-000001").rename(folder / ".step-000001.old")
     assert saved.checkpoints.newest().name == "step-000001"
     assert [path.name for path in folder.iterdir()] == ["step-000001"]
 
@@ -229,7 +231,7 @@ def test_all_files_are_synced_before_the_folder_is_renamed(tmp_path, file_events
 def test_replacing_a_folder_leaves_nothing_of_the_older_one(tmp_path):
     folder = tmp_path / "agent"
     write_folder(folder, "older")
-    for left in (atomic_folder.TEMPORARY, atomic_folder.REPLACED):  # by kills
+    for left in (atomic_folder.TEMPORARY, ".agent.old"):  # by kills
         (tmp_path / left).mkdir()
         (tmp_path / left / "torn.txt").touch()
     write_folder(folder, "newer")
