@@ -14,7 +14,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from prompt_r1.cli.command_line import command
 from prompt_r1.errors import UsageError, first_line
 from prompt_r1.foreign import replace_file
 from prompt_r1.types import Kind, Question
@@ -28,17 +27,6 @@ CONVERTER = "`python -m prompt_r1.data convert` reads the raw files of the datas
 # ['a' 'b'], ("a", "b"), array(['a']), a|b; and 1945.0, as spreadsheets write 1945
 NOT_ONE_ANSWER = re.compile(r"""^\s*(\[|[({]\s*["'])|\[\s*["']|\S\s*\|\s*\S|^\s*-?\d+\.0+\s*$""")
 SOLUTION = re.compile(r"^####", re.MULTILINE)  # GSM8K: the answer follows it
-# Columns that only the raw rows of a dataset have.
-RAW_COLUMNS = {
-    "popqa": ("possible_answers",),
-    "nq": ("annotations",),
-    "math": ("problem", "solution"),
-    "mathqa": ("Problem", "options"),
-    "booksum": ("summary_text",),
-    "writingprompts": ("prompt", "story"),
-    "xsum": ("document", "summary"),
-    "dapo": ("prompt", "solution"),
-}
 HUB_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?:(?P<split>.+)")
 
 # Names of the datasets in the published files, and in the paper. In the published training and validation
@@ -79,36 +67,7 @@ def load_questions(path: Path | str) -> list[Question]:
     """The questions of a file, or of hf:ORG/NAME:SPLIT. Raises UsageError with row (from 1) and reason."""
     hub = HUB_NAME.fullmatch(str(path))
     dataset = hub["repository"].partition("/")[2] if hub else Path(path).stem
-    return as_questions(path, _rows_that_need_no_conversion(path), dataset=dataset)
-
-
-def _rows_that_need_no_conversion(path: Path | str) -> Iterator[tuple[int, object]]:
-    """The rows of `read_rows`. Raises UsageError with the command that converts the rows of a dataset."""
-    for number, row in read_rows(path):
-        if isinstance(row, Mapping) and (name := _raw_dataset(row)):
-            out = re.sub(r"[^\w-]+", "-", f"{Path(path).stem}-{name}") + ".jsonl"
-            convert = command("data", "convert", "--from", name, "--in", path, "--out", out)
-            raise UsageError(f"{path}, row {number}: a raw row of {name}: `{convert}` converts such rows")
-        yield number, row
-
-
-def _raw_dataset(row: Fields) -> str:
-    """The dataset, as `convert` calls it, whose raw layout a row has; "" for another row."""
-    answer = row.get("answer")
-    if "answer_aliases" in row:
-        return "musique"
-    if isinstance(row.get("answers"), dict):
-        return "squad"
-    prompt = row.get("prompt")
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-        return "dapo" if str(prompt[0].get("content")).startswith(DAPO_OPENING) else ""
-    if isinstance(answer, dict):
-        return "triviaqa"
-    if isinstance(answer, str) and SOLUTION.search(answer):
-        return "gsm8k"
-    if "question" in row and any(name in row for name in ANSWER_FIELDS):
-        return ""
-    return next((name for name, columns in RAW_COLUMNS.items() if row.keys() >= {*columns}), "")
+    return as_questions(path, read_rows(path), dataset=dataset)
 
 
 def as_questions(source: str | Path, rows: Iterable[tuple[int, object]], *, dataset: str) -> list[Question]:
@@ -146,6 +105,8 @@ def fields_of(row: object) -> Fields:
 
 
 def _question(row: Fields, dataset: str) -> Question:
+    if "answer_aliases" in row:  # of MuSiQue: more gold answers
+        raise BadRow(f"the field answer_aliases would be lost; {CONVERTER}")
     answered = [name for name in ANSWER_FIELDS if name in row]
     if "question" not in row or not answered:
         missing = "answers" if "question" in row else "question"
@@ -374,6 +335,8 @@ def gold_answers(value: object, field: str) -> tuple[str, ...]:
     """The gold answers in a field: one, a list, or the JSON of a list. Raises BadRow."""
     if isinstance(value, str) and NOT_ONE_ANSWER.search(value):
         value = _list_in_text(value, field)
+    if isinstance(value, dict):
+        raise BadRow(f"the field {field} holds an object, not a text or a list of texts; {CONVERTER}")
     values = value if isinstance(value, list) else [value]
     if not values:
         raise BadRow(f"the field {field} has no gold answer")
