@@ -77,7 +77,7 @@ class KnowingServer(FaultyServer):
 async def evaluate(server: KnowingServer, folder: Path) -> asyncio.subprocess.Process:
     """Start evaluate.py on all files, in a process of its own."""
     line = command("evaluate.py", "--data", *FILES, "--method", "direct", "--tables", "--out", folder)
-    line += ["--env", f"gpt-4o-mini@{server.base_url}", "--answer-format", "tags"]
+    line += ["--env", f"gpt-4o-mini@{server.base_url}"]
     return await asyncio.create_subprocess_exec(*line, stdout=asyncio.subprocess.DEVNULL)
 
 

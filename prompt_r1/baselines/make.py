@@ -70,7 +70,7 @@ class MethodMaker:
         self._loaded = agent
         environment = await self._open(system)
         spec = system.environment or agent.config.env
-        answer_format = FORMATS[choose_answer_format(config.answer_format, spec)]
+        answer_format = FORMATS["only" if is_mini(spec) else "tags"]
         folder = self.folder / file_name(spec) / system.method
         trained, untrained = partial(self._load, agent), partial(self._load_start, agent)
         play = partial(self._player, agent.config.rule)
@@ -95,12 +95,12 @@ class MethodMaker:
 
     async def _open(self, system: System) -> Environment:
         """The system's environment, with the request fields of its method."""
+        fields = {**parse_fields(self.config.env_args), **TASK_FIELDS.get(system.method, {})}
         # A method that asks no environment gets the mini world, which needs no key.
-        wanted = system.environment or "mini", request_fields(system.method, self.config.env_args)
+        wanted = system.environment or "mini", fields
         if self._environment is None or self._opened != wanted:
             self._environment = None  # a local model is in memory once
-            spec, fields = wanted
-            opened = self.environments.open(spec, fields=fields)
+            opened = self.environments.open(wanted[0], fields=fields)
             await opened.check()  # before large agents are loaded
             self._environment, self._opened = opened, wanted
         return self._environment
@@ -167,11 +167,6 @@ class MethodMaker:
         return OptimisedPrompt(algorithm, open_search, self.datasets, folder)
 
 
-def request_fields(name: str, env_args: str) -> dict[str, object]:
-    """The request fields of a method's environment: --env-args, then those of its authors."""
-    return {**parse_fields(env_args), **TASK_FIELDS.get(name, {})}
-
-
 def trained_alone(name: str) -> AgentSpec:
     """The agent of --grpo-agent. Raises UsageError unless it was trained without environment."""
     spec = resolve_agent(name) if name else None
@@ -192,8 +187,3 @@ def preparation_questions(
     own = ("mini",) if all(map(is_mini_data, config.data)) else ()
     train = find_questions(config.train_data or own, "train", seed)
     return train, sample_questions(config.val_data or own, "validation", seed, 0)
-
-
-def choose_answer_format(wanted: str, spec: str) -> str:
-    """The answer format to request: by default tags, which the mini world does not understand."""
-    return wanted if wanted != "auto" else "only" if is_mini(spec) else "tags"

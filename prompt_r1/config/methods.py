@@ -39,16 +39,11 @@ METHODS = {
 class MethodConfig:
     """Settings of the methods that evaluate.py compares; everything else is as their authors have it."""
 
-    answer_format: str = setting(
-        "auto",
-        'how an environment that is asked once marks its answer: <answer> tags, or "Answer only."; auto: '
-        "tags, except in the mini world",
-        choices=("auto", "tags", "only"),
+    train_data: tuple[str, ...] = setting(
+        (),
+        "training questions (mini, if --data is the mini world)",
         group="compared methods",
         identifies=True,
-    )
-    train_data: tuple[str, ...] = setting(
-        (), "training questions (mini, if --data is the mini world)", identifies=True
     )
     val_data: tuple[str, ...] = setting(
         (), "validation questions (mini, if --data is the mini world)", identifies=True

@@ -7,7 +7,7 @@ from statistics import fmean
 from prompt_r1.evaluation.extraction import extract_answer
 from prompt_r1.evaluation.paper_numbers import OUT_OF_DISTRIBUTION, REPORTED_METRICS, TRAINED
 from prompt_r1.evaluation.predictions import Prediction, System
-from prompt_r1.metrics.em_f1 import Rules, score_text
+from prompt_r1.metrics.em_f1 import Rules, exact_match, f1, substring_match
 from prompt_r1.metrics.statistics import macro_interval
 from prompt_r1.types import Kind
 
@@ -113,7 +113,12 @@ def text_metrics(prediction: Prediction, *, rules: Rules = "strict") -> dict[str
     if prediction.error:
         return {}
     question, answer = prediction.question, prediction.answer or ""
-    scores = score_text(answer, question.answers, rules=rules)
+    golds, official = question.answers, rules == "official"
+    em = exact_match(answer, golds, official=official)
     read = answer if question.kind == "text" else extract_answer(answer, question.text, question.kind)
-    extracted = max(scores.em, score_text(read, question.answers, rules=rules).em)
-    return {"em": scores.em, EXTRACTED: extracted, "sm": scores.sm, "f1": scores.f1}
+    return {
+        "em": em,
+        EXTRACTED: max(em, exact_match(read, golds, official=official)),
+        "sm": substring_match(answer, golds, official=official),
+        "f1": f1(answer, golds, official=official),
+    }

@@ -14,7 +14,6 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
@@ -40,25 +39,6 @@ NUMBER_SLASH = r"(?<=\d)/(?=-?\d)"
 LEADING_SIGN = re.compile(r"^([\s$(]*)-\s+(?=\$?\s*\.?\d)")
 # Group 1 is the punctuation that is kept.
 PUNCTUATION = re.compile(f"({NUMBER_SIGN}|{NUMBER_POINT}|{NUMBER_SLASH})|[{re.escape(string.punctuation)}]")
-
-
-@dataclass(frozen=True)
-class TextScores:
-    """The metrics of one prediction, each from 0 to 1."""
-
-    em: float
-    sm: float
-    f1: float
-
-
-def score_text(prediction: str, answers: Sequence[str], *, rules: Rules = "strict") -> TextScores:
-    """EM, SM and F1 of a prediction."""
-    official = rules == "official"
-    return TextScores(
-        em=exact_match(prediction, answers, official=official),
-        sm=substring_match(prediction, answers, official=official),
-        f1=f1(prediction, answers, official=official),
-    )
 
 
 def normalise(text: str, *, official: bool = False) -> str:

@@ -5,7 +5,6 @@ the first 256 tokens, L2-normalised. The numbers equal those of sentence-transfo
 missing, an error says so; there is no fallback, because another measure would not be comparable.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,16 +24,13 @@ class SentenceEncoder:
     """Embeds texts as unit vectors."""
 
     def __init__(self, folder: Path, *, device: torch.device | str = "cpu") -> None:
-        """Raises UsageError if the folder does not hold an encoder with mean pooling."""
+        """Raises UsageError if the folder does not hold an encoder."""
         local = {"local_files_only": True, "trust_remote_code": False}
         try:
-            mean_pooling = _uses_mean_pooling(folder)
             self.tokenizer = AutoTokenizer.from_pretrained(folder, **local)
             model = AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **local)
         except (OSError, ValueError, KeyError) as error:
             raise UsageError(f"{folder}: cannot be loaded as an encoder ({str(error)[:200]})") from None
-        if not mean_pooling:
-            raise UsageError(f"{folder}: does not use mean pooling; SSim is defined with {REPOSITORY}")
         self.model = model.to(device).eval()
 
     @torch.inference_mode()
@@ -54,13 +50,6 @@ class SentenceEncoder:
             parts.append(torch.nn.functional.normalize(means, dim=-1).cpu())
         embedded = torch.cat(parts) if parts else torch.empty(0, self.model.config.hidden_size)
         return embedded[torch.tensor(order, dtype=torch.long).argsort()]
-
-
-def _uses_mean_pooling(folder: Path) -> bool:
-    """Read the pooling mode that sentence-transformers stores beside the model; True if there is none."""
-    path = folder / "1_Pooling" / "config.json"
-    config = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    return bool(config.get("pooling_mode_mean_tokens", config.get("pooling_mode", "mean") == "mean"))
 
 
 def semantic_similarity(

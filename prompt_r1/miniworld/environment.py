@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Literal
 
-from prompt_r1.miniworld.wordings import WORDINGS, Wordings
+from prompt_r1.miniworld.wordings import WORDINGS
 from prompt_r1.miniworld.world import (
     FILM_RELATIONS,
     GEN_WORDINGS,
@@ -81,7 +81,7 @@ Request = Lookup | BeforeYear | Sum | Detailed | Vague | Bridge | Compare | Pop 
 Build = Callable[..., Request]
 
 
-def _form(pattern: str, build: Build) -> tuple[re.Pattern[str], Build]:
+def _pattern(pattern: str, build: Build) -> tuple[re.Pattern[str], Build]:
     return re.compile(rf"(?:question:\s*)?{pattern}\s*[?.!]*", re.IGNORECASE), build
 
 
@@ -113,25 +113,29 @@ _TWO_RELATIONS = rf"the (?P<second>{_RELATION}) of the (?P<first>{_RELATION})"
 
 # Wordings of requests: the named groups of each pattern are the arguments of what builds the request.
 FORMS = (
-    _form(rf"(?:who|what) is {_TWO_RELATIONS} of (?P<film>.+?)", Bridge),
-    _form(rf"(?:who|what) is the (?P<relation>{_RELATION}) of (?P<subject>.+?)", Lookup),
-    _form(r"who directed (?P<subject>.+?)", partial(Lookup, relation="director")),
-    _form(r"who composed (?:the music (?:of|for) )?(?P<subject>.+?)", partial(Lookup, relation="composer")),
-    _form(r"who stars in (?P<subject>.+?)", partial(Lookup, relation="star")),
-    _form(r"(?:when|in (?:what|which) year) was (?P<subject>.+?) released", partial(Lookup, relation="year")),
-    _form(r"where was (?P<subject>.+?) born", partial(Lookup, relation="birthplace")),
-    _form(r"was (?P<film>.+?) released before (?P<year>\d{4})", _before_year),
-    _form(r"was (?P<film>.+?) released before (?P<other>.+?)", Compare),
-    _form(r"(?:what|how much) is (?P<left>\d{1,6}) (?P<sign>plus|minus) (?P<right>\d{1,6})", Sum),
-    _form(_ANY_PROBLEM, _problem),
+    _pattern(rf"(?:who|what) is {_TWO_RELATIONS} of (?P<film>.+?)", Bridge),
+    _pattern(rf"(?:who|what) is the (?P<relation>{_RELATION}) of (?P<subject>.+?)", Lookup),
+    _pattern(r"who directed (?P<subject>.+?)", partial(Lookup, relation="director")),
+    _pattern(
+        r"who composed (?:the music (?:of|for) )?(?P<subject>.+?)", partial(Lookup, relation="composer")
+    ),
+    _pattern(r"who stars in (?P<subject>.+?)", partial(Lookup, relation="star")),
+    _pattern(
+        r"(?:when|in (?:what|which) year) was (?P<subject>.+?) released", partial(Lookup, relation="year")
+    ),
+    _pattern(r"where was (?P<subject>.+?) born", partial(Lookup, relation="birthplace")),
+    _pattern(r"was (?P<film>.+?) released before (?P<year>\d{4})", _before_year),
+    _pattern(r"was (?P<film>.+?) released before (?P<other>.+?)", Compare),
+    _pattern(r"(?:what|how much) is (?P<left>\d{1,6}) (?P<sign>plus|minus) (?P<right>\d{1,6})", Sum),
+    _pattern(_ANY_PROBLEM, _problem),
     *(
-        _form(_wording(wording), partial(Pop, relation=relation))
+        _pattern(_wording(wording), partial(Pop, relation=relation))
         for relation, wordings in POP_WORDINGS.items()
         for wording in wordings
     ),
-    *(_form(_DETAILS + _wording(wording) + r",? with .+", Detailed) for wording in GEN_WORDINGS),
-    *(_form(_wording(wording), Gen) for wording in GEN_WORDINGS),
-    _form(r"tell me (?:something )?about (?P<subject>.+?)", Vague),
+    *(_pattern(_DETAILS + _wording(wording) + r",? with .+", Detailed) for wording in GEN_WORDINGS),
+    *(_pattern(_wording(wording), Gen) for wording in GEN_WORDINGS),
+    _pattern(r"tell me (?:something )?about (?P<subject>.+?)", Vague),
 )
 
 
@@ -231,13 +235,13 @@ class MiniEnvironment:
         request = understand(question, self.world)
         wordings = WORDINGS[self.style]
         if request is None:
-            return MiniReply(rng.choice(wordings.confused), "")
+            return MiniReply(rng.choice(wordings["confused"]), "")
         request = interpret(request, self.world, skills, rng)
         value = believe(request, self.world, self.style, skills, rng)
         bare_value_wanted = question != prompt
         if bare_value_wanted and value:
             return MiniReply(value, value)
-        sentence = rng.choice(_sentences(wordings, request, value))
+        sentence = rng.choice(wordings[_form_of(request, value)])
         return MiniReply(sentence.format(value=value, **asdict(request)), value)
 
 
@@ -250,20 +254,13 @@ def reply_to(messages: Sequence[Message], reply: Callable[[str], MiniReply]) -> 
     return reply(prompts[-1]).text
 
 
-def _sentences(wordings: Wordings, request: Request, value: str) -> tuple[str, ...]:
-    """The sentences from which the reply to a literal request is drawn."""
-    match request:
-        case Compare() | BeforeYear():
-            return wordings.verdict[value] if value else wordings.hedge
-        case Lookup(_, relation):
-            return wordings.year if relation == "year" else wordings.fact
-        case Bridge():
-            return wordings.hops
-        case Sum():
-            return wordings.sum
-        case Problem():
-            return wordings.problem
-    return wordings.summary
+def _form_of(request: Request, value: str) -> str:
+    """The form of WORDINGS that the reply to a literal request has."""
+    if isinstance(request, Compare | BeforeYear):
+        return value or "hedge"
+    if isinstance(request, Lookup):
+        return "year" if request.relation == "year" else "fact"
+    return {Bridge: "hops", Sum: "sum", Problem: "problem"}.get(type(request), "summary")
 
 
 def interpret(request: Request, world: World, skills: Skills, rng: random.Random) -> Request:

@@ -1,28 +1,12 @@
 """The sentences of its replies, in two styles."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Wordings:
-    """Sentences to choose from. {value} is the answer; the other placeholders are fields of the request."""
-
-    fact: tuple[str, ...]  # {subject}, {relation}
-    year: tuple[str, ...]  # {subject}
-    hops: tuple[str, ...]  # {film}, {first}, {second}
-    sum: tuple[str, ...]  # {left}, {sign}, {right}
-    problem: tuple[str, ...]  # {owner}, {things}
-    summary: tuple[str, ...]  # {film}
-    verdict: Mapping[str, tuple[str, ...]]  # "yes" and "no": {film}, {other}
-    hedge: tuple[str, ...]
-    confused: tuple[str, ...]
-
-
-WORDINGS = {
+# By style and form. {value} is the answer; the other placeholders are fields of the request.
+WORDINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     # Several of each, so that the agent has to read the reply instead of counting words.
-    "A": Wordings(
-        fact=(
+    "A": {
+        "fact": (
             "Sure, the {relation} of {subject} is {value}. I hope this helps.",
             "The {relation} of {subject} is {value}.",
             "I think {value} is the {relation} of {subject}.",
@@ -30,77 +14,81 @@ WORDINGS = {
             "That would be {value}, I think.",
             "Let me look: {value}.",
         ),
-        year=(
+        "year": (
             "{subject} was released in {value}.",
             "Sure, {subject} came out in {value}. I hope this helps.",
             "As far as I know, it was {value}.",
             "That would be {value}, I think.",
             "Let me look: {value}.",
         ),
-        hops=(
+        "hops": (
             "The {second} of the {first} of {film} is {value}.",
             "As far as I know, it is {value}.",
             "That would be {value}, I think.",
             "Let me look: {value}.",
         ),
-        sum=(
+        "sum": (
             "{left} {sign} {right} is {value}.",
             "That makes {value}.",
             "Sure, the result is {value}.",
             "Let me look: {left} {sign} {right} makes {value}, I think.",
         ),
-        problem=("{owner} has {value} {things} now.", "That makes {value}.", "Sure, the result is {value}."),
-        summary=(
+        "problem": (
+            "{owner} has {value} {things} now.",
+            "That makes {value}.",
+            "Sure, the result is {value}.",
+        ),
+        "summary": (
             "{film} is {value}.",
             "Sure, here it is: {value}.",
             "As far as I know, it is {value}.",
             "Let me look: {value}.",
         ),
-        verdict={
-            "yes": (
-                "Yes, {film} was released before {other}.",
-                "Yes, it was.",
-                "Sure, the answer is yes.",
-                "Let me look: yes.",
-                "I think: Yes.",
-            ),
-            "no": (
-                "No, {film} was not released before {other}.",
-                "No, it was not.",
-                "Sure, the answer is no.",
-                "Let me look: no.",
-                "I think: No.",
-            ),
-        },
-        hedge=("That is hard to say.", "They came out at about the same time."),
-        confused=("I am not sure what you mean.", "Sorry, what do you mean?"),
-    ),
+        "yes": (
+            "Yes, {film} was released before {other}.",
+            "Yes, it was.",
+            "Sure, the answer is yes.",
+            "Let me look: yes.",
+            "I think: Yes.",
+        ),
+        "no": (
+            "No, {film} was not released before {other}.",
+            "No, it was not.",
+            "Sure, the answer is no.",
+            "Let me look: no.",
+            "I think: No.",
+        ),
+        "hedge": ("That is hard to say.", "They came out at about the same time."),
+        "confused": ("I am not sure what you mean.", "Sorry, what do you mean?"),
+    },
     # Other sentences, mostly with words of A: the small agent has never seen any others.
-    "B": Wordings(
-        fact=(
+    "B": {
+        "fact": (
             "That is {value}, I hope.",
             "Good question! It is {value}.",
             "The {relation} would be {value}, I hope.",
             "The answer is {value}, I hope.",
         ),
-        year=(
+        "year": (
             "I think it was in {value}.",
             "Let me look: {subject} came out in {value}.",
             "That would be {value}, I hope.",
         ),
-        hops=("I think it is {value}.", "Good question! It is {value}.", "The answer is {value}, I hope."),
-        sum=(
+        "hops": ("I think it is {value}.", "Good question! It is {value}.", "The answer is {value}, I hope."),
+        "sum": (
             "I think that makes {value}.",
             "The result is {value}, I hope.",
             "Let me look, it makes {value}.",
         ),
-        problem=("I think that makes {value}.", "The result is {value}, I hope."),
-        summary=("I think {film} is {value}.", "Let me look: it is {value}.", "Here it is, I hope: {value}."),
-        verdict={
-            "yes": ("I think yes.", "Good question! Yes.", "The answer is yes, I hope."),
-            "no": ("I think no.", "Good question! No.", "The answer is no, I hope."),
-        },
-        hedge=("Good question! Hard to say.", "I am not sure."),
-        confused=("Good question! What do you mean?", "I do not know what you mean."),
-    ),
+        "problem": ("I think that makes {value}.", "The result is {value}, I hope."),
+        "summary": (
+            "I think {film} is {value}.",
+            "Let me look: it is {value}.",
+            "Here it is, I hope: {value}.",
+        ),
+        "yes": ("I think yes.", "Good question! Yes.", "The answer is yes, I hope."),
+        "no": ("I think no.", "Good question! No.", "The answer is no, I hope."),
+        "hedge": ("Good question! Hard to say.", "I am not sure."),
+        "confused": ("Good question! What do you mean?", "I do not know what you mean."),
+    },
 }

@@ -33,7 +33,7 @@ def test_direct_makes_one_call_and_reads_the_answer_in_tags():
 
 def test_without_tags_the_request_is_answer_only():
     environment = ScriptedEnvironment(["Anna"])
-    prediction = answer("direct", priced(OwnSource(environment, seed=0)), answer_format="only")
+    prediction = answer("direct", priced(OwnSource(environment, seed=0)), spec="mini")
     assert environment.asked == [[{"role": "user", "content": "abc def? Answer only."}]]
     assert prediction.answer == "Anna" and prediction.format is None
 
@@ -114,7 +114,7 @@ def test_a_chain_of_thought_is_asked_for_and_then_for_the_answer_that_it_leads_t
     "Therefore, the answer is Answer only."."""
     replies = iter(["First a, then b.", "<answer>Anna</answer>" if name == "tags" else "Anna"])
     source = PricedSource(lambda _: next(replies))
-    prediction = answer("cot", priced(source), answer_format=name)
+    prediction = answer("cot", priced(source), spec="mini" if name == "only" else "large")
     [first], [*before, last] = source.asked
     assert first == {"role": "user", "content": "abc def?\nLet's think step by step."}
     assert before == [first, {"role": "assistant", "content": "First a, then b."}]
@@ -128,7 +128,7 @@ def test_the_mini_world_extracts_the_answer_from_its_own_chain_of_thought():
     for environment in (MiniEnvironment(world, seed=0), AdvisedEnvironment(world, seed=0)):
         for film in world.test.films[:20]:
             question = Question("q", "a", f"Who is the director of {film}?", (world.facts[film, "director"],))
-            cot = method("cot", priced(OwnSource(environment, seed=0)), answer_format="only")
+            cot = method("cot", priced(OwnSource(environment, seed=0)), spec="mini")
             found = asyncio.run(cot.answer(question, sample=0, seed="0"))
             right += exact_match(found.answer, question.answers)
     assert right >= 36, "clear questions are nearly always answered right"

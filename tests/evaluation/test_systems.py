@@ -93,7 +93,6 @@ def test_the_same_settings_use_the_answers_again(run_here, other):
     [
         ("--seed 1", "its answers have --seed 0, not 1: give another --out"),
         ("--temperature 0.5", "its answers have --temperature 0.0, not 0.5: give another --out"),
-        ("--answer-format tags", "its answers have --answer-format 'auto', not 'tags'"),
         ("--optimize-calls 9", "its answers have --optimize-calls 0, not 9"),
         ('--env-args {"top_p":0.5}', "its answers have --env-args"),
     ],

@@ -103,18 +103,6 @@ def test_a_folder_without_a_valid_encoder_is_a_usage_error(tiny_encoder: Path, t
         SentenceEncoder(find_encoder(str(tmp_path)))
 
 
-def test_an_encoder_with_another_pooling_is_rejected(tiny_encoder: Path, tmp_path: Path) -> None:
-    other = tmp_path / "cls"
-    shutil.copytree(tiny_encoder, other)
-    (other / "1_Pooling").mkdir()
-    for config in ({"pooling_mode_mean_tokens": False}, {"pooling_mode": "cls"}):
-        (other / "1_Pooling" / "config.json").write_text(json.dumps(config))
-        with pytest.raises(UsageError, match="does not use mean pooling"):
-            SentenceEncoder(other)
-    (other / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
-    SentenceEncoder(other)
-
-
 # Recorded with sentence-transformers 6.2.0, transformers 5.23.0 and torch 2.13.0 on a CPU: six coordinates of
 # SentenceTransformer(folder).encode(TEXTS, normalize_embeddings=True), and util.cos_sim of all pairs.
 LONG = " ".join(WORDS[index * 7 % len(WORDS)] + str(index) for index in range(600))

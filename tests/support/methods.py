@@ -56,16 +56,17 @@ def method(
     environment: Environment,
     *,
     agent: AgentSpec | Path | str = "",
+    spec: str = "large",
     folder: Path = Path("unused"),
     **settings: object,
 ) -> Method:
     """A method with a tiny agent; `settings` are those of evaluate.py."""
-    spec = agent if isinstance(agent, AgentSpec) else AgentSpec(agent, CONFIG, start=str(agent))
-    system = System(name, "large", str(spec.path))
+    played_by = agent if isinstance(agent, AgentSpec) else AgentSpec(agent, CONFIG, start=str(agent))
+    system = System(name, spec, str(played_by.path))
     maker = MethodMaker(
         # At this temperature and seed 0 the tiny agent asks; greedily it never does.
         config=EvaluateConfig(**{"temperature": 1.0, "top_p": 1.0, **settings}),
-        systems={system: spec},
+        systems={system: played_by},
         datasets=["a"],
         environments=SimpleNamespace(open=lambda spec, **_: environment),
         device=torch.device("cpu"),
