@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import weakref
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def test_the_manuals_table_of_metrics_lists_exactly_the_metrics_of_a_run(trained
     documented: set[str] = set()
     for row in table.splitlines()[2:]:
         names, meaning = row.split(" | ")[:2]
-        if not meaning.startswith(("with `--", "where games broke")):  # which other runs do not write
+        if not meaning.startswith(("with `--", "where games broke", "replies filtered")):  # in other runs
             documented |= set(re.findall(r"`([^`]+)`", names))
     written: set[str] = set()
     for line in read_metrics(trained / "runs/small"):
@@ -92,19 +93,19 @@ def test_the_trajectory_files_hold_the_games_of_a_step_with_rewards_and_advantag
 def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_metrics(
     trained, asking_agent, tmp_path, call_here
 ):
-    line = ["train.py", "--agent", asking_agent, *SMALL, "--out", "runs/small", "--test-data", "none"]
-    line += ["--save-every", "2"]
-    (tmp_path / "runs/small/report.html").mkdir(parents=True)  # report.html cannot be written
-    (tmp_path / "runs/small/.lock").touch()  # a run folder
-    stopped = call_here(tmp_path, *line, "--steps", "2")
-    assert stopped.returncode == 0
-    assert "report.html could not be written: Is a directory" in stopped.stdout
-    # As if the run had been killed after it wrote the metrics of step 3, and before the next checkpoint.
-    with (tmp_path / "runs/small/metrics.jsonl").open("a") as file:
-        file.write('{"step": 3, "reward/mean": 77}\n{"step": 4, "rew')
-    resumed = call_here(tmp_path, *line, "--steps", "4")
-    assert resumed.returncode == 0 and "Resuming after step 2" in resumed.stdout
+    """As if it had been killed after it wrote the metrics of step 3, and before the next checkpoint."""
     uninterrupted_run, resumed_run = trained / "runs/small", tmp_path / "runs/small"
+    shutil.copytree(uninterrupted_run, resumed_run)
+    shutil.rmtree(resumed_run / "checkpoints/step-000004")
+    (resumed_run / "report.html").unlink()
+    (resumed_run / "report.html").mkdir()  # it cannot be written
+    metrics = (resumed_run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    damaged = [*metrics[:3], '{"step": 3, "reward/mean": 77}\n{"step": 4, "rew']
+    (resumed_run / "metrics.jsonl").write_text("".join(damaged))
+    line = ["--agent", asking_agent, "--test-data", "none", *FOUR_STEPS]
+    resumed = call_here(tmp_path, "train.py", *line)
+    assert resumed.returncode == 0 and "Resuming after step 2" in resumed.stdout
+    assert "report.html could not be written: Is a directory" in resumed.stdout
     expected, tensors = newest_checkpoint(uninterrupted_run), newest_checkpoint(resumed_run)
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
@@ -139,16 +140,15 @@ def games_of_first_step(run: Path) -> set[tuple[int, ...]]:
 
 def test_the_paper_preset_runs_end_to_end(agent, tmp_path, call_here):
     """Table 6 with a tiny Qwen3: the paper's instruction, turns, rule and gradient checkpointing."""
-    rows = [{"question": f"Who is number {n}?", "answer": str(n)} for n in range(5)]
-    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "own.jsonl").write_text('{"question": "Who is number 1?", "answer": "1"}')
     settings = """
-        --config paper --env mini --data own.jsonl --val-data own.jsonl --test-data own.jsonl --steps 2
-        --questions 3 --mini-batch 8 --max-new 24 --max-tokens 3000 --out runs/paper-seed0
+        --config paper --env mini --data own.jsonl --val-data own.jsonl --test-data none --steps 1
+        --questions 1 --mini-batch 5 --max-new 24 --max-tokens 3000 --out runs/paper-seed0
     """
     done = call_here(tmp_path, "train.py", "--agent", agent, *settings.split())
     assert done.returncode == 0, done.stderr
     lines = read_metrics(tmp_path / "runs/paper-seed0")
-    assert len(lines) == 3 and lines[2]["grad_norm"] >= 0 and "val/reward" in lines[0]
+    assert len(lines) == 2 and lines[1]["grad_norm"] >= 0 and "val/reward" in lines[0]
     config = (tmp_path / "runs/paper-seed0/config.yaml").read_text()
     settings = "group_size: 5, lr: 1.0e-06, rule: paper, instruction: paper, max_turns: 5, kl_coef: 0.001"
     for setting in settings.split(", "):
@@ -158,7 +158,7 @@ def test_the_paper_preset_runs_end_to_end(agent, tmp_path, call_here):
 def test_training_without_an_environment_makes_no_calls_and_has_one_turn_per_game(
     agent, tmp_path, monkeypatch, capfd
 ):
-    rows = [json.dumps({"question": f"Who is {n}?", "answer": str(n)}) for n in range(5)]
+    rows = [json.dumps({"question": f"Who is {n}?", "answer": str(n)}) for n in range(2)]
     (tmp_path / "own.jsonl").write_text("\n".join(rows))
     files = ["--data", "own.jsonl", "--val-data", "own.jsonl", "--test-data", "own.jsonl"]
     monkeypatch.chdir(tmp_path)
@@ -175,17 +175,15 @@ def test_training_without_an_environment_makes_no_calls_and_has_one_turn_per_gam
     assert "rule: alone" in config and "max_turns: 1" in config
 
 
-def test_infer_prints_a_dialogue_and_json(trained, call_here):
+def test_infer_prints_a_dialogue(trained, call_here):
     line = ["infer.py", "--agent", "runs/small", "--question", "Any idea who made Silver River?"]
-    dialogue = call(trained, *line)  # in a process of its own, as a user does
+    dialogue = call_here(trained, *line)
     assert dialogue.returncode == 0
     assert dialogue.stdout.startswith("question     Any idea who made Silver River?")
-    game = json.loads(call_here(trained, *line, "--json").stdout)
-    assert game["environment"] == "mini" and 1 <= len(game["turns"]) <= 4
 
 
 def test_evaluate_scores_every_method_and_writes_all_predictions(trained, call_here):
-    done = call_here(trained, "evaluate.py", "--agent", "runs/small", "--limit", "10", "--out", "scores")
+    done = call_here(trained, "evaluate.py", "--agent", "runs/small", "--limit", "2", "--out", "scores")
     assert done.returncode == 0, done.stderr
     table = (trained / "scores/tables.md").read_text("utf-8")
     assert table.count("**all**") == 3 and "| untrained | bridge |" in table
@@ -195,7 +193,7 @@ def test_evaluate_scores_every_method_and_writes_all_predictions(trained, call_h
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "agent runs/small, step " in done.stderr and "environment mini, seed 0" in done.stderr
     lines = [json.loads(line) for line in (trained / "scores/predictions.jsonl").read_text().splitlines()]
-    assert [line["method"] for line in lines].count("direct") == 10 and len(lines) == 30
+    assert [line["method"] for line in lines].count("direct") == 2 and len(lines) == 6
 
 
 def test_the_papers_tables_are_printed_again_without_new_calls(trained, monkeypatch, capsys):
@@ -204,7 +202,7 @@ def test_the_papers_tables_are_printed_again_without_new_calls(trained, monkeypa
     """
     monkeypatch.chdir(trained)
     settings = """
-        --tables --agent runs/small --env mini mini-b --limit 6 --out tables
+        --tables --agent runs/small --env mini mini-b --limit 2 --out tables
         --method direct untrained agent-only prompt-r1
     """
     evaluate.main(settings.split())
@@ -212,7 +210,7 @@ def test_the_papers_tables_are_printed_again_without_new_calls(trained, monkeypa
     filled = (trained / "tables/tables.md").read_text("utf-8")
     assert all(f"### Table {number}" in filled for number in (2, 3, 5)) and "| math_ood (n = " in filled
     lines = (trained / "tables/predictions.jsonl").read_bytes()
-    assert lines.count(b"\n") == 12 * (2 + 1 + 1 + 2)  # direct and prompt-r1 with both environments
+    assert lines.count(b"\n") == 4 * (2 + 1 + 1 + 2)  # direct and prompt-r1 with both environments
     evaluate.main(settings.split())
     assert capsys.readouterr().out == first
     assert (trained / "tables/predictions.jsonl").read_bytes() == lines

@@ -153,7 +153,7 @@ def test_an_environment_that_fails_ends_with_a_resumable_error(ask, monkeypatch,
 def test_ctrl_c_shows_the_interrupted_game(agent, tmp_path):
     """The environment hangs when the signal comes, after the agent's first turn."""
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.mini_server", "--port", "0", "--latency", "500"],
+        [sys.executable, "-m", "tests.support.mini_server", "--port", "0", "--fail", "1", "--faults", "hang"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,

@@ -17,7 +17,7 @@ from tests.support.json_server import JsonHandler, serving
 from tests.support.tensors import load_tensors
 
 SMALL = (
-    "--config mini --env mini --questions 4 --group-size 4 --mini-batch 16 --max-turns 3 --max-new 80 "
+    "--config mini --env mini --questions 2 --group-size 4 --mini-batch 8 --max-turns 3 --max-new 80 "
     "--max-tokens 900 --lr 1e-3 --steps 1 --device cpu"
 ).split()
 
@@ -74,13 +74,13 @@ def test_games_are_played_with_the_weights_of_the_previous_step(asking_agent, tm
     differ from the policy's. The KL to the frozen reference grows. With one optimiser step per training step
     the advantages cancel, so the loss is kl_coef * KL.
     """
-    run = train_run(tmp_path, asking_agent, "--kl-coef", "0.25", "--steps", 3)
-    first, second, third = read_metrics(run)[1:]
-    for line in (first, second, third):
+    run = train_run(tmp_path, asking_agent, "--kl-coef", "0.25", "--steps", 2)
+    first, second = read_metrics(run)[1:]
+    for line in (first, second):
         assert line["grad_norm"] > 0.01 and 0 < line["engine/logprob_gap"] < 1e-4
         assert line["engine/importance_mean"] == 1 and line["engine/importance_truncated"] == 0  # float32
         assert line["loss"] == pytest.approx(0.25 * line["kl"], rel=1e-3, abs=1e-6)
-    assert first["kl"] < 1e-6 and 1e-4 < second["kl"] < third["kl"]
+    assert first["kl"] < 1e-6 and second["kl"] > 1e-4
 
 
 def test_every_game_has_its_own_random_seed(random_agent, tmp_path):
@@ -97,7 +97,7 @@ def test_the_order_in_which_a_rank_plays_its_questions_does_not_change_the_mini_
     asking_agent, tmp_path, monkeypatch
 ):
     """A game's place follows from its question's number among those of all ranks, not of its own rank."""
-    line = ["--mini-batch", 8, "--group-size", 4, "--max-new", 40]
+    line = ["--mini-batch", 4, "--max-new", 40]
     expected = load_tensors(train_run(tmp_path / "0", asking_agent, *line) / "agent")
     of_rank = RunQuestions.of_rank
     monkeypatch.setattr(
@@ -129,6 +129,7 @@ def test_the_final_table_compares_greedy_games_of_the_untrained_agent_and_the_be
     """
     data = write_questions(tmp_path, "Who is the director of Silver River?", copies=10)
     line = ["--data", data, "--val-data", data, "--test-data", data, "--temperature", "0.7"]
+    line += ["--questions", 4, "--mini-batch", 16]
     run = train_run(tmp_path, asking_agent, *line)
     assert len({len(game["turns"]) for game in games_of(run, 1)}) > 1
     printed, rows = capsys.readouterr().out, rows_of((run / "test.md").read_text("utf-8"))
@@ -163,36 +164,41 @@ def test_training_validation_and_test_play_their_own_questions(random_agent, tmp
 
 
 def test_the_last_step_is_always_validated(random_agent, tmp_path):
-    line = "--val-data mini --val-limit 2 --save-every 2 --max-new 4 --steps 3".split()
+    line = "--val-data mini --val-limit 1 --save-every 2 --max-new 4 --max-turns 1 --steps 3".split()
     run = train_run(tmp_path, random_agent, *line)
     assert [line["step"] for line in read_metrics(run) if "val/em" in line] == [0, 2, 3]
 
 
-def test_with_token_mean_the_loss_is_averaged_over_tokens(asking_agent, tmp_path):
+@pytest.fixture(scope="module")
+def one_step(asking_agent, tmp_path_factory) -> Path:
+    """A run of one step with other settings of the loss and the optimiser."""
+    line = "--loss token-mean --lr 2e-3 --beta2 0.95 --weight-decay 0.3".split()
+    return train_run(tmp_path_factory.mktemp("one"), asking_agent, *line)
+
+
+def test_with_token_mean_the_loss_is_averaged_over_tokens(one_step):
     """In the first optimiser step every ratio is 1 and the KL is 0, so the loss is minus the mean advantage.
     Over the games of a group the advantages cancel; over their tokens they do not.
     """
-    run = train_run(tmp_path, asking_agent, "--loss", "token-mean")
     advantages = [
-        game["advantage"] for game in games_of(run, 1) for _ in range(game["sampled"].count("1"))
+        game["advantage"] for game in games_of(one_step, 1) for _ in range(game["sampled"].count("1"))
     ]  # of each token
     expected = -sum(advantages) / len(advantages)
     assert abs(expected) > 1e-3
-    assert read_metrics(run)[1]["loss"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert read_metrics(one_step)[1]["loss"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_the_first_optimiser_step_equals_adamw_with_the_given_settings(asking_agent, tmp_path):
+def test_the_first_optimiser_step_equals_adamw_with_the_given_settings(asking_agent, one_step):
     """w ← w (1 - lr · decay) - lr · m / (√v + ε); after bias correction m = g and v = g², with g the clipped
     gradient.
     """
     lr, beta1, beta2, decay = 2e-3, 0.9, 0.95, 0.3
-    run = train_run(tmp_path, asking_agent, "--lr", lr, "--beta2", beta2, "--weight-decay", decay)
-    before, after = load_tensors(asking_agent), load_tensors(run / "agent")
-    saved = load_tensors(run / "checkpoints/step-000001")
+    before, after = load_tensors(asking_agent), load_tensors(one_step / "agent")
+    saved = load_tensors(one_step / "checkpoints/step-000001")
     first = {name: saved[f"adam/model.{name}/exp_avg"] for name in before}
     second = {name: saved[f"adam/model.{name}/exp_avg_sq"] for name in before}
     norm = torch.cat([moment.flatten() for moment in first.values()]).norm().item() / (1 - beta1)
-    assert norm == pytest.approx(min(read_metrics(run)[1]["grad_norm"], GRADIENT_LIMIT), rel=1e-3)
+    assert norm == pytest.approx(min(read_metrics(one_step)[1]["grad_norm"], GRADIENT_LIMIT), rel=1e-3)
     for name, old in before.items():
         m, v = first[name] / (1 - beta1), second[name] / (1 - beta2)
         assert torch.allclose(m**2, v, rtol=1e-3, atol=1e-12), name
@@ -202,7 +208,7 @@ def test_the_first_optimiser_step_equals_adamw_with_the_given_settings(asking_ag
 
 def test_without_a_reference_the_kl_to_the_policy_before_the_step_is_logged(asking_agent, tmp_path):
     """0 in the first mini-batch, where nothing has moved yet."""
-    run = train_run(tmp_path, asking_agent, "--kl-coef", "0", "--mini-batch", "2", "--lr", "0.01")
+    run = train_run(tmp_path, asking_agent, "--kl-coef", "0", "--mini-batch", "4", "--lr", "0.01")
     assert read_metrics(run)[1]["kl"] > 0
 
 

@@ -1,6 +1,5 @@
-"""Faults of one rank (killed, raises, hangs, infinities), and a resume on another number of ranks."""
+"""Faults of one rank (killed), and a resume on another number of ranks."""
 
-import math
 import os
 import signal
 import subprocess
@@ -93,20 +92,6 @@ def test_a_rank_that_has_lost_another_ends_with_one_sentence_and_the_run_can_be_
     assert log.count("could not communicate") == 1, log
     assert "Traceback" not in log
     assert harness.run(tmp_path, arguments).exit_codes == [0, 0]
-
-
-def test_optimiser_steps_with_infinities_on_one_rank_are_skipped_by_all_ranks(arguments, harness, tmp_path):
-    """Advantages are infinite on rank 1 in step 1: both ranks skip the affected optimiser steps."""
-    assert harness.run(tmp_path, arguments, infinite_rank=1, infinite_steps=1).exit_codes == [0, 0]
-    skipped = [line.get("update/skipped", 0) for line in read_metrics(tmp_path / "run")]
-    assert skipped[1] > 0 and not any(skipped[2:])
-    for line in read_metrics(tmp_path / "run")[2:]:
-        assert all(math.isfinite(value) for value in line.values())
-
-
-def test_infinities_in_every_step_stop_the_run(arguments, harness, tmp_path):
-    assert harness.run(tmp_path, arguments, infinite_rank=1, infinite_steps=99).exit_codes == [75, 75]
-    assert "not finite in" in (tmp_path / "rank0.log").read_text()
 
 
 # Ranks and --parallel before the kill, then after it.

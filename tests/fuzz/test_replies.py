@@ -13,7 +13,7 @@ from tests.fuzz.test_damaged_files import TRAIN
 from tests.support.providers import KEY, body_of, error_of
 from tests.support.sandbox import Sandbox
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 HUGE = 10**400
 Reply = tuple[int, object, dict[str, str]]  # status, body and headers

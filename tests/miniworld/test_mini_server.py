@@ -18,17 +18,13 @@ import torch
 import train
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.environments.journal import Journal
-from prompt_r1.errors import EnvError
-from prompt_r1.spending import Spending
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.types import Message
-from tests.support.mini_server import BILLED, FAULTS, GAMES, REPLYING, FaultyServer, with_server
+from tests.support.mini_server import BILLED, FAULTS, GAMES, FaultyServer, with_server
 from tests.support.paths import ROOT
 from tests.support.programs import Ended, command
-from tests.support.providers import KEY, MovingClock, open_environment
+from tests.support.providers import KEY
 from tests.support.tensors import load_tensors
 
-HELLO: list[Message] = [{"role": "user", "content": "Who is the director of Silver River?"}]
 ERROR_TEXT = "request failed"  # begins every message of the server's faults
 
 
@@ -56,12 +52,12 @@ def train_in(folder: Path, line: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="module")
 def faulty(locked: str, asking_agent: Path, tmp_path_factory) -> tuple[Ended, Path]:
-    """Two steps of training through the failing server, and their run folder."""
+    """A step of training through the failing server, and their run folder."""
     folder = tmp_path_factory.mktemp("faulty")
     (folder / "own.jsonl").write_text('{"question": "Who made Silver River?", "answer": "Anna"}\n')
     line = [
         *("--agent", str(asking_agent), "--env", f"mini@{locked}"),
-        *(*GAMES, "--group-size", "8", "--temperature", "0.5", "--steps", "2"),
+        *(*GAMES, "--group-size", "8", "--temperature", "0.5", "--steps", "1"),
         *("--data", "mini", "--test-data", "own.jsonl", "--env-price", "1,2", "--out", "run"),
     ]
     with (
@@ -80,7 +76,7 @@ def test_no_trajectory_contains_an_error_text(faulty) -> None:
     files = out.glob("trajectories/step-*")
     rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     replies = [turn["reply"] for row in rows for turn in row["turns"] if turn["reply"] is not None]
-    assert len(rows) == 64 and len(replies) > 20  # three calls in ten failed
+    assert len(rows) == 32 and len(replies) > 10  # three calls in ten failed
     for row in rows:
         shown = json.dumps(row["turns"])
         assert ERROR_TEXT not in shown and "html" not in shown and "HTTP" not in shown
@@ -136,47 +132,12 @@ def test_an_invalid_environment_fails_at_once_with_one_sentence(
     assert time.perf_counter() - begin < 5
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_ends_in_the_right_reply_or_in_a_failed_call(fault: str) -> None:
-    """Each call gets its own reply or an error, and the budget counts what the server has counted."""
-    server = FaultyServer(fail=1.0, faults=[fault])
-    questions = [f"Who is the director of {title}?" for title in ("Silver River", "Anna", "It", "Up", "Her")]
-
-    async def calls() -> tuple[list[str | BaseException], int, Spending]:
-        environment = open_environment(f"mini@{server.base_url}")
-        source = environment.members[0].source
-        timeout = 0.1 if fault == "hang" else 60.0  # waits of other calls move the clock too
-        source._attempt_timeout, source._call_deadline = timeout, 30.0
-        source._sleep = MovingClock()
-        asked = [environment.ask([{"role": "user", "content": question}]) for question in questions]
-        replies = await asyncio.gather(*asked, return_exceptions=True)
-        return replies, int(environment.take_metrics()["env/lost"]), environment.budget.spent
-
-    async def direct() -> list[str]:
-        asked = [server.models["mini"].ask([{"role": "user", "content": text}]) for text in questions]
-        return await asyncio.gather(*asked)
-
-    replies, lost, spent = with_server(calls(), server)
-    if fault in REPLYING:
-        assert replies == asyncio.run(direct())
-        assert server.counts["replies"] == server.counts[fault] == spent.calls
-        assert spent.calls - lost == len(questions) and (fault == "duplicate" or not lost)
-    else:
-        assert all(isinstance(reply, EnvError) for reply in replies)
-        assert not server.counts["replies"]
-        if fault in BILLED:
-            assert 2 * len(questions) < lost == spent.calls >= server.counts[fault]
-        else:
-            assert lost <= len(questions) < server.counts[fault]  # of each call, the one that time cuts off
-
-
 @pytest.mark.slow
 def test_a_training_with_faults_in_three_calls_of_ten_ends_with_the_weights_of_a_clean_one(
     asking_agent, tmp_path
 ) -> None:
     """Eight steps. Calls, lost attempts and dollars are those that the server counts."""
-    # Faults that leave the reply readable are drawn more often, so that no call fails in all six attempts.
-    faults = [fault for fault in (*FAULTS, *2 * REPLYING) if fault not in ("usage", "hang")]
+    faults = [fault for fault in FAULTS if fault != "hang"]
     clean = FaultyServer()
     faulty = FaultyServer(fail=0.3, faults=faults, rng=random.Random(1))
 
@@ -197,10 +158,7 @@ def test_a_training_with_faults_in_three_calls_of_ten_ends_with_the_weights_of_a
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     for server, out in ((clean, "clean"), (faulty, "faulty")):
         spent, lines = Journal(tmp_path / out / "journal").spent, read_metrics(tmp_path / out)
-        # A reply that comes after the timeout, on a busy machine, is a lost attempt here and a reply there.
-        attempts = server.counts["replies"] + sum(server.counts[fault] for fault in BILLED)
-        duplicates = sum(line["env/lost"] for line in lines) if "duplicate" in server.counts else 0
-        assert attempts <= spent.calls <= attempts + duplicates
+        assert spent.calls == server.counts["replies"] + sum(server.counts[fault] for fault in BILLED)
         billed = (server.counts["prompt_tokens"] + 2 * server.counts["completion_tokens"]) / 1e6
         assert spent.usd - spent.lost_usd <= billed + 1e-9 and billed <= spent.usd + 1e-9
         if not spent.lost_usd:

@@ -22,7 +22,7 @@ from tests.support.tensors import load_tensors
 TOKENS = torch.tensor([tiny.random_tokens(30, seed=1)])
 SETTINGS = """
     --env mini --val-data none --test-data none --device cpu --questions 1 --group-size 4 --mini-batch 4
-    --loss token-mean --lr 1e-2 --max-new 30 --max-turns 2 --max-tokens 500 --instruction short --save-every 3
+    --loss token-mean --lr 1e-2 --max-new 30 --max-turns 2 --max-tokens 500 --instruction short --save-every 1
     --adapter-rank 4
 """
 
@@ -91,28 +91,28 @@ def trained(folder: Path, agent: Path, *line: object) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """A run of six steps, with checkpoints of steps 3 and 6, and its agent beside it."""
+    """A run of three steps, with checkpoints of the last two, and its agent beside it."""
     folder = tmp_path_factory.mktemp("run")
     tiny.save_asking_agent(folder / "start")
-    return trained(folder / "whole", folder / "start", "--steps", 6)
+    return trained(folder / "whole", folder / "start", "--steps", 3)
 
 
 def killed_copy(whole: Path, folder: Path) -> Path:
-    """The run as a kill after step 5 leaves it: with newer metric lines than its checkpoint."""
+    """The run as a kill in step 3 leaves it: with newer metric lines than its checkpoint."""
     shutil.copytree(whole, folder)
     shutil.rmtree(checkpoints_of(folder)[-1])
     return folder
 
 
 def test_a_run_with_adapters_resumes_bit_for_bit_from_the_checkpoint_before_a_kill(whole, tmp_path):
-    run = trained(killed_copy(whole, tmp_path / "run"), whole.parent / "start", "--steps", 6)
+    run = trained(killed_copy(whole, tmp_path / "run"), whole.parent / "start", "--steps", 3)
     for file in ("agent/model.safetensors", "agent/adapter/adapter_model.safetensors"):
         assert (whole / file).read_bytes() == (run / file).read_bytes()
     one, other = (load_tensors(checkpoints_of(folder)[-1]) for folder in (whole, run))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     same = ("step", "reward/mean", "loss", "kl", "grad_norm")
     lines = [[[line.get(name) for name in same] for line in read_metrics(folder)] for folder in (whole, run)]
-    assert lines[0] == lines[1] and len(lines[0]) == 7
+    assert lines[0] == lines[1] and len(lines[0]) == 4
 
 
 def test_a_checkpoint_holds_the_adapters_and_their_moments_only(whole):

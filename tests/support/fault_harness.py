@@ -151,16 +151,13 @@ class FaultHarness:
         arguments: list[str],
         *,
         ranks: int = 2,
-        infinite_rank: int = -1,
-        infinite_steps: int = 0,
         launcher: bool = True,
         fault: Fault = no_fault,
     ) -> ProcessRun:
         """Run `train.py` in a folder until all its ranks have exited.
 
-        `fault` is called with every phase event until it returns True. The advantages on rank `infinite_rank`
-        are infinite in the first `infinite_steps` steps. Without a `launcher`, nobody ends the ranks when
-        one of them fails.
+        `fault` is called with every phase event until it returns True. Without a `launcher`, nobody ends the
+        ranks when one of them fails.
         """
         folder.mkdir(parents=True, exist_ok=True)
         run = ProcessRun()
@@ -170,8 +167,6 @@ class FaultHarness:
             "arguments": arguments,
             "folder": str(folder),
             "events": str(folder / "events"),
-            "infinite_rank": infinite_rank,
-            "infinite_steps": infinite_steps,
             "launcher": launcher,
         }
         try:

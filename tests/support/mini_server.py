@@ -1,4 +1,4 @@
-"""The mini environment as an OpenAI-compatible endpoint, with faults, latencies and a key.
+"""The mini environment as an OpenAI-compatible endpoint, with faults and a key.
 
     python -m tests.support.mini_server --port 8100 --fail 0.1
     python train.py --env mini@http://127.0.0.1:8100/v1
@@ -9,16 +9,12 @@ Plain asyncio. The replies are those of the mini environment.
 import argparse
 import asyncio
 import json
-import math
 import random
-import time
-import uuid
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TypeVar
 
 from prompt_r1.miniworld import MiniEnvironment, make_world
-from prompt_r1.types import Message
 
 T = TypeVar("T")
 COMPLETION = "POST /v1/chat/completions"
@@ -35,65 +31,32 @@ FAULTS = {
     "reset": "a connection that is reset within the response",
     "hang": "no response at all",
     "garbage": "HTML instead of JSON",
-    "duplicate": "the response twice",
-    "stall": "a pause of a second within the response",
-    "types": "JSON of wrong types",
-    "usage": "token counts that cannot be right",
 }
-REPLYING = ("duplicate", "stall", "usage")  # the reply can be read
-BILLED = ("reset", "hang", "garbage", "types")  # a provider may bill the reply, but it is lost
-DEFAULT_FAULTS = ("500", "429", "reset", "hang", "garbage")
+BILLED = ("reset", "hang", "garbage")  # a provider may bill the reply, but it is lost
 LONGEST_HANG = 600.0  # seconds
-STALL = 1.0  # seconds
-WRONG_TYPES: tuple[object, ...] = (
-    [],
-    "text",
-    {"choices": {}},
-    {"choices": [None]},
-    {"choices": [{"message": []}]},
-    {"choices": [{"message": {"content": {"text": 5}}, "finish_reason": []}]},
-)
-WRONG_USAGE: tuple[object, ...] = (
-    None,
-    [],
-    {"prompt_tokens": -7, "completion_tokens": "9"},
-    {"prompt_tokens": 10**30, "completion_tokens": 0.5},
-    {"prompt_tokens": True, "completion_tokens": None},
-)
-LATENCY_SIGMA = 1.0  # of the log-normal distribution: one call in a hundred takes ten times the median
 
 
 class FaultyServer:
-    """Serves the models `mini` and `mini-b` of the world of `seed`.
+    """Serves the model `mini` of the world of seed 0.
 
     It fails a share `fail` of the requests with one of `faults`, drawn anew, so that a retry may succeed.
-    `latency` is the median seconds of a reply. With `key`, requests with other keys are rejected. `counts`
-    has replies (the faults in REPLYING included), their tokens, faults by name, and the peak number of
-    concurrent requests.
+    With `key`, requests with other keys are rejected. `counts` has replies, their tokens, and faults by name.
     """
 
     def __init__(
         self,
         *,
-        seed: int = 0,
         fail: float = 0.0,
-        faults: Sequence[str] = DEFAULT_FAULTS,
-        latency: float = 0.0,
+        faults: Sequence[str] = tuple(FAULTS),
         key: str = "",
         rng: random.Random | None = None,
     ) -> None:
-        world = make_world(seed)
-        self.models = {
-            "mini": MiniEnvironment(world, "A", seed=seed),
-            "mini-b": MiniEnvironment(world, "B", seed=seed),
-        }
+        self.models = {"mini": MiniEnvironment(make_world(0), "A", seed=0)}
         self.fail = fail
         self.faults = tuple(faults)
-        self.latency = latency
         self.key = key
         self.rng = rng or random.Random(0)
         self.counts: Counter[str] = Counter()
-        self.running = 0
         self.base_url = ""
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
@@ -124,12 +87,7 @@ class FaultyServer:
                 headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 method, path, _ = first.split(" ", 2)
-                self.running += 1
-                self.counts["peak"] = max(self.counts["peak"], self.running)
-                try:
-                    await self.respond(reader, writer, f"{method} {path}", headers, body)
-                finally:
-                    self.running -= 1
+                await self.respond(reader, writer, f"{method} {path}", headers, body)
                 await writer.drain()
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, ValueError):
             pass  # the client has gone, or speaks no HTTP
@@ -145,62 +103,36 @@ class FaultyServer:
             writer.write(response_of(401, wrong))
             return
         if request != COMPLETION:
-            writer.write(response_of(*self.other_answer(request)))
+            writer.write(response_of(404, error(f"there is no {request}")))
             return
         status, reply = await self.complete(body)
-        if self.latency:
-            await asyncio.sleep(self.latency * math.exp(self.rng.gauss(0, LATENCY_SIGMA)))
         if status == 200 and self.rng.random() < self.fail:
-            await self._fail(reader, writer, self.rng.choice(self.faults), headers, reply)
+            await self._fail(reader, writer, self.rng.choice(self.faults), headers)
             return
-        if status == 200:
-            self._count(reply)
+        if status == 200 and isinstance(reply, dict):
+            self.counts["replies"] += 1
+            self.counts.update(reply["usage"])
         writer.write(response_of(status, reply))
-
-    def other_answer(self, request: str) -> tuple[int, object]:
-        """The status and the body of a response to a request that asks for no completion."""
-        if request != "GET /v1/models":
-            return 404, error(f"there is no {request}")
-        models = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "prompt-r1"} for name in self.models
-        ]
-        return 200, {"object": "list", "data": models}
 
     async def complete(self, body: bytes) -> tuple[int, object]:
         """The reply of a model."""
-        try:
-            request = json.loads(body)
-            model = request["model"]
-            messages = [
-                Message(role=message["role"], content=text_of(message["content"]))
-                for message in request["messages"]
-            ]
-            sent = sum(len(message["content"].split()) for message in messages)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return 400, error("the request needs model and messages")
+        request = json.loads(body)
+        model, messages = request["model"], request["messages"]
+        sent = sum(len(message["content"].split()) for message in messages)
         if model not in self.models:
             return 404, error(f"The model `{model}` does not exist", code="model_not_found")
         text = await self.models[model].ask(messages)
         said = len(text.split())
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         return 200, {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion",
-            "created": int(time.time()),
             "model": model,
             "choices": [choice],
             "usage": {"prompt_tokens": sent, "completion_tokens": said, "total_tokens": sent + said},
         }
 
-    def _count(self, reply: object) -> None:
-        self.counts["replies"] += 1
-        if isinstance(reply, dict):
-            self.counts.update(reply["usage"])
-
-    async def _fail(self, reader, writer, fault: str, headers: Mapping[str, str], reply: object) -> None:
+    async def _fail(self, reader, writer, fault: str, headers: Mapping[str, str]) -> None:
         self.counts[fault] += 1
-        if fault in REPLYING:
-            self._count(reply)
         echo = f"request failed: Authorization: {headers.get('authorization', 'none')}"
         match fault:
             case "500":
@@ -218,19 +150,6 @@ class FaultyServer:
                 raise ConnectionResetError
             case "garbage":
                 writer.write(response_of(200, f"<html>{echo}</html>"))
-            case "duplicate":
-                writer.write(2 * response_of(200, reply))
-            case "stall":
-                response = response_of(200, reply)
-                writer.write(response[: len(response) // 2])
-                await writer.drain()
-                await asyncio.sleep(STALL)
-                writer.write(response[len(response) // 2 :])
-            case "types":
-                writer.write(response_of(200, json.dumps(self.rng.choice(WRONG_TYPES))))
-            case "usage":
-                odd = {"usage": self.rng.choice(WRONG_USAGE)}
-                writer.write(response_of(200, {**reply, **odd} if isinstance(reply, dict) else reply))
 
 
 def response_of(status: int, body: object, *headers: str) -> bytes:
@@ -238,11 +157,6 @@ def response_of(status: int, body: object, *headers: str) -> bytes:
     content = (body if isinstance(body, str) else json.dumps(body)).encode()
     kind, length = "Content-Type: application/json", f"Content-Length: {len(content)}"
     return "\r\n".join([f"HTTP/1.1 {status} -", kind, length, *headers, "", ""]).encode() + content
-
-
-def text_of(content: str | list[Mapping[str, str]]) -> str:
-    """The text of a message's content: a string, or a list of text parts. Raises TypeError or KeyError."""
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def error(message: str, *, code: str = "") -> dict[str, object]:
@@ -275,10 +189,8 @@ def main() -> None:
     listed = "; ".join(f"{name}: {what}" for name, what in FAULTS.items())
     parser = argparse.ArgumentParser("python -m tests.support.mini_server", epilog=f"faults: {listed}")
     parser.add_argument("--port", type=int, default=8100)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the world (0)")
     parser.add_argument("--fail", type=float, default=0.0, help="share of requests that get a fault (0)")
-    parser.add_argument("--faults", nargs="+", choices=FAULTS, metavar="NAME", default=DEFAULT_FAULTS)
-    parser.add_argument("--latency", type=float, default=0.0, help="median seconds of a reply (0)")
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, metavar="NAME", default=tuple(FAULTS))
     parser.add_argument("--key", default="", help="the only accepted API key")
     given = vars(parser.parse_args())
     asyncio.run(serve(given.pop("port"), FaultyServer(**given, rng=random.Random())))

@@ -13,6 +13,7 @@ import evaluate
 import infer
 import train
 from prompt_r1.cli.command_line import run_program
+from prompt_r1.report import __main__ as report
 from tests.support.paths import ROOT
 
 # Settings of a training run of a few seconds: few questions, short games.
@@ -22,7 +23,12 @@ SMALL: list[str] = (
 ).split()
 FOUR_STEPS = [*SMALL, *"--out runs/small --steps 4 --save-every 2".split()]
 
-MAINS = {"train.py": train.main, "infer.py": infer.main, "evaluate.py": evaluate.main}
+MAINS = {
+    "train.py": train.main,
+    "infer.py": infer.main,
+    "evaluate.py": evaluate.main,
+    "report.py": report.main,
+}
 
 
 def command(script: str, *arguments: str | Path, ranks: int = 0) -> list[str]:

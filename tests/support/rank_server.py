@@ -1,23 +1,20 @@
 """Forks the ranks of training runs, so that torch is imported only once.
 
 `python -m tests.support.rank_server` reads requests from standard input, one line of JSON each (`ranks`,
-`arguments`, `folder`, `events`, `infinite_rank`, `infinite_steps`, `launcher`). For each it forks the ranks
-of one `train.py` and writes two lines: their process ids, and, when all have exited, their exit codes. With a
-launcher, it terminates the other ranks when one fails, as torchrun does: SIGTERM, then SIGKILL after three
-seconds.
+`arguments`, `folder`, `events`, `launcher`). For each it forks the ranks of one `train.py` and writes two
+lines: their process ids, and, when all have exited, their exit codes. With a launcher, it terminates the
+other ranks when one fails, as torchrun does: SIGTERM, then SIGKILL after three seconds.
 
 The forked processes write an event to the named pipe `events` at the start and the end of each phase.
 """
 
 import json
-import math
 import os
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -68,22 +65,6 @@ class PhaseRecorder:
         train.play_groups = recorded
 
 
-def make_advantages_infinite(steps: int) -> None:
-    """Replace the advantages of this process's games by infinity in its first `steps` training steps."""
-    original = train.compare_games
-    steps_done = 0
-
-    def compare_games(*arguments, **options):
-        nonlocal steps_done
-        games_PG = original(*arguments, **options)
-        steps_done += 1
-        if steps_done > steps:
-            return games_PG
-        return [[replace(game, advantage=math.inf) for game in group] for group in games_PG]
-
-    train.compare_games = compare_games
-
-
 def run_rank(rank: int, request: dict, port: int) -> None:
     """Run one rank of `train.py` in a forked process. Never returns."""
     log = os.open(f"{request['folder']}/rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -97,8 +78,6 @@ def run_rank(rank: int, request: dict, port: int) -> None:
         os.environ |= {name: str(value) for name, value in variables.items()}
     recorder = PhaseRecorder(request["events"], rank)
     recorder.wrap_rollout()
-    if rank == request["infinite_rank"]:
-        make_advantages_infinite(request["infinite_steps"])
     for home, attribute, phase in [
         (lifecycle, "validation_metrics", "validation"),
         (train, "learn", "update"),

@@ -43,12 +43,9 @@ def chatml(generation: str, *, text: str = "{{ m.content }}", before: str = "") 
 
 LATER = "{{ m.content.split('</think>')[-1].lstrip('\\n') }}"  # earlier think blocks are dropped
 CHATML = ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
-GLM = ("<|endoftext|>", "[gMASK]", "<sop>", "<|user|>", "<|assistant|>")
 ROLE = "{{ '<start_of_turn>model' if m.role == 'assistant' else '<start_of_turn>user' }}\n"
 GEMMA = ROLE + "{{ m.content | trim }}<end_of_turn>\n"
 HEADER = "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>"
-GRANITE = "<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}<|end_of_text|>\n"
-PHI = "<|{{ m.role }}|>\n{{ m.content }}<|end|>\n"
 SOLAR = "### {{ m.role | title }}:\n{{ m.content }}\n\n"
 DATE = "<|im_start|>system\nToday is {{ strftime_now('%d %B %Y') }}.<|im_end|>\n"
 
@@ -71,16 +68,6 @@ KINDS = {
         "<｜end▁of▁sentence｜>",
         "<think>\n",
     ),
-    "GLM-4": Kind(
-        template(
-            before="[gMASK]<sop>",
-            user="<|user|>\n{{ m.content }}",
-            assistant="<|assistant|>\n{{ m.content }}",
-            generation="<|assistant|>\n",
-        ),
-        GLM,
-        "<|user|>",
-    ),
     "GLM-5": Kind(
         template(
             before="[gMASK]<sop>",
@@ -88,7 +75,7 @@ KINDS = {
             assistant="<|assistant|></think>{{ m.content.split('</think>')[-1] }}",
             generation="<|assistant|><think>",
         ),
-        GLM,
+        ("<|endoftext|>", "[gMASK]", "<sop>", "<|user|>", "<|assistant|>"),
         "<|user|>",
         "<think>",
     ),
@@ -126,11 +113,6 @@ KINDS = {
         ("<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
         "<end_of_turn>",
     ),
-    "Phi-3": Kind(
-        template(user=PHI, assistant=PHI, generation="<|assistant|>\n"),
-        ("<|endoftext|>", "<|end|>", "<|user|>", "<|assistant|>"),
-        "<|end|>",
-    ),
     "OLMo 2": Kind(
         template(
             before="{{ bos_token }}",
@@ -140,11 +122,6 @@ KINDS = {
         ),
         ("<|endoftext|>",),
         "<|endoftext|>",
-    ),
-    "Granite": Kind(
-        template(user=GRANITE, assistant=GRANITE, generation="<|start_of_role|>assistant<|end_of_role|>"),
-        ("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
-        "<|end_of_text|>",
     ),
     "DeepSeek-Coder": Kind(
         template(
@@ -159,15 +136,6 @@ KINDS = {
     "SOLAR": Kind(
         template(user=SOLAR, assistant=SOLAR, generation="### Assistant:\n"), ("</s>", "<s>"), "</s>"
     ),
-    "Vicuna": Kind(
-        template(
-            user="USER: {{ m.content + ' ' }}",
-            assistant="ASSISTANT: {{ m.content + eos_token }}",
-            generation="ASSISTANT:",
-        ),
-        ("</s>", "<s>"),
-        "</s>",
-    ),
 }
 
 TOKENIZERS = (
@@ -177,10 +145,7 @@ TOKENIZERS = (
     "sentencepiece, first",
     "sentencepiece, always",
     "sentencepiece, no prefix",
-    "unigram, legacy",
     "unigram, first",
-    "unigram, always",
-    "unigram, no prefix",
 )
 
 BLANK = "▁"  # sentencepiece writes blanks as this character
