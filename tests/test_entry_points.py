@@ -186,7 +186,7 @@ def test_evaluate_scores_every_method_and_writes_all_predictions(trained, call_h
     done = call_here(trained, "evaluate.py", "--agent", "runs/small", "--limit", "2", "--out", "scores")
     assert done.returncode == 0, done.stderr
     table = (trained / "scores/tables.md").read_text("utf-8")
-    assert table.count("**all**") == 3 and "| untrained | bridge |" in table
+    assert table.count("**all**") == 3 and "| untrained |" in table
     assert [line.split()[0] for line in done.stdout.splitlines()[:4]] == [
         *("method", "direct", "untrained", "prompt-r1")
     ]
