@@ -40,8 +40,8 @@ from prompt_r1.distributed import pick_device
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.aggregate import score_predictions, text_metrics
-from prompt_r1.evaluation.predictions import FILE, PredictionFile, System, short_names
-from prompt_r1.evaluation.results_folder import TABLES, keep_settings, note_preparation, write_results
+from prompt_r1.evaluation.predictions import FILE, PredictionFile, System
+from prompt_r1.evaluation.results_folder import TABLES, keep_settings, write_results
 from prompt_r1.evaluation.systems import (
     choose_systems,
     common_seed,
@@ -121,17 +121,10 @@ async def answer_missing(
     paths = [maker.systems[system].path for system in missing]
     for system in sorted(missing, key=lambda system: paths.index(maker.systems[system].path)):
         if missing[system]:
-            # No variable keeps the method, which would keep its agent beside the next one.
-            await answer_all(system, await prepare(system, maker), missing[system], maker.seed, file)
-
-
-async def prepare(system: System, maker: MethodMaker) -> Method:
-    """The system's method, ready to answer. Notes in the folder what the preparation cost."""
-    method = await maker.make(system)
-    await method.prepare(*preparation_questions(system.method, maker.config, maker.seed))
-    if any(method.ledger.row.values()):
-        note_preparation(maker.folder, short_names(maker.systems)[system], method.ledger.row)
-    return method
+            method = await maker.make(system)
+            await method.prepare(*preparation_questions(system.method, maker.config, maker.seed))
+            await answer_all(system, method, missing[system], maker.seed, file)
+            del method  # it would keep its agent beside the next one
 
 
 async def answer_all(

@@ -68,7 +68,7 @@ async def gepa(
             await search.score(child, held_out)
 
     def ends(_: int) -> bool:
-        return search.ledger.task.calls >= METRIC_CALLS
+        return search.asked >= METRIC_CALLS
 
     await search.improve(step, held_out, calls=2 * BATCH + 1, ends=ends)
     return search.best()
@@ -98,22 +98,16 @@ def minibatches(questions: Sequence[Question], rng: random.Random) -> Iterator[l
 
 
 def reflection(prompt: str, predictions: Sequence[Prediction]) -> str:
-    """The optimiser's request about a minibatch."""
-    cases = [
-        f"# Example {number}\n## Inputs\n{prediction.question.text}\n## Generated Outputs\n{prediction.raw}\n"
-        f"## Feedback\n{feedback(prediction)}"
-        for number, prediction in enumerate(predictions, start=1)
-    ]
+    """The optimiser's request about a minibatch. Feedback is the score; no model is involved."""
+    cases = []
+    for number, prediction in enumerate(predictions, start=1):
+        score, gold = task_score(prediction), prediction.question.answers[0]
+        feedback = f"This answer is not right (score {score:.2f} of 1). The right answer is {gold!r}."
+        cases.append(
+            f"# Example {number}\n## Inputs\n{prediction.question.text}\n## Generated Outputs\n"
+            f"{prediction.raw}\n## Feedback\n{'This answer is right.' if score == 1 else feedback}"
+        )
     return REQUEST.format(prompt=prompt, cases="\n\n".join(cases))
-
-
-def feedback(prediction: Prediction) -> str:
-    """Feedback from the score; no model is involved."""
-    score = task_score(prediction)
-    if score == 1:
-        return "This answer is right."
-    gold = prediction.question.answers[0]
-    return f"This answer is not right (score {score:.2f} of 1). The right answer is {gold!r}."
 
 
 def read_fenced_prompt(reply: str) -> str:

@@ -123,7 +123,6 @@ class RejectionSampling(FineTuned):
                 for sample, seed in enumerate(seeds)
             ]
             played = await asyncio.gather(*games)
-            self.ledger.task = sum((game.spent for game in played), self.ledger.task)
             made += sum(max(1, game.spent.calls) for game in played)  # an agent that never asks must end too
             tried += len(played)
             right += [game for game in played if is_right(game, self.player.rule)]

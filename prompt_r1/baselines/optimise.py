@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 from prompt_r1.baselines.ask_once import AnswerFormat, ask_once, task_score
-from prompt_r1.baselines.method import Ledger, Method
+from prompt_r1.baselines.method import Method
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.evaluation.predictions import Prediction
@@ -48,8 +48,8 @@ class PromptSearch:
     optimizer: Environment
     answer_format: AnswerFormat
     max_calls: int = 0
-    ledger: Ledger = field(init=False, default_factory=Ledger)
-    begun: int = field(init=False, default=0)  # calls, with those that wait for a reply
+    begun: int = field(init=False, default=0)  # calls, with those that wait for a reply, …
+    asked: int = field(init=False, default=0)  # … and those of the environment among them
     tried: set[str] = field(init=False, default_factory=set)  # prompts that questions were answered under
     scores: dict[str, list[float]] = field(init=False, default_factory=dict)  # prompt → of each question
 
@@ -111,10 +111,10 @@ class PromptSearch:
         Raises Resumable if a call fails: a score over fewer questions could select another prompt.
         """
         self._begin(len(questions))
+        self.asked += len(questions)
         self.tried.add(prompt)
         predictions = await asyncio.gather(*(self.answer(prompt, question) for question in questions))
         for prediction in predictions:
-            self.ledger.task += prediction.spent
             if prediction.error:
                 raise Resumable(f"the environment failed in the search of {self.name}: {prediction.error}")
         return predictions
@@ -126,13 +126,10 @@ class PromptSearch:
             {"role": "system", "content": system},
             {"role": "user", "content": request},
         ]
-        game = Game(self.name, sample)
         try:
-            reply = await self.optimizer.ask(messages, game)
+            return await self.optimizer.ask(messages, Game(self.name, sample))
         except EnvError as error:
             raise Resumable(f"the optimiser of {self.name} failed: {error}") from None
-        self.ledger.optimizer += game.spent
-        return reply
 
 
 Algorithm = Callable[..., Coroutine[Any, Any, str]]
@@ -166,8 +163,6 @@ class OptimisedPrompt(Method):
                     "%s found no better prompt than its seed in %d calls", search.name, search.begun
                 )
             (self.folder / f"{file_name(name)}.txt").write_text(prompt, "utf-8")
-            self.ledger.task += search.ledger.task
-            self.ledger.optimizer += search.ledger.optimizer
 
     async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
         name = question.dataset if question.dataset in self.prompts else ALL

@@ -19,7 +19,6 @@ from prompt_r1.baselines.optimise import (
     draw_questions,
     text_between,
 )
-from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.types import Question
 
 EPOCHS, UPDATES, BATCH = 3, 4, 3  # updates in an epoch, training questions in an update
@@ -74,9 +73,21 @@ async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question]) 
 
     async def criticise(question: Question) -> str:
         [prediction] = await search.try_prompt(prompt, [question])
-        of_reply = await search.ask_optimizer(CRITIC, criticise_reply(prediction))
-        of_prompt = await search.ask_optimizer(CRITIC, criticise_prompt(prompt, prediction, of_reply))
-        return f"{conversation(prompt, prediction)}\n<FEEDBACK>{of_prompt}</FEEDBACK>"
+        asked = f"<LM_INPUT>{question.text}</LM_INPUT>\n<LM_OUTPUT>{prediction.raw}</LM_OUTPUT>"
+        of_reply = await search.ask_optimizer(
+            CRITIC,
+            f"A language model was asked and answered:\n{asked}\n"
+            f"The right answer is {question.answers[0]!r}; compared with it the answer scores "
+            f"{task_score(prediction):.2f} of 1. Criticise the answer.",
+        )
+        asked = f"<LM_SYSTEM_PROMPT>{prompt}</LM_SYSTEM_PROMPT>\n{asked}"
+        of_prompt = await search.ask_optimizer(
+            CRITIC,
+            "A language model was asked and answered under this system message:\n"
+            f"{asked}\nOf its answer it was said:\n<FEEDBACK>{of_reply}</FEEDBACK>\n"
+            "Criticise the system message: what about it should change so that such answers get better?",
+        )
+        return f"{asked}\n<FEEDBACK>{of_prompt}</FEEDBACK>"
 
     criticisms = await asyncio.gather(*map(criticise, batch))
     parts = [
@@ -88,31 +99,3 @@ async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question]) 
     ]
     reply = await search.ask_optimizer(WRITER, "\n\n".join(parts))
     return text_between(reply, OPENING, CLOSING) or prompt
-
-
-def question_and_reply(prediction: Prediction) -> str:
-    """A question and its reply, in the tags of TextGrad's prompts."""
-    return f"<LM_INPUT>{prediction.question.text}</LM_INPUT>\n<LM_OUTPUT>{prediction.raw}</LM_OUTPUT>"
-
-
-def conversation(prompt: str, prediction: Prediction) -> str:
-    """The whole prompt, a question under it, and the reply."""
-    return f"<LM_SYSTEM_PROMPT>{prompt}</LM_SYSTEM_PROMPT>\n{question_and_reply(prediction)}"
-
-
-def criticise_reply(prediction: Prediction) -> str:
-    """The first step of the backward pass: from the score to criticism of the answer."""
-    return (
-        f"A language model was asked and answered:\n{question_and_reply(prediction)}\n"
-        f"The right answer is {prediction.question.answers[0]!r}; compared with it the answer scores "
-        f"{task_score(prediction):.2f} of 1. Criticise the answer."
-    )
-
-
-def criticise_prompt(prompt: str, prediction: Prediction, of_reply: str) -> str:
-    """The second step: from the criticism of the answer to criticism of the prompt."""
-    return (
-        "A language model was asked and answered under this system message:\n"
-        f"{conversation(prompt, prediction)}\nOf its answer it was said:\n<FEEDBACK>{of_reply}</FEEDBACK>\n"
-        "Criticise the system message: what about it should change so that such answers get better?"
-    )

@@ -2,7 +2,7 @@
 
 config.yaml     the settings that all answers in the folder have in common
 tables.md       every system and dataset, the paper's Tables 2 to 5, and paired comparisons
-results.json    means, intervals and costs of each system; `preparation` is what preparing it cost
+results.json    means, intervals and costs of each system
 """
 
 import json
@@ -22,7 +22,7 @@ from prompt_r1.evaluation.aggregate import Results
 from prompt_r1.evaluation.comparison import comparison_tables
 from prompt_r1.evaluation.paper_tables import paper_tables
 from prompt_r1.evaluation.predictions import AMOUNTS, FILE, System, short_names
-from prompt_r1.foreign import json_object, replace_file
+from prompt_r1.foreign import replace_file
 from prompt_r1.metrics.statistics import bounds_text
 
 SETTINGS, TABLES, RESULTS = "config.yaml", "tables.md", "results.json"
@@ -55,27 +55,10 @@ def keep_settings(folder: Path, settings: Mapping[str, object], contents: Mappin
     replace_file(path, text.encode())
 
 
-def note_preparation(folder: Path, name: str, spent: Mapping[str, float]) -> None:
-    """Add to results.json what preparing a system cost; `name` is one of `short_names`."""
-    found = _read_results(folder)
-    found[name] = {**found.get(name, {}), "preparation": dict(spent)}
-    replace_file(folder / RESULTS, (json.dumps(found, indent=1) + "\n").encode())
-
-
-def _read_results(folder: Path) -> dict[str, Any]:
-    """What results.json holds; nothing if it is not there, or damaged."""
-    path = folder / RESULTS
-    found = json_object(path.read_bytes()) if path.exists() else {}
-    return {name: row for name, row in found.items() if isinstance(row, dict)}
-
-
 def write_results(folder: Path, results: Results, trained_with: Mapping[str, str]) -> str:
     """Write tables.md and results.json; returns a table for the terminal."""
-    before, found = _read_results(folder), {}
-    for system, name in short_names(results.systems).items():
-        found[name] = means_of(results, system, list(results.kinds))
-        if "preparation" in before.get(name, {}):
-            found[name]["preparation"] = before[name]["preparation"]
+    names = short_names(results.systems)
+    found = {name: means_of(results, system, list(results.kinds)) for system, name in names.items()}
     replace_file(folder / RESULTS, (json.dumps(found, indent=1) + "\n").encode())
     notes = [EXTRACTION]
     if results.lacks_similarity:

@@ -57,12 +57,12 @@ def test_rft_learns_once_from_its_right_games(tmp_path, monkeypatch):
     weights, start = load_tensors(folder), load_tensors(find_agent("mini", 0))
     assert any(not weights[name].equal(start[name]) for name in start)
     most = 4 * imitation.GROUP_SIZE * (CONFIG.max_turns - 1)  # calls between two looks at the limit
-    assert 0.6 * 30 < rival.ledger.task.calls < 30 + imitation.ROUNDS * most
+    assert 0.6 * 30 < rival.environment.budget.spent.calls < 30 + imitation.ROUNDS * most
     assert asyncio.run(rival.answer(QUESTIONS[0], sample=0, seed="0")).spent.calls > 0  # it plays, and asks
 
     again = rft(tmp_path)
     asyncio.run(again.prepare(QUESTIONS, []))
-    assert len(learned) == 2 and again.ledger.task.calls == 0
+    assert len(learned) == 2 and again.environment.budget.spent.calls == 0
 
 
 def test_rft_gives_up_after_a_hundred_games_if_none_ended_right(tmp_path):

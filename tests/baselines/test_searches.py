@@ -35,7 +35,7 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
     method = OptimisedPrompt(name_datasets, open_search, ["a", "b", "ood"], tmp_path)
     asyncio.run(method.prepare(questions("a", "b", "c"), questions("a", "b")))
     assert method.prompts == {"a": "a", "b": "b", ALL: "a and b and c"}
-    assert method.ledger.row["optimizer_calls"] == 3 and method.ledger.row["tokens_in"] == 30
+    assert len(source.asked) == 3
     source.asked.clear()
     for dataset in ("a", "b", "ood"):
         asyncio.run(method.answer(questions(dataset)[0], sample=0, seed=""))

@@ -14,7 +14,7 @@ from prompt_r1.evaluation.aggregate import score_predictions
 from prompt_r1.evaluation.paper_numbers import MINI, REPORTED_METRICS
 from prompt_r1.evaluation.paper_tables import paper_tables
 from prompt_r1.evaluation.predictions import System
-from prompt_r1.evaluation.results_folder import means_of, note_preparation, write_results
+from prompt_r1.evaluation.results_folder import means_of, write_results
 from prompt_r1.metrics.statistics import macro_interval, wilson
 from tests.evaluation.predictions import DIRECT, predict, predict_all, question_of
 from tests.support.paths import SHARED
@@ -222,20 +222,6 @@ def test_names_of_datasets_and_agents_cannot_move_the_cursor_or_reorder_text(tmp
 # --- The folder -------------------------------------------------------------------------------------------
 
 
-def test_no_system_and_no_answer_is_dropped(tmp_path):
-    """The report showed the last 8,000 answers, so that the methods before them vanished without a word."""
-    systems = [System(name, "large") for name in ("direct", "cot", "opro", "textgrad", "gepa")]
-    systems += [System("prompt-r1", "large", f"runs/{name}") for name in "abcd"]
-    rows = [one for system in systems for one in predict_all({"towns": [True, False] * 50}, system)]
-    printed = write_results(tmp_path, score_predictions(rows), {"runs/a": "large", "runs/b": "elsewhere"})
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert sum(row["n"] for row in results.values()) == len(rows) == 900
-    table = cells_of((tmp_path / "tables.md").read_text("utf-8").split("\n\n")[0])
-    shown = {row[0]: int(row[2]) for row in table[2:]}
-    assert shown == {name: row["n"] for name, row in results.items()} and len(shown) == 9
-    assert all(name.split(" ")[0] in printed for name in shown)
-
-
 def test_the_answer_that_is_read_stands_beside_the_official_score(tmp_path):
     whole = "The town is Paris."
     rows = [predict(number, whole, question=question_of(number, text="Which town?")) for number in range(8)]
@@ -257,12 +243,3 @@ def test_an_evaluation_folder_is_complete_even_if_no_question_was_answered(tmp_p
     assert text.splitlines()[1].split()[:3] == ["direct", "0", "1"]  # n and errors
     assert "| direct | towns | 0 | 1 |" in (tmp_path / "tables.md").read_text("utf-8")
     assert json.loads((tmp_path / "results.json").read_text())["direct"] == {"n": 0, "errors": 1}
-
-
-def test_the_cost_of_a_preparation_is_kept_when_results_are_written_again(tmp_path):
-    (tmp_path / "results.json").write_bytes(b'{"direct')  # damaged: it is replaced
-    note_preparation(tmp_path, "direct", {"task_calls": 3})
-    for _ in range(2):
-        write_results(tmp_path, score_predictions([predict()]), {})
-    [row] = json.loads((tmp_path / "results.json").read_text()).values()
-    assert row["preparation"] == {"task_calls": 3} and row["n"] == 1
