@@ -19,8 +19,7 @@ from prompt_r1.terminal import SHORTEST_SECRET, escape_unprintable_output, print
 
 CONSOLE_COMMAND = "prompt-r1"
 # What `prompt-r1 NAME` runs.
-SCRIPTS = {"train": "train.py", "ask": "infer.py", "evaluate": "evaluate.py", "data": "-m prompt_r1.data"}
-LONGEST_SENTENCE = 2000  # characters of an error message
+SCRIPTS = {"train": "train.py", "ask": "infer.py", "evaluate": "evaluate.py"}
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # often without a path
 RESUME = "the same command resumes from the last checkpoint"
 # Environment variables that hold a secret, such as OPENAI_API_KEY, HF_TOKEN and WANDB_API_KEY.
@@ -103,7 +102,7 @@ def command(program: str, *arguments: object) -> str:
     """
     installed = (Path(__file__).parents[1] / "scripts").is_dir()
     by_name = installed or sys.argv[0].startswith(f"{CONSOLE_COMMAND} ")
-    start = [CONSOLE_COMMAND, program] if by_name else ["python", *SCRIPTS[program].split()]
+    start = [CONSOLE_COMMAND, program] if by_name else ["python", SCRIPTS[program]]
     return shlex.join([*start, *map(str, arguments)])
 
 
@@ -113,8 +112,6 @@ def _exit(code: int, reason: object) -> NoReturn:
     sentence = printable(f"{name}: {reason}")
     if code == 2:  # one line, whatever is in the name of a file
         sentence = sentence.replace("\n", "\\n")
-    if len(sentence) > LONGEST_SENTENCE:  # it repeats a value of the command line or of a file
-        sentence = f"{sentence[: LONGEST_SENTENCE // 2]} … {sentence[-LONGEST_SENTENCE // 2 :]}"
     print(sentence, file=sys.stderr, flush=True)
     if os.environ.get("WORLD_SIZE", "") not in ("", "1"):
         # At once: the end of an interpreter waits for its threads, and for NCCL, which may wait for ranks

@@ -18,7 +18,7 @@ from prompt_r1.errors import UsageError, first_line
 from prompt_r1.foreign import replace_file
 from prompt_r1.types import Kind, Question
 
-Fields = Mapping[str, object]
+Fields = Mapping[str, Any]
 PARQUET_ROWS = 64  # decoded at a time: a row may contain a book
 
 ANSWER_FIELDS = ("answers", "golden_answers", "answer")
@@ -78,20 +78,18 @@ def as_questions(source: str | Path, rows: Iterable[tuple[int, object]], *, data
     repeated question without an id gets its row number appended to its id. Raises UsageError.
     """
     questions: dict[str, Question] = {}
-    row_of_id: dict[str, int] = {}
     for number, row in rows:
         try:
             fields = fields_of(row)
             published = "reward_model" in fields and "question" not in fields
             question = _published_question(fields) if published else _question(fields, dataset)
             if question.id in questions and "id" in fields:
-                raise BadRow(f"row {row_of_id[question.id]} already has the id {question.id!r}")
+                raise BadRow(f"another row has the id {question.id!r} too")
         except BadRow as reason:
             raise UsageError(f"{source}, row {number}: {reason}") from None
         if question.id in questions:
             question = replace(question, id=f"{question.id}-{number}")
         questions[question.id] = question
-        row_of_id[question.id] = number
     if not questions:
         raise UsageError(f"{source}: there are no questions in it")
     return list(questions.values())
@@ -139,12 +137,13 @@ def _question(row: Fields, dataset: str) -> Question:
 
 def _published_question(row: Fields) -> Question:
     """The question of a row with data_source, prompt[{content, role}] and reward_model{ground_truth[]}."""
-    prompt, reward_model = row["prompt"], row["reward_model"]
-    if not isinstance(prompt, list) or len(prompt) != 1 or not isinstance(prompt[0], dict):
-        raise BadRow("the column prompt must contain one message, as in the published files")
-    if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
-        raise BadRow("the column reward_model must contain ground_truth, as in the published files")
-    content = text_field(prompt[0], "content")
+    try:
+        [message], truth = row["prompt"], row["reward_model"]["ground_truth"]
+        content = text_field(message, "content")
+    except (LookupError, TypeError, ValueError):
+        raise BadRow(
+            "not a row of the published files, with prompt[{content}] and reward_model{ground_truth}"
+        ) from None
     end = content.rfind(INSTRUCTION_START)
     if not content.startswith(QUESTION_MARK) or end < 0:
         raise BadRow(
@@ -152,7 +151,7 @@ def _published_question(row: Fields) -> Question:
         )
     text = text_or_number(content[len(QUESTION_MARK) : end], "question")
     dataset = paper_name(text_field(row, "data_source"))
-    answers = gold_answers(reward_model["ground_truth"], "ground_truth")
+    answers = gold_answers(truth, "ground_truth")
     return Question(id_from_text(text), dataset, text, answers, kind_of(dataset))
 
 
@@ -177,6 +176,8 @@ def read_rows(source: Path | str) -> Iterator[tuple[int, object]]:
             yield number, row
     except BadRow as reason:
         raise UsageError(f"{path}, row {number + 1}: {reason}") from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}, row {number + 1}: not readable ({error})") from None
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, object]]:
@@ -185,21 +186,10 @@ def _json_lines(path: Path) -> Iterator[tuple[int, object]]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
-                    row = _from_json(line)
+                    row = json.loads(line.decode("utf-8-sig"))
                 except (ValueError, RecursionError) as error:
                     raise UsageError(f"{path}, row {number}: not JSON in UTF-8 ({error})") from None
                 yield number, row
-
-
-def _from_json(text: bytes) -> Any:
-    """The value of a JSON text. Raises ValueError, also where an object has two fields of one name."""
-
-    def fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        if len(row := dict(pairs)) < len(pairs):
-            raise ValueError(f"two fields have one name: {', '.join(name for name, _ in pairs)[:200]}")
-        return row
-
-    return json.loads(text.decode("utf-8-sig"), object_pairs_hook=fields)
 
 
 def _json(path: Path) -> Iterable[tuple[int, object]]:
@@ -208,31 +198,25 @@ def _json(path: Path) -> Iterable[tuple[int, object]]:
     if not content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
         return _json_lines(path)
     try:
-        return enumerate(_from_json(content), start=1)
+        return enumerate(json.loads(content.decode("utf-8-sig")), start=1)
     except (ValueError, RecursionError) as error:
         raise BadRow(f"not JSON in UTF-8 ({error})") from None
 
 
 def _csv(path: Path) -> Iterator[tuple[int, object]]:
     csv.field_size_limit(64 * 2**20)  # a field may contain a chapter
-    separator, name = ("\t", "tabs") if path.suffix == ".tsv" else (",", "commas")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            rows = csv.reader(lines, delimiter=separator, strict=True)
-            columns = next(rows, [])
-            if len(columns) == 1 and (other := re.search(r"[;,|\t]", columns[0])):
-                raise BadRow(f"the columns are separated by {other[0]!r}: save the table with {name}")
-            if len(set(columns)) < len(columns):
-                raise BadRow(f"two columns have one name: {', '.join(columns)}")
-            for number, cells in enumerate(filter(None, rows), start=1):
-                if len(cells) != len(columns):
-                    raise BadRow(
-                        f"{len(cells)} cells for {len(columns)} columns: put a text that contains the "
-                        "separator in double quotes"
-                    )
-                yield number, dict(zip(columns, cells, strict=True))
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise BadRow(f"not readable ({error})") from None
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        rows = csv.reader(lines, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        columns = next(rows, [])
+        if len(set(columns)) < len(columns):
+            raise BadRow(f"two columns have one name: {', '.join(columns)}")
+        for number, cells in enumerate(filter(None, rows), start=1):
+            if len(cells) != len(columns):
+                raise BadRow(
+                    f"{len(cells)} cells for {len(columns)} columns: put a text that contains the separator "
+                    "in double quotes"
+                )
+            yield number, dict(zip(columns, cells, strict=True))
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, object]]:
@@ -241,9 +225,6 @@ def _parquet(path: Path) -> Iterator[tuple[int, object]]:
 
     try:
         with pq.ParquetFile(path) as file:
-            columns = file.schema_arrow.names
-            if len(set(columns)) < len(columns):
-                raise BadRow(f"two columns have one name: {', '.join(columns)}")
             batches = file.iter_batches(batch_size=PARQUET_ROWS)
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
     # Dates out of range are ValueErrors or OverflowErrors, unknown time zones KeyErrors.
@@ -281,12 +262,8 @@ def _hub_rows(name: str) -> Iterator[tuple[int, object]]:
 def _prompts_and_stories(path: Path) -> Iterable[tuple[int, object]]:
     """WritingPrompts: line n of X.wp_source is the prompt of the story in line n of X.wp_target."""
     stories = path.with_suffix(".wp_target")
-    if not stories.is_file():
-        raise UsageError(f"{stories}: there is no such file; {path.name} has the prompts of its stories")
-    try:  # only "\n" ends a line
-        prompts, texts = (file.read_bytes().decode().strip("\n").split("\n") for file in (path, stories))
-    except UnicodeDecodeError as error:
-        raise BadRow(f"not UTF-8 ({error})") from None
+    # Only "\n" ends a line.
+    prompts, texts = (file.read_bytes().decode().strip("\n").split("\n") for file in (path, stories))
     if len(prompts) != len(texts):
         raise UsageError(f"{path} and {stories.name} have different numbers of lines")
     rows = zip(prompts, texts, strict=True)
@@ -333,30 +310,25 @@ def text_or_number(value: object, field: str) -> str:
 
 def gold_answers(value: object, field: str) -> tuple[str, ...]:
     """The gold answers in a field: one, a list, or the JSON of a list. Raises BadRow."""
-    if isinstance(value, str) and NOT_ONE_ANSWER.search(value):
-        value = _list_in_text(value, field)
     if isinstance(value, dict):
         raise BadRow(f"the field {field} holds an object, not a text or a list of texts; {CONVERTER}")
-    values = value if isinstance(value, list) else [value]
+    values: Any = value if isinstance(value, list) else [value]
+    if isinstance(value, str) and NOT_ONE_ANSWER.search(value):
+        try:
+            values = json.loads(value)
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, list):
+            raise BadRow(
+                f"the field {field} holds {value[:40]!r}, which looks like a list, or a number of a "
+                'spreadsheet: write a JSON list such as ["Paris", "City of Paris"] or ["1945"]'
+            )
     if not values:
         raise BadRow(f"the field {field} has no gold answer")
     golds = tuple(text_or_number(gold, field) for gold in values)
     if any(map(SOLUTION.search, golds)):
         raise BadRow(f"the field {field} holds a whole solution (####), not its answer; {CONVERTER}")
     return golds
-
-
-def _list_in_text(text: str, field: str) -> list[object]:
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, list):
-        raise BadRow(
-            f"the field {field} holds {text[:40]!r}, which looks like a list, or a number of a spreadsheet: "
-            'write a JSON list such as ["Paris", "City of Paris"] or ["1945"]'
-        )
-    return values
 
 
 def describe(value: object) -> str:
@@ -383,11 +355,8 @@ def write_questions(path: Path, questions: Sequence[Question]) -> None:
         lines.append(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n")
     if not lines:
         raise UsageError(f"{path}: there are no questions to write")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, b"".join(lines))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, b"".join(lines))
 
 
 def id_from_text(text: str) -> str:
