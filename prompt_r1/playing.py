@@ -34,7 +34,6 @@ def open_pair(
     seed: int,
     device: str,
     run: Callable[[Coroutine[Any, Any, None]], None],
-    stops_on_failures: bool = True,
 ) -> OpenPair:
     """Open an agent and its environment, and check both before a large agent is loaded.
 
@@ -45,9 +44,7 @@ def open_pair(
     load_codec(spec.path, spec.config)  # a missing agent is reported before the missing key of an environment
     place = pick_device(device)
     if isinstance(env, str):
-        environment = open_for_agent(
-            env, spec.config, calls, seed=seed, device=place, stops_on_failures=stops_on_failures
-        )
+        environment = open_for_agent(env, spec.config, calls, seed=seed, device=place)
     else:
         environment = environment_of(env)
     run(environment.check())

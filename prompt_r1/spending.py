@@ -96,7 +96,7 @@ class Budget:
             before: float = getattr(self.before, name)
             self._share[name] = before + (limit - before) / ranks
         self._reserved = Spending()
-        self._waiting: list[asyncio.Future[None]] = []
+        self._settled = asyncio.Event()  # of the next request that ends
 
     async def reserve(self, estimate: Spending) -> None:
         """Reserve the estimated cost of a request, and wait while only reservations of others prevent it.
@@ -107,19 +107,15 @@ class Budget:
             if not self._reserved.calls:
                 flag = f"--max-env-{limit} {self._limits[limit]:g}"
                 raise OutOfBudget(f"the budget {flag} has no room for another call; spent: {self.spent}")
-            ended = asyncio.get_running_loop().create_future()
-            self._waiting.append(ended)
-            await ended
+            await self._settled.wait()
         self._reserved += estimate
 
     def settle(self, estimate: Spending, actual: Spending) -> None:
         """Replace the reservation of a request that has ended by its actual cost."""
         self._reserved -= estimate
         self.spent += actual
-        waiting, self._waiting = self._waiting, []
-        for ended in waiting:
-            if not ended.done():
-                ended.set_result(None)
+        self._settled.set()
+        self._settled = asyncio.Event()
 
     def _exceeded_limit(self, total: Spending) -> str:
         """The name of the first limit that a total exceeds; "" if it exceeds none."""

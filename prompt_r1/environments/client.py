@@ -287,48 +287,35 @@ class Endpoint:
 def parse_endpoint(name: str, *, key: str) -> Callable[..., Endpoint]:
     """What opens the endpoint of a SPEC: MODEL@URL, or MODEL at OPENAI_BASE_URL (default: OpenAI).
 
-    Raises UsageError for a name that is none, and for a key that is missing or wrong.
+    Raises UsageError for a name or URL that is none, and for a key that is missing or cannot be a header: the
+    error that httpx raises there contains the key.
     """
     match = re.fullmatch(r"(?!https?:)([^\s,]+?)(?:@(https?://[^\s,]+))?", name)
     if match is None or "://" in match[1] or re.search(r"@[\w.-]+:\d+(/|$)", match[1]):
         raise UsageError(
             f"there is no environment {name!r}: give mini, MODEL, MODEL@http://host:port/v1 or hf:DIR"
         )
-    model, url = match.groups()
-    base_url = checked_base_url(url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
-    if not key and not url and not is_loopback(base_url):
-        raise UsageError(
-            f"the environment {name!r} at {base_url} needs a key: set OPENAI_API_KEY, or give --env mini "
-            "or MODEL@http://host:port/v1"
-        )
-    return partial(Endpoint, model, base_url, key=checked_key(key))
-
-
-def checked_key(key: str) -> str:
-    """Return the key without surrounding blanks. Raises UsageError where it cannot be an HTTP header.
-
-    httpx would raise too, with the key in its exception.
-    """
-    text = key.strip()
-    if not re.fullmatch(r"[\x21-\x7e]*", text):
-        raise UsageError(
-            "OPENAI_API_KEY contains a line break, a blank or a non-ASCII character: copy it again"
-        )
-    return text
-
-
-def checked_base_url(base_url: str) -> str:
-    """Return the URL that precedes /chat/completions, without a final slash. Raises UsageError."""
+    model, given = match.groups()
     try:
-        url = httpx.URL(base_url.strip())
+        url = httpx.URL((given or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).strip())
     except httpx.InvalidURL:
-        raise UsageError("the base URL of an endpoint is not a URL: give http://host:port/v1") from None
+        url = httpx.URL("")
     if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query or url.fragment:
         raise UsageError(
             "the base URL of an endpoint must look like http://host:port/v1 "
             "(without user, password or query; a key goes to OPENAI_API_KEY)"
         )
-    return str(url).rstrip("/")
+    base_url = str(url).rstrip("/")
+    if not key and not given and not is_loopback(base_url):
+        raise UsageError(
+            f"the environment {name!r} at {base_url} needs a key: set OPENAI_API_KEY, or give --env mini "
+            "or MODEL@http://host:port/v1"
+        )
+    if not re.fullmatch(r"[\x21-\x7e]*", key.strip()):
+        raise UsageError(
+            "OPENAI_API_KEY contains a line break, a blank or a non-ASCII character: copy it again"
+        )
+    return partial(Endpoint, model, base_url, key=key.strip())
 
 
 def is_loopback(base_url: str) -> bool:

@@ -137,10 +137,7 @@ class Payment:
 
 
 class Environment:
-    """One or several sources behind `ask`. Raises UsageError for a route that does not match their number.
-
-    With `stops_on_failures`, too many failed calls raise Resumable.
-    """
+    """One or several sources behind `ask`. Raises UsageError for a route that does not match their number."""
 
     def __init__(
         self,
@@ -150,7 +147,6 @@ class Environment:
         budget: Budget | None = None,
         price: Price = FREE,
         route: str = "session",
-        stops_on_failures: bool = True,
     ) -> None:
         self.name = ",".join(source.name for source in sources)
         self.members = [Member(source, price) for source in sources]
@@ -158,7 +154,6 @@ class Environment:
         self.journal = journal or Journal(None)
         self._route = route
         self._weights = parse_weights(route, len(sources))
-        self._stops_on_failures = stops_on_failures
         self._running: dict[str, asyncio.Event] = {}  # calls that are being paid for, by key
         self._recent: deque[bool] = deque(maxlen=WATCHED)  # whether each of the last calls failed
         self._warned = False
@@ -167,7 +162,7 @@ class Environment:
         """Return the reply of the environment of the game's question. Without a game it is one of its own.
 
         Raises EnvError if the call failed, FatalEnvError when none can succeed, and Resumable when the budget
-        is used up or too many calls fail.
+        is used up, or for a failed call after too many others.
         """
         game = game or Game()
         return await self._ask_member(self._member_of(game), messages, game)
@@ -261,7 +256,7 @@ class Environment:
         made, count = len(self._recent), sum(self._recent)
         shown = f"{count} of the last {made} calls of {self.name} failed"
         shown += f", this one: {reason}" if failed else ""
-        if count > STOP_ABOVE * max(made, LEAST_WATCHED) and self._stops_on_failures:
+        if failed and count > STOP_ABOVE * max(made, LEAST_WATCHED):
             raise Resumable(shown)
         alarming = count > WARN_ABOVE * max(made, LEAST_WATCHED)
         if alarming and not self._warned:

@@ -32,13 +32,7 @@ RESERVED_FIELDS = ("model", "messages", "stream", "n")  # of a request; users ma
 
 
 def open_for_agent(
-    spec: str,
-    trained: AgentConfig,
-    calls: EnvironmentConfig,
-    *,
-    seed: int,
-    device: "torch.device",
-    stops_on_failures: bool = True,
+    spec: str, trained: AgentConfig, calls: EnvironmentConfig, *, seed: int, device: "torch.device"
 ) -> Environment:
     """Open the environment of the SPEC of a user; "": the one that the agent was trained with.
 
@@ -47,7 +41,7 @@ def open_for_agent(
     system = calls.env_system if calls.env_system != ENVIRONMENT_SYSTEM else trained.env_system
     calls = replace(calls, env_args=calls.env_args or trained.env_args, env_system=system)
     environments = Environments(calls, seed=seed, device=device, user_specs=[spec])
-    return environments.open(spec or trained.env, stops_on_failures=stops_on_failures)
+    return environments.open(spec or trained.env)
 
 
 class Environments:
@@ -110,14 +104,7 @@ class Environments:
         for name in names:
             self._opener(name, names, self._fields)
 
-    def open(
-        self,
-        spec: str,
-        *,
-        fields: Mapping[str, object] | None = None,
-        price: str = "",
-        stops_on_failures: bool = True,
-    ) -> Environment:
+    def open(self, spec: str, *, fields: Mapping[str, object] | None = None, price: str = "") -> Environment:
         """Open the environments of a SPEC. `fields` and `price` replace --env-args and --env-price."""
         names = spec.split(",")
         if fields is None:
@@ -129,7 +116,6 @@ class Environments:
             budget=self._budget,
             price=parse_price(price) if price else self._price,
             route=self._config.route,
-            stops_on_failures=stops_on_failures,
         )
 
     def _opener(self, name: str, names: Sequence[str], fields: Mapping[str, object]) -> Callable[[], Source]:

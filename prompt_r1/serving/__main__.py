@@ -55,15 +55,7 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
     from prompt_r1.serving.app import ChatServer
 
     spec = resolve_agent(config.agent)
-    pair = open_pair(
-        spec,
-        config.env,
-        config,
-        seed=config.seed,
-        device=config.device,
-        run=asyncio.run,
-        stops_on_failures=False,  # each failed question gets its own error
-    )
+    pair = open_pair(spec, config.env, config, seed=config.seed, device=config.device, run=asyncio.run)
     calls, usd = config.request_calls or None, config.request_usd or None  # flags: 0 is no limit
     server = ChatServer(
         pair.agent,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from starlette.exceptions import HTTPException
 
 from prompt_r1.api import Piece
-from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong
+from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable
 from prompt_r1.foreign import is_finite_number
 from prompt_r1.playing import LimitReached
 from prompt_r1.spending import OutOfBudget
@@ -54,7 +54,7 @@ def failure_of(error: BaseException) -> Failure:
             return Failure(504, "time_limit", message)
         case LimitReached() | OutOfBudget():
             return Failure(402, "budget_exhausted", message)
-        case EnvError():
+        case EnvError() | Resumable():
             return Failure(502, "environment_error", message)
         case FatalEnvError():
             return Failure(502, "environment_unusable", message)

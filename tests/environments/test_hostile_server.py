@@ -31,7 +31,7 @@ class HostileServer:
     def __init__(self) -> None:
         self.open = self.opened = 0  # connections
         self.requests = 0
-        self.base_url = ""
+        self.base_url, self.body = "", b""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["HostileServer"]:
@@ -48,7 +48,7 @@ class HostileServer:
         try:
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():
                 length = int(head.lower().split("content-length:")[1].split()[0])
-                await reader.readexactly(length)
+                self.body = await reader.readexactly(length)
                 self.requests += 1
                 fault = head.split("/")[1]
                 await getattr(self, fault)(writer, head)
@@ -97,7 +97,7 @@ class HostileServer:
 
     async def twice(self, writer: asyncio.StreamWriter, head: str) -> None:
         """Send each response a second time: with it, shortly after it, or half with it and half after it."""
-        body = json.dumps(body_of(f"reply {self.requests}")).encode()
+        body = json.dumps(body_of(json.loads(self.body)["messages"][-1]["content"])).encode()
         response = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
         at_once = {"whole": len(response), "late": 0, "half": len(response) // 2}[head.split("/")[2]]
         writer.write(response + response[:at_once])
@@ -181,9 +181,9 @@ def test_a_response_that_is_sent_twice_is_not_the_reply_to_the_next_call(way: st
         async with HostileServer().running() as server:
             source = endpoint(base_url=f"{server.base_url}/twice/{way}")
             own = []
-            for _ in range(5):
-                said = await reply(source)
-                own.append(said == f"reply {server.requests}")
+            for number in range(5):
+                said = await reply(source, [{"role": "user", "content": f"question {number}"}])
+                own.append(said == f"question {number}")
                 await asyncio.sleep(pause)
             return own
 

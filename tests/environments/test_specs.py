@@ -156,11 +156,3 @@ def test_a_models_name_may_hold_an_at_sign(spec, model, url, monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:7/v1")
     source = endpoint_of(spec)
     assert (source.name, source.base_url) == (model, url)
-
-
-def test_stops_on_failures_reaches_the_environment():
-    opened = Environments(EnvironmentConfig())
-    assert [opened.open("mini", stops_on_failures=one)._stops_on_failures for one in (True, False)] == [
-        True,
-        False,
-    ]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong
+from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable
 from prompt_r1.playing import LimitReached
 from prompt_r1.serving.wire import ChatRequest, Failure, bad_request, ending, failure_of, read_request
 from prompt_r1.spending import OutOfBudget
@@ -82,6 +82,7 @@ def test_only_system_messages_with_text_and_earlier_turns_stand_before_the_quest
         (LimitReached("usd", "dear"), 402, "budget_exhausted", False),
         (OutOfBudget("spent"), 402, "budget_exhausted", False),
         (EnvError("down"), 502, "environment_error", True),
+        (Resumable("too many failed"), 502, "environment_error", True),
         (FatalEnvError("no key"), 502, "environment_unusable", False),
         (ValueError("secret"), 500, "internal_error", False),
     ],
