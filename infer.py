@@ -90,7 +90,7 @@ class Session:
                 question,
                 seed=seed,
                 temperature=temperature,
-                listener=self._view,
+                on_piece=self._view.piece,
             )
         except asyncio.CancelledError:  # by Ctrl-C
             self._view.note("no answer", "interrupted")

@@ -20,8 +20,8 @@ if sys.argv[:1] == ["-m"]:  # `python -m prompt_r1.…` imports this file before
 
 if TYPE_CHECKING:
     from prompt_r1.api import Pair as Pair
-    from prompt_r1.api import Piece as Piece
     from prompt_r1.api import load as load
+    from prompt_r1.cli.dialogue import Piece as Piece
     from prompt_r1.errors import EnvError as EnvError
     from prompt_r1.errors import FatalEnvError as FatalEnvError
     from prompt_r1.errors import UsageError as UsageError
@@ -33,7 +33,7 @@ _HOMES = {
     "LimitReached": "playing",
     "Limits": "playing",
     "Pair": "api",
-    "Piece": "api",
+    "Piece": "cli.dialogue",
     "load": "api",
     "EnvError": "errors",
     "FatalEnvError": "errors",

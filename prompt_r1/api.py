@@ -10,14 +10,13 @@ import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from prompt_r1.agent.agent import Agent, check_question_lengths
 from prompt_r1.agent.names import resolve_agent
-from prompt_r1.cli.dialogue import blocks
+from prompt_r1.cli.dialogue import Piece
 from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Answering
@@ -28,38 +27,6 @@ from prompt_r1.types import Question, Trajectory
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Piece:
-    """The next part of a dialogue: of a block of the agent's turn, or the environment's whole reply."""
-
-    kind: str  # tag of the block ("": outside all tags), or "reply"
-    text: str
-
-
-OnPiece = Callable[[Piece], object]
-
-
-class _Pieces:
-    """A listener that cuts the dialogue of a game into pieces while it is played."""
-
-    def __init__(self, on_piece: OnPiece) -> None:
-        self._on_piece = on_piece
-        self._sent: list[int] = []  # characters of each block of the turn so far
-
-    def turn(self, text: str, *, ended: bool) -> None:
-        for number, (tag, content) in enumerate(blocks(text, ended=ended)):
-            if number == len(self._sent):
-                self._sent.append(0)
-            if new := content[self._sent[number] :]:
-                self._on_piece(Piece(tag, new))
-            self._sent[number] = len(content)
-        if ended:
-            self._sent = []
-
-    def reply(self, text: str) -> None:
-        self._on_piece(Piece("reply", text))
-
-
 async def ask_pair(
     agent: Agent,
     environment: Environment,
@@ -68,7 +35,7 @@ async def ask_pair(
     *,
     seed: str,
     temperature: float,
-    on_piece: OnPiece | None = None,
+    on_piece: Callable[[Piece], object] | None = None,
 ) -> Trajectory:
     """Play one game in the running event loop. `on_piece` gets the dialogue.
 
@@ -77,9 +44,8 @@ async def ask_pair(
     question = question.encode("utf-8", "replace").decode()  # lone surrogates have no UTF-8
     asked = Question(question, "asked", question, answers=())
     check_question_lengths([asked], agent.codec, agent.game)
-    listener = _Pieces(on_piece) if on_piece else None
     game = await play_within(
-        limits, agent, environment, asked, seed=seed, temperature=temperature, listener=listener
+        limits, agent, environment, asked, seed=seed, temperature=temperature, on_piece=on_piece
     )
     if game.stop == "env_error":
         raise EnvError(game.error or "the environment failed")

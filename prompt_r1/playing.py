@@ -4,10 +4,11 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from prompt_r1.agent.agent import Agent, load_agent, load_codec
 from prompt_r1.agent.names import AgentSpec
+from prompt_r1.cli.dialogue import Piece, Pieces
 from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.distributed import pick_device
 from prompt_r1.environments.environment import Environment, Game, environment_of
@@ -72,16 +73,6 @@ class LimitReached(Exception):
         self.limit = limit
 
 
-class Listener(Protocol):
-    """Gets a game while it is played."""
-
-    def turn(self, text: str, *, ended: bool) -> None:
-        """The agent's turn so far: after each token, and when it has ended."""
-
-    def reply(self, text: str) -> None:
-        """The environment's reply."""
-
-
 async def play_within(
     limits: Limits,
     agent: Agent,
@@ -90,13 +81,14 @@ async def play_within(
     *,
     seed: str,
     temperature: float,
-    listener: Listener | None = None,
+    on_piece: Callable[[Piece], object] | None = None,
 ) -> Trajectory:
-    """Play one game as `rollout.play_question`, within limits, and show it to the listener.
+    """Play one game as `rollout.play_question`, within limits. `on_piece` gets the dialogue.
 
     Raises LimitReached, and what `Environment.ask` raises except EnvError: then `stop` is "env_error".
     """
     game, codec = Game(question.id), agent.codec
+    pieces = Pieces(on_piece) if on_piece else None
     most_turns = (agent.game.max_turns, limits.turns, None if limits.calls is None else limits.calls + 1)
     turns = min(most for most in most_turns if most is not None)  # in its last turn, a game makes no call
 
@@ -104,9 +96,9 @@ async def play_within(
         sampled: list[int] = []
 
         def watch(token: int) -> None:
-            assert listener is not None
+            assert pieces is not None
             sampled.append(token)
-            listener.turn(codec.turn_text(sampled), ended=False)
+            pieces.turn(codec.turn_text(sampled), ended=False)
 
         completion = await agent.engine.generate(
             tokens,
@@ -114,10 +106,10 @@ async def play_within(
             seed=seed,
             game=handle,
             temperature=temperature,
-            watch=watch if listener is not None else None,
+            watch=watch if pieces else None,
         )
-        if listener is not None:
-            listener.turn(codec.turn_text(completion.tokens), ended=True)
+        if pieces:
+            pieces.turn(codec.turn_text(completion.tokens), ended=True)
         return completion
 
     async def ask(messages: list[Message]) -> str:
@@ -126,8 +118,8 @@ async def play_within(
             message = f"the next call may exceed the limit of ${limits.usd:g}; spent: ${spent:.6f}"
             raise LimitReached("usd", message)
         reply = await environment.ask(messages, game)
-        if listener is not None:
-            listener.reply(reply)
+        if pieces:
+            pieces.reply(reply)
         return reply
 
     begin, rules = time.perf_counter(), replace(agent.game, max_turns=turns)

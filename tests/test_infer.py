@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import infer
-from prompt_r1.cli.dialogue import Dialogue, blocks
+from prompt_r1.cli.dialogue import Dialogue, Pieces, blocks
 from prompt_r1.cli.question_input import given_questions
 from prompt_r1.config.yaml_files import GAME_FILE
 from prompt_r1.errors import EnvError, Resumable, UsageError
@@ -30,9 +30,9 @@ PIECES = [*TAGS, "<", "</ans", "\n", "  ", "\r\n", "\x1b[2J", "\ufffd", "a", "Wh
 def shown(texts: list[str]) -> str:
     """The output for a turn of which these longer and longer texts arrive."""
     written: list[str] = []
-    view = Dialogue(written.append)
+    pieces = Pieces(Dialogue(written.append).piece)
     for number, text in enumerate(texts, start=1):
-        view.turn(text, ended=number == len(texts))
+        pieces.turn(text, ended=number == len(texts))
     return "".join(written)
 
 
@@ -45,8 +45,8 @@ def test_streaming_a_turn_shows_the_same_as_the_complete_turn(text):
 
 def test_each_block_has_a_label_and_its_lines_are_indented():
     text = tiny.think("one\ntwo", prompt="Who is it?")
-    assert shown([text]) == "agent thinks one\n             two\nagent asks   Who is it?\n"
-    assert shown(["no tags"]) == "agent writes no tags\n" and shown([""]) == ""
+    assert shown([text]) == "agent thinks one\n             two\nagent asks   Who is it?"
+    assert shown(["no tags"]) == "agent writes no tags" and shown([""]) == ""
     assert blocks("<think>a</think><answer>b <i", ended=False) == [("think", "a"), ("answer", "b")]
 
 

@@ -2,16 +2,31 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from prompt_r1.spending import Spending
 from prompt_r1.terminal import printable
 from prompt_r1.types import Trajectory
 
 TAG = re.compile("<(/?)(think|interaction_prompt|answer)>")
-LABELS = {"think": "agent thinks", "interaction_prompt": "agent asks", "answer": "answer", "": "agent writes"}
+LABELS = {
+    "think": "agent thinks",
+    "interaction_prompt": "agent asks",
+    "answer": "answer",
+    "": "agent writes",
+    "reply": "environment",
+}
 INDENT = 13  # width of the labels
 LONGEST_TAG = len("</interaction_prompt>")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The next part of a dialogue: of a block of the agent's turn, or the environment's whole reply."""
+
+    kind: str  # tag of the block ("": outside all tags), or "reply"
+    text: str
+    begins: bool  # whether it is the first of its block
 
 
 def blocks(text: str, *, ended: bool) -> list[tuple[str, str]]:
@@ -35,13 +50,37 @@ def blocks(text: str, *, ended: bool) -> list[tuple[str, str]]:
     return [(name, content.strip()) for name, content in found if content.strip()]
 
 
+class Pieces:
+    """Cuts a game into pieces while it is played."""
+
+    def __init__(self, on_piece: Callable[[Piece], object]) -> None:
+        self._on_piece = on_piece
+        self._sent: list[int] = []  # characters of each block of the turn so far
+
+    def turn(self, text: str, *, ended: bool) -> None:
+        """The agent's turn so far: after each token, and when it has ended."""
+        for number, (tag, content) in enumerate(blocks(text, ended=ended)):
+            begins = number == len(self._sent)
+            if begins:
+                self._sent.append(0)
+            if new := content[self._sent[number] :]:
+                self._on_piece(Piece(tag, new, begins))
+            self._sent[number] = len(content)
+        if ended:
+            self._sent = []
+
+    def reply(self, text: str) -> None:
+        """The environment's reply."""
+        self._on_piece(Piece("reply", text, begins=True))
+
+
 class Dialogue:
     """Writes a game as labelled and indented text that is safe to print."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
         self._games = 0
-        self._shown: list[int] = []  # characters written so far, for each block of the current turn
+        self._in_line = False  # the agent's text has not ended yet
 
     def question(self, text: str) -> None:
         """Write the question, as the heading of its game."""
@@ -51,35 +90,28 @@ class Dialogue:
         self._say(text)
         self._write("\n\n")
 
-    def turn(self, text: str, *, ended: bool) -> None:
-        """Write the part of the agent's turn that is new since the last call."""
-        for number, (name, content) in enumerate(blocks(text, ended=ended)):
-            if number == len(self._shown):
-                if number:
-                    self._write("\n")
-                self._label(LABELS[name])
-                self._shown.append(0)
-            self._say(content[self._shown[number] :])
-            self._shown[number] = len(content)
-        if ended:
-            self._end_turn()
-
-    def reply(self, text: str) -> None:
-        """Write the reply of the environment."""
-        self._label("environment")
-        self._say(text.strip())
-        self._write("\n\n")
+    def piece(self, piece: Piece) -> None:
+        """Write a piece of the game."""
+        if piece.begins:
+            self._end_line()
+            self._label(LABELS[piece.kind])
+        if piece.kind == "reply":
+            self._say(piece.text.strip())
+            self._write("\n\n")
+        else:
+            self._say(piece.text)
+            self._in_line = True
 
     def note(self, label: str, text: str) -> None:
         """Write a line of our own; an error may have cut off the turn before it."""
-        self._end_turn()
+        self._end_line()
         self._label(label)
         self._say(text)
         self._write("\n")
 
-    def _end_turn(self) -> None:
-        self._write("\n" if self._shown else "")
-        self._shown = []
+    def _end_line(self) -> None:
+        self._write("\n" if self._in_line else "")
+        self._in_line = False
 
     def _label(self, label: str) -> None:
         self._write(label.ljust(INDENT))

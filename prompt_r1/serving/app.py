@@ -27,7 +27,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from prompt_r1.agent.agent import Agent
-from prompt_r1.api import Piece, ask_pair
+from prompt_r1.api import ask_pair
+from prompt_r1.cli.dialogue import Piece
 from prompt_r1.environments.environment import Environment
 from prompt_r1.playing import Limits
 from prompt_r1.serving import wire
@@ -141,11 +142,10 @@ async def _body_of(request: Request) -> bytes:
 
 async def _events(game: asyncio.Task[Trajectory], pieces: Pieces, head: Body) -> AsyncIterator[bytes]:
     """The stream of a game. Its status has been sent when the game fails, so an error is an event."""
-    dialogue = wire.DialogueText()
     try:
         yield _event(wire.chunk(head, {"role": "assistant", "content": ""}))
         while (piece := await pieces.get()) is not None:
-            yield _event(wire.chunk(head, {"reasoning_content": dialogue.add(piece)}))
+            yield _event(wire.chunk(head, {"reasoning_content": wire.dialogue_text(piece)}))
         played = await game
         last = wire.chunk(head, wire.said(played), wire.ending(played))
         yield _event({**last, "usage": wire.usage(played)})

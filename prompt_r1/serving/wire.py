@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 
-from prompt_r1.api import Piece
+from prompt_r1.cli.dialogue import Piece
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable
 from prompt_r1.foreign import is_finite_number
 from prompt_r1.playing import LimitReached
@@ -127,20 +127,11 @@ def _text(content: Any) -> str:
     return content if isinstance(content, str) else "\n".join(str(part["text"]) for part in content)
 
 
-class DialogueText:
-    """The dialogue as one text for `reasoning_content`: blocks with labels. The answer is left out."""
-
-    def __init__(self) -> None:
-        self._last: str | None = None
-
-    def add(self, piece: Piece) -> str:
-        """The text that a piece adds."""
-        if piece.kind == "answer":
-            return ""
-        label = f"{LABELS[piece.kind]}: " if piece.kind != self._last else ""
-        gap = "\n" if label and self._last is not None else ""
-        self._last = piece.kind
-        return gap + label + piece.text
+def dialogue_text(piece: Piece) -> str:
+    """What a piece adds to `reasoning_content`: blocks with labels. The answer is left out."""
+    if piece.kind == "answer":
+        return ""
+    return f"\n{LABELS[piece.kind]}: {piece.text}" if piece.begins else piece.text
 
 
 def completion(head: Body, game: Trajectory) -> Body:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from prompt_r1.cli import question_input
-from prompt_r1.cli.dialogue import Dialogue, blocks, cost_line, game_as_json
+from prompt_r1.cli.dialogue import Dialogue, Pieces, blocks, cost_line, game_as_json
 from prompt_r1.cli.tables import markdown_table
 from prompt_r1.spending import Spending
 from prompt_r1.types import Action, Question, Trajectory, Turn
@@ -21,12 +21,13 @@ GAME = Trajectory(
 def test_two_games_are_written_with_their_labels_in_a_column_of_13():
     written: list[str] = []
     view = Dialogue(written.append)
+    pieces = Pieces(view.piece)
     for _ in range(2):
         view.question("Who?\nReally?")
-        view.turn("<interaction_prompt>Who is", ended=False)
-        view.turn("<interaction_prompt>Who is it?</interaction_prompt>", ended=True)
-        view.reply("  Anna. ")
-        view.turn("<answer>An", ended=False)
+        pieces.turn("<interaction_prompt>Who is", ended=False)
+        pieces.turn("<interaction_prompt>Who is it?</interaction_prompt>", ended=True)
+        pieces.reply("  Anna. ")
+        pieces.turn("<answer>An", ended=True)
         view.note("note", "stopped")
     game = (
         "question     Who?\n             Really?\n\n"

@@ -37,7 +37,7 @@ def ask_at_once(environment: Endpoint, count: int) -> list[str]:
     return asyncio.run(calls())
 
 
-@pytest.mark.parametrize("failures", [0, 2, 4])
+@pytest.mark.parametrize("failures", [0, 2, 10])
 @pytest.mark.parametrize("failure", [httpx.Response(500), httpx.ReadError("reset")], ids=["500", "exception"])
 def test_a_failed_request_is_retried_until_it_succeeds(
     failures: int, failure: httpx.Response | Exception
@@ -56,12 +56,6 @@ def test_time_ends_a_call_and_not_the_number_of_its_requests() -> None:
     ):
         ask(endpoint(provider, sleep=clock))
     assert 560 < sum(clock) < 700 and len(provider.requests) > 30
-
-
-def test_time_ends_also_calls_whose_connections_are_reset() -> None:
-    """A server that is started again, behind a proxy that accepts connections: ten requests in vain."""
-    lost = [httpx.ReadError("reset"), httpx.RemoteProtocolError("disconnected")] * 5
-    assert ask(endpoint(Provider(*lost, OK))) == "Paris"
 
 
 def test_a_loading_server_is_waited_for_with_one_line(caplog) -> None:

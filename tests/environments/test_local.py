@@ -66,10 +66,11 @@ def test_reasoning_that_the_template_opens_and_the_limit_cuts_off_is_not_the_rep
     assert (outcome.text, outcome.label) == ("", "length") and outcome.reasoning
 
 
-def test_a_sampled_reply_depends_on_the_number_of_the_sample() -> None:
-    environment = local(temperature=1.0)
-    first, second, again = (call(environment, sample=n) for n in (0, 1, 0))
-    assert first == again != second
+def test_sampled_replies_depend_on_the_seed_and_on_the_number_of_the_sample() -> None:
+    first, again, other, second = (
+        call(local(temperature=1.5, seed=seed), sample=n) for seed, n in ((1, 0), (1, 0), (2, 0), (1, 1))
+    )
+    assert first == again and len({first, other, second}) == 3
 
 
 def test_no_text_of_the_dialogue_can_become_a_control_token() -> None:
@@ -143,8 +144,3 @@ def test_a_loaded_model_has_the_given_settings(tmp_path):
     )
     assert {**given, "system": "Be brief.", "seed": 3}.items() <= source.parameters.items()
     assert source.encode(HELLO) == source.encode([{"role": "system", "content": "Be brief."}, *HELLO])
-
-
-def test_sampled_replies_depend_on_the_seed():
-    first, again, other = (call(local(temperature=1.5, seed=seed)) for seed in (1, 1, 2))
-    assert first == again != other

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.support.damage import FIXED, RANDOM
+from tests.support.providers import KEY
 from tests.support.sandbox import DONE, Sandbox
 from tests.support.tensors import load_tensors
 
@@ -20,6 +21,13 @@ TRAIN = (
     "--instruction short --questions 2 --group-size 4 --mini-batch 4 --max-turns 2 --max-new 60 "
     "--max-tokens 700 --lr 1e-3 --save-every 1 --device cpu --out out"
 ).split()
+
+
+@pytest.fixture
+def sandbox(tmp_path, asking_agent, call_here, monkeypatch) -> Sandbox:
+    """A user's folder. The test fails when a program breaks a promise in it."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    return Sandbox(tmp_path, asking_agent, call_here)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
