@@ -63,8 +63,8 @@ def main(arguments: list[str]) -> None:
     rules: Rules = "official" if config.metrics == "official" else "strict"
     score = partial(score_predictions, rules=rules)
     if config.ssim_model:  # a missing encoder is reported before any call is made
-        given = "" if config.ssim_model == "auto" else config.ssim_model
-        encoder = SentenceEncoder(find_encoder(given), device=pick_device(config.device))
+        path = find_encoder() if config.ssim_model == "auto" else Path(config.ssim_model)
+        encoder = SentenceEncoder(path, device=pick_device(config.device))
         score = partial(score, similarity=partial(semantic_similarity, encoder, rules=rules))
     agents = resolve_agents(config)
     config = replace(config, data=config.data or ("mini",))

@@ -2,7 +2,6 @@
 
 import argparse
 import gc
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -79,15 +78,11 @@ def compare(variants: Mapping[str, Callable[[], Measured]], rounds: int) -> dict
 
 
 def ratio_to_ours(runs: Mapping[str, list[Cost]], name: str, field: str) -> float:
-    """A variant's value of a field divided by ours in the same round: the median over the rounds.
-
-    Infinite where ours is 0: a small run may stay within the memory that was free before it.
-    """
-    pairs = [
-        (getattr(theirs, field), getattr(ours, field))
+    """A variant's value of a field divided by ours in the same round: the median over the rounds."""
+    return median(
+        getattr(theirs, field) / max(getattr(ours, field), 1e-9)  # a small run may need no new memory
         for theirs, ours in zip(runs[name], runs["ours"], strict=True)
-    ]
-    return median(theirs / ours if ours else math.inf for theirs, ours in pairs)
+    )
 
 
 def table(runs: Mapping[str, list[Cost]]) -> str:

@@ -31,18 +31,10 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser("python -m studies.seeds", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="+", help="--out of evaluate.py, one for each seed")
     parser.add_argument("--reference", default="prompt-r1", help="method to compare with (prompt-r1)")
-    parser.add_argument("--env", default="", help="environment, where the folders have answers of several")
     parser.add_argument("--data", nargs="+", default=(), help="names of datasets, to average over (all)")
     parser.add_argument("--pass", dest="k", type=int, default=1, metavar="K", help="score by pass@K (1)")
     given = parser.parse_args(arguments)
-    answers = [
-        [
-            one
-            for one in read_predictions(folder / FILE)
-            if not given.env or one.system.environment in (given.env, "")
-        ]
-        for folder in given.folder
-    ]
+    answers = [read_predictions(folder / FILE) for folder in given.folder]
     print(table(answers, given.reference, given.data, given.k))
 
 

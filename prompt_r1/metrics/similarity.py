@@ -78,13 +78,11 @@ def semantic_similarity(
     ]
 
 
-def find_encoder(given: str = "") -> Path:
-    """The folder of the encoder: the given one, else the one in the hub's cache; the hub is not contacted.
+def find_encoder() -> Path:
+    """The folder of the encoder in the hub's cache; the hub is not contacted.
 
     Raises UsageError if there is none.
     """
-    if given:
-        return Path(given)
     cached = try_to_load_from_cache(REPOSITORY, "model.safetensors")
     if not isinstance(cached, str):
         raise UsageError(

@@ -4,7 +4,6 @@ It knows the format, all strategies and how to copy names from a reply, but no f
 will play.
 """
 
-import os
 import random
 import re
 import shutil
@@ -106,17 +105,15 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniA
         file=sys.stderr,
     )
     agent = build(seed)
-    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
-    try:
-        agent.model.save_pretrained(unfinished)
-        agent.tokenizer.save_pretrained(unfinished)
-        unfinished.chmod(0o755)  # mkdtemp makes it private
-        os.rename(unfinished, folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as unfinished:
+        complete = Path(unfinished, name)
+        agent.model.save_pretrained(complete)
+        agent.tokenizer.save_pretrained(complete)
+        try:
+            complete.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
     return folder
 
 

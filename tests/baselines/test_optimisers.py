@@ -209,16 +209,20 @@ def test_opro_shows_the_best_instructions_worst_first_with_rounded_scores():
 
 
 @pytest.mark.parametrize(
-    ("reply", "instruction"),
+    ("read", "reply", "prompt"),
     [
-        ("Here: <INS> be **quick** </INS> ok", "Be quick"),
-        ("no tags at all", "No tags at all"),
-        ("<INS>open", "<INS>open"),
-        ("", ""),
+        (read_instruction, "Here: <INS> be **quick** </INS> ok", "Be quick"),
+        (read_instruction, "no tags at all", "No tags at all"),
+        (read_instruction, "<INS>open", "<INS>open"),
+        (read_instruction, "", ""),
+        (read_fenced_prompt, "Here: ```\nBe quick.\n``` ok", "Be quick."),
+        (read_fenced_prompt, "```text\nBe ``` quick.\n```", "Be ``` quick."),
+        (read_fenced_prompt, "no fence at all", "no fence at all"),
+        (read_fenced_prompt, "```\nopen", "open"),
     ],
 )
-def test_opro_reads_the_instruction_in_tags_or_else_the_whole_reply(reply, instruction):
-    assert read_instruction(reply) == instruction
+def test_a_new_prompt_is_read_between_its_marks_or_else_from_the_whole_reply(read, reply, prompt):
+    assert read(reply) == prompt
 
 
 def test_opro_drops_instructions_that_are_empty_too_long_tagged_or_contain_digits():
@@ -274,19 +278,6 @@ def test_gepa_uses_each_question_once_per_epoch_and_fills_the_last_batch():
         epoch = [question for _ in range(2) for question in next(batches)]
         assert set(epoch[:4]) == set(QUESTIONS[:4])
         assert epoch[4:] == [epoch[3], epoch[2]], "filled with those that came last"
-
-
-@pytest.mark.parametrize(
-    ("reply", "prompt"),
-    [
-        ("Here: ```\nBe quick.\n``` ok", "Be quick."),
-        ("```text\nBe ``` quick.\n```", "Be ``` quick."),
-        ("no fence at all", "no fence at all"),
-        ("```\nopen", "open"),
-    ],
-)
-def test_gepa_reads_the_prompt_between_the_first_and_the_last_fence(reply, prompt):
-    assert read_fenced_prompt(reply) == prompt
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -91,7 +91,8 @@ def test_strict_rules_equal_squad_when_no_number_has_punctuation() -> None:
     ("left", "right"),
     [("-5", "5"), ("3.14", "314"), ("1/2", "12"), (".5", "5"), ("-$5", "$5"), ("-.5", ".5"), ("1/-2", "1/2"),
      ("18-20", "1820"), ("3:2", "32"), ("(1, 2)", "12"), ("(1,2)", "12"), ("10^5", "105"), ("2+2", "22"),
-     (r"\frac{1}{23}", r"\frac{12}{3}")],
+     (r"\frac{1}{23}", r"\frac{12}{3}"), ("10³", "103"), ("5²", "52"), ("3½", "31/2"), ("log₂8", "28"),
+     ("7–8", "78"), ("–5", "5")],
 )  # fmt: skip
 def test_numbers_differ_by_sign_point_and_slash(left: str, right: str) -> None:
     assert exact_match(left, [right]) == 0
@@ -127,12 +128,6 @@ def test_strict_rules_read_typographic_characters_as_plain_ones(typographic: str
     for answer, gold in ((typographic, plain), (plain, typographic)):
         assert exact_match(answer, [gold]) == f1(answer, [gold]) == substring_match(answer, [gold]) == 1
     assert normalise(typographic, official=True) == " ".join(oracle_words(typographic))
-
-
-@pytest.mark.parametrize(("left", "right"), [("10³", "103"), ("5²", "52"), ("3½", "31/2"), ("log₂8", "28"),
-                                             ("7–8", "78"), ("–5", "5")])  # fmt: skip
-def test_typographic_numbers_are_not_joined(left: str, right: str) -> None:
-    assert exact_match(left, [right]) == exact_match(right, [left]) == 0
 
 
 @pytest.mark.parametrize("empty", ["", "  ", "the", "...", "$", "A"])
@@ -177,10 +172,6 @@ def test_the_best_gold_answer_counts() -> None:
     assert exact_match("nyc", golds) == 1
     assert f1("new york", golds[:1]) == pytest.approx(0.8) and f1("new york", golds) == 1
     assert substring_match("in new york", golds[:2]) == 0 and substring_match("in new york", golds) == 1
-
-
-def test_f1_counts_a_repeated_word_as_often_as_both_texts_contain_it() -> None:
-    assert f1("x x x", ["x x y"]) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("piece", ["a ", "5/", "5 /", "(5 ", "5,000", "-", "5  ", "½", "…", "−"])
