@@ -154,12 +154,12 @@ class Endpoint:
                         return self._without_key(attempt.outcome)
                     call.give_up(attempt.lost)
                     failures += 1
-                    if self._checking and not (attempt.misdirected and failures < CHECKS):
+                    if self._checking:
+                        if attempt.misdirected and failures < CHECKS:
+                            continue
                         reason = f"{self.base_url}: {attempt.outcome.reason}"
                         refused = Outcome("refused" if attempt.misdirected else "failed", reason=reason)
                         return self._without_key(refused)
-                    if self._checking:
-                        continue
                     answers += attempt.lost and attempt.misdirected
                     wait = attempt.wait or back_off(failures, random.Random())
                     self._report_silence(traffic, attempt, wait)

@@ -18,6 +18,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 from prompt_r1.environments.journal import Journal, Key
@@ -170,11 +171,7 @@ class Environment:
     async def check(self) -> None:
         """Raise UsageError or FatalEnvError if no call can succeed."""
         for member in self.members:
-
-            async def ask(messages: list[Message], member: Member = member) -> str:
-                return await self._ask_member(member, messages, Game("check"))
-
-            await member.source.check(ask)
+            await member.source.check(partial(self._ask_member, member, game=Game("check")))
 
     def most_usd(self, messages: list[Message]) -> float:
         """The estimate from above of what a request with these messages costs, in dollars."""

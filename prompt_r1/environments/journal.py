@@ -58,7 +58,11 @@ class Journal:
             charges = self._read(path)
             self.spent += sum(charges.values(), Spending())
             self._calls = max(charges, default=0)
-        self._file = _open_to_append(own)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(own, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o644)
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            os.write(self._file, b"\n")  # ends a torn last line
 
     @property
     def records(self) -> bool:
@@ -113,13 +117,3 @@ def _charge_of(line: Mapping[str, Any]) -> Spending | None:
         return None
     fits = all(is_finite_number(amount) and amount >= 0 for amount in amounts)
     return Spending(*amounts) if fits else None
-
-
-def _open_to_append(path: Path) -> int:
-    """Open the file to append, and end a torn last line. Returns the file descriptor."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o644)
-    size = os.fstat(file).st_size
-    if size and os.pread(file, 1, size - 1) != b"\n":
-        os.write(file, b"\n")
-    return file
