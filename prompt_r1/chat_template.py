@@ -142,14 +142,6 @@ class PieceEncoder:
         self._guard = "" if joined == text_of(tokenizer, self.start("abab")) else "\x01"
         self._guard_tokens = self.start(self._guard)
 
-    @property
-    def name(self) -> str:
-        return name_of(self._tokenizer)
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """The text of tokens as it stands."""
-        return text_of(self._tokenizer, tokens)
-
     def start(self, text: str) -> list[int]:
         """The tokens of trusted text at the start of a dialogue."""
         return self._tokenizer(text, add_special_tokens=False)["input_ids"] if text else []

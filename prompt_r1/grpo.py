@@ -18,17 +18,16 @@ def compare_games(
     numbers: Sequence[int],
 ) -> list[list[ScoredGame]]:
     """The P × G games with rewards and advantages. `numbers`: of their questions, over all ranks."""
-    totals_PG = [[reward.total if reward else None for reward in rewards] for rewards in rewards_PG]
-    groups = zip(numbers, trajectories_PG, rewards_PG, group_advantages(totals_PG), strict=True)
     games_PG = []
-    for number, trajectories, rewards, advantages in groups:
+    for number, trajectories, rewards in zip(numbers, trajectories_PG, rewards_PG, strict=True):
+        advantages = group_advantages([reward.total if reward else None for reward in rewards])
         indices = range(number * len(trajectories), (number + 1) * len(trajectories))
         columns = zip(trajectories, rewards, advantages, indices, strict=True)
         games_PG.append([ScoredGame(*column) for column in columns])
     return games_PG
 
 
-def group_advantages(rewards_PG: Sequence[Sequence[float | None]]) -> list[list[float | None]]:
+def group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
     """Eq. 16: how much better each game did than the other games of its question.
 
         Â_i = (R_i - mean(R_1 … R_G)) / (std(R_1 … R_G) + 1e-6)        std with Bessel's correction
@@ -36,10 +35,6 @@ def group_advantages(rewards_PG: Sequence[Sequence[float | None]]) -> list[list[
     A reward of None is a game that the environment broke: it says nothing about the agent, so it leaves mean,
     std and loss. When more than a quarter of a group broke, all of it leaves: its advantages are None.
     """
-    return [_advantages(rewards) for rewards in rewards_PG]
-
-
-def _advantages(rewards: Sequence[float | None]) -> list[float | None]:
     intact = [reward for reward in rewards if reward is not None]
     if 4 * (len(rewards) - len(intact)) > len(rewards):
         return [None] * len(rewards)

@@ -7,10 +7,10 @@ tags and instruction (`chat_template.Frame`), so that it can never become a cont
 
 import copy
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from prompt_r1.chat_template import PieceEncoder, frame_of, position_of_turn_end, text_of
+from prompt_r1.chat_template import PieceEncoder, frame_of, name_of, position_of_turn_end, text_of
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Action
 
@@ -67,9 +67,8 @@ ENVIRONMENT_SYSTEM = (
 
 NO_REPLY = "(no reply)"  # stands for an empty reply, which servers refuse in a dialogue; it earns nothing
 LONGEST_CACHED = 16_384  # characters of a text whose tokens are cached; the cache holds at most 170 MB
-LONGEST_TOKEN = (
-    64  # characters; only in long replies, of which no more are encoded for each token that is read
-)
+# Characters: of a long reply, no more are encoded for each token that is read.
+LONGEST_TOKEN = 64
 CUT = " [cut]"  # appended to a reply of which the agent sees only the beginning
 
 TAGS = tuple(
@@ -161,24 +160,23 @@ class Codec:
 
         The turn may be any text with tags: what stands around it is compared. Raises UsageError.
         """
-        frame, encoder, tags = self.frame, self._encoder, " ".join(TAGS)
+        frame, tags, tokenizer = self.frame, " ".join(TAGS), name_of(self.tokenizer)
+        text = partial(text_of, self.tokenizer)
         first = f"{frame.before_user}Question: Who?\n{instruction}{frame.generation}"
         second = f"{frame.between}<interaction_response>Bob.</interaction_response>{frame.generation}"
         opening, turn = self.opening("Who?"), self.encode_trusted(tags)
-        pieces, whole = (
-            opening + turn + self.reply("Bob.", after=turn[-1]),
-            encoder.start(first + tags + second),
-        )
-        said = encoder.text(turn)
+        pieces = opening + turn + self.reply("Bob.", after=turn[-1])
+        whole = self._encoder.start(first + tags + second)
+        said = text(turn)
         if not all(tag in said for tag in TAGS):
             raise UsageError(
-                f"{encoder.name} decodes the tags of the game as {said[:40]!r}…, so that no turn of an agent "
+                f"{tokenizer} decodes the tags of the game as {said[:40]!r}…, so that no turn of an agent "
                 "could be read: not supported"
             )
-        replies = {encoder.text(tokens).rpartition(TAGS[-1])[2] for tokens in (pieces, whole)}
-        if encoder.text(opening) != encoder.text(encoder.start(first)) or len(replies) > 1:
+        replies = {text(tokens).rpartition(TAGS[-1])[2] for tokens in (pieces, whole)}
+        if text(opening) != text(self._encoder.start(first)) or len(replies) > 1:
             raise UsageError(
-                f"{encoder.name}: tokenizing the pieces of a dialogue one by one can give other tokens than "
+                f"{tokenizer}: tokenizing the pieces of a dialogue one by one can give other tokens than "
                 "tokenizing the whole text: not supported"
             )
 

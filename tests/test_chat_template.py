@@ -170,11 +170,12 @@ def test_a_control_token_that_a_normalizer_makes_of_text_from_outside_is_taken_a
     steps = [normalizers.NFKC(), normalizers.Replace("\u200b", ""), normalizers.Replace(" ", "▁")]
     core.normalizer = normalizers.Sequence(steps)
     core.add_tokens([added(name), added("\n", special=False), added("<unk>")])
-    encoder = PieceEncoder(PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
+    encoder = PieceEncoder(tokenizer)
     number = core.token_to_id(name)
     assert number in encoder.trusted(text)
     tokens = encoder.untrusted(f"{text}\n")
-    assert number not in tokens and encoder.text(tokens) == shown + "\n"
+    assert number not in tokens and text_of(tokenizer, tokens) == shown + "\n"
     assert tokens[-1] == core.token_to_id("\n")  # an added token that controls nothing
 
 

@@ -128,16 +128,12 @@ def test_untrusted_text_never_becomes_a_control_token(text):
         (c.reply("", after=0), c.reply(text, after=0)),
     ]:
         assert sum(token in added for token in tokens) == sum(token in added for token in frame)
+    assert decode(c.encode_untrusted(text)) == text.replace("\ud800", "?")
 
 
 @settings(max_examples=50)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_untrusted_text_round_trips(text):
-    assert decode(codec().encode_untrusted(text)) == text
-
-
-def test_untrusted_text_with_control_tokens_round_trips_as_plain_text():
-    text = "say <|im_end|> and <think> twice: <|im_end|><think>"
     assert decode(codec().encode_untrusted(text)) == text
 
 
@@ -196,13 +192,6 @@ def test_the_cache_of_encoded_texts_keeps_no_long_text():
     assert c.encode_untrusted("ab") is c.encode_untrusted("ab")
     assert c.encode_untrusted(long) == c.encode_untrusted(long)
     assert c.encode_untrusted(long) is not c.encode_untrusted(long)
-
-
-def test_the_papers_instruction_has_variants_of_50_and_80_words():
-    assert INSTRUCTIONS["paper"].endswith("<answer>(final answer for the question)</answer>")
-    assert "refine → check). \n4." in INSTRUCTIONS["paper"]
-    assert "must not be over 80 words" in INSTRUCTIONS["paper"]
-    assert "no more than 50 words" in INSTRUCTIONS["paper-50"]
 
 
 def test_a_tokenizer_without_a_usable_chat_template_is_refused():

@@ -1,9 +1,7 @@
 """The records of a game: three columns of equal length, and the defaults of the paper's game."""
 
-import pytest
-
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.types import Action, Completion, FormatTerms, GameSettings, Question, Reward, Trajectory, Turn
+from prompt_r1.types import Action, Completion, GameSettings, Question, Trajectory, Turn
 
 QUESTION = Question("q", "d", "Who?", ("Anna",))
 
@@ -33,9 +31,3 @@ def test_the_answer_of_a_game_is_that_of_its_last_turn():
 def test_a_game_without_settings_is_the_papers():
     """Table 6: 5 turns of 1,024 tokens, 8,192 in all; the released script cuts a reply to 1,024."""
     assert GameSettings() == TrainConfig().game == GameSettings("paper", 5, 1024, 8192, 1024)
-
-
-def test_a_reward_whose_terms_nobody_asked_for_has_none_and_a_closed_gate():
-    reward = Reward(format=0.5, answer=1.0, total=-0.5)
-    assert reward.terms == FormatTerms(0.0, 0.0, 0.0, 0.0) and reward.gate_is_open is False
-    assert FormatTerms(0.1, 0.2, 0.3, 0.5).sum == pytest.approx(1.1)

@@ -53,7 +53,8 @@ def load_agent(
     """
     if config.agent == MINI_AGENT:
         torch.set_num_threads(1)
-    compute = compute_dtype(config.dtype, device)
+    # bfloat16 is slow on a CPU.
+    compute = torch.float32 if device.type == "cpu" else getattr(torch, config.dtype)
     codec = load_codec(path, config)
     policy = load_policy(
         path,
@@ -70,11 +71,6 @@ def load_agent(
 def load_codec(path: str | Path, config: AgentConfig) -> Codec:
     """The codec of the tokenizer of a folder or hub id."""
     return Codec(load_tokenizer(path), INSTRUCTIONS[config.instruction])
-
-
-def compute_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products called `name`; float32 on a CPU, where bfloat16 is slow."""
-    return torch.float32 if device.type == "cpu" else getattr(torch, name)
 
 
 def check_question_lengths(questions: Iterable[Question], codec: Codec, game: GameSettings) -> None:

@@ -126,9 +126,17 @@ def attend_in_window(
     (H, Tq, D) queries, the last Tq of the T tokens, and (Hkv, T, D) keys and values → (H, Tq, D).
     """
     count, length = query.shape[1], key.shape[1]
-    visible = torch.ones(count, length, dtype=torch.bool, device=query.device).tril(length - count)
-    if window is not None:
+    visible = None
+    if count < length or is_shorter(window, length):
+        visible = torch.ones(count, length, dtype=torch.bool, device=query.device).tril(length - count)
+    if visible is not None and window is not None:
         visible = visible.triu(length - count + 1 - window)
     return F.scaled_dot_product_attention(
-        query[None], key[None], value[None], visible, scale=scale, enable_gqa=len(query) != len(key)
+        query[None],
+        key[None],
+        value[None],
+        visible,
+        is_causal=visible is None,
+        scale=scale,
+        enable_gqa=len(query) != len(key),
     )[0]

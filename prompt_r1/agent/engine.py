@@ -26,7 +26,6 @@ from prompt_r1.agent.kv_cache import CachedGame, PagedBatch, PagePool, allocate_
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.sampling import Sampling, SamplingMix, draw, settings_row
 from prompt_r1.agent.scheduler import Job, Schedule, Scheduler
-from prompt_r1.errors import UsageError
 from prompt_r1.types import Completion
 
 # Prompt tokens in a forward: enough to fill the device, few enough that decoding does not wait long.
@@ -54,11 +53,7 @@ class Engine:
         that decode at the same time. `prefill_tokens`: prompt tokens in a forward, `page_size`: tokens of a
         page of the cache (0: defaults for the device). `capture`: captures decode steps (None: as CUDA
         graphs, on GPUs in 16 bits).
-
-        Raises UsageError if the cache does not hold one game.
         """
-        if 0 < kv_tokens < max_tokens:
-            raise UsageError(f"a KV cache of {kv_tokens} tokens does not hold one game of {max_tokens}")
         self.policy = policy
         self.stop_ids = stop_ids
         self.max_tokens = max_tokens

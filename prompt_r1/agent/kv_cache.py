@@ -140,12 +140,7 @@ def allocate_pool(policy: Policy, *, tokens: int, longest: int, games: int, page
             f"the free memory holds a KV cache of {pages * page_size} tokens, but a game may have {longest}: "
             "lower --max-tokens, or --tokens-per-batch if this is a training"
         )
-    try:
-        return PagePool(policy, pages=pages, page_size=page_size)
-    except RuntimeError:
-        raise UsageError(
-            f"not enough memory for a KV cache of {pages * page_size:,} tokens: lower --max-tokens"
-        ) from None
+    return PagePool(policy, pages=pages, page_size=page_size)
 
 
 # Attention of new tokens over the pages
@@ -244,24 +239,21 @@ class PagedBatch:
         return found
 
     @cached_property
-    def views(self) -> list[list[tuple[Tensor, Tensor]]]:
-        """Of each sequence in a single page, the keys and values (Hkv, L, D) in each layer."""
-        found: list[list[tuple[Tensor, Tensor]]] = []
-        for one in self.chunks:
-            of_layers: list[tuple[Tensor, Tensor]] = []
-            if one.length <= self.pool.page_size:
-                keys, values = (
-                    pool[:, one.pages[0], : one.length].transpose(1, 2).unbind(0)
-                    for pool in (self.pool.keys, self.pool.values)
-                )
-                of_layers = list(zip(keys, values, strict=True))
-            found.append(of_layers)
-        return found
+    def views(self) -> list[list[tuple[Tensor, ...]]]:
+        """Of each sequence in a single page, its keys and its values, (Hkv, L, D) in each layer."""
+        pools = (self.pool.keys, self.pool.values)
+        return [
+            [pool[:, one.pages[0], : one.length].transpose(1, 2).unbind(0) for pool in pools]
+            if one.length <= self.pool.page_size
+            else []
+            for one in self.chunks
+        ]
 
     def cached(self, layer: int, number: int) -> tuple[Tensor, Tensor]:
         """The keys and values (Hkv, L, D) of a sequence: a view of a single page, or copies of several."""
         if self.views[number]:
-            return self.views[number][layer]
+            keys_of, values_of = self.views[number]
+            return keys_of[layer], values_of[layer]
         one = self.chunks[number]
         keys, values = (
             pool[layer, one.pages].flatten(0, 1)[: one.length].transpose(0, 1)
@@ -311,9 +303,8 @@ def _sequence_by_sequence(
     single_outputs: list[Tensor] = []
     for number, one in enumerate(batch.chunks):
         key, value = batch.cached(layer, number)
-        count, length, columns = one.count, one.length, slice(one.column, one.column + one.count)
-        if count == 1:
-            if is_shorter(window, length):
+        if one.count == 1:
+            if is_shorter(window, one.length):
                 key, value = key[:, -window:], value[:, -window:]
             single_columns.append(one.column)
             single_outputs.append(
@@ -321,21 +312,10 @@ def _sequence_by_sequence(
                     grouped_queries[one.column], key[None], value[None], scale=scale
                 )
             )
-        elif is_shorter(window, length):
+        else:
+            columns = slice(one.column, one.column + one.count)
             part = attend_in_window(query[columns].transpose(0, 1), key, value, scale, window)
             out[columns] = part.transpose(0, 1)
-        else:
-            visible = torch.ones(count, length, dtype=torch.bool, device=query.device).tril(length - count)
-            part = F.scaled_dot_product_attention(
-                query[None, columns].transpose(1, 2),
-                key[None],
-                value[None],
-                scale=scale,
-                enable_gqa=heads != kv_heads,
-                is_causal=count == length,
-                attn_mask=None if count == length else visible,
-            )
-            out[columns] = part[0].transpose(0, 1)
     if single_outputs:
         grouped_out = out.view(len(query), 1, kv_heads, heads // kv_heads, -1)
         grouped_out[single_columns] = torch.stack(single_outputs)

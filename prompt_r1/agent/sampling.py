@@ -18,10 +18,6 @@ class Sampling:
         if not (self.temperature >= 0 and 0 < self.top_p <= 1):
             raise ValueError(f"{self}: the temperature must be at least 0, and top_p in (0, 1]")
 
-    @property
-    def truncated(self) -> bool:
-        return self.temperature > 0 and self.top_p < 1
-
 
 LOWEST_TEMPERATURE = 1e-30  # smaller ones are raised to it: float32 would round them to 0
 
@@ -37,8 +33,8 @@ class SamplingMix:
     @staticmethod
     def of(samplings: Sequence[Sampling]) -> "SamplingMix":
         """The mix of these rows."""
-        greedy = [sampling.temperature == 0 for sampling in samplings]
-        return SamplingMix(any(greedy), not all(greedy), any(sampling.truncated for sampling in samplings))
+        sampled = [sampling.top_p for sampling in samplings if sampling.temperature]
+        return SamplingMix(len(sampled) < len(samplings), bool(sampled), any(top_p < 1 for top_p in sampled))
 
 
 def settings_row(sampling: Sampling, uniform: float) -> list[float]:

@@ -186,14 +186,17 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         """Choose the tokens of the next step: one for each job that decodes, and prompts in chunks."""
-        schedule = Schedule()
+        schedule, pool = Schedule(), self._pool
         for job in [job for job in self.running if job.uncached <= 1]:  # the oldest first
             if job.game not in self._games:
                 continue  # preempted by an older one
             if not job.uncached:
                 schedule.known.append(job)
-            elif self._grow(job):
+            elif self._make_room(pool.pages_for(len(job.tokens)) - len(job.game.pages), job):
+                pool.extend(job.game, len(job.tokens))
                 schedule.add(job, 1)
+            else:
+                self._preempt(job)
         room = self.prefill_tokens
         # Jobs got the pages of their prompts when they were admitted.
         for job in sorted([job for job in self.running if job.uncached > 1], key=lambda job: job.uncached):
@@ -202,15 +205,6 @@ class Scheduler:
                 schedule.add(job, count)
                 room -= count
         return schedule
-
-    def _grow(self, job: Job) -> bool:
-        """Give a job a page for its next token where it needs one. Without room, it is preempted."""
-        length = len(job.tokens)
-        if not self._make_room(self._pool.pages_for(length) - len(job.game.pages), job):
-            self._preempt(job)
-            return False
-        self._pool.extend(job.game, length)
-        return True
 
     # Pages
 
@@ -244,9 +238,7 @@ class Scheduler:
         others = [game for game in self._games if game not in (job.game, keep)]
         others.sort(key=lambda game: game.number, reverse=True)
         newer = [game for game in others if game.number > job.game.number]
-        victims = [game for game in newer if game not in running] + [
-            game for game in newer if game in running
-        ]
+        victims = sorted(newer, key=lambda game: game in running)  # stable
         if not running - {job.game}:
             victims += [game for game in others if game.number < job.game.number]
         return victims

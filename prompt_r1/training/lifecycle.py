@@ -12,7 +12,7 @@ from prompt_r1.storage.checkpoint import Checkpoints, State
 from prompt_r1.storage.export import export_agent
 from prompt_r1.storage.run_folder import trim_run
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.training.metrics import Watchdog, left_out, spending, step_metrics
+from prompt_r1.training.metrics import Watchdog, spending, step_metrics
 from prompt_r1.training.run import Run
 from prompt_r1.training.summary import summary
 from prompt_r1.training.update import Update, limit_of
@@ -116,8 +116,11 @@ class Lifecycle:
         measured = step_metrics(games_PG, ranks, rollout_seconds=run.clock.seconds["rollout"])
         self.state.step, self.state.line = step, {"step": step, **update.metrics(), **measured}
         self.complete()
-        if missing := left_out(games_PG, ranks):
-            run.log.say(f"Step {step}: {missing}")
+        if dropped := measured["groups/dropped"]:
+            run.log.say(
+                f"Step {step} is not trained on {dropped:.0%} of its questions: more than a quarter of their "
+                "games failed (`error` in trajectories/ says why)"
+            )
         self.stop_if_idle(update)
 
     def stop_if_idle(self, update: Update) -> None:
@@ -136,7 +139,10 @@ class Lifecycle:
             self.run.log.say("\n" + compare_on_test(self.run))
 
     def complete(self) -> None:
-        """Validate, log and save the step, and check whether the run must stop."""
+        """Validate, log and save the step, and check whether the run must stop.
+
+        Raises Resumable if the agent or a checkpoint cannot be written.
+        """
         run, state, config = self.run, self.state, self.run.config
         line, last = dict(state.line), state.step == config.steps
         due = last or state.step % config.save_every == 0
@@ -153,7 +159,10 @@ class Lifecycle:
         better = "val/em" in line and (state.best_step < 0 or score[::order] > best[::order])
         newest = due and state.step > 0 and not config.val_data  # without validation, the newest counts
         if better or newest:
-            self._export(line)
+            with run.clock.phase("save"):
+                export_agent(
+                    run.policy, run.start, config, run.folder / "agent", metrics=line, ranks=run.ranks
+                )
             state.best_step, state.best_em, state.best_reward = state.step, *score
         state.line = {}  # a run that stops before this line validates the step again when it resumes
         if better or (due and state.step > 0):
@@ -161,14 +170,6 @@ class Lifecycle:
             self.update_report()
         run.progress.n = state.step
         self._check_signals_and_alarms(line)
-
-    def _export(self, line: dict[str, float]) -> None:
-        """Export the agent of a step with this metric line. Raises Resumable if it cannot be written."""
-        run = self.run
-        with run.clock.phase("save"):
-            export_agent(
-                run.policy, run.start, run.config, run.folder / "agent", metrics=line, ranks=run.ranks
-            )
 
     def save(self) -> None:
         """Write a checkpoint. Raises Resumable if it cannot be written."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from math import isfinite, sqrt
 from statistics import mean, median, stdev
-from typing import TypeVar, get_args
+from typing import get_args
 
 from prompt_r1.distributed import Ranks
 from prompt_r1.environments.environment import Environment
@@ -26,9 +26,7 @@ CHANCE = 1e-3  # probability below which it is no accident that no game of a ste
 LEARNED_EM = 0.9  # of the sampled games: groups without spread are then right, and no alarm
 ODD = "env/outcomes/"  # counts of replies that are filtered, cut or empty, by label
 MOST_ODD = 0.2  # the highest share of them without an alarm
-NAMED = 5  # questions in a message
 
-T = TypeVar("T")
 Row = Mapping[str, float]  # the metrics of one game
 
 
@@ -117,7 +115,8 @@ def step_metrics(
         "misranked": float(pairs.count(False)),
     }
     total = dict(zip(sums, ranks.sum(list(sums.values())), strict=True))
-    metrics = game_metrics(joined(ranks.gather(rows_PG)), joined(ranks.gather(latencies)))
+    all_rows_PG = [group for share in ranks.gather(rows_PG) for group in share]
+    metrics = game_metrics(all_rows_PG, [one for share in ranks.gather(latencies) for one in share])
     return metrics | {
         "reward/misranked": total["misranked"] / max(total["pairs"], 1),
         "groups/dropped": 1 - total["kept"] / total["groups"],
@@ -127,32 +126,6 @@ def step_metrics(
         "tokens/s": metrics["tokens/sampled"] / rollout_seconds,
         "games/s": metrics["games"] / rollout_seconds,
     }
-
-
-def left_out(games_PG: list[list[ScoredGame]], ranks: Ranks) -> str:
-    """Which questions of a step are not trained on, because too many of their games broke; "" if all are.
-
-    Called by every rank.
-    """
-    games = [game for group in games_PG for game in group]
-    lost = [group[0].trajectory.question.id for group in games_PG if all(g.advantage is None for g in group)]
-    lost = joined(ranks.gather(lost))
-    failures = joined(ranks.gather([game.trajectory.error for game in games if game.reward is None]))
-    used = [float(game.advantage is not None) for game in games]
-    trained, played, groups = ranks.sum([sum(used), len(used), len(games_PG)])
-    if not lost:
-        return ""
-    names = ", ".join(lost[:NAMED]) + (", …" if len(lost) > NAMED else "")
-    return (
-        f"{trained:.0f} of {played:.0f} games are trained on: {len(failures)} calls failed, and {len(lost)} "
-        f"of {groups:.0f} questions lost more than a quarter of their games ({names}); the first failure: "
-        f"{failures[0]}"
-    )
-
-
-def joined(shares: Sequence[Sequence[T]]) -> list[T]:
-    """The shares of all ranks in one list."""
-    return [item for share in shares for item in share]
 
 
 def ranked_pairs(group: Sequence[ScoredGame]) -> list[bool]:

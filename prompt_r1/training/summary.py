@@ -8,7 +8,6 @@ from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import HELD_OUT
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.storage.run_log import read_metrics
-from prompt_r1.training.metrics import ODD
 from prompt_r1.training.validation import TEST_FILE
 
 
@@ -28,8 +27,6 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
         totals.append(f"${usd:,.2f}" if usd >= 1 else f"${usd:.4f}")
     phases = {name for line in lines for name in line if name.startswith("time/")}
     totals.append(_duration(total(*phases)))
-    labels = {name.removeprefix(ODD): total(name) for line in lines for name in line if name.startswith(ODD)}
-    odd = ", ".join(f"{count:,.0f} {label}" for label, count in labels.items())
     mini = config.env == "mini" and set(config.data) <= {"mini"}
     validated = tuple(name for name in config.val_data if name != HELD_OUT)
     other = ("mini:ood",) if mini else config.test_data or validated or config.data
@@ -39,7 +36,6 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
         "The run",
         *_validation_change(lines, best_step),
         f"  took         {', '.join(totals)}",
-        *([f"  odd replies  {odd}"] if odd else []),
         "Where it is",
         f"  {folder}/report.html: curves and games, to open in a browser",
         f"  {folder}/agent: the agent of step {best_step}, a Hugging Face folder",

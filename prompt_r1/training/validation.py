@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Sequence
+from itertools import zip_longest
 from statistics import mean
 
 from prompt_r1.agent.agent import Agent, load_agent
@@ -12,13 +13,14 @@ from prompt_r1.errors import EnvError
 from prompt_r1.metrics.em_f1 import exact_match, f1
 from prompt_r1.reward import score_games
 from prompt_r1.rollout import play_question
-from prompt_r1.training.metrics import Row, joined, metrics_of_game
+from prompt_r1.training.metrics import Row, metrics_of_game
 from prompt_r1.training.run import Run
 from prompt_r1.types import Message, Question, ScoredGame, Trajectory
 
 TEST_FILE = "test.md"  # in the run folder: the table of the test, which is played last
 # Columns of the tables, and the metrics of a game that they are means of.
 METRICS = {"em": "em", "f1": "f1", "reward": "reward/mean", "format": "format", "turns": "turns"}
+COLUMNS = ["n", "errors", "EM", "F1", "reward", "format", "turns"]
 
 
 def validation_metrics(run: Run, *, step: int) -> dict[str, float]:
@@ -77,9 +79,8 @@ def play_share(run: Run, agent: Agent, questions: Sequence[Question], *, name: s
 
 def _gathered(run: Run, rows: list[Row]) -> list[Row]:
     """The rows of all ranks, in the order of the questions."""
-    shares = run.ranks.gather(rows)
-    length = max(map(len, shares))
-    return joined([[share[number] for share in shares if number < len(share)] for number in range(length)])
+    turns = zip_longest(*run.ranks.gather(rows))  # the ranks in turn; the last turn may be short
+    return [row for turn in turns for row in turn if row is not None]
 
 
 async def ask_directly(questions: Sequence[Question], environment: Environment) -> list[Row]:
@@ -117,27 +118,19 @@ def results_table(rows_of: dict[str, list[Row]], datasets: Sequence[str]) -> str
         names = sorted(set(datasets))
         for name in names:
             part = [row for row, dataset in zip(rows, datasets, strict=True) if dataset == name]
-            lines.append([method, name, *_cells(mean_metrics(part))])
+            lines.append([method, name, *_cells(part)])
         if len(names) > 1:
-            lines.append([f"**{method}**", "**all**", *_cells(mean_metrics(rows))])
-    header = ["method", "dataset", "n", "errors", "EM", "F1", "reward", "format", "turns"]
-    return markdown_table(header, lines, left=2)
+            lines.append([f"**{method}**", "**all**", *_cells(rows)])
+    return markdown_table(["method", "dataset", *COLUMNS], lines, left=2)
 
 
 def printed_table(rows: dict[str, list[Row]]) -> str:
     """A row for each method, over all questions."""
-    means = {method: mean_metrics(own) for method, own in rows.items()}
-    header = ["test", "n", "errors", "EM", "F1", "reward", "format", "turns"]
-    lines = [[method, *_cells(averages)] for method, averages in means.items()]
-    if not any(averages["errors"] for averages in means.values()):
-        header, lines = [header[0], header[1], *header[3:]], [[*line[:2], *line[3:]] for line in lines]
-    return text_table(header, lines)
+    lines = [[method, *_cells(own)] for method, own in rows.items()]
+    return text_table(["test", *COLUMNS], lines)
 
 
-def _cells(averages: dict[str, float]) -> list[str]:
-    numbers = [f"{averages[name]:.3f}" if name in averages else "–" for name in METRICS]
-    return [
-        str(averages["n"]),
-        str(averages["errors"]),
-        *(number.replace("-0.000", "0.000") for number in numbers),
-    ]
+def _cells(rows: Sequence[Row]) -> list[str]:
+    means = mean_metrics(rows)
+    numbers = [f"{means[name]:z.3f}" if name in means else "–" for name in METRICS]
+    return [str(means["n"]), str(means["errors"]), *numbers]

@@ -67,17 +67,6 @@ def test_autograd_keeps_no_logits(monkeypatch):
     assert not [shape for shape in shapes if shape[-1:] == (vocabulary,) and shape[0] != vocabulary]
 
 
-def test_gradient_checkpointing_does_not_change_the_gradient():
-    gradients = []
-    for checkpointing in (False, True):
-        policy = tiny.policy()
-        if checkpointing:
-            policy.checkpoint_activations()
-        policy(some_batch()).logprobs.sum().backward()
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]))
-    assert torch.equal(*gradients)
-
-
 def test_weights_and_gradients_stay_in_float32_with_bfloat16_products():
     policy = Policy(tiny.model(), compute=torch.bfloat16)
     scores = policy(some_batch())
@@ -194,6 +183,6 @@ def test_on_a_gpu_one_product_writes_the_float32_logits():
         head = torch.empty(50, 16, dtype=torch.bfloat16, device="cuda")
         out = torch.empty(9, 50, device="cuda")
         with Recorder():
-            policy_module._product(hidden, head, out=out)
+            policy_module._logits(hidden, head, 1.0, 0.0, out=out)
     operations = [name for name in calls if name.startswith("aten.")]
     assert operations == ["aten.permute.default", "aten.mm.dtype_out"]

@@ -100,7 +100,7 @@ def random_group(seed: int, broken: int) -> list[Trajectory]:
 def with_rewards(group: list[Trajectory], question: int) -> list[ScoredGame]:
     """The games of a question with rewards that depend on their lengths, and the advantages of these."""
     rewards = [None if game.stop == "env_error" else len(game.tokens) % 7 / 3 - 1 for game in group]
-    [advantages] = group_advantages([rewards])
+    advantages = group_advantages(rewards)
     indices = range(question * GROUP_SIZE, (question + 1) * GROUP_SIZE)
     columns = zip(group, rewards, advantages, indices, strict=True)
     return [

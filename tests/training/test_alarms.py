@@ -85,42 +85,30 @@ def test_each_metric_has_its_limit(name, usual, fine, collapsed):
     assert alarming_after(fine) == [] and alarming_after(collapsed) == [name]
 
 
-@pytest.mark.parametrize(("usual", "count"), [(0.19, 0), (0.21, 1)])
-def test_a_rate_that_was_never_above_a_fifth_cannot_collapse(usual, count):
-    assert len(alarms_for("format", [usual] * 10 + [0.0] * 10)) == count
+CURVES = [
+    # A rate that was never above a fifth cannot collapse.
+    ("format", [0.19] * 10 + [0.0] * 10, []),
+    ("format", [0.21] * 10 + [0.0] * 10, [12]),
+    # The first full window is the reference of the later ones.
+    ("kl", [2.0] * 8, [5]),
+    ("format", [1.0] + [0.1] * 7, []),
+    # The median of five values decides.
+    ("format", [1.0] * 10 + [0.1] * 2 + [1.0] * 8, []),
+    ("format", [1.0] * 10 + [0.1] * 3 + [1.0] * 7, [12]),
+    # The median of the window is 0.46, that of the best window 0.96.
+    ("format", [0.3] * 10 + [1.0 - 0.02 * step for step in range(40)], [39]),
+    # A fall is measured from the best window, also where the value stays above that of the start.
+    ("reward/mean", [-0.9] * 10 + [0.5] * 10 + [-0.2] * 10, [22]),
+    # A step has no gradient when the games of each group have equal rewards.
+    ("grad_norm", [0.0] * 10 + [0.3] * 10, []),
+    # Measured from the first window, 0.5 * 1.05**2: it never trebles from one window to the next.
+    ("entropy", [0.5 * 1.05**step for step in range(60)], [27]),
+]
 
 
-def test_a_slow_decline_is_measured_from_the_best_window():
-    [(step, _)] = alarms_for("format", [0.3] * 10 + [1.0 - 0.02 * step for step in range(40)])
-    assert step == 10 + 29  # the median of its window is 0.46, that of the best window 0.96
-
-
-def test_a_fall_of_the_reward_is_measured_from_the_best_window():
-    """Also where it stays above the reward of the start."""
-    assert [step for step, _ in alarms_for("reward/mean", [-0.9] * 10 + [0.5] * 10 + [-0.2] * 10)] == [22]
-
-
-def test_gradients_that_start_after_steps_without_any_have_not_exploded():
-    """A step has no gradient when the games of each group have equal rewards."""
-    assert alarms_for("grad_norm", [0.0] * 10 + [0.3] * 10) == []
-
-
-def test_a_metric_is_judged_from_its_sixth_value_on():
-    """The first full window is the reference of the later ones."""
-    assert [step for step, _ in alarms_for("kl", [2.0] * 8)] == [5]
-    assert alarms_for("format", [1.0] + [0.1] * 7) == []
-
-
-def test_the_median_of_five_values_decides():
-    for bad_steps, count in ((2, 0), (3, 1)):
-        values = [1.0] * 10 + [0.1] * bad_steps + [1.0] * (10 - bad_steps)
-        assert len(alarms_for("format", values)) == count
-
-
-def test_entropy_that_grows_slowly_is_measured_from_its_start():
-    """It never trebles from one window to the next."""
-    [(step, _)] = alarms_for("entropy", [0.5 * 1.05**step for step in range(60)])
-    assert step == 27  # the median of its window is 0.5 * 1.05**25, that of the first window 0.5 * 1.05**2
+@pytest.mark.parametrize(("name", "values", "steps"), CURVES)
+def test_the_median_of_a_window_is_compared_with_those_of_the_windows_before(name, values, steps):
+    assert [step for step, _ in alarms_for(name, values)] == steps
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -8,15 +8,7 @@ import pytest
 from prompt_r1.errors import EnvError
 from prompt_r1.reward import RULES, Rule
 from prompt_r1.spending import Spending
-from prompt_r1.training.metrics import (
-    SCORED,
-    Row,
-    game_metrics,
-    left_out,
-    metrics_of_game,
-    spending,
-    step_metrics,
-)
+from prompt_r1.training.metrics import SCORED, Row, game_metrics, metrics_of_game, spending, step_metrics
 from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
 from tests.support.games import GOOD, HALF, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
 from tests.support.played import play_game
@@ -143,24 +135,6 @@ def test_dropped_groups_are_a_share_of_all_groups_and_no_spread_of_the_kept_ones
     assert metrics["groups/no_spread_calls"] == 2 and metrics["groups/no_spread_usd"] == 0.5
     only_broken = step_metrics(games_PG[:1], ONE_RANK, rollout_seconds=2.0)
     assert only_broken["groups/dropped"] == 1 and only_broken["groups/no_spread"] == 0
-
-
-def test_a_step_says_which_questions_it_is_not_trained_on():
-    """A step was taken on 6 of 20 games without a word about which."""
-
-    def group(name: str, broken: int) -> list[Trajectory]:
-        good, bad = game_of_turns(GOOD, RIGHT), game_of_turns(GOOD, stop="env_error")
-        games = [good] * (5 - broken) + [replace(bad, error="HTTP 503")] * broken
-        return [replace(game, question=replace(QUESTION, id=name)) for game in games]
-
-    games_PG = score_and_compare([group("a", 1), group("b", 2), group("c", 1), group("d", 2)], RULE)
-    said = (
-        "8 of 20 games are trained on: 6 calls failed, and 2 of 4 questions lost more than a quarter of "
-        "their games (b, d); the first failure: HTTP 503"
-    )
-    shares = games_PG[:1], games_PG[1:]
-    assert on_each_rank(2, lambda ranks: left_out(shares[ranks.rank], ranks)) == [said] * 2
-    assert left_out(games_PG[:1], ONE_RANK) == ""
 
 
 def pays_for_turns(trajectory: Trajectory, reward: Reward) -> float:

@@ -8,7 +8,6 @@ import pytest
 
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.files import write_questions
-from prompt_r1.data.questions import find_questions
 from prompt_r1.data.sampler import assign_questions, questions_of_step
 from prompt_r1.errors import QuestionTooLong
 from prompt_r1.protocol import INSTRUCTIONS, Codec
@@ -63,16 +62,6 @@ def test_a_question_that_is_too_long_is_found_before_the_run_begins(tmp_path, pa
     codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
     with pytest.raises(QuestionTooLong, match=r"question 'long' .* takes"):
         RunQuestions.load(TrainConfig(max_tokens=1000, **files), codec)
-
-
-def test_training_validation_and_test_questions_are_of_their_splits():
-    mini = {"data": ("mini",), "val_data": ("mini",), "test_data": ("mini",)}
-    codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
-    questions = RunQuestions.load(TrainConfig(val_limit=5, **mini), codec)
-    assert questions.training == find_questions(["mini"], "train", 0)
-    assert len(questions.validation) == 5
-    assert set(questions.validation) <= set(find_questions(["mini"], "validation", 0))
-    assert questions.test == find_questions(["mini"], "test", 0)
 
 
 def test_every_rank_plays_its_own_questions_of_a_step():

@@ -35,16 +35,6 @@ def same_weights(policy: Policy, weights: list[torch.Tensor]) -> bool:
     return all(torch.equal(got, want) for got, want in zip(policy.parameters(), weights, strict=True))
 
 
-def test_games_with_positive_advantages_become_more_likely_and_others_less():
-    policy = tiny.policy()
-    games = record_logprobs_of(policy, random_scored_games(2))
-    better, worse = replace(games[0], advantage=1.0), replace(games[1], advantage=-1.0)
-    better_before, worse_before = log_likelihood(policy, better), log_likelihood(policy, worse)
-    Learner(policy).learn([[better, worse]])
-    assert log_likelihood(policy, better) > better_before
-    assert log_likelihood(policy, worse) < worse_before
-
-
 def log_likelihood(policy: Policy, game: ScoredGame) -> float:
     """The sum of the log-probabilities of the agent's tokens."""
     with torch.no_grad():
