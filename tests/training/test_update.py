@@ -106,11 +106,11 @@ def test_an_infinite_gradient_of_a_finite_loss_is_skipped():
     assert all(parameter.isfinite().all() for parameter in policy.parameters())
 
 
-class RanksWithMaxima(Ranks):
-    """One of two ranks; all maxima of the other one are 0.5: its flag for a non-finite loss, and its gap."""
+class RanksWithSums(Ranks):
+    """One of two ranks; the other one adds 0.5 to all sums, so its loss is not finite. Its gap is 0.5."""
 
-    def max(self, values: list[float]) -> list[float]:
-        return [max(float(value), 0.5) for value in values]
+    def sum(self, values: list[float]) -> list[float]:
+        return [value + 0.5 for value in values]
 
     def gather(self, item: list[torch.Tensor]) -> list[list[torch.Tensor]]:
         return [item, [torch.tensor([0.5])]]
@@ -120,7 +120,7 @@ def test_a_step_that_is_not_finite_on_another_rank_is_skipped_and_the_largest_ga
     policy = tiny.policy()
     games = record_logprobs_of(policy, random_scored_games(2))
     before = copy_of_weights(policy)
-    ranks = RanksWithMaxima(rank=0, count=1, device=CPU)
+    ranks = RanksWithSums(rank=0, count=1, device=CPU)
     metrics = Learner(policy, ranks=ranks).learn([games])
     assert metrics["update/skipped"] == 1 and metrics["engine/logprob_gap"] == 0.5
     assert same_weights(policy, before)
