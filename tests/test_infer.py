@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -15,12 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import infer
-from prompt_r1.cli.dialogue import Dialogue, Pieces, blocks
+from prompt_r1.cli.dialogue import Dialogue, Pieces
 from prompt_r1.cli.question_input import given_questions
 from prompt_r1.config.yaml_files import GAME_FILE
 from prompt_r1.errors import EnvError, Resumable, UsageError
-from prompt_r1.terminal import printable
-from tests.support import tiny
 from tests.support.paths import ROOT
 
 TAGS = ["<think>", "</think>", "<interaction_prompt>", "</interaction_prompt>", "<answer>", "</answer>"]
@@ -41,21 +38,6 @@ def test_streaming_a_turn_shows_the_same_as_the_complete_turn(text):
     """No part of a tag is shown as text, and every character is shown once."""
     streamed = shown([text[:end] for end in range(len(text))] + [text])
     assert streamed == shown([text])
-
-
-def test_each_block_has_a_label_and_its_lines_are_indented():
-    text = tiny.think("one\ntwo", prompt="Who is it?")
-    assert shown([text]) == "agent thinks one\n             two\nagent asks   Who is it?"
-    assert shown(["no tags"]) == "agent writes no tags" and shown([""]) == ""
-    assert blocks("<think>a</think><answer>b <i", ended=False) == [("think", "a"), ("answer", "b")]
-
-
-@given(st.text(st.characters(categories=["C", "Z"])))
-def test_invisible_characters_are_escaped_whatever_their_code(text):
-    """By category, as Python's own repr does: a list once missed U+061C, U+200B, U+FEFF and U+E0041."""
-    safe = printable(text)
-    assert all(letter.isprintable() or letter in "\n\t" or letter.isspace() for letter in safe)
-    assert not re.search("[\x1c-\x1f\x85\u2028\u2029]", safe)  # blanks that end a line for some readers
 
 
 def test_questions_are_read_from_txt_and_jsonl_files(tmp_path):

@@ -13,11 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infer import InferConfig
 from prompt_r1.cli.command_line import check_usage, command, run_program
-from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.fields import parse_arguments
-from prompt_r1.config.methods import SftConfig
 from prompt_r1.config.train import TrainConfig, warnings_of
 from prompt_r1.config.train_settings import train_config
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError, first_line
@@ -128,11 +124,6 @@ def test_the_next_command_has_the_form_of_the_one_that_was_typed(typed, shown, m
 def test_an_error_message_cannot_move_the_cursor(monkeypatch, capsys):
     assert exit_code(FatalEnvError(HOSTILE), monkeypatch) == 2
     assert capsys.readouterr().err == f"train.py: {SHOWN}\n"
-
-
-@pytest.mark.parametrize("kind", [EvaluateConfig, InferConfig, SftConfig])
-def test_the_defaults_are_in_range(kind):
-    assert parse_arguments(kind, "program.py", "", []) == kind()
 
 
 def help_of(arguments: list[str], capsys, read=train_config) -> dict[str, str]:

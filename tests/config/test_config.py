@@ -11,12 +11,6 @@ from prompt_r1.config.yaml_files import read_yaml, write_yaml
 from prompt_r1.errors import UsageError
 
 
-def test_without_arguments_the_mini_preset_is_used():
-    config, name = train_config([])
-    assert (name, config.agent, config.env, config.data) == ("mini", "mini", "mini", ("mini",))
-    assert (config.questions, config.group_size, config.mini_batch, config.lr) == (16, 5, 40, 5e-4)
-
-
 def test_flags_override_the_file_and_the_file_overrides_the_defaults(tmp_path):
     file = tmp_path / "own.yaml"
     file.write_text("data: mini\nlr: 2.0e-5\nsteps: 7\nval_data: [a.jsonl, b.jsonl]\ncheckpointing: false\n")
@@ -55,9 +49,10 @@ def test_a_config_that_is_written_reads_back_equal(tmp_path):
         ("lr: [1e-6]", "lr takes X"),
         ("checkpointing: 1", "checkpointing takes true|false, not 1"),
         ("agent: 4", "agent takes TEXT, not 4"),
-        ("data: [a.jsonl, 7]", "data takes NAME"),
         ('data: ["a\\0b"]', "data contains a NUL"),
         ("steps: !!int x", "is not YAML"),
+        ("steps: !!python/object/apply:os.system [false]", "is not YAML"),
+        ("data: {a: b}", "data takes NAME"),
         ("steps: !!bool x", "is not YAML"),
         ("steps: " + "[" * 500, "is not YAML"),
         (f"lr: 1{'0' * 400}", "lr must be above 0 and below 1000"),

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.data.__main__ import main
-from prompt_r1.data.datasets import DATASETS, detokenise
+from prompt_r1.data.datasets import detokenise
 from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, load_questions
 from prompt_r1.errors import UsageError
 
@@ -121,10 +121,6 @@ def test_a_raw_file_is_read_or_refused_with_the_program_that_converts_it(
         assert "`python -m prompt_r1.data convert`" in str(refused)
     else:
         assert found == [(layout.question, layout.answers)]
-
-
-def test_every_dataset_that_convert_knows_is_tested() -> None:
-    assert {layout.source for layout in LAYOUTS} | {"writingprompts"} == set(DATASETS)
 
 
 def test_writingprompts_pairs_the_lines_of_two_files_and_detokenises_them(tmp_path: Path) -> None:
