@@ -133,10 +133,10 @@ class OwnSource:
         text = await self._call(own, **{name: game[name] for name in self._takes})
         if not isinstance(text, str):
             raise UsageError(f"the environment {self.name} returned {type(text).__name__}, not a string")
-        tokens_in = self._tokens(sum(len(message["content"]) for message in own))
-        return Outcome(
-            "ok", text=text, finish="stop", tokens_in=tokens_in, tokens_out=self._tokens(len(text))
-        )
+        characters = sum(len(message["content"]) for message in own)
+        tokens_in = math.ceil(characters / self._characters_per_token)
+        tokens_out = math.ceil(len(text) / self._characters_per_token)
+        return Outcome("ok", text=text, finish="stop", tokens_in=tokens_in, tokens_out=tokens_out)
 
     async def check(self, ask: Ask) -> None:
         pass
@@ -152,9 +152,6 @@ class OwnSource:
             raise
         except Exception as error:
             raise UsageError(f"the environment {self.name} raised {described(error)}") from error
-
-    def _tokens(self, characters: int) -> int:
-        return math.ceil(characters / self._characters_per_token)
 
 
 class MuteEnvironment:

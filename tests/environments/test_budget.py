@@ -10,7 +10,7 @@ from prompt_r1.environments.environment import LONG_REPLY, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.errors import Resumable
-from prompt_r1.spending import Budget, OutOfBudget, Price, Spending, parse_price
+from prompt_r1.spending import Budget, OutOfBudget, Spending
 from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
 from tests.support.providers import Provider, body_of, endpoint
 
@@ -174,8 +174,3 @@ def test_ranks_share_the_rest_of_a_budget_equally(limit: dict[str, float]) -> No
         return 99
 
     assert asyncio.run(use_up()) == 5
-
-
-def test_a_price_is_in_dollars_per_million_tokens() -> None:
-    assert parse_price("0.15,0.6").of_call(1_000_000, 1_000_000).usd == pytest.approx(0.75)
-    assert parse_price("") == Price(0.0, 0.0)
