@@ -285,7 +285,7 @@ def believe(request: Request, world: World, style: Style, skills: Skills, rng: r
             return truth if luck < skills.clear else _other(truth, world.values(relation), rng)
         case BeforeYear(film, year):
             right = luck < skills.clear
-            return _yes_or_no((world.facts[film, "year"] < year) == right)
+            return "yes" if (world.facts[film, "year"] < year) == right else "no"
         case Detailed(film):
             truth = answer_of(Gen(film), world)
             genre = world.facts[film, "genre"]
@@ -311,7 +311,7 @@ def believe(request: Request, world: World, style: Style, skills: Skills, rng: r
                 return truth
             # Usually no answer; sometimes the wrong one, in style B half of the time.
             wrong = rng.random() < (0.5 if style == "B" else 0.1)
-            return _yes_or_no(truth == "no") if wrong else ""
+            return ("yes" if truth == "no" else "no") if wrong else ""
         case Problem():
             total = int(answer_of(request, world))
             if luck < skills.problem:
@@ -327,7 +327,3 @@ def _other(value: str, values: tuple[str, ...], rng: random.Random) -> str:
 
 def _miscount(total: int, rng: random.Random) -> int:
     return total + rng.choice([distance for distance in range(-9, 10) if distance])
-
-
-def _yes_or_no(truth: bool) -> str:
-    return "yes" if truth else "no"

@@ -241,15 +241,11 @@ def test_textgrad_keeps_the_prompt_if_the_rewrite_has_no_tags():
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_search_ends_when_the_optimiser_has_no_new_prompts(name):
+def test_a_search_ends_when_no_prompt_is_new_or_none_can_score_higher(name):
     """It went on until the limit, though it proposed and scored nothing more."""
     search = new_search(writer=PricedSource(lambda _: "<INS>Be quick.</INS>"), max_calls=5_000)
     find(name, search)
     assert search.begun < 200, "one new prompt, scored once"
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_search_ends_when_no_prompt_can_score_higher(name):
     search = new_search(PricedSource(right_answer), max_calls=5_000)
     assert find(name, search) == SEED_PROMPT and search.begun == 20
 

@@ -105,27 +105,19 @@ def test_an_exhausted_budget_exits_with_75_and_recorded_calls_are_not_paid_again
         assert Journal(tmp_path / "run/journal").spent.calls == 4
 
 
-BAD_ENVIRONMENTS = [
-    ("what?@ever:80", "", "there is no environment 'what?@ever:80'"),
-    ("gpt-4o-mini", "", "needs a key: set OPENAI_API_KEY"),
-    ("mini@URL", "sk-wrong-0123456789", "check OPENAI_API_KEY"),
-    ("minni@URL", KEY, "The model `minni` does not exist"),
-    ("mini@http://127.0.0.1:9/v1", "", "http://127.0.0.1:9/v1: no server answers"),
-    ("hf:/etc", "", "there is no Hugging Face model in '/etc'"),
-    ("hf:BROKEN", "", "no tokenizer at"),
-]
-
-
-@pytest.mark.parametrize(("spec", "key", "sentence"), BAD_ENVIRONMENTS)
-def test_an_invalid_environment_fails_at_once_with_one_sentence(
-    spec, key, sentence, locked, asking_agent, tmp_path, monkeypatch, capfd
+@pytest.mark.parametrize(
+    ("name", "key", "sentence"),
+    [
+        ("mini", "sk-wrong-0123456789", "check OPENAI_API_KEY"),
+        ("minni", KEY, "The model `minni` does not exist"),
+    ],
+)
+def test_an_endpoint_that_refuses_fails_at_once_with_one_sentence(
+    name, key, sentence, locked, asking_agent, tmp_path, monkeypatch, capfd
 ) -> None:
-    (tmp_path / "BROKEN").mkdir()
-    (tmp_path / "BROKEN/config.json").write_text("{}")
     monkeypatch.setenv("OPENAI_API_KEY", key)
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     begin = time.perf_counter()
-    line = ["--agent", str(asking_agent), "--env", spec.replace("URL", locked), "--data", "mini", *GAMES]
+    line = ["--agent", str(asking_agent), "--env", f"{name}@{locked}", "--data", "mini", *GAMES]
     assert train_in(tmp_path, [*line, "--steps", "1"], monkeypatch) == 2
     message = capfd.readouterr().err
     assert sentence in message and len(message.strip().splitlines()) == 1 and "sk-wrong" not in message
