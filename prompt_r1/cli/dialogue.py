@@ -144,10 +144,7 @@ def game_as_json(game: Trajectory, names: Mapping[str, str], *, priced: bool) ->
         "error": game.error,
         "turns": [asdict(turn) for turn in game.turns],
         **names,
-        "calls": game.spent.calls,
-        "tokens_in": game.spent.tokens_in,
-        "tokens_out": game.spent.tokens_out,
+        **asdict(game.spent),
         "usd": game.spent.usd if priced else None,
         "seconds": game.seconds,
-        "lost_usd": game.spent.lost_usd,
     }
