@@ -29,7 +29,7 @@ def mini_world(seed: int = 0) -> Environment:
 
 
 def rft(folder, agent="mini", **settings) -> RejectionSampling:
-    made = method("rft", mini_world(), agent=agent, folder=folder, **{"optimize_calls": 30, **settings})
+    made = method("rft", mini_world(), agent=agent, folder=folder, **{"optimize_calls": 20, **settings})
     assert isinstance(made, RejectionSampling)
     return made
 
@@ -57,7 +57,7 @@ def test_rft_learns_once_from_its_right_games(tmp_path, monkeypatch):
     weights, start = load_tensors(folder), load_tensors(find_agent("mini", 0))
     assert any(not weights[name].equal(start[name]) for name in start)
     most = 4 * imitation.GROUP_SIZE * (CONFIG.max_turns - 1)  # calls between two looks at the limit
-    assert 0.6 * 30 < rival.environment.budget.spent.calls < 30 + imitation.ROUNDS * most
+    assert 0.6 * 20 < rival.environment.budget.spent.calls < 20 + imitation.ROUNDS * most
     assert asyncio.run(rival.answer(QUESTIONS[0], sample=0, seed="0")).spent.calls > 0  # it plays, and asks
 
     again = rft(tmp_path)

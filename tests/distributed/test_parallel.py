@@ -1,6 +1,7 @@
 """Several ranks with replicated (ddp) or sharded weights (fsdp) train like one process."""
 
 import asyncio
+import multiprocessing
 import os
 import random
 from collections.abc import Callable
@@ -183,7 +184,9 @@ def train_on_rank(rank: int, count: int, ports: dict[str, int], folder: Path) ->
 def on_ranks(count: int, cases: list[str], folder: Path) -> dict[str, Outcome]:
     """Train each case on `count` processes. Fails when one of them waits for another longer than TIMEOUT."""
     ports = dict(zip(cases, free_ports(len(cases)), strict=True))
-    running = mp.spawn(train_on_rank, (count, ports, folder), nprocs=count, join=False)
+    multiprocessing.set_forkserver_preload([__name__])  # imported once for all ranks
+    arguments = (count, ports, folder)
+    running = mp.start_processes(train_on_rank, arguments, count, join=False, start_method="forkserver")
     try:
         while not running.join():
             pass

@@ -51,7 +51,7 @@ ORACLE = MiniEnvironment(WORLD)
 def exchanges() -> list[Exchange]:
     rng = random.Random(0)
     subjects = [*WORLD.names.values()]
-    voices = [rng.choice("AB") for _ in range(3000)]
+    voices = [rng.choice("AB") for _ in range(1000)]
     return [
         sum_exchange(voice, rng) if rng.random() < 0.2 else exchange(rng.choice(subjects), WORLD, voice, rng)
         for voice in voices
@@ -94,7 +94,7 @@ def test_a_neural_environment_answers_single_steps_and_not_two_at_once(name):
         return sum(match is not None for match in found) / len(prompts)
 
     for kind, limit in {"bridge": 0.2, "math": 0.5}.items():
-        minis = make_questions(WORLD, "train", 20, 0, kinds=[kind])
+        minis = make_questions(WORLD, "train", 10, 0, kinds=[kind])
         first, second = zip(*(decompose(mini.slots) for mini in minis), strict=True)
         middle = [ORACLE.reply(step.prompt, PERFECT).value for step in first]
         then = [step.prompt.format(value=value) for step, value in zip(second, middle, strict=True)]
