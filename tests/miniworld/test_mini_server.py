@@ -150,7 +150,9 @@ def test_a_training_with_faults_in_three_calls_of_ten_ends_with_the_weights_of_a
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     for server, out in ((clean, "clean"), (faulty, "faulty")):
         spent, lines = Journal(tmp_path / out / "journal").spent, read_metrics(tmp_path / out)
-        assert spent.calls == server.counts["replies"] + sum(server.counts[fault] for fault in BILLED)
+        # A lost attempt may be charged that the server has not billed.
+        attempts = server.counts["replies"] + sum(server.counts[fault] for fault in BILLED)
+        assert attempts <= spent.calls <= attempts + sum(line["env/lost"] for line in lines)
         billed = (server.counts["prompt_tokens"] + 2 * server.counts["completion_tokens"]) / 1e6
         assert spent.usd - spent.lost_usd <= billed + 1e-9 and billed <= spent.usd + 1e-9
         if not spent.lost_usd:
