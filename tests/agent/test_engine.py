@@ -1,6 +1,7 @@
 """The engine against a naive computation: one sequence at a time, without a cache."""
 
 import asyncio
+import random
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -163,6 +164,19 @@ def count_wrong(model, played: list[tuple[list[int], Completion]], temperature: 
     return wrong
 
 
+def check_schedule(openings, turns, temperature, limits, cancelled) -> int:
+    """Play a schedule; the number of its tokens. None of them may be wrong, and no page may stay held."""
+    policy = tiny.policy()
+    engine = make_engine(policy, capacity=160, **limits)
+    played = play_schedule(engine, openings, turns, temperature, cancelled)
+    assert not count_wrong(sdpa_twin(policy), played, temperature)
+    assert len(played) == sum(
+        1 if number in cancelled and len(game) > 1 else len(game) for number, game in enumerate(turns)
+    )
+    assert len(engine._pool.free) == engine._pool.count
+    return sum(len(completion.tokens) for _, completion in played)
+
+
 @settings(max_examples=15)
 @given(
     openings=st.lists(st.integers(1, 40), min_size=1, max_size=3),  # tokens of the questions
@@ -177,14 +191,27 @@ def test_no_workload_changes_a_token_or_deadlocks(openings, turns, temperature, 
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("prompt_r1.agent.engine.Scheduler", CheckedScheduler)
-        policy = tiny.policy()
-        engine = make_engine(policy, capacity=160, **limits)
-        played = play_schedule(engine, openings, turns, temperature, cancelled)
-    assert not count_wrong(sdpa_twin(policy), played, temperature)
-    assert len(played) == sum(
-        1 if number in cancelled and len(game) > 1 else len(game) for number, game in enumerate(turns)
-    )
-    assert len(engine._pool.free) == engine._pool.count, "no page stays held"
+        check_schedule(openings, turns, temperature, limits, cancelled)
+
+
+@pytest.mark.slow
+def test_three_hundred_random_schedules_have_no_wrong_token():
+    rng, tokens = random.Random(0), 0
+    for _ in range(300):
+        turns = [
+            [PlannedTurn(rng.randint(0, 6), rng.randint(1, 15), rng.randint(1, 15)) for _ in range(count)]
+            for count in rng.choices([1, 2, 3, 4], k=rng.randint(8, 14))
+        ]
+        limits = {
+            "max_games": rng.randint(1, 16),
+            "kv_tokens": rng.randint(160, 900),
+            "prefill_tokens": rng.choice([5, 32, 512]),
+            "page_size": rng.choice([0, 1, 4, 16, 64]),
+        }
+        openings = [rng.randint(1, 40) for _ in range(rng.randint(1, 3))]
+        cancelled = set(rng.sample(range(14), k=rng.randint(0, 2)))
+        tokens += check_schedule(openings, turns, rng.choice([0.0, 0.7, 1.0]), limits, cancelled)
+    assert tokens > 40_000
 
 
 def play_plan(policy, questions: int, *, kv_tokens: int, **options: int) -> tuple[Engine, list[list[int]]]:
