@@ -75,6 +75,8 @@ SEEN_BEFORE_TORCH = [
     # environments
     ("evaluate.py --method direct", "no environment to ask: give --env SPEC"),
     ("train.py --agent AGENT --env what?@ever:80", "there is no environment 'what?@ever:80'"),
+    ("train.py --agent AGENT --env m@localhost/v1", "a URL begins with http:// or https://"),
+    ("train.py --agent AGENT --env m@http://localhost:65536/v1", "port at most 65535"),
     ("train.py --agent AGENT --env gpt-4o-mini", "needs a key: set OPENAI_API_KEY"),
     ("infer.py --question Who? --agent AGENT --env mini,mini-z", "there is no environment 'mini-z'"),
     ("train.py --agent AGENT --env hf:folder", "there is no Hugging Face model in 'folder'"),

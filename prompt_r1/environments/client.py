@@ -39,6 +39,12 @@ SILENT_SECONDS = 10.0  # from the first failure without any reply until a line s
 LONGEST_REASON = 300  # characters of a provider's error message
 MOST_BYTES = 2_000_000  # of a decoded response: more than most models can write
 ENCODINGS = ("", "identity", "gzip", "deflate")
+HIGHEST_PORT = 65535
+# The end of a SPEC whose URL lacks its scheme. Other names of models may hold an @ too.
+HOST = re.compile(
+    r"@(localhost|([\w-]+\.)+[a-z]{2,}|\d+(\.\d+){3}|[\w.-]+(?=:\d)|\[[\w:.]+\])(:\d+)?(/[^@]*)?$",
+    re.IGNORECASE,
+)
 # Read when a client is made.
 VARIABLES = re.compile("(ALL|HTTPS?|NO)_PROXY|SSL_CERT_(FILE|DIR)|SSLKEYLOGFILE", re.IGNORECASE)
 
@@ -215,7 +221,8 @@ class Endpoint:
             return classify(response.status_code, response.headers, bytes(received), now=time.time())
         except TimeoutError:
             return failed(f"no complete response within {self._attempt_timeout:g} s", lost=True)
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, ExceptionGroup) as error:
+            # asyncio's errors are a group where a proxy's port is above the highest one
             return failed(f"no server answers ({error})", misdirected=True)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:  # also of a redirect
             unreadable = isinstance(error, httpx.DecodingError)
@@ -245,10 +252,14 @@ class Endpoint:
                 transport=self._transport,
             )
         except Exception as error:  # nothing else can fail
-            names = filter(VARIABLES.fullmatch, os.environ)
+            kind = "SSL" if isinstance(error, OSError) else "PROXY"
+            names = [name for name in os.environ if VARIABLES.fullmatch(name) and kind in name.upper()]
+            said = "it is no URL; write # / @ of a password as %23 %2F %40"  # an error may quote a password
+            if isinstance(error, OSError | ImportError):
+                said = self._scrubbed(str(error))
             raise UsageError(
-                f"the environment variable {' or '.join(names)} cannot be used for {self.base_url}: "
-                f"{self._scrubbed(str(error))}; correct or unset it"
+                f"the environment variable {' or '.join(filter(os.environ.get, names))} cannot be used for "
+                f"{self.base_url}: {said}; correct or unset it"
             ) from None
         async with client:
             yield client
@@ -291,19 +302,21 @@ def parse_endpoint(name: str, *, key: str) -> Callable[..., Endpoint]:
     error that httpx raises there contains the key.
     """
     match = re.fullmatch(r"(?!https?:)([^\s,]+?)(?:@(https?://[^\s,]+))?", name)
-    if match is None or "://" in match[1] or re.search(r"@[\w.-]+:\d+(/|$)", match[1]):
+    if match is None or "://" in match[1] or HOST.search(match[1]):
         raise UsageError(
-            f"there is no environment {name!r}: give mini, MODEL, MODEL@http://host:port/v1 or hf:DIR"
+            f"there is no environment {name!r}: give mini, MODEL, MODEL@http://host:port/v1 or hf:DIR "
+            "(a URL begins with http:// or https://)"
         )
     model, given = match.groups()
     try:
         url = httpx.URL((given or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).strip())
     except httpx.InvalidURL:
         url = httpx.URL("")
-    if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query or url.fragment:
+    is_plain = not (url.userinfo or url.query or url.fragment) and (url.port or 0) <= HIGHEST_PORT
+    if url.scheme not in ("http", "https") or not url.host or not is_plain:
         raise UsageError(
             "the base URL of an endpoint must look like http://host:port/v1 "
-            "(without user, password or query; a key goes to OPENAI_API_KEY)"
+            f"(without user, password or query; port at most {HIGHEST_PORT}; a key goes to OPENAI_API_KEY)"
         )
     base_url = str(url).rstrip("/")
     if not key and not given and not is_loopback(base_url):

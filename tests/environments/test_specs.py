@@ -16,6 +16,7 @@ from tests.support.providers import HELLO, KEY, open_environment
 
 INVALID = [
     *("", "mini-z", "mini,mini-z", "hf:models/x", "a b", "gpt@localhost:8000", "http://localhost:8000/v1"),
+    *("m@localhost/v1", "m@api.together.xyz/v1", "m@10.0.0.7", "m@[::1]:8000/v1", "x@http://host:65536/v1"),
     *("x@http://", "x@http://user:Secret@host/v1", "x@http://host/v1?key=Secret", "x@http://h:port/v1"),
 ]
 
@@ -149,6 +150,7 @@ def test_an_environment_samples_unless_we_know_better(spec, args, samples):
         ("@cf/meta/llama@http://localhost:1/v1/", "@cf/meta/llama", "http://localhost:1/v1"),
         ("qwen3-4b@q4_k_m", "qwen3-4b@q4_k_m", "http://127.0.0.1:7/v1"),
         ("@cf/meta/llama", "@cf/meta/llama", "http://127.0.0.1:7/v1"),
+        ("google/gemini@001", "google/gemini@001", "http://127.0.0.1:7/v1"),
     ],
 )
 def test_a_models_name_may_hold_an_at_sign(spec, model, url, monkeypatch):
