@@ -16,9 +16,20 @@ FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.5, 30.0  # seconds
 
 RETRIED_STATUSES = (408, 409, 425, 429)
 TOO_LONG = re.compile(
-    r"context.?(length|window|size)|(prompt|input|request) is too long|maximum number of tokens",
+    r"context.?(length|window|size)|(prompt|input|model) length|(prompt|input|request) is too long"
+    r"|maximum number of tokens|too many (input |prompt )?tokens|.inputs. (tokens \+|must have less than)",
     re.IGNORECASE,
 )
+# A field that is rejected as such, whatever its value: only then the request is sent without it.
+REJECTED = re.compile(
+    r"un(known|supported|recogni[sz]ed|expected)|(not|n't)( be)? (support|allow|permit|accept|recogni)"
+    r"|forbidden|deprecated|cannot (both )?be (used|set|specified)",
+    re.IGNORECASE,
+)
+# How a `finish_reason` begins where the model has ended or is full, and what those of a failure contain. Any
+# other is the name of a filter, of which each provider has its own.
+NORMAL_END = re.compile("stop|eos|end|complete|done|tool|function|(max|length|model)|$", re.IGNORECASE)
+FAILED_END = re.compile("error|abort|fail|cancel|interrupt|time.?out|resource|unavailable", re.IGNORECASE)
 ADVICE = {
     400: "",
     401: " (check OPENAI_API_KEY; a URL from an agent's folder gets it only if --env names it too)",
@@ -68,25 +79,32 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
     The names in `headers` are lower-case; `now` is in epoch seconds.
     """
     data = _parse(body)
-    if 200 <= status < 300 and isinstance(data, dict) and data.get("choices") and not data.get("error"):
-        return _classify_completion(data)
+    is_error = isinstance(data, dict) and bool(data.get("error"))
+    if 200 <= status < 300 and isinstance(data, dict) and not is_error:
+        feedback = data.get("promptFeedback")  # Gemini's, of a dialogue that it filters
+        if data.get("choices") == [] and isinstance(feedback, dict) and feedback.get("blockReason"):
+            data["choices"] = [{"finish_reason": "content_filter"}]
+        if data.get("choices"):
+            return _classify_completion(data)
     error = _error_of(data)
     reason = f"HTTP {status}: {error.message}" if error.message else f"HTTP {status}"
     if 200 <= status < 300:
         statuses = [int(code) for code in error.codes if re.fullmatch("[45]\\d\\d", code)]
-        if not statuses and not (isinstance(data, dict) and data.get("error")):
+        if not is_error and not (statuses and error.message):
             return failed(_described(body), lost=True, misdirected=True)
         status = statuses[0] if statuses else 500
     if "insufficient_quota" in (*error.codes, *error.message.split()):
         return Attempt(Outcome("refused", reason=f"{reason} (check plan and billing)"))
+    if status not in RETRIED_STATUSES and status <= 500:
+        if {"content_filter", "content_policy_violation"} & set(error.codes):
+            return Attempt(Outcome("outcome", label="content_filter", reason=reason))
+        if status == 413 or "context_length_exceeded" in error.codes or TOO_LONG.search(error.message):
+            return Attempt(Outcome("outcome", label="context_length", reason=reason))
     if status in RETRIED_STATUSES or status >= 500:
         return failed(reason, wait=requested_wait(headers, body, now=now))
-    if {"content_filter", "content_policy_violation"} & set(error.codes):
-        return Attempt(Outcome("outcome", label="content_filter", reason=reason))
-    if status == 413 or "context_length_exceeded" in error.codes or TOO_LONG.search(error.message):
-        return Attempt(Outcome("outcome", label="context_length", reason=reason))
     # Some errors name the field only in the message: "Unsupported value: 'temperature' does not support 0".
-    blamed = (error.field or error.message) if status in (400, 422) else ""
+    is_rejected = status in (400, 422) and REJECTED.search(" ".join((error.message, *error.codes)))
+    blamed = (error.field or error.message) if is_rejected else ""
     reason += ADVICE.get(status, " (check the base URL)")
     return Attempt(Outcome("refused", reason=reason), blamed=blamed)
 
@@ -125,9 +143,10 @@ def _classify_completion(data: Mapping[str, object]) -> Attempt:
     choices = data["choices"]
     first = choices[0] if isinstance(choices, list) else None
     choice = first if isinstance(first, dict) else {}
-    finish = choice.get("finish_reason")
+    finish = choice["finish_reason"] if isinstance(choice.get("finish_reason"), str) else ""
     message = choice.get("message")
-    if finish == "content_filter" and not isinstance(message, dict):
+    end = NORMAL_END.match(finish)
+    if not isinstance(message, dict) and end is None:
         message = {}
     if not isinstance(message, dict):
         return failed("the response has no message", lost=True, misdirected=True)
@@ -139,23 +158,23 @@ def _classify_completion(data: Mapping[str, object]) -> Attempt:
     reply = Outcome(
         "ok",
         text=text or refusal,
-        finish=finish if isinstance(finish, str) else "",
+        finish=finish,
         reasoning=reasoning,
         tokens_in=_count(usage.get("prompt_tokens")),
         tokens_out=_count(usage.get("completion_tokens")),
     )
-    if finish == "error":
-        return failed("the reply was cut off by an error (finish_reason error)", lost=True)
-    if finish == "content_filter":
+    if FAILED_END.search(finish):
+        return failed(f"the reply was cut off by an error (finish_reason {clean(finish)})", lost=True)
+    if end is None:
         return Attempt(replace(reply, verdict="outcome", label="content_filter"))
     if text.strip():
         return Attempt(reply)
     if refusal.strip():
         return Attempt(replace(reply, verdict="outcome", label="refusal"))
-    if finish == "length":
+    if end[1]:
         return Attempt(replace(reply, verdict="outcome", label="length"))
     hint = "; all text is in reasoning_content: turn the server's reasoning parser off" if reasoning else ""
-    return failed(f"an empty reply (finish_reason {finish}){hint}", lost=True, misdirected=True)
+    return failed(f"an empty reply (finish_reason {clean(finish)}){hint}", lost=True, misdirected=True)
 
 
 def _error_of(data: object) -> ProviderError:

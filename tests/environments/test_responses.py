@@ -12,6 +12,16 @@ from prompt_r1.environments.responses import back_off, requested_wait
 from prompt_r1.environments.sources import Outcome, without_thinking
 from tests.support.providers import NOW, body_of, classify_body, error_of
 
+FAILED_ENDS = ("error", "ERROR", "network_error", "abort", "insufficient_system_resource")
+TOO_LONG = [
+    (400, "This model's maximum prompt length is 131072 but the request contains 537812 tokens."),  # xAI
+    (422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 512. Given: 900"),  # TGI
+    (400, "too many tokens: total number of tokens in the prompt cannot exceed 4081"),  # Cohere
+    (400, "Range of input length should be [1, 30720]"),  # DashScope
+    (400, "The decoder prompt (length 5000) is longer than the maximum model length of 4096"),  # vLLM
+    (500, "the request exceeds the available context size. try increasing the context size"),  # llama.cpp
+]
+
 
 def outcome_of_body(status: int, body: object) -> Outcome:
     return classify_body(status, body).outcome
@@ -36,10 +46,17 @@ def test_a_reply_is_a_string_or_a_list_of_parts(content: object, text: str) -> N
         (200, body_of(None, refusal="I cannot help."), "refusal", "I cannot help."),
         (200, body_of("", finish="content_filter"), "content_filter", ""),
         (200, body_of("", finish="length"), "length", ""),
+        (200, body_of("", finish="MAX_TOKENS"), "length", ""),
+        *((200, body_of("", finish=name), "content_filter", "") for name in ("SAFETY", "RECITATION")),
+        *((200, body_of(None, finish=name), "content_filter", "") for name in ("refusal", "sensitive")),
+        (200, body_of("Half", finish="content_filter: hate"), "content_filter", "Half"),
+        (200, {"choices": [{"finish_reason": "PROHIBITED_CONTENT"}]}, "content_filter", ""),
+        (200, {"choices": [], "promptFeedback": {"blockReason": "SAFETY"}}, "content_filter", ""),
         (200, {"choices": [{"finish_reason": "content_filter"}]}, "content_filter", ""),
         (400, error_of("too long", code="context_length_exceeded"), "context_length", ""),
         (400, error_of("maximum context length is 4096 tokens, max_tokens 9"), "context_length", ""),
         (400, error_of("Input is too long for requested model."), "context_length", ""),
+        *((status, error_of(text), "context_length", "") for status, text in TOO_LONG),
         (413, b"", "context_length", ""),
         (400, error_of("filtered", code="content_filter"), "content_filter", ""),
     ],
@@ -70,7 +87,9 @@ def test_refusals_and_limits_are_labelled_outcomes(status: int, body: object, la
         (200, body_of("  \n")),
         (200, body_of({"text": 3})),
         (200, body_of(None, finish="tool_calls")),
-        (200, body_of("The director of Sil", finish="error")),  # half a reply
+        *((200, body_of("The director of Sil", finish=finish)) for finish in FAILED_ENDS),  # half a reply
+        (200, body_of("", finish="network_error")),
+        (429, error_of("too many tokens per minute")),
     ],
 )
 def test_a_temporary_failure_is_retried(status: int, body: object) -> None:
@@ -108,6 +127,9 @@ def test_a_refusal_has_the_providers_message(status: int, body: object, words: s
         (b"<html>Log in</html>", "a web page"),
         ({}, "no chat completion"),
         ({"type": "message", "message": {"content": "Paris"}}, "no chat completion"),  # of another API
+        ({"status": "completed", "error": None, "output": [{"type": "message"}]}, "no chat completion"),
+        ({"message": {"content": "Paris"}, "done": True}, "no chat completion"),
+        ({"status": "pending", "code": 0, "message": "wait"}, "no chat completion"),
         (b"", "no chat completion"),
         (body_of(""), "an empty reply"),
         (body_of(None, reasoning_content="Paris."), "turn the server's reasoning parser off"),
@@ -210,9 +232,18 @@ def test_the_thinking_of_a_server_without_a_reasoning_parser_is_not_part_of_the_
 @pytest.mark.parametrize(
     ("body", "blamed"),
     [
-        ({"detail": [{"loc": ["body", "messages"], "msg": "bad", "input": "temperature?"}]}, "body.messages"),
+        (
+            {"detail": [{"loc": ["body", "messages"], "msg": "not allowed", "input": "temperature?"}]},
+            "body.messages",
+        ),
         ({"detail": [{"loc": ["body", "temperature"], "msg": "not allowed"}]}, "body.temperature"),
-        (error_of("odd", param="top_p"), "top_p"),
+        (error_of("odd", param="top_p", code="unsupported_value"), "top_p"),
+        (
+            error_of("Unrecognized request argument supplied: top_k"),
+            "Unrecognized request argument supplied: top_k",
+        ),
+        (error_of("temperature must be between 0 and 0.5", param="temperature"), ""),
+        ({"detail": [{"loc": ["body", "top_p"], "msg": "Input should be at most 1"}]}, ""),
         (error_of("'stop' is not supported"), "'stop' is not supported"),
     ],
 )
