@@ -38,6 +38,8 @@ def main(arguments: list[str]) -> None:
     add("--seed", type=int, default=0, metavar="N", help="seed of the draw (0)")
 
     options = parser.parse_args(arguments)
+    if options.out.resolve() in [Path(name).resolve() for name in options.files]:
+        raise UsageError(f"{options.out}: --out must not be among the files of --in")
     options.command(options)
 
 
@@ -51,8 +53,6 @@ def _convert(options: argparse.Namespace) -> None:
 
 def _mix(options: argparse.Namespace) -> None:
     check_number("--per-dataset", options.per_dataset, POSITIVE)
-    if options.out.resolve() in [path.resolve() for path in options.files]:
-        raise UsageError("--out must not be among the files of --in")
     questions = [question for path in options.files for question in load_questions(path)]
     excluded = [question for path in options.exclude for question in load_questions(path)]
     drawn = mix(questions, options.per_dataset, seed=options.seed, exclude=excluded)

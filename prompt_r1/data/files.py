@@ -8,9 +8,12 @@ import hashlib
 import json
 import math
 import re
+from codecs import iterdecode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
+from io import StringIO
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -24,8 +27,10 @@ PARQUET_ROWS = 64  # decoded at a time: a row may contain a book
 ANSWER_FIELDS = ("answers", "golden_answers", "answer")
 COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "data_source", "kind")
 CONVERTER = "`python -m prompt_r1.data convert` reads the raw files of the datasets"
-# ['a' 'b'], ("a", "b"), array(['a']), a|b; and 1945.0, as spreadsheets write 1945
-NOT_ONE_ANSWER = re.compile(r"""^\s*(\[|[({]\s*["'])|\[\s*["']|\S\s*\|\s*\S|^\s*-?\d+\.0+\s*$""")
+LIST_OF_TEXTS = re.compile(r"""^\s*[({]\s*["']|\[\s*["']""")  # ['a' 'b'], ("a", "b"), array(['a'])
+LIST_OR_PIPE = re.compile(r"^\s*\[|\S\s*(\|)\s*\S")  # ordinary in mathematics: [0, 1), |x|
+SPREADSHEET = re.compile(r"^\s*-?\d+\.0+\s*$")  # 1945.0, as spreadsheets write 1945
+LABEL = re.compile(r"\s*\(?([A-Za-z]|\d+)[.)]?\s*")  # of a choice
 SOLUTION = re.compile(r"^####", re.MULTILINE)  # GSM8K: the answer follows it
 HUB_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?:(?P<split>.+)")
 
@@ -113,10 +118,6 @@ def _question(row: Fields, dataset: str) -> Question:
             f"the field {missing} is missing (there are: {there}): name the columns question and answer; "
             f"{CONVERTER}"
         )
-    filled = [name for name in answered if row[name] not in (None, "", [])] or answered[:1]
-    golds, *others = (gold_answers(row[name], name) for name in filled)
-    if any(not {*other} <= {*golds} for other in others):
-        raise BadRow(f"the fields {' and '.join(filled)} differ: leave one of them empty")
     text = text_field(row, "question")
     if "dataset" in row:
         dataset = text_field(row, "dataset")
@@ -125,6 +126,16 @@ def _question(row: Fields, dataset: str) -> Question:
     kind = cast(Kind, row.get("kind", kind_of(dataset)))
     if kind not in get_args(Kind):
         raise BadRow(f"kind is {kind!r}; choose one of {', '.join(get_args(Kind))}")
+    filled = [name for name in answered if row[name] not in (None, "", [])] or answered[:1]
+    golds, *others = (gold_answers(row[name], name, kind) for name in filled)
+    if any(not {*other} <= {*golds} for other in others):
+        raise BadRow(f"the fields {' and '.join(filled)} differ: leave one of them empty")
+    value = row[filled[0]]
+    for gold in value if isinstance(value, list) else [value]:
+        for name in ("choices", "options"):
+            choices = row.get(name)
+            if isinstance(choices, list) and gold not in choices and LABEL.fullmatch(str(gold)):
+                raise BadRow(f"the answer {gold!r} is none of the {name}: write the text of the choice")
     return Question(
         id=text_or_number(row["id"], "id") if "id" in row else id_from_text(text),
         dataset=dataset,
@@ -151,8 +162,8 @@ def _published_question(row: Fields) -> Question:
         )
     text = text_or_number(content[len(QUESTION_MARK) : end], "question")
     dataset = paper_name(text_field(row, "data_source"))
-    answers = gold_answers(truth, "ground_truth")
-    return Question(id_from_text(text), dataset, text, answers, kind_of(dataset))
+    kind = kind_of(dataset)
+    return Question(id_from_text(text), dataset, text, gold_answers(truth, "ground_truth", kind), kind)
 
 
 def read_rows(source: Path | str) -> Iterator[tuple[int, object]]:
@@ -176,7 +187,9 @@ def read_rows(source: Path | str) -> Iterator[tuple[int, object]]:
             yield number, row
     except BadRow as reason:
         raise UsageError(f"{path}, row {number + 1}: {reason}") from None
-    except (csv.Error, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}, row {number + 1}: not UTF-8 ({error}): save the file as UTF-8") from None
+    except csv.Error as error:
         raise UsageError(f"{path}, row {number + 1}: not readable ({error})") from None
 
 
@@ -205,7 +218,8 @@ def _json(path: Path) -> Iterable[tuple[int, object]]:
 
 def _csv(path: Path) -> Iterator[tuple[int, object]]:
     csv.field_size_limit(64 * 2**20)  # a field may contain a chapter
-    with path.open(encoding="utf-8-sig", newline="") as lines:
+    with path.open("rb") as file:  # decoded line by line: an error is in the row that is read next
+        lines = (line for text in iterdecode(file, "utf-8-sig") for line in StringIO(text, newline=""))
         rows = csv.reader(lines, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
         columns = next(rows, [])
         if len(set(columns)) < len(columns):
@@ -308,27 +322,40 @@ def text_or_number(value: object, field: str) -> str:
     return value
 
 
-def gold_answers(value: object, field: str) -> tuple[str, ...]:
-    """The gold answers in a field: one, a list, or the JSON of a list. Raises BadRow."""
+def gold_answers(value: object, field: str, kind: Kind) -> tuple[str, ...]:
+    """The gold answers in a field: one, a list, or the JSON of a list of texts. Raises BadRow."""
     if isinstance(value, dict):
-        raise BadRow(f"the field {field} holds an object, not a text or a list of texts; {CONVERTER}")
-    values: Any = value if isinstance(value, list) else [value]
-    if isinstance(value, str) and NOT_ONE_ANSWER.search(value):
-        try:
-            values = json.loads(value)
-        except (ValueError, RecursionError):
-            values = None
-        if not isinstance(values, list):
-            raise BadRow(
-                f"the field {field} holds {value[:40]!r}, which looks like a list, or a number of a "
-                'spreadsheet: write a JSON list such as ["Paris", "City of Paris"] or ["1945"]'
-            )
+        raw = not value.keys().isdisjoint(("value", "aliases", "text"))  # of TriviaQA and SQuAD
+        repair = CONVERTER if raw else "write the gold answer as a text"
+        raise BadRow(f"the field {field} holds an object, not a text or a list of texts; {repair}")
+    values = value if isinstance(value, list) else [value]
+    if isinstance(value, str):
+        values = _golds_in_text(value, f"the field {field} holds {value[:40]!r}", kind)
     if not values:
         raise BadRow(f"the field {field} has no gold answer")
     golds = tuple(text_or_number(gold, field) for gold in values)
     if any(map(SOLUTION.search, golds)):
         raise BadRow(f"the field {field} holds a whole solution (####), not its answer; {CONVERTER}")
     return golds
+
+
+def _golds_in_text(text: str, found: str, kind: Kind) -> list[str]:
+    """The items of a JSON list of texts, or the text itself. Raises BadRow for what may be either."""
+    items = None
+    with suppress(ValueError, RecursionError):
+        items = json.loads(text)
+    if isinstance(items, list) and all(isinstance(item, str) for item in items):
+        return items
+    if SPREADSHEET.search(text):
+        raise BadRow(f'{found}, a number as spreadsheets write it: write 1945 or ["1945.0"]')
+    ambiguous = None if kind == "math" else LIST_OR_PIPE.search(text)
+    if isinstance(items, list) and ambiguous:
+        one, several = json.dumps([text])[:80], json.dumps([*map(str, items)])[:80]
+        raise BadRow(f"{found}, which may be one answer or several: write {one} or {several}")
+    if ambiguous or LIST_OF_TEXTS.search(text):
+        seen = "contains a pipe" if ambiguous and ambiguous[1] else "looks like a list"
+        raise BadRow(f'{found}, which {seen}: write a JSON list such as ["Paris", "City of Paris"]')
+    return [text]
 
 
 def describe(value: object) -> str:

@@ -193,6 +193,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
         ("hotpotqa", "x.jsonl", [BOB | {"answer": {}}], "row 1: .*answer must contain texts or numbers"),
         ("hotpotqa", "x.jsonl", [BOB | {"question": 7}], "row 1: .*question must be a text"),
         ("xsum", "x.txt", ("x",), "not a file of rows"),
+        ("hotpotqa", "out.jsonl", [BOB], "--out must not be among the files of --in"),
         ("hotpotqa", "x.json", [], r"no question is left \(no rows"),
     ],
 )

@@ -108,6 +108,9 @@ GOOD = {"id": "1", "question": "Where?", "answers": ["Paris"]}
         ({**GOOD, "id": None}, "id must contain texts or numbers, not null"),
         ({**GOOD, "id": "2", "kind": "poem"}, "kind is 'poem'; choose one of qa, math, text"),
         ({**GOOD, "id": "2", "dataset": None}, "dataset must be a text, not null"),
+        ({**GOOD, "id": "2", "answers": [2], "choices": ["1", "2"]}, "2 is none .*write the text of the ch"),
+        ({"question": "Q?", "answer": "B", "options": ["Rome", "Paris"]}, "'B' is none of the options"),
+        ({"question": "Q?", "answer": {"en": "Paris"}}, "an object, .*write the gold answer as a text"),
         (b'{"question": "Q', "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b'{"question": "\xff"}', "not JSON in UTF-8 .*position 14"),
@@ -168,44 +171,59 @@ def test_a_table_with_the_usual_columns_needs_no_conversion(tmp_path: Path, suff
         ("question;answer\nA?;B\n", r"question is missing \(there are: 'question;answer'\)"),
         ("question,answer\nA?,1945.0\n", "row 1: the field answer holds '1945.0'"),
         ("question,answer\n,x\n", "row 1: the field question contains an empty text"),
+        (
+            "question,answer\n" + "Who?,x\n" * 5000 + "Where?,caf\udce9\n",
+            "row 5001: .*save the file as UTF-8",
+        ),
+        ("\udcff\udcfeq\0,\0a\0\n\0", "row 1: .*save the file as UTF-8"),
         ("question,answer\n", "there are no questions in it"),
     ],
 )
 def test_a_table_that_would_be_read_otherwise_than_it_was_written_is_refused(tmp_path, table, reason) -> None:
     """`Where?,Paris, France` had the gold Paris, and nothing was said."""
-    (tmp_path / "own.csv").write_text(table)
+    (tmp_path / "own.csv").write_text(table, "utf-8", "surrogateescape")
     with pytest.raises(UsageError, match=reason):
         load_questions(tmp_path / "own.csv")
 
 
 @pytest.mark.parametrize(
-    ("answer", "golds"),
+    ("answer", "golds", "fields"),
     [
-        ('["Paris", "City of Paris"]', ("Paris", "City of Paris")),
-        ('["[0, 1)"]', ("[0, 1)",)),
-        (1945.0, ("1945",)),
-        (-0.5, ("-0.5",)),
-        (1e-05, ("0.00001",)),
-        (["1945.0", "a|b"], ("1945.0", "a|b")),
-        ("(0, 1)", ("(0, 1)",)),
+        ('["Paris", "City of Paris"]', ("Paris", "City of Paris"), {}),
+        ('["[0, 1)"]', ("[0, 1)",), {}),
+        (1945.0, ("1945",), {}),
+        (-0.5, ("-0.5",), {}),
+        (1e-05, ("0.00001",), {}),
+        (["1945.0", "a|b"], ("1945.0", "a|b"), {}),
+        ("(0, 1)", ("(0, 1)",), {}),
+        ("|x - 3| < 5", ("|x - 3| < 5",), {"kind": "math"}),
+        (r"\{x | x > 3\}", (r"\{x | x > 3\}",), {"dataset": "gsm8k"}),
+        ("[0, 1)", ("[0, 1)",), {"kind": "math"}),
+        ("[-2,7]", ("[-2,7]",), {"kind": "math"}),
+        ('["1/2", "0.5"]', ("1/2", "0.5"), {"kind": "math"}),
+        ("2", ("2",), {"choices": ["1", "2"]}),
+        (2, ("2",), {"options": [1, 2]}),
+        ("A", ("A",), {"options": "a ) A , b ) B"}),
     ],
 )
-def test_lists_in_texts_and_numbers_are_read_as_a_person_means_them(tmp_path: Path, answer, golds) -> None:
+def test_lists_in_texts_and_numbers_are_read_as_a_person_means_them(tmp_path, answer, golds, fields) -> None:
     """A JSON list in a cell was one gold, and the year 1945.0 did not equal 1945."""
-    [question] = load_questions(jsonl(tmp_path, {"question": "Q?", "answer": answer}))
+    [question] = load_questions(jsonl(tmp_path, {"question": "Q?", "answer": answer, **fields}))
     assert question.answers == golds
 
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("['London' 'City of London']", "looks like a list, .*: write a JSON list"),
+        ("['London' 'City of London']", "looks like a list: write a JSON list"),
         ("('London', 'City of London')", "looks like a list"),
-        ("helicase|DNA helicase", "looks like a list"),
+        ("helicase|DNA helicase", "which contains a pipe: write a JSON list"),
+        ("[-2, 7]", r"one answer or several: write \[\"\[-2, 7\]\"\] or \[\"-2\", \"7\"\]"),
+        ("[0, 1)", "looks like a list"),
         ("array(['London'], dtype=object)", "looks like a list"),
         (0.1 + 0.2, "holds 0.30000000000000004, which was rounded"),
         ("[]", "has no gold answer"),
-        ('[["a"]]', "not list"),
+        ('[["a"]]', "one answer or several"),
         (["3 + 3 = 6.\n#### 6"], r"holds a whole solution \(####\), not its answer; .*data convert"),
     ],
 )
