@@ -135,4 +135,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, then="resumes from the last checkpoint")

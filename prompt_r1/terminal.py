@@ -1,5 +1,6 @@
 """Print untrusted text safely."""
 
+import os
 import re
 import sys
 import unicodedata
@@ -38,8 +39,11 @@ def scrub(text: str, key: str) -> str:
     return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE)
 
 
-def escape_unprintable_output() -> None:
-    """Let stdout and stderr escape characters that their encoding lacks instead of raising an error."""
+def prepare_standard_streams() -> None:
+    """Let stdout and stderr escape what their encoding lacks; a closed stream (`>&-`) is the null device."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -7,7 +7,7 @@ import unicodedata
 import pytest
 
 from prompt_r1 import terminal
-from prompt_r1.terminal import escape_unprintable_output, printable, printable_line, scrub
+from prompt_r1.terminal import prepare_standard_streams, printable, printable_line, scrub
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,10 @@ def test_output_that_its_encoding_lacks_is_escaped_and_not_an_error(monkeypatch)
     narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", narrow)
     monkeypatch.setattr(sys, "stderr", io.StringIO())  # has no encoding
-    escape_unprintable_output()
+    monkeypatch.setattr(sys, "stdin", None)  # closed
+    prepare_standard_streams()
+    with sys.stdin as empty:
+        assert empty.read() == ""
     narrow.write("é")
     narrow.flush()
     assert narrow.buffer.getvalue() == b"\\xe9"

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line, is_out_of_memory
-from prompt_r1.terminal import SHORTEST_SECRET, escape_unprintable_output, printable, scrub
+from prompt_r1.terminal import SHORTEST_SECRET, prepare_standard_streams, printable, scrub
 
 CONSOLE_COMMAND = "prompt-r1"
 # What `prompt-r1 NAME` runs.
 SCRIPTS = {"train": "train.py", "ask": "infer.py", "evaluate": "evaluate.py"}
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # often without a path
-RESUME = "the same command resumes from the last checkpoint"
 # Environment variables that hold a secret, such as OPENAI_API_KEY, HF_TOKEN and WANDB_API_KEY.
 SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 MORE_MEMORY = (
@@ -30,17 +29,18 @@ MORE_MEMORY = (
 )
 
 
-def run_program(main: Callable[[list[str]], None]) -> NoReturn:
-    """Run an entry point and exit.
+def run_program(main: Callable[[list[str]], None], *, then: str = "") -> NoReturn:
+    """Run an entry point and exit. `then` says what the same command does after a stop.
 
     Exit codes: 0 done, 1 a bug of ours, 2 wrong usage or out of memory, 75 stopped but resumable, 130 Ctrl-C.
     Every error is printed as one sentence on stderr; only a bug is a traceback, without keys.
     """
-    escape_unprintable_output()
+    prepare_standard_streams()
     if main.__module__ == "__main__":  # a program of its own, not a call inside another process
         gc.freeze()  # full collections then skip what was imported, a quarter of a second each time
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    then = then and f"; the same command {then}"
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
@@ -50,12 +50,12 @@ def run_program(main: Callable[[list[str]], None]) -> NoReturn:
         _exit(130 if isinstance(error, Interrupted) else 75, error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at the end
-        _exit(75, f"nobody reads the output any more; {RESUME}")
+        _exit(75, f"nobody reads the output any more{then}")
     except KeyboardInterrupt:
-        _exit(130, f"interrupted; {RESUME}")
+        _exit(130, f"interrupted{then}")
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            _exit(75, f"{error}: free some space or check the disk; {RESUME}")
+            _exit(75, f"{error}: free some space or check the disk{then}")
         if isinstance(error, OSError) and error.filename:
             path = error.filename2 or error.filename
             _exit(2, f"{path}: {error.strerror}; check the path and its permissions")
@@ -79,7 +79,7 @@ def check_usage(read: Callable[[list[str]], object]) -> None:
 
     A script calls it before its imports of torch and transformers, which take seconds.
     """
-    escape_unprintable_output()
+    prepare_standard_streams()
     try:
         read(sys.argv[1:])
     except UsageError as error:

@@ -325,7 +325,7 @@ def text_or_number(value: object, field: str) -> str:
 def gold_answers(value: object, field: str, kind: Kind) -> tuple[str, ...]:
     """The gold answers in a field: one, a list, or the JSON of a list of texts. Raises BadRow."""
     if isinstance(value, dict):
-        raw = not value.keys().isdisjoint(("value", "aliases", "text"))  # of TriviaQA and SQuAD
+        raw = {"value", "aliases", "text"} & value.keys()  # of TriviaQA and SQuAD
         repair = CONVERTER if raw else "write the gold answer as a text"
         raise BadRow(f"the field {field} holds an object, not a text or a list of texts; {repair}")
     values = value if isinstance(value, list) else [value]

@@ -24,7 +24,7 @@ HOSTILE = "reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b"
 SHOWN = r"reply \x1b[2J\x1b]0;owned\x07 \u202eabc\x0d\x9b"
 
 
-def exit_code(error: BaseException | None, monkeypatch: pytest.MonkeyPatch) -> object:
+def exit_code(error: BaseException | None, monkeypatch: pytest.MonkeyPatch, then: str = "") -> object:
     """The exit code of a program whose main function raises this error (None: returns)."""
 
     def main(arguments: list[str]) -> None:
@@ -35,13 +35,14 @@ def exit_code(error: BaseException | None, monkeypatch: pytest.MonkeyPatch) -> o
     monkeypatch.setattr("sys.argv", ["/somewhere/train.py", "--seed", "1"])
     monkeypatch.setenv("WORLD_SIZE", "")  # an empty variable of a launcher was a traceback
     with pytest.raises(SystemExit) as left:
-        run_program(main)
+        run_program(main, then=then)
     return left.value.code
 
 
 @pytest.mark.parametrize(
     ("error", "code", "sentence"),
     [
+        (OSError(errno.ENOSPC, "Full"), 75, "train.py: [Errno 28] Full: free some space or check the disk\n"),
         (UsageError("no such agent"), 2, "train.py: no such agent\n"),
         (FatalEnvError("HTTP 401"), 2, "train.py: HTTP 401\n"),
         (Resumable("the budget is used up"), 75, "train.py: the budget is used up\n"),
@@ -67,7 +68,8 @@ def exit_code(error: BaseException | None, monkeypatch: pytest.MonkeyPatch) -> o
 def test_an_error_that_the_user_can_fix_has_an_exit_code_and_one_sentence(
     error, code, sentence, monkeypatch, capsys
 ):
-    assert exit_code(error, monkeypatch) == code
+    then = "resumes from the last checkpoint"
+    assert exit_code(error, monkeypatch, then if then in sentence else "") == code
     assert capsys.readouterr().err == sentence
 
 
