@@ -20,6 +20,7 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -38,7 +39,7 @@ from prompt_r1.config.fields import identifying_values
 from prompt_r1.data.questions import sample_questions
 from prompt_r1.distributed import pick_device
 from prompt_r1.environments.specs import Environments
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.aggregate import score_predictions, text_metrics
 from prompt_r1.evaluation.predictions import FILE, PredictionFile, System
 from prompt_r1.evaluation.results_folder import TABLES, keep_settings, write_results
@@ -88,13 +89,16 @@ def main(arguments: list[str]) -> None:
             asyncio.run(answer_missing(missing, maker, file))
         predictions = file.answers_to(wanted, systems)
         print(write_results(folder, score(predictions), trained_with(agents)))
-    failed = sum(bool(prediction.error) for prediction in predictions)
-    if failed:
-        print(f"\n{failed} answers are missing because calls failed; the same command asks for them again.")
+    errors = Counter(one.error for one in predictions if one.error and one.system in systems)
     if config.tables and not config.method and not config.grpo_agent:
         train = command("train", "--env", "none")
         print(f"\ngrpo-only is left out: `{train}` trains its agent for --grpo-agent RUN")
     print(f"\nIn {folder / TABLES}: all datasets, the paper's tables, and comparisons")
+    if errors:
+        raise Resumable(
+            f"{errors.total()} answers are missing because calls failed; the same command asks for them "
+            f"again; most often: {errors.most_common(1)[0][0]}"
+        )
 
 
 def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
@@ -173,4 +177,4 @@ def open_maker(
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, then="asks for the missing answers")
