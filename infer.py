@@ -31,6 +31,7 @@ from prompt_r1.cli.question_input import given_questions, typed_questions
 from prompt_r1.config.infer import InferConfig, infer_config
 from prompt_r1.errors import Resumable
 from prompt_r1.playing import NO_LIMITS, OpenPair, open_pair, play_within
+from prompt_r1.spending import Spending
 from prompt_r1.terminal import printable
 from prompt_r1.types import Question, Trajectory
 
@@ -53,8 +54,11 @@ def main(arguments: list[str]) -> None:
             about = spec.describe(environment=environment, seed=pair.seed)
             print(printable(about), file=sys.stderr, flush=True)
             session = Session(config, pair, {"agent": str(spec.path), "environment": environment})
-            for text in questions or typed_questions():
-                runner.run(session.ask(text))
+            try:
+                for text in questions or typed_questions():
+                    runner.run(session.ask(text))
+            finally:
+                session.show_total()
         except KeyboardInterrupt:
             sys.exit(130)
     broken = [game for game in session.games if game.stop == "env_error"]
@@ -108,6 +112,14 @@ class Session:
                 f"{NO_FORMAT}`{shlex.join([*TEACH, self._config.agent or self._names['agent']])}` teaches it",
             )
         self._view.note("cost", cost_line(game.spent, game.seconds, priced=priced))
+
+    def show_total(self) -> None:
+        """After several questions, show their total cost."""
+        if len(self.games) > 1:
+            spent = sum((game.spent for game in self.games), Spending())
+            seconds = sum(game.seconds for game in self.games)
+            total = cost_line(spent, seconds, priced=bool(self._config.env_price))
+            self._view.note("total", f"{len(self.games)} questions, {total}")
 
 
 def _write_out(text: str) -> None:

@@ -114,6 +114,12 @@ def test_an_agent_without_the_format_is_named_with_what_teaches_it(ask):
     assert "does not know the format; `python -m prompt_r1.baselines.sft" in shown
 
 
+def test_several_questions_end_with_their_total_cost(ask):
+    shown = ask("--env-price", "1,2", typed="abc def?\nfed cba?\n")
+    assert shown.count("\ncost         ") == 2
+    assert re.search(r"\ntotal        2 questions, \d+ calls.*, \$0\.0000, [\d.]+ s\n$", shown)
+
+
 def test_an_environment_that_fails_ends_with_a_resumable_error(ask, monkeypatch, capsys):
     async def fail(*_: object, **__: object) -> str:
         raise EnvError("HTTP 500")

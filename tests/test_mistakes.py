@@ -50,7 +50,7 @@ SEEN_BEFORE_TORCH = [
     # functions
     ("train.py --reward nothing", "--reward: give MODULE:NAME"),
     ("train.py --reward no_module:f", "--reward: cannot import 'no_module:f'"),
-    ("train.py --reward json:decoder", "--reward json:decoder: must be a function of 2 arguments"),
+    ("train.py --reward json:decoder", "--reward json:decoder: not a function"),
     # questions
     ("train.py --config mini --data none.jsonl", "none.jsonl: there is no such file"),
     ("train.py --config mini --data folder", "folder is a folder: name the files in it"),
@@ -59,6 +59,9 @@ SEEN_BEFORE_TORCH = [
     ("evaluate.py --agent AGENT --data notes.docx", "notes.docx"),
     ("evaluate.py --agent AGENT --data mini:moon", "no split 'moon'"),
     ("infer.py --questions deep.jsonl", "row 1: expected a JSON object"),
+    ("infer.py --questions notes.docx", "only files ending in .txt or .jsonl"),
+    ("infer.py --questions latin.txt", "latin.txt is not UTF-8"),
+    ("infer.py", "nothing to ask"),
     # agents and run folders
     ("infer.py --question Who?", "run `python train.py` first"),
     ("infer.py --question Who? --agent notes.docx", "notes.docx is a file"),
@@ -68,9 +71,13 @@ SEEN_BEFORE_TORCH = [
     ("infer.py --question Who? --agent begun", "this run has saved no agent yet"),
     ("train.py --agent no/such/agent", "there is no such folder"),
     ("train.py --agent tiny@http://127.0.0.1:9/v1", "an agent plays in this process"),
+    ("train.py --out used", "used is in use by process 7"),
     ("train.py --agent AGENT --resume nowhere", "there is no checkpoint in it"),
     ("evaluate.py", "run `python train.py` first"),
     ("evaluate.py --method direct --env mini --ssim-model nowhere", "nowhere: not a folder with a config"),
+    # machine
+    ("train.py --agent AGENT --device cuda", "no usable GPU"),
+    ("evaluate.py --method direct --device cuda", "no usable GPU"),
     ("train.py --agent AGENT --offload", "give --parallel fsdp"),
     # environments
     ("evaluate.py --method direct", "no environment to ask: give --env SPEC"),
@@ -87,9 +94,6 @@ SEEN_BEFORE_TORCH = [
     ("train.py --agent AGENT --env-args {", "--env-args is not JSON"),
 ]
 SEEN_LATER = [
-    ("infer.py --agent AGENT", "nothing to ask"),
-    ("train.py --out used", "used is in use by process 7"),
-    ("train.py --agent AGENT --device cuda", "no usable GPU"),
     ("train.py --agent AGENT --out held --resume never", "held holds a run already"),
     ("train.py --config mini --agent AGENT --data long.jsonl --val-data none", "question 'long' ('"),
     (
@@ -201,3 +205,11 @@ def test_an_evaluation_that_has_begun_needs_no_key_to_write_its_tables_again(fol
     (folder / "runs/eval-environment").mkdir(parents=True)
     (folder / "runs/eval-environment/predictions.jsonl").touch()
     check_evaluate(line)
+
+
+def test_a_rank_that_would_wait_in_vain_is_refused_at_once(folder, monkeypatch):
+    """A bug: rank 5 of 2 waited for an hour."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "5")
+    with pytest.raises(UsageError, match=r"RANK is 5 of 2 ranks \(WORLD_SIZE\), which count from 0"):
+        check_train([])

@@ -19,7 +19,8 @@ from prompt_r1.terminal import SHORTEST_SECRET, prepare_standard_streams, printa
 
 CONSOLE_COMMAND = "prompt-r1"
 # What `prompt-r1 NAME` runs.
-SCRIPTS = {"train": "train.py", "ask": "infer.py", "evaluate": "evaluate.py"}
+SCRIPTS = {"train": "train.py", "ask": "infer.py", "evaluate": "evaluate.py", "data": "-m prompt_r1.data"}
+LONGEST_SENTENCE = 2000  # characters of an error message
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # often without a path
 # Environment variables that hold a secret, such as OPENAI_API_KEY, HF_TOKEN and WANDB_API_KEY.
 SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
@@ -102,7 +103,7 @@ def command(program: str, *arguments: object) -> str:
     """
     installed = (Path(__file__).parents[1] / "scripts").is_dir()
     by_name = installed or sys.argv[0].startswith(f"{CONSOLE_COMMAND} ")
-    start = [CONSOLE_COMMAND, program] if by_name else ["python", SCRIPTS[program]]
+    start = [CONSOLE_COMMAND, program] if by_name else ["python", *SCRIPTS[program].split()]
     return shlex.join([*start, *map(str, arguments)])
 
 
@@ -112,6 +113,8 @@ def _exit(code: int, reason: object) -> NoReturn:
     sentence = printable(f"{name}: {reason}")
     if code == 2:  # one line, whatever is in the name of a file
         sentence = sentence.replace("\n", "\\n")
+    if len(sentence) > LONGEST_SENTENCE:  # it repeats a value of the command line or of a file
+        sentence = f"{sentence[: LONGEST_SENTENCE // 2]} … {sentence[-LONGEST_SENTENCE // 2 :]}"
     print(sentence, file=sys.stderr, flush=True)
     if os.environ.get("WORLD_SIZE", "") not in ("", "1"):
         # At once: the end of an interpreter waits for its threads, and for NCCL, which may wait for ranks

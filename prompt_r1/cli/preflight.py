@@ -1,5 +1,7 @@
 """Checks that need no model: settings, files, folders and keys, before torch is imported."""
 
+import ctypes
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,17 +14,21 @@ from prompt_r1.data.files import load_questions
 from prompt_r1.data.questions import check_mini_split
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
-from prompt_r1.storage.run_folder import checkpoints_of
+from prompt_r1.storage.run_folder import LOCK, checkpoints_of, claim
 
 
 def check_train(arguments: list[str]) -> None:
     """Raise UsageError for a training that cannot start."""
-    config, _ = train_config(arguments)
+    config, name = train_config(arguments)
+    _check_rank()
+    check_device(config.device)
     check_agents([config.agent])
     check_environments(config, [] if config.dry_run else [config.env])  # an estimate needs no key
     check_data([*config.data, *config.val_data, *config.test_data])
     if config.resume not in ("auto", "never") and not checkpoints_of(Path(config.resume)):
         raise UsageError(f"--resume {config.resume}: there is no checkpoint in it")
+    if os.environ.get("RANK") in (None, "", "0") and not config.dry_run:
+        _check_unused(Path(config.out or f"runs/{name}-seed{config.seed}"))
 
 
 def check_pair(agent: str, env: str, calls: EnvironmentConfig) -> None:
@@ -52,3 +58,28 @@ def check_data(names: Iterable[str]) -> None:
             check_mini_split(name)
         elif not name.startswith(("hf:", OBJECT_PREFIX)) and name not in (HELD_OUT, "none"):
             load_questions(name)
+
+
+def check_device(name: str) -> None:
+    """Raise UsageError for `cuda` on a machine without a driver of CUDA or ROCm."""
+    if name.startswith("cuda") and not Path("/dev/kfd").exists():
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            raise UsageError(f"--device {name}: this machine has no usable GPU; choose cpu") from None
+
+
+def _check_rank() -> None:
+    """Raise UsageError for a rank that would wait in vain for the others."""
+    count, rank = os.environ.get("WORLD_SIZE") or "1", os.environ.get("RANK") or "0"
+    if count.isdecimal() and rank.isdecimal() and int(rank) >= int(count):
+        raise UsageError(
+            f"RANK is {rank} of {count} ranks (WORLD_SIZE), which count from 0: start with torchrun"
+        )
+
+
+def _check_unused(run: Path) -> None:
+    """Raise UsageError if a process holds the lock of a run folder."""
+    if (run / LOCK).is_file():
+        with (run / LOCK).open("a+") as file:
+            claim(file, run)

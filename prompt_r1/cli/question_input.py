@@ -3,9 +3,10 @@
 import re
 import sys
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 
-from prompt_r1.cli.preflight import check_pair
+from prompt_r1.cli.preflight import check_device, check_pair
 from prompt_r1.config.infer import infer_config
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import json_object
@@ -14,9 +15,17 @@ from prompt_r1.foreign import json_object
 def check_infer(arguments: list[str]) -> None:
     """Raise UsageError for a question that cannot be asked."""
     config = infer_config(arguments)
+    check_device(config.device)
     if config.questions not in ("", "-") or config.question.strip() not in ("", "-"):
         given_questions(question=config.question.strip(), file=config.questions)
+    elif not sys.stdin.isatty() and _is_empty(sys.stdin.buffer):
+        given_questions(question="", file="-")  # raises: there is none
     check_pair(config.agent, config.env, config)
+
+
+def _is_empty(stream: object) -> bool:
+    """Whether standard input has ended. Looks ahead, and leaves the input to the program."""
+    return isinstance(stream, BufferedReader) and not stream.peek(1)
 
 
 def given_questions(*, question: str, file: str) -> list[str]:
@@ -31,6 +40,8 @@ def given_questions(*, question: str, file: str) -> list[str]:
     if not question and not file and sys.stdin.isatty():
         return []
     name = "standard input" if file in ("", "-") else f"--questions {file}"
+    if Path(file).suffix not in ("", ".txt", ".jsonl"):
+        raise UsageError(f"{name}: only files ending in .txt or .jsonl can be read")
     try:
         text = sys.stdin.read() if file in ("", "-") else Path(file).read_text("utf-8-sig")
         text.encode()  # standard input may have half a character for a byte that is not UTF-8

@@ -5,6 +5,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,13 @@ def import_reward(name: str) -> OwnReward:
     """The reward of games called MODULE:FUNCTION. Raises UsageError if it cannot be called."""
     where = f"--reward {name}"
     function = import_object(name, where="--reward")
-    try:
-        inspect.signature(function).bind("game", "paper")
-    except (TypeError, ValueError):
-        raise UsageError(f"{where}: must be a function of 2 arguments, game and paper's reward") from None
+    if not callable(function) or inspect.isclass(function):
+        raise UsageError(f"{where}: not a function")
+    with suppress(ValueError):  # some that are written in C have no signature
+        try:
+            inspect.signature(function).bind("game", "paper")
+        except TypeError:
+            raise UsageError(f"{where}: must take 2 arguments, game and reward of the paper") from None
 
     def reward(game: Trajectory, paper: Reward) -> float:
         end = f"{game.stop} after {len(game.turns)} turns, answer {(game.answer or '')[:80]!r}"
@@ -65,3 +69,11 @@ def described(error: Exception) -> str:
         return text
     frames = traceback.extract_tb(error.__traceback__)
     return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
+
+
+def parameters_of(function: Callable[..., object]) -> set[str]:
+    """The names of a function's parameters."""
+    try:
+        return set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # some that are written in C have none
+        return set()

@@ -199,10 +199,21 @@ def _json_lines(path: Path) -> Iterator[tuple[int, object]]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
-                    row = json.loads(line.decode("utf-8-sig"))
+                    row = _from_json(line)
                 except (ValueError, RecursionError) as error:
                     raise UsageError(f"{path}, row {number}: not JSON in UTF-8 ({error})") from None
                 yield number, row
+
+
+def _from_json(text: bytes) -> Any:
+    """The value of a JSON text. Raises ValueError, also where an object has two fields of one name."""
+
+    def fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        if len(row := dict(pairs)) < len(pairs):
+            raise ValueError(f"two fields have one name: {', '.join(name for name, _ in pairs)[:200]}")
+        return row
+
+    return json.loads(text.decode("utf-8-sig"), object_pairs_hook=fields)
 
 
 def _json(path: Path) -> Iterable[tuple[int, object]]:
@@ -211,7 +222,7 @@ def _json(path: Path) -> Iterable[tuple[int, object]]:
     if not content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
         return _json_lines(path)
     try:
-        return enumerate(json.loads(content.decode("utf-8-sig")), start=1)
+        return enumerate(_from_json(content), start=1)
     except (ValueError, RecursionError) as error:
         raise BadRow(f"not JSON in UTF-8 ({error})") from None
 
@@ -220,8 +231,11 @@ def _csv(path: Path) -> Iterator[tuple[int, object]]:
     csv.field_size_limit(64 * 2**20)  # a field may contain a chapter
     with path.open("rb") as file:  # decoded line by line: an error is in the row that is read next
         lines = (line for text in iterdecode(file, "utf-8-sig") for line in StringIO(text, newline=""))
-        rows = csv.reader(lines, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        separator, name = ("\t", "tabs") if path.suffix == ".tsv" else (",", "commas")
+        rows = csv.reader(lines, delimiter=separator, strict=True)
         columns = next(rows, [])
+        if len(columns) == 1 and (other := re.search(r"[;,|\t]", columns[0])):
+            raise BadRow(f"the columns are separated by {other[0]!r}: save the table with {name}")
         if len(set(columns)) < len(columns):
             raise BadRow(f"two columns have one name: {', '.join(columns)}")
         for number, cells in enumerate(filter(None, rows), start=1):
@@ -239,6 +253,9 @@ def _parquet(path: Path) -> Iterator[tuple[int, object]]:
 
     try:
         with pq.ParquetFile(path) as file:
+            columns = file.schema_arrow.names
+            if len(set(columns)) < len(columns):
+                raise BadRow(f"two columns have one name: {', '.join(columns)}")
             batches = file.iter_batches(batch_size=PARQUET_ROWS)
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
     # Dates out of range are ValueErrors or OverflowErrors, unknown time zones KeyErrors.

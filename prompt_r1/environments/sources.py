@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object
+from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object, parameters_of
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
 from prompt_r1.types import Ask, Message
 
@@ -121,7 +121,7 @@ class OwnSource:
         self.name = name or str(getattr(own, "name", type(own).__name__))
         self.parameters: Mapping[str, object] = {"seed": seed}
         self._function: Callable[..., Any] = function
-        self._takes = {"session", "sample", "seed"} & inspect.signature(function).parameters.keys()
+        self._takes = parameters_of(function) & {"session", "sample", "seed"}
         self.by_session = "session" in self._takes
         self.samples = samples
         self._characters_per_token = characters_per_token

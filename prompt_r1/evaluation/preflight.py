@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from prompt_r1.cli.preflight import check_agents, check_data, check_environments
+from prompt_r1.cli.preflight import check_agents, check_data, check_device, check_environments
 from prompt_r1.config.evaluate import evaluate_config
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE
@@ -12,6 +12,7 @@ from prompt_r1.evaluation.systems import agent_names, results_folder
 def check_evaluate(arguments: list[str]) -> None:
     """Raise UsageError for an evaluation that cannot start."""
     config = evaluate_config(arguments)
+    check_device(config.device)
     agents = agent_names(config)
     if not agents and not config.env:
         raise UsageError("no environment to ask: give --env SPEC, or an --agent that was trained with one")

@@ -123,6 +123,12 @@ def test_the_next_command_has_the_form_of_the_one_that_was_typed(typed, shown, m
     assert command("ask", "--agent", Path("my runs/a b")) == shown
 
 
+def test_an_error_message_cuts_a_value_of_megabytes(monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        check_usage(lambda arguments: train_config(["--agent", "x" * 3_000_000, "--data", "own.jsonl"]))
+    assert len(capsys.readouterr().err) < 2200
+
+
 def test_an_error_message_cannot_move_the_cursor(monkeypatch, capsys):
     assert exit_code(FatalEnvError(HOSTILE), monkeypatch) == 2
     assert capsys.readouterr().err == f"train.py: {SHOWN}\n"
