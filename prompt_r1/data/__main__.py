@@ -7,7 +7,7 @@ from pathlib import Path
 from prompt_r1.cli.command_line import Parser, program_name, run_program
 from prompt_r1.config.fields import POSITIVE, check_number
 from prompt_r1.data.convert import convert, mix
-from prompt_r1.data.datasets import DATASETS, PAPER_MIX
+from prompt_r1.data.datasets import CONVERTED, PAPER_MIX
 from prompt_r1.data.files import load_questions, write_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.terminal import printable
@@ -21,7 +21,14 @@ def main(arguments: list[str]) -> None:
     command = commands.add_parser("convert", help="convert a raw dump to a question file", allow_abbrev=False)
     command.set_defaults(command=_convert)
     add = command.add_argument
-    add("--from", dest="source", required=True, choices=DATASETS, metavar="DATASET", help=", ".join(DATASETS))
+    add(
+        "--from",
+        dest="source",
+        required=True,
+        choices=CONVERTED,
+        metavar="DATASET",
+        help=", ".join(CONVERTED),
+    )
     add(
         "--in", dest="files", required=True, nargs="+", metavar="FILE", help="raw files, or hf:ORG/NAME:SPLIT"
     )

@@ -5,17 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from prompt_r1.data.datasets import DATASETS, LeftOut
-from prompt_r1.data.files import (
-    BadRow,
-    fields_of,
-    id_from_text,
-    kind_of,
-    question_key,
-    read_rows,
-    text_field,
-    text_or_number,
-)
+from prompt_r1.data.datasets import CONVERTED, LeftOut
+from prompt_r1.data.files import BadRow, fields_of, id_from_text, kind_of, question_key, read_rows
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.em_f1 import normalise
 from prompt_r1.types import Question
@@ -26,28 +17,20 @@ def convert(name: str, sources: Sequence[str]) -> tuple[list[Question], Counter[
 
     Raises UsageError with the file, the row and the reason, also if no question is left.
     """
-    dataset = DATASETS[name]
+    dataset = CONVERTED[name]
     questions: dict[str, Question] = {}  # by question_key
     left_out: Counter[str] = Counter()
     for source in sources:
         for number, row in read_rows(source):
             try:
-                text, drafted = dataset.convert(fields_of(row))
-                if not isinstance(drafted, list):
-                    raise BadRow("the gold answers are not a list")
-                text = text_field({"question": text}, "question")
-                filled = [gold for gold in drafted if gold is not None and str(gold).strip()]
-                golds = tuple(dict.fromkeys(text_or_number(gold, "answer") for gold in filled))
+                text, golds = dataset.convert(fields_of(row))
             except LeftOut as reason:
                 left_out[str(reason)] += 1
                 continue
-            except (BadRow, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
-                problem = error if isinstance(error, BadRow) else f"{type(error).__name__}: {error}"
-                raise UsageError(f"{source}, row {number}: no raw row of {name} ({problem})") from None
+            except BadRow as reason:
+                raise UsageError(f"{source}, row {number}: {reason}") from None
             key = question_key(text)
-            if not golds:
-                left_out["no answer"] += 1
-            elif not any(map(normalise, golds)):
+            if not any(map(normalise, golds)):
                 left_out["every gold is empty after normalisation"] += 1
             elif key in questions:
                 left_out["asked before"] += 1

@@ -1,19 +1,26 @@
-"""The paper's twelve datasets: from a raw row to a question and its gold answers.
+"""The paper's twelve datasets: from a row to a question.
 
-The functions read a row as its dataset publishes it; `convert` names a row of another layout. They raise
-LeftOut for a row that the dataset itself marks as unusable.
+The functions raise LeftOut for a row that the dataset itself marks as unusable, and BadRow for a row that
+does not have the dataset's layout.
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from prompt_r1.data.files import text_field, without_dapo_wrapper
+from prompt_r1.data.files import (
+    BadRow,
+    Fields,
+    describe,
+    gold_answers,
+    text_field,
+    text_or_number,
+    without_dapo_wrapper,
+)
 
-Row = Mapping[str, Any]
-Draft = tuple[str, list[object]]  # a question and its gold answers, of which some may be blank or repeated
+Draft = tuple[str, tuple[str, ...]]  # a question and its gold answers
+NO_ANSWER = "no answer (a test split)"
 WRITING_TAGS = re.compile(r"^(?:\s*\[\s*(?:WP|EU|CW|TT|PI|RF|MP|IP|PM|OT|FF|SP)\s*\])+", re.IGNORECASE)
 OPTION_LETTER = re.compile(r"(?<![^\s,\['\"])([a-e]) \) ")  # "a ) 38 , b ) 27.675"
 
@@ -27,77 +34,139 @@ class Dataset:
     """A dataset: its name in the paper, and how to convert a row."""
 
     name: str
-    convert: Callable[[Row], Draft]
+    convert: Callable[[Fields], Draft]  # the question of a row
     trained: bool = True  # part of the training mix; the others are out-of-distribution tests
 
 
-def hotpotqa(row: Row) -> Draft:
-    """HotpotQA, and 2WikiMultihopQA, which has the same format."""
-    return row["question"], [row["answer"]]
+def hotpotqa(row: Fields) -> Draft:
+    """HotpotQA, and 2WikiMultihopQA, which has the same format. Their test splits have no answers."""
+    return text_field(row, "question"), _golds(row.get("answer"), "answer")
 
 
-def musique(row: Row) -> Draft:
+def musique(row: Fields) -> Draft:
     """MuSiQue. The Full variant has an unanswerable copy of each question."""
     if row.get("answerable") is False:
         raise LeftOut("unanswerable")
-    return row["question"], [row["answer"]] + row["answer_aliases"]
+    text, golds = text_field(row, "question"), _golds(row.get("answer"), "answer")
+    aliases = _list(row.get("answer_aliases") or [], "answer_aliases")
+    return text, _golds([*golds, *aliases], "answer_aliases")
 
 
-def popqa(row: Row) -> Draft:
+def popqa(row: Fields) -> Draft:
     """PopQA. `possible_answers` is a text that contains a JSON list."""
-    return row["question"], json.loads(row["possible_answers"])
+    value = row.get("possible_answers")
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise BadRow("the field possible_answers is not a JSON list") from None
+    golds = _golds(_list(value, "possible_answers"), "possible_answers")
+    return text_field(row, "question"), golds
 
 
-def gsm8k(row: Row) -> Draft:
+def gsm8k(row: Fields) -> Draft:
     """GSM8K. The gold answer follows the last "####" of the solution; commas and dollar signs are removed."""
-    number = row["answer"].rsplit("####", 1)[1]
-    return row["question"], [re.sub(r"[,$\s]", "", number)]
+    _, mark, number = text_field(row, "answer").rpartition("####")
+    if not mark:
+        raise BadRow("the field answer has no ####")
+    number = re.sub(r"[,$\s]", "", number)
+    return text_field(row, "question"), (text_or_number(number, "answer"),)
 
 
-def dapo(row: Row) -> Draft:
-    """DAPO-Math-17k. The wrapper around the problem is removed."""
-    return without_dapo_wrapper(row["prompt"][0]["content"]), [row["reward_model"]["ground_truth"]]
+def dapo(row: Fields) -> Draft:
+    """DAPO-Math-17k, and its processed form, whose prompt and solution are texts. The wrapper is removed."""
+    prompt = row.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], dict):
+        prompt = prompt[0].get("content")
+    reward_model = row.get("reward_model")
+    gold = reward_model.get("ground_truth") if isinstance(reward_model, dict) else row.get("solution")
+    text = without_dapo_wrapper(text_field({"prompt": prompt}, "prompt"))
+    return text, gold_answers(gold, "ground_truth")
 
 
-def booksum(row: Row) -> Draft:
+def booksum(row: Fields) -> Draft:
     """BookSum: book and chapter → summary written by people.
 
     A model wrote the paper's titles and texts from the chapters. They cannot be reproduced from the dump,
     but are in the paper's published files.
     """
-    title = text_field(row, "book_id").replace(".", ", ")
-    return f"Please write a short article based on the given title: {title}.", [row["summary_text"]]
+    if "summary_text" not in row:  # the file of Salesforce/booksum has the paths of the texts, not the texts
+        raise BadRow("the field summary_text is missing; give a CSV of kmfoda/booksum, which has the texts")
+    title, summary = text_field(row, "book_id").replace(".", ", "), row["summary_text"]
+    if not isinstance(summary, str) or not summary.strip():
+        raise LeftOut("no summary")
+    return f"Please write a short article based on the given title: {title}.", (summary,)
 
 
-def writingprompts(row: Row) -> Draft:
+def writingprompts(row: Fields) -> Draft:
     """WritingPrompts: prompt → story. The dump has both tokenised."""
-    prompt, story = detokenise(WRITING_TAGS.sub("", row["prompt"])), detokenise(row["story"])
-    if not prompt:
-        raise LeftOut("empty prompt")
-    return f"Please write a short article based on the given title: '{prompt}'", [story]
+    prompt = detokenise(WRITING_TAGS.sub("", text_field(row, "prompt")))
+    story = detokenise(text_field(row, "story"))
+    if not prompt or not story:
+        raise LeftOut("empty prompt or story")
+    return f"Please write a short article based on the given title: '{prompt}'", (story,)
 
 
-def mathqa(row: Row) -> Draft:
+def mathqa(row: Fields) -> Draft:
     """MathQA. The gold answer is the text of the correct option; the question does not show the options."""
-    _, *pieces = OPTION_LETTER.split(row["options"])
+    _, *pieces = OPTION_LETTER.split(text_field(row, "options"))
     options = dict(zip(pieces[::2], pieces[1::2], strict=True))
-    return row["Problem"], [options.get(row["correct"].strip(), "").strip(" ,[]'\"")]
+    gold = options.get(text_field(row, "correct").strip(), "").strip(" ,[]'\"")
+    if not gold:
+        raise LeftOut("no text of the right option")
+    return text_field(row, "Problem"), (gold,)
 
 
-def squad(row: Row) -> Draft:
-    """SQuAD v2, without contexts as in the paper. Unanswerable questions have no gold answers."""
-    return row["question"], row["answers"]["text"]
+def squad(row: Fields) -> Draft:
+    """SQuAD v2, without contexts as in the paper. A question without gold answers is unanswerable."""
+    question, answers = text_field(row, "question"), row.get("answers")
+    golds = _list(answers.get("text") if isinstance(answers, dict) else answers, "answers")
+    if not golds:
+        raise LeftOut("unanswerable")
+    return question, _golds(golds, "answers")
 
 
-def triviaqa(row: Row) -> Draft:
-    """TriviaQA: the answer and its aliases. In test splits the answer is "<unk>"."""
-    golds = [row["answer"]["value"]] + row["answer"]["aliases"]
-    return row["question"], [gold for gold in golds if gold != "<unk>"]
+def triviaqa(row: Fields) -> Draft:
+    """TriviaQA: the answer and its aliases."""
+    answer = row.get("answer")
+    if not isinstance(answer, dict):
+        raise LeftOut(NO_ANSWER)
+    golds = _golds(answer.get("value"), "value")
+    golds = _golds([*golds, *_list(answer.get("aliases") or [], "aliases")], "aliases")
+    return text_field(row, "question"), golds
 
 
-def xsum(row: Row) -> Draft:
+def natural_questions(row: Fields) -> Draft:
+    """Natural Questions, as on the Hub: the annotators' short answers, or yes or no."""
+    question, annotations = row.get("question"), row["annotations"]
+    if not isinstance(question, dict) or not isinstance(annotations, dict):
+        raise BadRow(
+            "question and annotations must be objects, as in google-research-datasets/natural_questions"
+        )
+    golds = [text for short in annotations["short_answers"] for text in short["text"]]
+    golds += [("no", "yes")[label] for label in annotations["yes_no_answer"] if label >= 0]
+    return text_field(question, "text"), _golds(golds, "annotations")
+
+
+def math(row: Fields) -> Draft:
+    """MATH. The gold answer is in the last \\boxed{} of the solution, or in a field of its own."""
+    problem, gold = text_field(row, "problem"), row.get("answer")
+    if gold is None:
+        _, mark, rest = text_field(row, "solution").rpartition("\\boxed{")
+        # The brace that closes it is the first one before which more are closed than opened.
+        ends = (end for end in range(len(rest)) if rest.count("}", 0, end + 1) > rest.count("{", 0, end + 1))
+        gold = rest[: next(ends, 0)]
+        if not mark or not gold:
+            raise LeftOut("no \\boxed{} with an answer")
+    return problem, (text_or_number(gold, "answer"),)
+
+
+def xsum(row: Fields) -> Draft:
     """XSum in reverse, as in the paper: summary → article."""
-    return f"Please write an article: {text_field(row, 'summary')}", [row["document"]]
+    document, summary = row.get("document"), text_field(row, "summary")
+    if not isinstance(document, str) or not document.strip():
+        raise LeftOut("no article")
+    return f"Please write an article: {summary}", (document,)
 
 
 def detokenise(text: str) -> str:
@@ -108,6 +177,25 @@ def detokenise(text: str) -> str:
     text = re.sub(r"\b(gon|wan|got|can|gim|lem) (na|ta|not|me)\b", r"\1\2", text, flags=re.IGNORECASE)
     text = re.sub(r" +([.,;:!?%)\]])", r"\1", re.sub(r"([(\[$]) +", r"\1", text))
     return "\n".join(" ".join(line.split()) for line in text.split("\n")).strip()
+
+
+def _list(value: object, field: str) -> list[object]:
+    """Return the value. Raises BadRow if it is not a list."""
+    if not isinstance(value, list):
+        raise BadRow(f"the field {field} must be a list, not {describe(value)}")
+    return value
+
+
+def _golds(value: object, field: str) -> tuple[str, ...]:
+    """The gold answers in a field, which holds one or a list, without blank ones and repeats.
+
+    Raises LeftOut if none is left, as in test splits.
+    """
+    values = value if isinstance(value, list) else [value]
+    filled = [gold for gold in values if gold not in (None, "<unk>") and str(gold).strip()]
+    if not filled:
+        raise LeftOut(NO_ANSWER)
+    return tuple(dict.fromkeys(text_or_number(gold, field) for gold in filled))
 
 
 DATASETS = {
@@ -123,5 +211,11 @@ DATASETS = {
     "squad": Dataset("SQuAD v2", squad, trained=False),
     "triviaqa": Dataset("TriviaQA", triviaqa, trained=False),
     "xsum": Dataset("XSum", xsum, trained=False),
+}
+# Every dataset that `convert` reads; these two are not in the paper.
+CONVERTED = {
+    **DATASETS,
+    "nq": Dataset("Natural Questions", natural_questions, trained=False),
+    "math": Dataset("MATH", math, trained=False),
 }
 PAPER_MIX = tuple(dataset.name for dataset in DATASETS.values() if dataset.trained)

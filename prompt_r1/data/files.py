@@ -17,6 +17,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from prompt_r1.cli.command_line import command
 from prompt_r1.errors import UsageError, first_line
 from prompt_r1.foreign import replace_file
 from prompt_r1.types import Kind, Question
@@ -32,6 +33,17 @@ LIST_OR_PIPE = re.compile(r"^\s*\[|\S\s*(\|)\s*\S")  # ordinary in mathematics: 
 SPREADSHEET = re.compile(r"^\s*-?\d+\.0+\s*$")  # 1945.0, as spreadsheets write 1945
 LABEL = re.compile(r"\s*\(?([A-Za-z]|\d+)[.)]?\s*")  # of a choice
 SOLUTION = re.compile(r"^####", re.MULTILINE)  # GSM8K: the answer follows it
+# Columns that only the raw rows of a dataset have.
+RAW_COLUMNS = {
+    "popqa": ("possible_answers",),
+    "nq": ("annotations",),
+    "math": ("problem", "solution"),
+    "mathqa": ("Problem", "options"),
+    "booksum": ("summary_text",),
+    "writingprompts": ("prompt", "story"),
+    "xsum": ("document", "summary"),
+    "dapo": ("prompt", "solution"),
+}
 HUB_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?:(?P<split>.+)")
 
 # Names of the datasets in the published files, and in the paper. In the published training and validation
@@ -72,7 +84,36 @@ def load_questions(path: Path | str) -> list[Question]:
     """The questions of a file, or of hf:ORG/NAME:SPLIT. Raises UsageError with row (from 1) and reason."""
     hub = HUB_NAME.fullmatch(str(path))
     dataset = hub["repository"].partition("/")[2] if hub else Path(path).stem
-    return as_questions(path, read_rows(path), dataset=dataset)
+    return as_questions(path, _rows_that_need_no_conversion(path), dataset=dataset)
+
+
+def _rows_that_need_no_conversion(path: Path | str) -> Iterator[tuple[int, object]]:
+    """The rows of `read_rows`. Raises UsageError with the command that converts the rows of a dataset."""
+    for number, row in read_rows(path):
+        if isinstance(row, Mapping) and (name := _raw_dataset(row)):
+            out = re.sub(r"[^\w-]+", "-", f"{Path(path).stem}-{name}") + ".jsonl"
+            convert = command("data", "convert", "--from", name, "--in", path, "--out", out)
+            raise UsageError(f"{path}, row {number}: a raw row of {name}: `{convert}` converts such rows")
+        yield number, row
+
+
+def _raw_dataset(row: Fields) -> str:
+    """The dataset, as `convert` calls it, whose raw layout a row has; "" for another row."""
+    answer = row.get("answer")
+    if "answer_aliases" in row:
+        return "musique"
+    if isinstance(row.get("answers"), dict):
+        return "squad"
+    prompt = row.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+        return "dapo" if str(prompt[0].get("content")).startswith(DAPO_OPENING) else ""
+    if isinstance(answer, dict):
+        return "triviaqa"
+    if isinstance(answer, str) and SOLUTION.search(answer):
+        return "gsm8k"
+    if "question" in row and any(name in row for name in ANSWER_FIELDS):
+        return ""
+    return next((name for name, columns in RAW_COLUMNS.items() if row.keys() >= {*columns}), "")
 
 
 def as_questions(source: str | Path, rows: Iterable[tuple[int, object]], *, dataset: str) -> list[Question]:
@@ -108,8 +149,6 @@ def fields_of(row: object) -> Fields:
 
 
 def _question(row: Fields, dataset: str) -> Question:
-    if "answer_aliases" in row:  # of MuSiQue: more gold answers
-        raise BadRow(f"the field answer_aliases would be lost; {CONVERTER}")
     answered = [name for name in ANSWER_FIELDS if name in row]
     if "question" not in row or not answered:
         missing = "answers" if "question" in row else "question"

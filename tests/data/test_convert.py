@@ -3,6 +3,8 @@
 import csv
 import hashlib
 import json
+import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.data.__main__ import main
-from prompt_r1.data.datasets import detokenise
+from prompt_r1.data.datasets import CONVERTED, detokenise
 from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, load_questions
 from prompt_r1.errors import UsageError
 
@@ -68,6 +70,11 @@ TRIVIA_ROWS = [
     {"question": "Why?", "question_id": "t2", "answer": {"value": "<unk>", "aliases": []}},
 ]
 BOB = {"question": "Who?", "answer": "Bob"}
+NQ_ROW = {
+    "question": {"text": "Who?", "tokens": []},
+    "annotations": {"short_answers": [{"text": ["Bob"]}, {"text": []}], "yes_no_answer": [-1, 1]},
+}
+MATH_ROW = {"problem": "Who?", "solution": "\\boxed{1}, so \\boxed{\\frac{1}{2}}.", "level": "Level 5"}
 MUSIQUE_ROW = BOB | {"id": "2hop__1", "answer_aliases": ["Rob", "Bob"], "answerable": True}
 UNANSWERABLE = MUSIQUE_ROW | {"id": "2hop__2", "question": "Why?", "answerable": False}
 POPQA_ROW = {"id": 42, "question": "Who?", "possible_answers": '["Bob", "R. \\u00d6."]'}
@@ -92,6 +99,7 @@ LAYOUTS = [
     Layout("gsm8k", "test.jsonl", [BOB | {"answer": "#### is a heading.\n3 + 4 = 7\n#### 7"}], ("7",)),
     Layout("gsm8k", "main.parquet", [BOB | {"answer": "#### $5.50"}], ("5.50",)),
     Layout("dapo", "dapo-math-17k.parquet", [DAPO_ROW, DAPO_ROW], ("-3",), "Find $x$."),
+    Layout("dapo", "processed.parquet", [{"prompt": "Find $x$.", "solution": "-3"}], ("-3",), "Find $x$."),
     Layout("booksum", "train.csv", [BOOK], ("Emma, rich,\nis happy.",), EMMA),
     Layout("mathqa", "train.json", [options("a ) 1,500 m , b ) 33 1 / 3 % , e ) none", "a")], ("1,500 m",)),
     Layout("mathqa", "test.json", [options("a ) a ) 25 , b ) b ) 30", "b")], ("30",)),
@@ -99,6 +107,9 @@ LAYOUTS = [
     Layout("mathqa", "dev.json", [options("none", "a"), options("a ) 5 , b ) 6", "b")], ("6",)),
     Layout("squad", "train.parquet", SQUAD_ROWS),
     Layout("triviaqa", "validation.parquet", TRIVIA_ROWS, ("Bob", "Rob")),
+    Layout("nq", "train.jsonl", [NQ_ROW], ("Bob", "yes")),
+    Layout("math", "algebra.jsonl", [MATH_ROW], ("\\frac{1}{2}",)),
+    Layout("math", "test.jsonl", [MATH_ROW | {"answer": "0.5"}], ("0.5",)),
     Layout("xsum", "train.parquet", [ARTICLE], ("Long article.",), "Please write an article: Short."),
 ]
 
@@ -110,17 +121,21 @@ def test_each_layout_of_a_dataset_is_converted_to_questions(tmp_path: Path, layo
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.source}-{layout.name}")
-def test_a_raw_file_is_read_or_refused_with_the_program_that_converts_it(
-    tmp_path: Path, layout: Layout
-) -> None:
-    """A solution, a dict or a list as text was one gold."""
-    path = dump(tmp_path / layout.name, layout.rows)
+def test_a_raw_file_is_read_or_refused_with_the_command_that_converts_it(tmp_path, layout, monkeypatch):
+    """A solution, a dict or a list as text was one gold, or the sentence named no command that could run."""
+    monkeypatch.chdir(tmp_path)
+    path = dump(Path(layout.name), layout.rows)
     try:
-        found = [(question.text, question.answers) for question in load_questions(path)]
+        found = load_questions(path)
     except UsageError as refused:
-        assert "`python -m prompt_r1.data convert`" in str(refused)
-    else:
-        assert found == [(layout.question, layout.answers)]
+        [command] = re.findall("`(.*)`", str(refused))
+        main(shlex.split(command.removeprefix("python -m prompt_r1.data")))
+        found = load_questions(shlex.split(command)[-1])
+    assert [(question.text, question.answers) for question in found] == [(layout.question, layout.answers)]
+
+
+def test_every_dataset_that_convert_knows_is_tested() -> None:
+    assert {layout.source for layout in LAYOUTS} | {"writingprompts"} == set(CONVERTED)
 
 
 def test_writingprompts_pairs_the_lines_of_two_files_and_detokenises_them(tmp_path: Path) -> None:
@@ -170,7 +185,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
     assert {question.dataset for question in questions} == {"HotpotQA"}
     printed = capsys.readouterr().out
     assert "2 questions of HotpotQA" in printed and "left out: 1 (asked before)" in printed
-    assert "1 (no answer)" in printed
+    assert "1 (no answer (a test split))" in printed
     assert "1 (every gold is empty after normalisation)" in printed
 
 
@@ -180,21 +195,22 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("source", "name", "rows", "reason"),
     [
-        ("gsm8k", "x.jsonl", [{"question": "Q?", "answer": "no mark"}], "row 1: no raw row of gsm8k"),
-        ("hotpotqa", "x.json", [BOB, {"_id": "2", "answer": "a"}], "row 2: .*KeyError: 'question'"),
+        ("gsm8k", "x.jsonl", [{"question": "Q?", "answer": "no mark"}], "row 1: .*####"),
+        ("hotpotqa", "x.json", [BOB, {"_id": "2", "answer": "a"}], "row 2: the field question is missing"),
         ("hotpotqa", "x.json", {"error": "rate limited"}, "row 1: not JSON"),
+        ("hotpotqa", "x.json", ('[{"question": "Q?", "answer": "a"},',), "row 1: not JSON .*line 2"),
         ("hotpotqa", "x.json", ("<html>",), "row 1: not JSON"),
-        ("hotpotqa", "x.jsonl", (json.dumps(BOB), "[1]"), "row 2: .*expected a JSON object"),
-        ("popqa", "x.tsv", [{"question": "Q?", "possible_answers": "[oops"}], "row 1: .*JSONDecodeError"),
-        ("popqa", "x.tsv", [{"question": "Q?", "possible_answers": '"Bob"'}], "row 1: .*not a list"),
-        ("mathqa", "x.json", [options("a ) 1 , b ) 2", "c")], r"no question is left \(1 no"),
-        ("musique", "x.jsonl", [BOB | {"answer_aliases": "b"}], "row 1: .*TypeError"),
-        ("squad", "x.jsonl", [{"question": "Q?", "answers": [{}]}], "row 1: .*TypeError"),
-        ("hotpotqa", "x.jsonl", [BOB | {"answer": {}}], "row 1: .*answer must contain texts or numbers"),
-        ("hotpotqa", "x.jsonl", [BOB | {"question": 7}], "row 1: .*question must be a text"),
+        ("hotpotqa", "x.jsonl", (json.dumps(BOB), "[1]"), "row 2: expected a JSON object"),
+        ("popqa", "x.tsv", [{"question": "Q?", "possible_answers": "[oops"}], "row 1: .*not a JSON list"),
+        ("mathqa", "x.json", [{"Problem": "Q?", "options": "a ) 1 , b ) 2", "correct": "c"}], "no text of"),
+        ("squad", "x.json", {"version": "v2.0", "data": []}, "row 1: not JSON"),
+        ("musique", "x.jsonl", [BOB | {"answer_aliases": "b"}], "row 1: .*be a list"),
+        ("squad", "x.jsonl", [{"question": "Q?", "answers": [{}]}], "row 1: the field answers must"),
+        ("xsum", "x.parquet", ("no parquet",), "row 1: not readable as parquet"),
         ("xsum", "x.txt", ("x",), "not a file of rows"),
         ("hotpotqa", "out.jsonl", [BOB], "--out must not be among the files of --in"),
         ("hotpotqa", "x.json", [], r"no question is left \(no rows"),
+        ("hotpotqa", "x.json", [{"question": "Q?", "answer": ""}], r"no question is left \(1 no"),
     ],
 )
 def test_the_error_for_a_row_with_another_layout_names_file_row_and_reason(
@@ -202,3 +218,16 @@ def test_the_error_for_a_row_with_another_layout_names_file_row_and_reason(
 ) -> None:
     with pytest.raises(UsageError, match=rf"{name[:2]}.*{reason}"):
         converted(dump(tmp_path / name, rows), "--from", source)
+
+
+def test_the_alignments_of_booksum_are_refused_with_the_file_that_has_the_texts(tmp_path: Path) -> None:
+    """The file that Salesforce publishes was refused with "no summary" in every row."""
+    row = {
+        "bid": "27681",
+        "chapter_path": "all_chapterized_books/27681-chapters/chapters_1_to_2.txt",
+        "summary_path": "finished_summaries/cliffnotes/The Last of the Mohicans/section_1_part_0.txt",
+        "book_id": "The Last of the Mohicans.chapters 1-2",
+    }
+    path = dump(tmp_path / "chapter_summary_aligned_train_split.jsonl", [row])
+    with pytest.raises(UsageError, match=r"row 1: .*summary_text is missing; .*kmfoda/booksum"):
+        converted(path, "--from", "booksum")
