@@ -60,7 +60,6 @@ SEEN_BEFORE_TORCH = [
     ("evaluate.py --agent AGENT --data mini:moon", "no split 'moon'"),
     ("infer.py --questions deep.jsonl", "row 1: expected a JSON object"),
     ("infer.py --questions notes.docx", "only files ending in .txt or .jsonl"),
-    ("infer.py --questions latin.txt", "latin.txt is not UTF-8"),
     ("infer.py", "nothing to ask"),
     # agents and run folders
     ("infer.py --question Who?", "run `python train.py` first"),

@@ -81,7 +81,7 @@ def dapo(row: Fields) -> Draft:
     reward_model = row.get("reward_model")
     gold = reward_model.get("ground_truth") if isinstance(reward_model, dict) else row.get("solution")
     text = without_dapo_wrapper(text_field({"prompt": prompt}, "prompt"))
-    return text, gold_answers(gold, "ground_truth")
+    return text, gold_answers(gold, "ground_truth", "math")
 
 
 def booksum(row: Fields) -> Draft:

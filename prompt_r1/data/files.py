@@ -107,7 +107,7 @@ def _raw_dataset(row: Fields) -> str:
     prompt = row.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
         return "dapo" if str(prompt[0].get("content")).startswith(DAPO_OPENING) else ""
-    if isinstance(answer, dict):
+    if isinstance(answer, dict) and answer.keys() & {"value", "aliases"}:
         return "triviaqa"
     if isinstance(answer, str) and SOLUTION.search(answer):
         return "gsm8k"

@@ -143,6 +143,17 @@ def test_files_that_cannot_be_read_are_usage_errors(tmp_path: Path) -> None:
 # --- Tables ---------------------------------------------------------------------------------------
 
 
+def test_two_fields_or_columns_of_one_name_are_refused(tmp_path):
+    """Readers keep the last one."""
+    path = jsonl(tmp_path, b'{"question": "Q?", "answer": "a", "answer": "b"}')
+    with pytest.raises(UsageError, match=r"row 1: .*two fields have one name: question, answer, answer"):
+        load_questions(path)
+    columns = pa.Table.from_arrays([pa.array(["a"])] * 3, names=["question", "answer", "answer"])
+    pq.write_table(columns, tmp_path / "own.parquet")
+    with pytest.raises(UsageError, match="row 1: two columns have one name"):
+        load_questions(tmp_path / "own.parquet")
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "json", "parquet"])
 def test_a_table_with_the_usual_columns_needs_no_conversion(tmp_path: Path, suffix: str) -> None:
     rows = [{"question": 'Who, "then"?', "answer": "Anna", "kind": "math", "day": datetime.date(1, 2, 3)}]
@@ -168,7 +179,8 @@ def test_a_table_with_the_usual_columns_needs_no_conversion(tmp_path: Path, suff
         ('question,answer\nA?,B\nC?,"D" E\n', "row 2: not readable"),
         ('question,answer\nA?,"B\nC?,D\n', "row 1: not readable"),
         ("question,answer,answer\nA?,B,C\n", "row 1: two columns have one name"),
-        ("question;answer\nA?;B\n", r"question is missing \(there are: 'question;answer'\)"),
+        ("question;answer\nA?;B\n", "row 1: the columns are separated by ';': save the table with commas"),
+        ("question\tanswer\nA?\tB\n", "row 1: the columns are separated by "),
         ("question,answer\nA?,1945.0\n", "row 1: the field answer holds '1945.0'"),
         ("question,answer\n,x\n", "row 1: the field question contains an empty text"),
         (
