@@ -155,8 +155,11 @@ def test_ctrl_c_shows_the_interrupted_game(agent, tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
-        while "agent asks" not in playing.stdout.readline():
-            assert playing.poll() is None, playing.stderr.read()
+        begun = ""
+        while "agent asks" not in begun:  # its line ends with the reply
+            letter = playing.stdout.read(1)
+            assert letter, playing.stderr.read()
+            begun += letter
         playing.send_signal(signal.SIGINT)
         shown, errors = playing.communicate(timeout=20)
     finally:
