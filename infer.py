@@ -19,13 +19,12 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
 
 import asyncio
 import json
-import shlex
 import sys
 from dataclasses import replace
 
 from prompt_r1.agent.agent import check_question_lengths
 from prompt_r1.agent.names import resolve_agent
-from prompt_r1.cli.command_line import run_program
+from prompt_r1.cli.command_line import run_program, teaching_command
 from prompt_r1.cli.dialogue import Dialogue, cost_line, game_as_json
 from prompt_r1.cli.question_input import given_questions, typed_questions
 from prompt_r1.config.infer import InferConfig, infer_config
@@ -36,7 +35,6 @@ from prompt_r1.terminal import printable
 from prompt_r1.types import Question, Trajectory
 
 NO_FORMAT = "the agent wrote neither <interaction_prompt> nor <answer>: it does not know the format; "
-TEACH = ("python", "-m", "prompt_r1.baselines.sft", "--games", "mini", "--agent")
 
 
 def main(arguments: list[str]) -> None:
@@ -109,7 +107,7 @@ class Session:
         if game.turns and not any(turn.action.answer or turn.action.prompt for turn in game.turns):
             self._view.note(
                 "format",
-                f"{NO_FORMAT}`{shlex.join([*TEACH, self._config.agent or self._names['agent']])}` teaches it",
+                f"{NO_FORMAT}`{teaching_command(self._config.agent or self._names['agent'])}` teaches it",
             )
         self._view.note("cost", cost_line(game.spent, game.seconds, priced=priced))
 

@@ -19,6 +19,7 @@ from prompt_r1.agent.names import trained_config
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.method import Method
 from prompt_r1.baselines.sft import fine_tune_agent, learn_answers
+from prompt_r1.cli.command_line import teaching_command
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.methods import SftConfig
 from prompt_r1.environments.environment import Environment
@@ -130,5 +131,5 @@ class RejectionSampling(FineTuned):
             start = self.settings.agent
             raise UsageError(
                 f"no game of {start} ended right in {tried}: there is nothing to imitate. If it lacks the "
-                f"format, `python -m prompt_r1.baselines.sft --agent {start} --games mini` teaches it"
+                f"format, `{teaching_command(str(start))}` teaches it"
             )

@@ -107,6 +107,11 @@ def command(program: str, *arguments: object) -> str:
     return shlex.join([*start, *map(str, arguments)])
 
 
+def teaching_command(agent: str) -> str:
+    """The command, as a shell reads it, that teaches an agent the format of the game."""
+    return shlex.join(["python", "-m", "prompt_r1.baselines.sft", "--agent", agent, "--games", "mini"])
+
+
 def _exit(code: int, reason: object) -> NoReturn:
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name

@@ -10,6 +10,7 @@ from math import isfinite, sqrt
 from statistics import mean, median, stdev
 from typing import get_args
 
+from prompt_r1.cli.command_line import teaching_command
 from prompt_r1.distributed import Ranks
 from prompt_r1.environments.environment import Environment
 from prompt_r1.metrics.em_f1 import exact_match, f1
@@ -240,7 +241,7 @@ class Watchdog:
         elif first and line.get("format") == 0:
             wrong["format"] = (
                 "no game is well formed: the agent does not know the format; "
-                f"`python -m prompt_r1.baselines.sft --agent {self.agent} --games mini` teaches it"
+                f"`{teaching_command(self.agent)}` teaches it"
             )
         if calls := line.get("env/calls", 0.0) + line.get("val/calls", 0.0):
             wrong["env/outcomes"] = _odd_replies(line, calls)
