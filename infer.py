@@ -93,6 +93,7 @@ class Session:
                 seed=seed,
                 temperature=temperature,
                 on_piece=self._view.piece,
+                on_turn_end=self._view.end_line,
             )
         except asyncio.CancelledError:  # by Ctrl-C
             self._view.note("no answer", "interrupted")

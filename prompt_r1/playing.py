@@ -82,8 +82,10 @@ async def play_within(
     seed: str,
     temperature: float,
     on_piece: Callable[[Piece], object] | None = None,
+    on_turn_end: Callable[[], object] = lambda: None,
 ) -> Trajectory:
-    """Play one game as `rollout.play_question`, within limits. `on_piece` gets the dialogue.
+    """Play one game as `rollout.play_question`, within limits. `on_piece` gets the dialogue; `on_turn_end` is
+    called when the agent's turn is complete, before the environment is asked.
 
     Raises LimitReached, and what `Environment.ask` raises except EnvError: then `stop` is "env_error".
     """
@@ -110,6 +112,7 @@ async def play_within(
         )
         if pieces:
             pieces.turn(codec.turn_text(completion.tokens), ended=True)
+            on_turn_end()
         return completion
 
     async def ask(messages: list[Message]) -> str:

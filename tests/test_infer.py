@@ -155,11 +155,8 @@ def test_ctrl_c_shows_the_interrupted_game(agent, tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
-        begun = ""
-        while "agent asks" not in begun:  # its line ends with the reply
-            letter = playing.stdout.read(1)
-            assert letter, playing.stderr.read()
-            begun += letter
+        while "agent asks" not in playing.stdout.readline():
+            assert playing.poll() is None, playing.stderr.read()
         playing.send_signal(signal.SIGINT)
         shown, errors = playing.communicate(timeout=20)
     finally:

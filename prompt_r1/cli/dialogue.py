@@ -93,7 +93,7 @@ class Dialogue:
     def piece(self, piece: Piece) -> None:
         """Write a piece of the game."""
         if piece.begins:
-            self._end_line()
+            self.end_line()
             self._label(LABELS[piece.kind])
         if piece.kind == "reply":
             self._say(piece.text.strip())
@@ -104,12 +104,13 @@ class Dialogue:
 
     def note(self, label: str, text: str) -> None:
         """Write a line of our own; an error may have cut off the turn before it."""
-        self._end_line()
+        self.end_line()
         self._label(label)
         self._say(text)
         self._write("\n")
 
-    def _end_line(self) -> None:
+    def end_line(self) -> None:
+        """End the line of the agent's text, so that readers of a pipe get it before the reply comes."""
         self._write("\n" if self._in_line else "")
         self._in_line = False
 
