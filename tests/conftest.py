@@ -1,34 +1,43 @@
 """Settings and fixtures of all tests."""
 
+import gc
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by transformers when it is imported
 
 import hypothesis
 import pytest
-import torch
-
-from tests.support import tiny
-from tests.support.programs import CallHere, caller_in_this_process
-
-# Tiny models are faster on one thread, and the test processes do not compete for cores.
-torch.set_num_threads(1)
 
 # The time of an example depends on the load of the machine: no deadline.
 hypothesis.settings.register_profile("no-deadline", deadline=None)
 hypothesis.settings.load_profile("no-deadline")
 
 
+# torch is imported in the fixtures: the process that only distributes the tests does not need it.
+@pytest.fixture(scope="session", autouse=True)
+def quick_process() -> None:
+    """Tiny models are faster on one thread, and full garbage collections if they skip what was imported."""
+    import torch
+
+    torch.set_num_threads(1)
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def asking_agent(tmp_path_factory) -> Path:
     """The folder of a tiny agent that prompts its environment and answers."""
+    from tests.support import tiny
+
     return tiny.save_asking_agent(tmp_path_factory.mktemp("asking_agent"))
 
 
 @pytest.fixture
-def call_here(monkeypatch, capfd) -> CallHere:
+def call_here(monkeypatch, capfd) -> Callable[..., object]:
     """Runs an entry point as from a shell, but in this process."""
+    from tests.support.programs import caller_in_this_process
+
     return caller_in_this_process(monkeypatch, capfd)
 
 
