@@ -19,7 +19,7 @@ PROGRAMS = {
     "evaluate": (SCRIPTS / "evaluate.py", "score methods on questions (evaluate.py)"),
     "serve": (PACKAGE / "serving/__main__.py", "serve agent and environment as one OpenAI model"),
     "report": (PACKAGE / "report/__main__.py", "write the HTML report of a run"),
-    "data": (PACKAGE / "data/__main__.py", "convert, mix and check question files"),
+    "data": (PACKAGE / "data/__main__.py", "convert and mix question files"),
 }
 PROGRAM_LINES = "\n".join(f"  {name:<10}{about}" for name, (_, about) in PROGRAMS.items())
 USAGE = f"""\
