@@ -123,14 +123,19 @@ def squad(row: Fields) -> Draft:
     golds = _list(answers.get("text") if isinstance(answers, dict) else answers, "answers")
     if not golds:
         raise LeftOut("unanswerable")
-    return question, _golds(golds, "answers")
+    # In the project's own JSON each answer is an object.
+    return question, _golds(
+        [one.get("text", one) if isinstance(one, dict) else one for one in golds], "answers"
+    )
 
 
 def triviaqa(row: Fields) -> Draft:
-    """TriviaQA: the answer and its aliases."""
+    """TriviaQA: the answer and its aliases. In the project's own JSON the names begin with capitals."""
+    row = {name.lower(): value for name, value in row.items()}
     answer = row.get("answer")
     if not isinstance(answer, dict):
         raise LeftOut(NO_ANSWER)
+    answer = {name.lower(): value for name, value in answer.items()}
     golds = _golds(answer.get("value"), "value")
     golds = _golds([*golds, *_list(answer.get("aliases") or [], "aliases")], "aliases")
     return text_field(row, "question"), golds

@@ -23,6 +23,7 @@ from prompt_r1.foreign import replace_file
 from prompt_r1.types import Kind, Question
 
 Fields = Mapping[str, Any]
+BOM = b"\xef\xbb\xbf"
 PARQUET_ROWS = 64  # decoded at a time: a row may contain a book
 
 ANSWER_FIELDS = ("answers", "golden_answers", "answer")
@@ -30,9 +31,13 @@ COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "data_source", "kind")
 CONVERTER = "`python -m prompt_r1.data convert` reads the raw files of the datasets"
 LIST_OF_TEXTS = re.compile(r"""^\s*[({]\s*["']|\[\s*["']""")  # ['a' 'b'], ("a", "b"), array(['a'])
 LIST_OR_PIPE = re.compile(r"^\s*\[|\S\s*(\|)\s*\S")  # ordinary in mathematics: [0, 1), |x|
-SPREADSHEET = re.compile(r"^\s*-?\d+\.0+\s*$")  # 1945.0, as spreadsheets write 1945
+SPREADSHEET = re.compile(
+    r"\s*-?\d+(\.0+|(\.\d+)?[eE][+-]\d+)\s*"
+)  # 1945.0 and 1.9E+05, as programs write numbers
+MISSING = re.compile(r"\s*(nan|NaN|NaT|None|null|NULL|<NA>|#?N/A|#(REF|VALUE|NAME|NUM|NULL|DIV/0)[!?])\s*")
 LABEL = re.compile(r"\s*\(?([A-Za-z]|\d+)[.)]?\s*")  # of a choice
-SOLUTION = re.compile(r"^####", re.MULTILINE)  # GSM8K: the answer follows it
+# GSM8K's calculator and mark of the answer, and LaTeX's box around it.
+SOLUTION = re.compile(r"####|<<[^<>\n]*=[^<>\n]*>>|\\boxed\{")
 # Columns that only the raw rows of a dataset have.
 RAW_COLUMNS = {
     "popqa": ("possible_answers",),
@@ -67,6 +72,15 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys(("gsm8k", "dapo", "dapomath", "dapomath17k", "math", "math500", "mathqa"), "math"),
     **dict.fromkeys(("booksum", "writingprompts", "xsum"), "text"),
 }
+# How files begin that are not what their names say.
+OTHER_FILES = {
+    b"version https://git-lfs": "a pointer of Git LFS: `git lfs pull` fetches the file itself",
+    **dict.fromkeys((b"<!", b"<html", b"<?xml"), "a web page or XML: download the file itself"),
+    **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"), "compressed: unpack it"),
+    b"PK\x03\x04": "a zip archive or an Excel file: unpack it, or save the table as CSV",
+    b"PAR1": "a parquet file: name it .parquet",
+    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), "in UTF-16: save the file as UTF-8"),
+}
 QUESTION_MARK = "Question: "
 INSTRUCTION_START = "\nFirst, provide a simple explanation of the question"
 DAPO_OPENING = (
@@ -99,21 +113,26 @@ def _rows_that_need_no_conversion(path: Path | str) -> Iterator[tuple[int, objec
 
 def _raw_dataset(row: Fields) -> str:
     """The dataset, as `convert` calls it, whose raw layout a row has; "" for another row."""
-    answer = row.get("answer")
+    answer, answers = row.get("answer", row.get("Answer")), row.get("answers")
     if "answer_aliases" in row:
         return "musique"
-    if isinstance(row.get("answers"), dict):
+    span = answers[0] if isinstance(answers, list) and answers else answers
+    if isinstance(row.get("question"), str) and ("is_impossible" in row or _has(span, "text")):
         return "squad"
     prompt = row.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
         return "dapo" if str(prompt[0].get("content")).startswith(DAPO_OPENING) else ""
-    if isinstance(answer, dict) and answer.keys() & {"value", "aliases"}:
+    if _has(answer, "value") or _has(answer, "Value"):
         return "triviaqa"
-    if isinstance(answer, str) and SOLUTION.search(answer):
+    if isinstance(answer, str) and "####" in answer:
         return "gsm8k"
     if "question" in row and any(name in row for name in ANSWER_FIELDS):
         return ""
     return next((name for name, columns in RAW_COLUMNS.items() if row.keys() >= {*columns}), "")
+
+
+def _has(value: object, field: str) -> bool:
+    return isinstance(value, Mapping) and field in value
 
 
 def as_questions(source: str | Path, rows: Iterable[tuple[int, object]], *, dataset: str) -> list[Question]:
@@ -149,6 +168,10 @@ def fields_of(row: object) -> Fields:
 
 
 def _question(row: Fields, dataset: str) -> Question:
+    for name in row:
+        column = str(name).strip().lower()
+        if column != name and column in COLUMNS and column != "id":
+            raise BadRow(f"the field {name!r} differs from {column!r} only in case or blanks: rename it")
     answered = [name for name in ANSWER_FIELDS if name in row]
     if "question" not in row or not answered:
         missing = "answers" if "question" in row else "question"
@@ -171,10 +194,10 @@ def _question(row: Fields, dataset: str) -> Question:
         raise BadRow(f"the fields {' and '.join(filled)} differ: leave one of them empty")
     value = row[filled[0]]
     for gold in value if isinstance(value, list) else [value]:
-        for name in ("choices", "options"):
-            choices = row.get(name)
-            if isinstance(choices, list) and gold not in choices and LABEL.fullmatch(str(gold)):
-                raise BadRow(f"the answer {gold!r} is none of the {name}: write the text of the choice")
+        if (label := LABEL.fullmatch(str(gold))) and (name := _field_of_choice(row, gold, label[1])):
+            raise BadRow(
+                f"the answer {gold!r} stands for a choice (field {name}): write the text of the choice"
+            )
     return Question(
         id=text_or_number(row["id"], "id") if "id" in row else id_from_text(text),
         dataset=dataset,
@@ -183,6 +206,28 @@ def _question(row: Fields, dataset: str) -> Question:
         kind=kind,
         extra={name: value for name, value in row.items() if name not in COLUMNS},
     )
+
+
+def _field_of_choice(row: Fields, gold: object, label: str) -> str:
+    """The field with the choice that a gold answer such as 2 or "B" stands for; "" if it is a text itself."""
+    for name, choices in row.items():
+        if re.fullmatch(rf"(choice|option|opt?|answer)?[\s_]?{label}", name, re.IGNORECASE):
+            return name
+        if name not in ("choices", "options") or not choices:
+            continue
+        texts = [text for part in _parts(choices) for text in _parts(part)]
+        # In a text, a number that is not followed by a parenthesis or the like.
+        written = label.isdigit() and isinstance(choices, str) and rf"(?<![\w(]){label}(?![\w).:])"
+        if gold not in texts and not (written and re.search(written, choices)):
+            return name
+    return ""
+
+
+def _parts(choices: object) -> Iterable[object]:
+    """The items of a list, the values of an object without labels, or the value itself."""
+    if isinstance(choices, Mapping):
+        return [part for name, part in choices.items() if name not in ("label", "key", "id")]
+    return choices if isinstance(choices, list) else [choices]
 
 
 def _published_question(row: Fields) -> Question:
@@ -218,29 +263,42 @@ def read_rows(source: Path | str) -> Iterator[tuple[int, object]]:
         raise UsageError(f"{path} is a folder: name the files in it")
     if not path.is_file():
         raise UsageError(f"{path}: there is no such file")
-    if path.suffix not in READERS:
+    with path.open("rb") as file:
+        start = file.read(64).removeprefix(BOM).lstrip().lower()
+    suffix = path.suffix.lower()
+    for beginning, what in OTHER_FILES.items():
+        if start.startswith(beginning.lower()) and not (suffix == ".parquet" and beginning == b"PAR1"):
+            raise UsageError(f"{path} is {what}")
+    if suffix not in READERS:
         raise UsageError(f"{path}: not a file of rows; give one that ends in {', '.join(READERS)}")
     number = 0
     try:
-        for number, row in READERS[path.suffix](path):
+        for number, row in READERS[suffix](path):
             yield number, row
     except BadRow as reason:
         raise UsageError(f"{path}, row {number + 1}: {reason}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}, row {number + 1}: not UTF-8 ({error}): save the file as UTF-8") from None
     except csv.Error as error:
-        raise UsageError(f"{path}, row {number + 1}: not readable ({error})") from None
+        raise UsageError(
+            f"{path}, row {number + 1}: not readable ({error}): put quotes at both ends of a text, and "
+            "double those in it"
+        ) from None
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, object]]:
-    # Read bytes: only "\n" ends a line, whereas str.splitlines would also split at U+2028 inside a text.
-    with path.open("rb") as lines:
+    # Bytes: only "\n" and "\r" end a line, whereas str.splitlines would also split at U+2028 inside a text.
+    with path.open("rb") as file:
+        lines = (line for part in file for line in part.splitlines())
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
                     row = _from_json(line)
                 except (ValueError, RecursionError) as error:
-                    raise UsageError(f"{path}, row {number}: not JSON in UTF-8 ({error})") from None
+                    raise UsageError(
+                        f"{path}, row {number}: not JSON in UTF-8 ({error}): write each row in a line of its "
+                        "own, or all rows as a list in a .json file"
+                    ) from None
                 yield number, row
 
 
@@ -256,14 +314,23 @@ def _from_json(text: bytes) -> Any:
 
 
 def _json(path: Path) -> Iterable[tuple[int, object]]:
-    """The rows of an array, or of JSON lines with this suffix."""
+    """The rows of a list, alone or as `data` of an object (SQuAD, TriviaQA); one row; or JSON lines."""
     content = path.read_bytes()
-    if not content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
-        return _json_lines(path)
     try:
-        return enumerate(_from_json(content), start=1)
+        value = _from_json(content)
     except (ValueError, RecursionError) as error:
-        raise BadRow(f"not JSON in UTF-8 ({error})") from None
+        if content.removeprefix(BOM).lstrip().startswith(b"["):
+            raise BadRow(f"not JSON in UTF-8 ({error})") from None
+        return _json_lines(path)
+    if isinstance(value, dict):
+        value = next((value[name] for name in ("data", "Data") if name in value), value)
+    rows = value if isinstance(value, list) else [value]
+    if rows and _has(rows[0], "paragraphs") and "question" not in rows[0]:  # SQuAD: articles
+        try:
+            rows = [row for article in rows for part in article["paragraphs"] for row in part["qas"]]
+        except (LookupError, TypeError):
+            raise BadRow("not SQuAD's layout: data[{paragraphs[{qas[]}]}]") from None
+    return enumerate(rows, start=1)
 
 
 def _csv(path: Path) -> Iterator[tuple[int, object]]:
@@ -271,18 +338,22 @@ def _csv(path: Path) -> Iterator[tuple[int, object]]:
     with path.open("rb") as file:  # decoded line by line: an error is in the row that is read next
         lines = (line for text in iterdecode(file, "utf-8-sig") for line in StringIO(text, newline=""))
         separator, name = ("\t", "tabs") if path.suffix == ".tsv" else (",", "commas")
-        rows = csv.reader(lines, delimiter=separator, strict=True)
+        rows = filter(None, csv.reader(lines, delimiter=separator, strict=True))
         columns = next(rows, [])
         if len(columns) == 1 and (other := re.search(r"[;,|\t]", columns[0])):
             raise BadRow(f"the columns are separated by {other[0]!r}: save the table with {name}")
         if len(set(columns)) < len(columns):
             raise BadRow(f"two columns have one name: {', '.join(columns)}")
-        for number, cells in enumerate(filter(None, rows), start=1):
+        if columns and columns[0].startswith("{"):
+            raise BadRow("JSON, not a table: name the file .jsonl")
+        for number, cells in enumerate(rows, start=1):
             if len(cells) != len(columns):
                 raise BadRow(
-                    f"{len(cells)} cells for {len(columns)} columns: put a text that contains the separator "
-                    "in double quotes"
+                    f"cells: {len(cells)}, columns: {len(columns)} ({', '.join(columns)[:80]}): a text with "
+                    f"{name} or line breaks needs double quotes at both ends, and no blank before them"
                 )
+            if cells[0].startswith("# "):
+                raise BadRow("a comment line, which tables do not have: remove it, or the # of the question")
             yield number, dict(zip(columns, cells, strict=True))
 
 
@@ -365,7 +436,7 @@ def text_or_number(value: object, field: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, float) and math.isfinite(value):
-        number = Decimal(repr(value))
+        number = Decimal(repr(value + 0.0))  # not -0.0
         if len(number.as_tuple().digits) > 15:  # 0.1 + 0.2, or 3.14 in 32 bits
             raise BadRow(f"the field {field} holds {value!r}, which was rounded: write it as a text")
         return format(number, "f").removesuffix(".0")
@@ -391,7 +462,7 @@ def gold_answers(value: object, field: str, kind: Kind) -> tuple[str, ...]:
         raise BadRow(f"the field {field} has no gold answer")
     golds = tuple(text_or_number(gold, field) for gold in values)
     if any(map(SOLUTION.search, golds)):
-        raise BadRow(f"the field {field} holds a whole solution (####), not its answer; {CONVERTER}")
+        raise BadRow(f"the field {field} holds a whole solution, not its answer alone; {CONVERTER}")
     return golds
 
 
@@ -402,10 +473,14 @@ def _golds_in_text(text: str, found: str, kind: Kind) -> list[str]:
         items = json.loads(text)
     if isinstance(items, list) and all(isinstance(item, str) for item in items):
         return items
-    if SPREADSHEET.search(text):
-        raise BadRow(f'{found}, a number as spreadsheets write it: write 1945 or ["1945.0"]')
+    if SPREADSHEET.fullmatch(text):
+        raise BadRow(f"{found}, a number as programs write it: write its digits, or {json.dumps([text])}")
+    if MISSING.fullmatch(text):
+        raise BadRow(
+            f"{found}, as programs write a missing value: remove the row, or write {json.dumps([text])}"
+        )
     ambiguous = None if kind == "math" else LIST_OR_PIPE.search(text)
-    if isinstance(items, list) and ambiguous:
+    if isinstance(items, list) and ambiguous and all(type(item) in (str, int, float) for item in items):
         one, several = json.dumps([text])[:80], json.dumps([*map(str, items)])[:80]
         raise BadRow(f"{found}, which may be one answer or several: write {one} or {several}")
     if ambiguous or LIST_OF_TEXTS.search(text):

@@ -65,6 +65,16 @@ SQUAD_ROWS = [
     {"id": "s1", "question": "Who?", "answers": {"text": ["Bob", "Bob"], "answer_start": [12, 12]}},
     {"id": "s2", "question": "Why?", "answers": {"text": [], "answer_start": []}},
 ]
+SQUAD_PARAGRAPHS = [
+    {
+        "context": "…",
+        "qas": [
+            {"question": "Who?", "id": "s1", "answers": [{"text": "Bob", "answer_start": 12}] * 2},
+            {"question": "Why?", "id": "s2", "answers": [], "is_impossible": True},
+        ],
+    }
+]
+TRIVIA_ROW_OF_THE_PROJECT = {"Question": "Who?", "Answer": {"Value": "Bob", "Aliases": ["Rob"]}}
 TRIVIA_ROWS = [
     {"question": "Who?", "question_id": "t1", "answer": {"value": "Bob", "aliases": ["Bob", "Rob"]}},
     {"question": "Why?", "question_id": "t2", "answer": {"value": "<unk>", "aliases": []}},
@@ -98,6 +108,7 @@ LAYOUTS = [
     Layout("gsm8k", "train.jsonl", [BOB | {"answer": SOLUTION}], ("-1024",)),
     Layout("gsm8k", "test.jsonl", [BOB | {"answer": "#### is a heading.\n3 + 4 = 7\n#### 7"}], ("7",)),
     Layout("gsm8k", "main.parquet", [BOB | {"answer": "#### $5.50"}], ("5.50",)),
+    Layout("gsm8k", "one_line.jsonl", [BOB | {"answer": "It is 7. #### 7"}], ("7",)),
     Layout("dapo", "dapo-math-17k.parquet", [DAPO_ROW, DAPO_ROW], ("-3",), "Find $x$."),
     Layout("dapo", "processed.parquet", [{"prompt": "Find $x$.", "solution": "-3"}], ("-3",), "Find $x$."),
     Layout("booksum", "train.csv", [BOOK], ("Emma, rich,\nis happy.",), EMMA),
@@ -106,7 +117,14 @@ LAYOUTS = [
     Layout("mathqa", "train.parquet", [options("['a ) 38', 'b ) 27.675', 'e ) none']", "b")], ("27.675",)),
     Layout("mathqa", "dev.json", [options("none", "a"), options("a ) 5 , b ) 6", "b")], ("6",)),
     Layout("squad", "train.parquet", SQUAD_ROWS),
+    Layout(
+        "squad",
+        "dev-v2.0.json",
+        {"version": "v2.0", "data": [{"title": "T", "paragraphs": SQUAD_PARAGRAPHS}]},
+    ),
+    Layout("squad", "qas.jsonl", SQUAD_PARAGRAPHS[0]["qas"]),
     Layout("triviaqa", "validation.parquet", TRIVIA_ROWS, ("Bob", "Rob")),
+    Layout("triviaqa", "wikipedia-dev.json", {"Data": [TRIVIA_ROW_OF_THE_PROJECT]}, ("Bob", "Rob")),
     Layout("nq", "train.jsonl", [NQ_ROW], ("Bob", "yes")),
     Layout("math", "algebra.jsonl", [MATH_ROW], ("\\frac{1}{2}",)),
     Layout("math", "test.jsonl", [MATH_ROW | {"answer": "0.5"}], ("0.5",)),
@@ -197,13 +215,14 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
     [
         ("gsm8k", "x.jsonl", [{"question": "Q?", "answer": "no mark"}], "row 1: .*####"),
         ("hotpotqa", "x.json", [BOB, {"_id": "2", "answer": "a"}], "row 2: the field question is missing"),
-        ("hotpotqa", "x.json", {"error": "rate limited"}, "row 1: not JSON"),
+        ("hotpotqa", "x.json", {"error": "rate limited"}, "row 1: the field question is missing"),
         ("hotpotqa", "x.json", ('[{"question": "Q?", "answer": "a"},',), "row 1: not JSON .*line 2"),
-        ("hotpotqa", "x.json", ("<html>",), "row 1: not JSON"),
+        ("hotpotqa", "x.json", ("<html>",), "is a web page"),
         ("hotpotqa", "x.jsonl", (json.dumps(BOB), "[1]"), "row 2: expected a JSON object"),
         ("popqa", "x.tsv", [{"question": "Q?", "possible_answers": "[oops"}], "row 1: .*not a JSON list"),
         ("mathqa", "x.json", [{"Problem": "Q?", "options": "a ) 1 , b ) 2", "correct": "c"}], "no text of"),
-        ("squad", "x.json", {"version": "v2.0", "data": []}, "row 1: not JSON"),
+        ("squad", "x.json", {"version": "v2.0", "data": []}, "no question is left"),
+        ("squad", "x.json", {"data": [{"paragraphs": [{"title": "T"}]}]}, "row 1: not SQuAD's layout"),
         ("musique", "x.jsonl", [BOB | {"answer_aliases": "b"}], "row 1: .*be a list"),
         ("squad", "x.jsonl", [{"question": "Q?", "answers": [{}]}], "row 1: the field answers must"),
         ("xsum", "x.parquet", ("no parquet",), "row 1: not readable as parquet"),
