@@ -1,14 +1,17 @@
 """Load questions by the names of --data."""
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from prompt_r1.cli.command_line import command
 from prompt_r1.config.environment import HELD_OUT, is_mini_data
 from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object
-from prompt_r1.data.files import as_questions, load_questions
+from prompt_r1.data.files import as_questions, load_questions, question_key
 from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
+from prompt_r1.terminal import printable
 from prompt_r1.types import Question
 
 if TYPE_CHECKING:
@@ -32,7 +35,10 @@ def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question
         elif name.startswith(OBJECT_PREFIX):
             questions += _questions_of_function(name.removeprefix(OBJECT_PREFIX), split, seed)
         else:
-            questions += load_questions(name)
+            found = load_questions(name)
+            if repeats := len(found) - len(_keys(found)):
+                _say(f"{name}: {repeats:,} of {len(found):,} questions repeat others")
+            questions += found
     return questions
 
 
@@ -58,13 +64,27 @@ def training_and_validation(
     """
     training, val_data = find_questions(data, "train", seed), list(val_data)
     if val_data != [HELD_OUT]:
-        return training, sample_questions(val_data, "validation", seed, limit)
+        validation = sample_questions(val_data, "validation", seed, limit)
+        if shared := len(_keys(training) & _keys(validation)):
+            _say(
+                f"{shared:,} of {len(validation):,} validation questions are among the training questions; "
+                f"`{command('data', 'mix')} --exclude` leaves them out"
+            )
+        return training, validation
     validation = stratified(training)[: max(1, min(limit, len(training) // 10))]
-    texts = {question.text for question in validation}
-    rest = [question for question in training if question.text not in texts]
+    held_out = _keys(validation)
+    rest = [question for question in training if question_key(question.text) not in held_out]
     if not rest:
         raise UsageError("--val-data held-out leaves no question to train on: give --val-data FILE or none")
     return rest, validation
+
+
+def _keys(questions: Sequence[Question]) -> set[str]:
+    return {question_key(question.text) for question in questions}
+
+
+def _say(text: str) -> None:
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def _questions_of_function(name: str, split: str, seed: int) -> list[Question]:

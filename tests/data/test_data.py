@@ -2,6 +2,7 @@
 
 import csv
 import datetime
+import gzip
 import hashlib
 import json
 from collections import Counter
@@ -14,7 +15,7 @@ import pytest
 
 from prompt_r1.data.__main__ import main as data_main
 from prompt_r1.data.files import load_questions, write_questions
-from prompt_r1.data.questions import sample_questions, training_and_validation
+from prompt_r1.data.questions import find_questions, sample_questions, training_and_validation
 from prompt_r1.data.sampler import digest_of, questions_of_step, stratified
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import mini_world
@@ -108,10 +109,24 @@ GOOD = {"id": "1", "question": "Where?", "answers": ["Paris"]}
         ({**GOOD, "id": None}, "id must contain texts or numbers, not null"),
         ({**GOOD, "id": "2", "kind": "poem"}, "kind is 'poem'; choose one of qa, math, text"),
         ({**GOOD, "id": "2", "dataset": None}, "dataset must be a text, not null"),
-        ({**GOOD, "id": "2", "answers": [2], "choices": ["1", "2"]}, "2 is none .*write the text of the ch"),
-        ({"question": "Q?", "answer": "B", "options": ["Rome", "Paris"]}, "'B' is none of the options"),
+        (
+            {**GOOD, "id": "2", "answers": [2], "choices": ["1", "2"]},
+            "2 stands for .*write the text of the ch",
+        ),
+        ({"question": "Q?", "answer": "B", "options": ["Rome", "Paris"]}, r"'B' stands for a .*options\)"),
+        ({"question": "Q?", "answer": "B", "options": {"A": "Rome", "B": "Paris"}}, "'B' stands for"),
+        ({"question": "Q?", "answer": "A", "choices": {"text": ["x"], "label": ["A"]}}, "'A' stands for"),
+        ({"question": "Q?", "answer": "A", "choices": [{"text": "x", "label": "A"}]}, "'A' stands for"),
+        ({"question": "Q?", "answer": "A", "options": "a ) A , b ) B"}, "'A' stands for"),
+        ({"question": "Q?", "answer": "2", "options": "1) Rome 2) Paris"}, "'2' stands for"),
+        ({"question": "Q?", "answer": "A", "A": "Rome", "B": "Paris"}, r"'A' stands for .*field A\)"),
+        ({"question": "Q?", "answer": "b", "option_a": "x", "option_b": "y"}, r"'b' .*field option_b\)"),
+        ({"question": "Q?", "answer": "x", "Answer": "y"}, "'Answer' differs from 'answer' only in case"),
+        ({"question": "Q?", "answer": "x", " kind": "math"}, "' kind' differs from 'kind'"),
+        ({"Question": "Q?", "Answer": "x"}, "'Question' differs from 'question' only in case or blanks"),
         ({"question": "Q?", "answer": {"en": "Paris"}}, "an object, .*write the gold answer as a text"),
-        (b'{"question": "Q', "not JSON"),
+        (b'{"question": "Q', "not JSON .*each row in a line of its own, or all rows as a list in a .json"),
+        (b'{\n"question": "Q?",\n"answer": "x"\n}', "not JSON .*each row in a line of its own"),
         (b"[" * 100_000, "not JSON"),
         (b'{"question": "\xff"}', "not JSON in UTF-8 .*position 14"),
         (b'{"question": "Q?", "answers": [' + b"9" * 5000 + b"]}", "not JSON"),
@@ -123,10 +138,70 @@ def test_the_error_for_a_bad_row_names_file_row_and_reason(tmp_path: Path, row: 
         load_questions(path)
 
 
-def test_a_repeated_question_without_an_id_gets_its_row_number_appended(tmp_path: Path) -> None:
+def test_a_repeated_question_gets_its_row_number_appended_to_its_id_and_is_counted(tmp_path, capsys) -> None:
     row = {"question": "Where?", "answer": "Here"}
-    questions = load_questions(jsonl(tmp_path, row, b"", row))
+    path = jsonl(tmp_path, row, b"", row)
+    questions = find_questions([str(path)], "train", 0)
     assert [question.id for question in questions] == [sha1("Where?"), f"{sha1('Where?')}-3"]
+    assert "cities.jsonl: 1 of 2 questions repeat others" in capsys.readouterr().err
+
+
+def test_validation_questions_that_are_trained_on_are_counted(tmp_path, capsys) -> None:
+    """They were validated on without a word, and the agent looked better than it was."""
+    write_questions(
+        tmp_path / "a.jsonl", [Question("1", "d", "Where?", ("x",)), Question("2", "d", "Who?", ("x",))]
+    )
+    write_questions(
+        tmp_path / "b.jsonl", [Question("1", "d", "where? ", ("x",)), Question("2", "d", "Why?", ("x",))]
+    )
+    training_and_validation([str(tmp_path / "a.jsonl")], [str(tmp_path / "b.jsonl")], seed=0, limit=0)
+    said = capsys.readouterr().err
+    assert "1 of 2 validation questions are among the training questions" in said and "mix --exclude" in said
+    training_and_validation(["mini"], ["mini"], seed=0, limit=0)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\n",
+            "a pointer of Git LFS: `git lfs pull`",
+        ),
+        (b"\n<!DOCTYPE html><html>", "a web page"),
+        (b"<HTML><body>", "a web page"),
+        (b'<?xml version="1.0"?><Error>', "XML"),
+        (gzip.compress(b"{}"), "compressed"),
+        (b"PK\x03\x04....", "a zip archive or an Excel file"),
+        (b"PAR1....", "a parquet file: name it .parquet"),
+        ("question".encode("utf-16"), "in UTF-16: save the file as UTF-8"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_refused_with_what_it_is(tmp_path, content, what) -> None:
+    """A pointer was "not JSON", a web page a table with too many cells."""
+    for suffix in (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".wp_source"):
+        if not (suffix == ".parquet" and content.startswith(b"PAR1")):
+            path = tmp_path / f"own{suffix}"
+            path.write_bytes(content)
+            with pytest.raises(UsageError, match=f"own{suffix} is .*{what}"):
+                load_questions(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("own.JSONL", '{"question": "Q?", "answer": "a"}'),
+        ("own.jsonl", '{"question": "Q?",\t"answer": "a"}\r\r\n'),
+        ("own.json", '{\n"question": "Q?",\n"answer": "a"\n}'),
+        ("own.json", '{\n"version": 1,\n"data": [{"question": "Q?", "answer": "a"}]}'),
+        ("own.csv", "\n\nquestion,answer\nQ?,a\n"),
+        ("own.csv", "question,answer\rQ?,a\r"),
+    ],
+)
+def test_layouts_that_can_be_read_in_one_way_only_are_read(tmp_path, name, content) -> None:
+    (tmp_path / name).write_bytes(content.encode())
+    [question] = load_questions(tmp_path / name)
+    assert (question.text, question.answers) == ("Q?", ("a",))
 
 
 def test_files_that_cannot_be_read_are_usage_errors(tmp_path: Path) -> None:
@@ -174,20 +249,27 @@ def test_a_table_with_the_usual_columns_needs_no_conversion(tmp_path: Path, suff
 @pytest.mark.parametrize(
     ("table", "reason"),
     [
-        ("question,answer\nWhere?,Paris, France\n", "row 1: 3 cells for 2 columns: .*double quotes"),
-        ("question,answer,id\nWhere?,Paris\n", "row 1: 2 cells for 3 columns"),
-        ('question,answer\nA?,B\nC?,"D" E\n', "row 2: not readable"),
+        ("question,answer\nWhere?,Paris, France\n", r"row 1: cells: 3, columns: 2 \(.*double quotes"),
+        ("question,answer,id\nWhere?,Paris\n", "row 1: cells: 2, columns: 3"),
+        ("# a comment\nquestion,answer\nWhere?,Paris\n", r"row 1: .*columns: 1 \(# a comment\)"),
+        ("question,answer\n# from a, to b\nWhere?,Paris\n", "row 1: a comment line"),
+        ('{"question": "Q?", "answer": "a"}\n', "row 1: JSON, not a table: name the file .jsonl"),
+        ('question,answer\nA?,B\nC?,"D" E\n', "row 2: not readable .*at both ends of a text, and double"),
         ('question,answer\nA?,"B\nC?,D\n', "row 1: not readable"),
         ("question,answer,answer\nA?,B,C\n", "row 1: two columns have one name"),
         ("question;answer\nA?;B\n", "row 1: the columns are separated by ';': save the table with commas"),
         ("question\tanswer\nA?\tB\n", "row 1: the columns are separated by "),
-        ("question,answer\nA?,1945.0\n", "row 1: the field answer holds '1945.0'"),
+        ("question,answer\nA?,1945.0\n", r"row 1: .* holds '1945.0', .*write its digits, or \[\"1945.0\"\]"),
+        ("question,answer\nA?,1.9E+05\n", "row 1: .* a number as programs write it"),
+        ("question,answer\nA?,#N/A\n", r"row 1: .* a missing value: remove the row, or write \[\"#N/A\"\]"),
+        ("question,answer\nA?,nan\n", "row 1: .* a missing value"),
+        ("question,answer\nA?,None\n", "row 1: .* a missing value"),
         ("question,answer\n,x\n", "row 1: the field question contains an empty text"),
         (
             "question,answer\n" + "Who?,x\n" * 5000 + "Where?,caf\udce9\n",
             "row 5001: .*save the file as UTF-8",
         ),
-        ("\udcff\udcfeq\0,\0a\0\n\0", "row 1: .*save the file as UTF-8"),
+        ("\udcff\udcfeq\0,\0a\0\n\0", "own.csv is in UTF-16: save the file as UTF-8"),
         ("question,answer\n", "there are no questions in it"),
     ],
 )
@@ -206,7 +288,9 @@ def test_a_table_that_would_be_read_otherwise_than_it_was_written_is_refused(tmp
         (1945.0, ("1945",), {}),
         (-0.5, ("-0.5",), {}),
         (1e-05, ("0.00001",), {}),
-        (["1945.0", "a|b"], ("1945.0", "a|b"), {}),
+        (-0.0, ("0",), {}),
+        (["1945.0", "a|b", "None"], ("1945.0", "a|b", "None"), {}),
+        *((text, (text,), {}) for text in ("007", "1e5", "True", "NA", "2020-01-01", "12:30", "1/2", "a; b")),
         ("(0, 1)", ("(0, 1)",), {}),
         ("|x - 3| < 5", ("|x - 3| < 5",), {"kind": "math"}),
         (r"\{x | x > 3\}", (r"\{x | x > 3\}",), {"dataset": "gsm8k"}),
@@ -215,7 +299,9 @@ def test_a_table_that_would_be_read_otherwise_than_it_was_written_is_refused(tmp
         ('["1/2", "0.5"]', ("1/2", "0.5"), {"kind": "math"}),
         ("2", ("2",), {"choices": ["1", "2"]}),
         (2, ("2",), {"options": [1, 2]}),
-        ("A", ("A",), {"options": "a ) A , b ) B"}),
+        ("38", ("38",), {"options": "a ) 38 , b ) 27.675"}),
+        ("Paris", ("Paris",), {"options": {"A": "Paris", "B": "Rome"}, "answer_idx": "A"}),
+        ("A", ("A",), {"choices": ["A", "B"]}),
     ],
 )
 def test_lists_in_texts_and_numbers_are_read_as_a_person_means_them(tmp_path, answer, golds, fields) -> None:
@@ -235,8 +321,12 @@ def test_lists_in_texts_and_numbers_are_read_as_a_person_means_them(tmp_path, an
         ("array(['London'], dtype=object)", "looks like a list"),
         (0.1 + 0.2, "holds 0.30000000000000004, which was rounded"),
         ("[]", "has no gold answer"),
-        ('[["a"]]', "one answer or several"),
-        (["3 + 3 = 6.\n#### 6"], r"holds a whole solution \(####\), not its answer; .*data convert"),
+        ('[["a"]]', "looks like a list"),
+        ("[null]", "looks like a list"),
+        (["3 + 3 = 6.\n#### 6"], "holds a whole solution, not its answer alone; .*data convert"),
+        ("It is <<48/2=24>>24.", "holds a whole solution"),
+        (r"So it is $\boxed{3}$.", "holds a whole solution"),
+        ({"texts": ["a"]}, "holds an object"),
     ],
 )
 def test_an_answer_that_is_none_by_its_form_is_refused(tmp_path: Path, answer: object, reason: str) -> None:
