@@ -95,20 +95,22 @@ class BadRow(Exception):
 
 
 def load_questions(path: Path | str) -> list[Question]:
-    """The questions of a file, or of hf:ORG/NAME:SPLIT. Raises UsageError with row (from 1) and reason."""
+    """The questions of a file, or of hf:ORG/NAME:SPLIT. Raises UsageError with row (from 1) and reason.
+
+    For a raw row of a dataset the reason is the command that converts it.
+    """
     hub = HUB_NAME.fullmatch(str(path))
     dataset = hub["repository"].partition("/")[2] if hub else Path(path).stem
-    return as_questions(path, _rows_that_need_no_conversion(path), dataset=dataset)
 
+    def rows() -> Iterator[tuple[int, object]]:
+        for number, row in read_rows(path):
+            if isinstance(row, Mapping) and (name := _raw_dataset(row)):
+                out = re.sub(r"[^\w-]+", "-", f"{Path(path).stem}-{name}") + ".jsonl"
+                convert = command("data", "convert", "--from", name, "--in", path, "--out", out)
+                raise UsageError(f"{path}, row {number}: a raw row of {name}: `{convert}` converts such rows")
+            yield number, row
 
-def _rows_that_need_no_conversion(path: Path | str) -> Iterator[tuple[int, object]]:
-    """The rows of `read_rows`. Raises UsageError with the command that converts the rows of a dataset."""
-    for number, row in read_rows(path):
-        if isinstance(row, Mapping) and (name := _raw_dataset(row)):
-            out = re.sub(r"[^\w-]+", "-", f"{Path(path).stem}-{name}") + ".jsonl"
-            convert = command("data", "convert", "--from", name, "--in", path, "--out", out)
-            raise UsageError(f"{path}, row {number}: a raw row of {name}: `{convert}` converts such rows")
-        yield number, row
+    return as_questions(path, rows(), dataset=dataset)
 
 
 def _raw_dataset(row: Fields) -> str:
@@ -211,15 +213,14 @@ def _question(row: Fields, dataset: str) -> Question:
 def _field_of_choice(row: Fields, gold: object, label: str) -> str:
     """The field with the choice that a gold answer such as 2 or "B" stands for; "" if it is a text itself."""
     for name, choices in row.items():
-        if re.fullmatch(rf"(choice|option|opt?|answer)?[\s_]?{label}", name, re.IGNORECASE):
-            return name
-        if name not in ("choices", "options") or not choices:
-            continue
-        texts = [text for part in _parts(choices) for text in _parts(part)]
-        # In a text, a number that is not followed by a parenthesis or the like.
-        written = label.isdigit() and isinstance(choices, str) and rf"(?<![\w(]){label}(?![\w).:])"
-        if gold not in texts and not (written and re.search(written, choices)):
-            return name
+        if re.fullmatch(rf"(choice|option|opt?|answer)?[\s_]?{label}", str(name), re.IGNORECASE):
+            return str(name)
+        if name in ("choices", "options") and choices:
+            texts = [text for part in _parts(choices) for text in _parts(part)]
+            if isinstance(choices, str):  # its words that are not labels, as in "a ) 38 , b ) 27"
+                texts = re.findall(r"(?<![\w(])\w+(?!\w|\s*[).:])", choices)
+            if gold not in texts:
+                return str(name)
     return ""
 
 
@@ -234,17 +235,14 @@ def _published_question(row: Fields) -> Question:
     """The question of a row with data_source, prompt[{content, role}] and reward_model{ground_truth[]}."""
     try:
         [message], truth = row["prompt"], row["reward_model"]["ground_truth"]
-        content = text_field(message, "content")
+        start, mark, rest = text_field(message, "content").partition(QUESTION_MARK)
+        end = rest.rindex(INSTRUCTION_START, 0 if mark and not start else len(rest))
     except (LookupError, TypeError, ValueError):
         raise BadRow(
-            "not a row of the published files, with prompt[{content}] and reward_model{ground_truth}"
+            "not a row of the published files, with reward_model{ground_truth} and prompt[{content}]: "
+            f"{QUESTION_MARK!r}, the question and the published instruction; {CONVERTER}"
         ) from None
-    end = content.rfind(INSTRUCTION_START)
-    if not content.startswith(QUESTION_MARK) or end < 0:
-        raise BadRow(
-            f"the prompt must be {QUESTION_MARK!r}, the question and the published instruction; {CONVERTER}"
-        )
-    text = text_or_number(content[len(QUESTION_MARK) : end], "question")
+    text = text_or_number(rest[:end], "question")
     dataset = paper_name(text_field(row, "data_source"))
     kind = kind_of(dataset)
     return Question(id_from_text(text), dataset, text, gold_answers(truth, "ground_truth", kind), kind)
@@ -322,7 +320,7 @@ def _json(path: Path) -> Iterable[tuple[int, object]]:
         if content.removeprefix(BOM).lstrip().startswith(b"["):
             raise BadRow(f"not JSON in UTF-8 ({error})") from None
         return _json_lines(path)
-    if isinstance(value, dict):
+    if isinstance(value, dict) and "question" not in value:
         value = next((value[name] for name in ("data", "Data") if name in value), value)
     rows = value if isinstance(value, list) else [value]
     if rows and _has(rows[0], "paragraphs") and "question" not in rows[0]:  # SQuAD: articles
@@ -403,6 +401,8 @@ def _hub_rows(name: str) -> Iterator[tuple[int, object]]:
 def _prompts_and_stories(path: Path) -> Iterable[tuple[int, object]]:
     """WritingPrompts: line n of X.wp_source is the prompt of the story in line n of X.wp_target."""
     stories = path.with_suffix(".wp_target")
+    if not stories.is_file():
+        raise UsageError(f"{path}: its stories are missing, which belong into {stories}")
     # Only "\n" ends a line.
     prompts, texts = (file.read_bytes().decode().strip("\n").split("\n") for file in (path, stories))
     if len(prompts) != len(texts):
@@ -442,7 +442,7 @@ def text_or_number(value: object, field: str) -> str:
         return format(number, "f").removesuffix(".0")
     if not isinstance(value, str):
         raise BadRow(f"the field {field} must contain texts or numbers, not {describe(value)}")
-    if not value.strip():
+    if not re.search(r"[^\s\u200b-\u200f\u2060\ufeff]", value):  # blanks, also those without a width
         raise BadRow(f"the field {field} contains an empty text")
     if re.search("[\ud800-\udfff]", value):
         raise BadRow(f"the field {field} contains half a character (a lone surrogate)")
@@ -451,10 +451,6 @@ def text_or_number(value: object, field: str) -> str:
 
 def gold_answers(value: object, field: str, kind: Kind) -> tuple[str, ...]:
     """The gold answers in a field: one, a list, or the JSON of a list of texts. Raises BadRow."""
-    if isinstance(value, dict):
-        raw = {"value", "aliases", "text"} & value.keys()  # of TriviaQA and SQuAD
-        repair = CONVERTER if raw else "write the gold answer as a text"
-        raise BadRow(f"the field {field} holds an object, not a text or a list of texts; {repair}")
     values = value if isinstance(value, list) else [value]
     if isinstance(value, str):
         values = _golds_in_text(value, f"the field {field} holds {value[:40]!r}", kind)
@@ -473,19 +469,16 @@ def _golds_in_text(text: str, found: str, kind: Kind) -> list[str]:
         items = json.loads(text)
     if isinstance(items, list) and all(isinstance(item, str) for item in items):
         return items
+    one = f"write {json.dumps([text], ensure_ascii=False)[:80]}"
     if SPREADSHEET.fullmatch(text):
-        raise BadRow(f"{found}, a number as programs write it: write its digits, or {json.dumps([text])}")
+        raise BadRow(f"{found}, a number as programs write it: write its digits alone, or {one}")
     if MISSING.fullmatch(text):
+        raise BadRow(f"{found}, as programs write a missing value: remove the row, or {one}")
+    if LIST_OF_TEXTS.search(text) or (kind != "math" and LIST_OR_PIPE.search(text)):
         raise BadRow(
-            f"{found}, as programs write a missing value: remove the row, or write {json.dumps([text])}"
+            f"{found}, which may be one answer or several: {one}, or a JSON list of texts such as "
+            '["Paris", "City of Paris"]'
         )
-    ambiguous = None if kind == "math" else LIST_OR_PIPE.search(text)
-    if isinstance(items, list) and ambiguous and all(type(item) in (str, int, float) for item in items):
-        one, several = json.dumps([text])[:80], json.dumps([*map(str, items)])[:80]
-        raise BadRow(f"{found}, which may be one answer or several: write {one} or {several}")
-    if ambiguous or LIST_OF_TEXTS.search(text):
-        seen = "contains a pipe" if ambiguous and ambiguous[1] else "looks like a list"
-        raise BadRow(f'{found}, which {seen}: write a JSON list such as ["Paris", "City of Paris"]')
     return [text]
 
 

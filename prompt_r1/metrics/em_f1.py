@@ -23,8 +23,8 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 # Plain forms of characters that neither NFKC nor their Unicode category makes plain: accents that stand alone
-# and letters of the shape of an apostrophe, the minus, and the fraction slash.
-PLAIN = dict.fromkeys("´ʹʻʼ", "'") | {"\u2212": "-", "\u2044": "/"}
+# and letters of the shape of an apostrophe, the minus, and the slashes of fractions.
+PLAIN = dict.fromkeys("´ʹʻʼ", "'") | {"\u2212": "-", "\u2044": "/", "\u2215": "/"}
 OF_CATEGORY = {"Pd": "-", "Cf": ""}  # dashes, and characters without a width; other punctuation is a quote
 # "10³" is 10^3 and not 103, "3½" is 3 1/2. By the tag of the character's decomposition in Unicode.
 WRITTEN_BEFORE = {"<super>": "^", "<sub>": "_", "<fraction>": " "}

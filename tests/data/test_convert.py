@@ -162,6 +162,9 @@ def test_writingprompts_pairs_the_lines_of_two_files_and_detokenises_them(tmp_pa
         ("He did n't . <newline> <newline> `` No , '' she said .", "Second one ."),
     )
     prompts = dump(tmp_path / "train.wp_source", ("[ WP ] You ca n't go !", "[ WP ] You ca n't  go !"))
+    alone = dump(tmp_path / "test.wp_source", ("[ WP ] You ca n't go !",))
+    with pytest.raises(UsageError, match=r"its stories are missing, which belong into .*test\.wp_target"):
+        converted(alone, "--from", "writingprompts")
     start = "Please write a short article based on the given title: "
     assert converted(prompts, "--from", "writingprompts") == [
         (f"{start}'You can't go!'", ('He didn\'t.\n\n"No," she said.',))
