@@ -13,58 +13,62 @@ from tests.support.paths import ROOT
 
 SCRIPTS = ["train.py", "infer.py", "evaluate.py"]
 SLOW_IMPORTS = ("torch", "transformers", "pyarrow")
-# Runs a script or module as Python does, and prints which of SLOW_IMPORTS it has imported.
+# Runs scripts and modules as Python does, and prints after each which of SLOW_IMPORTS have been imported.
 WATCHER = """
 import runpy, sys
-imported = {imported!r}
-sys.argv = {line!r}
-try:
-    if sys.argv[0].endswith(".py"):
-        runpy.run_path(sys.argv[0], run_name="__main__")
+for line in {lines!r}:
+    sys.argv = line.split()
+    try:
+        if sys.argv[0].endswith(".py"):
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        else:
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        code = ended.code or 0
     else:
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-except SystemExit as ended:
-    code = ended.code or 0
-else:
-    code = 0
-print("ended with", code, "imported", [name for name in imported if name in sys.modules])
+        code = 0
+    print("ended with", code, "imported", [name for name in {imported!r} if name in sys.modules])
 """
 
 
-def start(*line: str) -> subprocess.CompletedProcess[str]:
-    """Run a program and print how it ended, and what it imported."""
-    source = WATCHER.format(imported=SLOW_IMPORTS, line=list(line))
+def start(*lines: str) -> subprocess.CompletedProcess[str]:
+    """Run programs in one process, and print how each ended, and what was imported."""
+    source = WATCHER.format(imported=SLOW_IMPORTS, lines=lines)
     return subprocess.run(
         [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
 
 
-@pytest.mark.parametrize("program", [*SCRIPTS, *(f"prompt_r1 {name}" for name in PROGRAMS), "prompt_r1"])
-def test_help_imports_nothing_slow_and_fits_80_columns(program):
+def test_help_imports_nothing_slow_and_fits_80_columns():
     """`--help` took 5 s of CPU: every script imported torch before it read its flags."""
-    *text, end = start(*program.split(), "--help").stdout.splitlines()
-    assert end == "ended with 0 imported []"
-    assert len(text) > 5 and max(map(len, text)) <= 80
-    assert text[0].startswith(f"usage: {program.replace('prompt_r1', 'prompt-r1')} ")
+    programs = [*SCRIPTS, *(f"prompt_r1 {name}" for name in PROGRAMS), "prompt_r1"]
+    *texts, end = start(*(f"{program} --help" for program in programs)).stdout.split(
+        "ended with 0 imported []\n"
+    )
+    assert end == ""
+    for program, text in zip(programs, texts, strict=True):
+        lines = text.splitlines()
+        assert len(lines) > 5 and max(map(len, lines)) <= 80
+        assert text.startswith(f"usage: {program.replace('prompt_r1', 'prompt-r1')} ")
 
 
-WRONG = [
-    ("prompt_r1 trian", "prompt-r1: there is no program 'trian'; "),
-    ("prompt_r1 ask extra", "prompt-r1 ask: unrecognized arguments: extra; "),
-]
+WRONG = {
+    "prompt_r1 trian": "prompt-r1: there is no program 'trian'; ",
+    "prompt_r1 ask extra": "prompt-r1 ask: unrecognized arguments: extra; ",
+}
 
 
-@pytest.mark.parametrize(("line", "sentence"), WRONG)
-def test_a_usage_error_imports_nothing_slow(line, sentence):
+def test_a_usage_error_imports_nothing_slow():
     """A mistyped flag was reported after 12 s."""
-    done = start(*line.split())
-    assert done.stdout == "ended with 2 imported []\n"
-    assert done.stderr.startswith(sentence) and done.stderr.count("\n") == 1
+    done = start(*WRONG)
+    assert done.stdout == "ended with 2 imported []\n" * len(WRONG)
+    for shown, sentence in zip(done.stderr.splitlines(), WRONG.values(), strict=True):
+        assert shown.startswith(sentence)
 
 
 def test_the_version_is_that_of_the_package():
     expected = f"prompt-r1 {prompt_r1.__version__}\nended with 0 imported []\n"
-    assert start("prompt_r1", "--version").stdout == expected
+    assert start("prompt_r1 --version").stdout == expected
 
 
 @pytest.mark.slow
