@@ -2,16 +2,16 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from prompt_r1.agent.kv_cache import CachedGame
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.protocol import INSTRUCTIONS, Codec, text_of
 from prompt_r1.spending import Budget, Price
 from prompt_r1.types import Completion, GameSettings
 from tests.support import tiny
+from tests.support.methods import PricedSource
 from tests.support.tiny import think
 
 GAME = GameSettings(instruction="short", max_turns=4, max_tokens=4000, max_new=2000, max_reply_tokens=0)
@@ -80,21 +80,8 @@ class Shouting:
         return messages[-1]["content"].upper()
 
 
-class Paid:
-    """A source of replies that cost 10 tokens in and 10 out."""
-
-    name = "paid"
-    samples, by_session = True, False
-    parameters: Mapping[str, object] = {"max_tokens": 10}
-
-    async def reply(self, call: Call) -> Outcome:
-        await call.begin()
-        return Outcome("ok", text="Paid reply.", finish="stop", tokens_in=10, tokens_out=10)
-
-    async def check(self, ask) -> None:
-        pass
-
-
 def paid_environment(*, max_usd: float = 0.0) -> Environment:
-    """`Paid` at 1000 dollars per million tokens in and out: 0.02 dollars a call."""
-    return Environment([Paid()], budget=Budget(max_usd=max_usd), price=Price(1000, 1000))
+    """Replies of 10 tokens in and 10 out, at 1000 dollars per million tokens: 0.02 dollars each."""
+    source = PricedSource(lambda messages: "Paid reply.", tokens_in=10, tokens_out=10)
+    source.parameters = {"max_tokens": 10}
+    return Environment([source], budget=Budget(max_usd=max_usd), price=Price(1000, 1000))
