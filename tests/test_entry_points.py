@@ -32,7 +32,7 @@ def agent(tmp_path_factory) -> Path:
 def trained(tmp_path_factory, asking_agent) -> Path:
     """A folder with a run of four steps, runs/small; each step has a gradient."""
     folder = tmp_path_factory.mktemp("trained")
-    write_questions(folder / "test.jsonl", mini_world(0).test[:5])
+    write_questions(folder / "test.jsonl", mini_world(0, train=0).test[:2])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         train.main(["--agent", str(asking_agent), "--test-data", "test.jsonl", *FOUR_STEPS])

@@ -31,13 +31,14 @@ def random_agent(tmp_path_factory) -> Path:
 def train_run(folder: Path, agent: Path, *line: object) -> Path:
     """Run train.py in this process with SMALL and the given settings, and return the folder of the run.
 
-    There is no validation and no test unless `line` names their questions.
+    There is no validation and no test unless `line` names their questions, and few questions to train on:
+    the start tokenizes each of them.
     """
     out = folder / "run"
     arguments = ["--agent", str(agent), "--out", str(out), *SMALL, *map(str, line)]
-    for flag in ("--val-data", "--test-data"):
+    for flag, names in (("--data", "mini:validation"), ("--val-data", "none"), ("--test-data", "none")):
         if flag not in line:
-            arguments += [flag, "none"]
+            arguments += [flag, names]
     train.main(arguments)
     return out
 

@@ -41,15 +41,6 @@ def locked() -> Iterator[str]:
             process.kill()
 
 
-def train_in(folder: Path, line: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
-    """Run train.py with these arguments in a folder, in this process, and return its exit code."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr("sys.argv", ["train.py", *line])
-    with pytest.raises(SystemExit) as left:
-        run_program(train.main)
-    return left.value.code
-
-
 @pytest.fixture(scope="module")
 def faulty(locked: str, asking_agent: Path, tmp_path_factory) -> tuple[Ended, Path]:
     """A step of training through the failing server, and their run folder."""
@@ -58,7 +49,7 @@ def faulty(locked: str, asking_agent: Path, tmp_path_factory) -> tuple[Ended, Pa
     line = [
         *("--agent", str(asking_agent), "--env", f"mini@{locked}"),
         *(*GAMES, "--group-size", "8", "--temperature", "0.5", "--steps", "1"),
-        *("--data", "mini", "--test-data", "own.jsonl", "--env-price", "1,2", "--out", "run"),
+        *("--test-data", "own.jsonl", "--env-price", "1,2", "--out", "run"),
     ]
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -66,8 +57,12 @@ def faulty(locked: str, asking_agent: Path, tmp_path_factory) -> tuple[Ended, Pa
         redirect_stderr(StringIO()) as err,
     ):
         patch.setenv("OPENAI_API_KEY", KEY)
-        code = train_in(folder, line, patch)
-    return Ended(code, out.getvalue(), err.getvalue()), folder / "run"
+        patch.setattr("prompt_r1.environments.client.back_off", lambda failures, rng: 0.01)
+        patch.chdir(folder)
+        patch.setattr("sys.argv", ["train.py", *line])
+        with pytest.raises(SystemExit) as left:
+            run_program(train.main)
+    return Ended(left.value.code, out.getvalue(), err.getvalue()), folder / "run"
 
 
 def test_no_trajectory_contains_an_error_text(faulty) -> None:
@@ -94,14 +89,15 @@ def test_the_key_is_in_no_file_and_no_output(faulty) -> None:
 
 
 def test_an_exhausted_budget_exits_with_75_and_recorded_calls_are_not_paid_again(
-    locked, asking_agent, tmp_path, monkeypatch, capfd
+    locked, asking_agent, tmp_path, monkeypatch, call_here
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     line = ["--agent", str(asking_agent), "--env", f"mini@{locked}", *GAMES]
     line += ["--steps", "2", "--test-data", "mini", "--out", "run", "--max-env-calls", "4"]
     for _ in range(2):
-        assert train_in(tmp_path, line, monkeypatch) == 75
-        assert "--max-env-calls 4 has no room for another call; spent: 4 calls" in capfd.readouterr().err
+        stopped = call_here(tmp_path, "train.py", *line)
+        assert stopped.returncode == 75
+        assert "--max-env-calls 4 has no room for another call; spent: 4 calls" in stopped.stderr
         assert Journal(tmp_path / "run/journal").spent.calls == 4
 
 
@@ -113,13 +109,14 @@ def test_an_exhausted_budget_exits_with_75_and_recorded_calls_are_not_paid_again
     ],
 )
 def test_an_endpoint_that_refuses_fails_at_once_with_one_sentence(
-    name, key, sentence, locked, asking_agent, tmp_path, monkeypatch, capfd
+    name, key, sentence, locked, asking_agent, tmp_path, monkeypatch, call_here
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
     begin = time.perf_counter()
-    line = ["--agent", str(asking_agent), "--env", f"{name}@{locked}", "--data", "mini", *GAMES]
-    assert train_in(tmp_path, [*line, "--steps", "1"], monkeypatch) == 2
-    message = capfd.readouterr().err
+    line = ["--agent", str(asking_agent), "--env", f"{name}@{locked}", *GAMES]
+    refused = call_here(tmp_path, "train.py", *line, "--steps", "1")
+    message = refused.stderr
+    assert refused.returncode == 2
     assert sentence in message and len(message.strip().splitlines()) == 1 and "sk-wrong" not in message
     assert time.perf_counter() - begin < 5
 

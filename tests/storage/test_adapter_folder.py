@@ -21,9 +21,9 @@ from tests.support.tensors import load_tensors
 
 TOKENS = torch.tensor([tiny.random_tokens(30, seed=1)])
 SETTINGS = """
-    --env mini --val-data none --test-data none --device cpu --questions 1 --group-size 4 --mini-batch 4
-    --loss token-mean --lr 1e-2 --max-new 30 --max-turns 2 --max-tokens 500 --instruction short --save-every 1
-    --adapter-rank 4
+    --data mini:ood --env mini --val-data none --test-data none --device cpu --questions 1 --group-size 4
+    --mini-batch 4 --loss token-mean --lr 1e-2 --max-new 30 --max-turns 2 --max-tokens 500 --save-every 1
+    --instruction short --adapter-rank 4
 """
 
 

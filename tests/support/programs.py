@@ -16,12 +16,12 @@ from prompt_r1.cli.command_line import run_program
 from prompt_r1.report import __main__ as report
 from tests.support.paths import ROOT
 
-# Settings of a training run of a few seconds: few questions, short games.
+# Settings of a training run of a few seconds: few questions (the start tokenizes each), short games.
 SMALL: list[str] = (
-    "--questions 2 --group-size 4 --mini-batch 4 --max-new 80 --max-tokens 700 --val-limit 5 --lr 1e-3 "
+    "--questions 2 --group-size 4 --mini-batch 4 --max-new 80 --max-tokens 700 --val-limit 2 --lr 1e-3 "
     "--device cpu"
 ).split()
-FOUR_STEPS = [*SMALL, *"--out runs/small --steps 4 --save-every 2".split()]
+FOUR_STEPS = [*SMALL, *"--data mini:validation --out runs/small --steps 4 --save-every 2".split()]
 
 MAINS = {
     "train.py": train.main,

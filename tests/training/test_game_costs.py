@@ -13,8 +13,8 @@ from prompt_r1.types import Reward, Trajectory
 
 SETTINGS = """
     --env mini,mini-b --route 3,1 --env-price 2,8 --reward tests.training.test_game_costs:dollars
-    --val-data none --test-data none --device cpu --questions 2 --group-size 4 --mini-batch 8
-    --max-new 80 --max-turns 3 --max-tokens 1500 --steps 1 --instruction short
+    --data mini:validation --val-data none --test-data none --device cpu --questions 2 --group-size 4
+    --mini-batch 8 --max-new 80 --max-turns 3 --max-tokens 1500 --steps 1 --instruction short
 """
 
 

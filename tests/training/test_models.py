@@ -18,7 +18,7 @@ from prompt_r1.training.run import Run, load_reference
 from tests.support import tiny
 from tests.support.games import CPU, ONE_RANK, Learner, random_scored_games, record_logprobs_of, siblings
 
-ADAPTERS = TrainConfig(adapter_rank=4, data=("mini",), env="mini")
+ADAPTERS = TrainConfig(adapter_rank=4, data=("mini:ood",), env="mini")
 
 
 def test_a_model_is_checked_when_its_agent_is_loaded_and_not_again(tmp_path, monkeypatch):

@@ -58,7 +58,7 @@ def test_a_question_that_is_too_long_is_found_before_the_run_begins(tmp_path, pa
     """Also among those of the test, which is played last."""
     path = tmp_path / "long.jsonl"
     write_questions(path, [Question("long", "own", "why " * 500, ("a",))])
-    files = {"data": ("mini",), "val_data": ("mini",), "test_data": ("mini",)} | {part: (str(path),)}
+    files = {"data": ("mini:ood",), "val_data": ("mini",), "test_data": ("mini",)} | {part: (str(path),)}
     codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
     with pytest.raises(QuestionTooLong, match=r"question 'long' .* takes"):
         RunQuestions.load(TrainConfig(max_tokens=1000, **files), codec)
