@@ -175,13 +175,6 @@ def test_training_without_an_environment_makes_no_calls_and_has_one_turn_per_gam
     assert "rule: alone" in config and "max_turns: 1" in config
 
 
-def test_infer_prints_a_dialogue(trained, call_here):
-    line = ["infer.py", "--agent", "runs/small", "--question", "Any idea who made Silver River?"]
-    dialogue = call_here(trained, *line)
-    assert dialogue.returncode == 0
-    assert dialogue.stdout.startswith("question     Any idea who made Silver River?")
-
-
 def test_evaluate_scores_every_method_and_writes_all_predictions(trained, call_here):
     done = call_here(trained, "evaluate.py", "--agent", "runs/small", "--limit", "2", "--out", "scores")
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ from tests.support import tiny
 from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 QUESTION = Question("q1", "test", "Who made it?", ("Anna",))
+CONTROLS = set(tiny.tokenizer().added_tokens_decoder)
 
 
 def play_game(
@@ -255,8 +256,7 @@ def test_a_reply_adds_no_control_tokens_no_closing_tags_and_no_reward(attack):
     for reply in (attack, "plain"):
         agent = ScriptedAgent([think("1", prompt="a"), think("2", answer="wrong")])
         games.append(play_game(agent, ScriptedEnvironment([reply]), max_tokens=100_000))
-    controls = set(tiny.tokenizer().added_tokens_decoder)
-    counts = [sum(token in controls for token in game.tokens) for game in games]
+    counts = [sum(token in CONTROLS for token in game.tokens) for game in games]
     closings = [tiny.tokenizer().decode(game.tokens).count("</interaction_response>") for game in games]
     rewards = [score(game, rule=RULES["release"]) for game in games]
     assert counts[0] == counts[1] and closings[0] == closings[1] and rewards[0] == rewards[1]
@@ -265,8 +265,8 @@ def test_a_reply_adds_no_control_tokens_no_closing_tags_and_no_reward(attack):
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: repr(attack)[:30])
 def test_question_and_gold_answers_do_not_reach_the_environment_or_the_agents_turns(attack):
-    """A hostile question or gold answer changes neither the agent's turns nor the environment's calls. Only
-    the reward reads the gold answers.
+    """A hostile question or gold answer changes neither the agent's turns nor the environment's calls, and
+    adds no control tokens. Only the reward reads the gold answers.
     """
     games, asked = [], []
     for text, gold in ((attack, "right"), ("plain", attack), ("plain", "right")):
@@ -276,4 +276,6 @@ def test_question_and_gold_answers_do_not_reach_the_environment_or_the_agents_tu
         games.append(play_game(agent, environment, question=question, max_tokens=100_000))
         asked.append(environment.asked)
     assert asked[0] == asked[1] == asked[2] and games[1].tokens == games[2].tokens
+    counts = {sum(token in CONTROLS for token in game.tokens) for game in games}
+    assert len(counts) == 1
     assert [score(game, rule=RULES["release"]).total for game in games] == [0.0, 0.0, 0.0]

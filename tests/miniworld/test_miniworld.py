@@ -19,7 +19,6 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 
 QUICK = partial(build_agent, worlds=1, games=200, steps=3)
 WORLD = make_world(0)
-PEOPLE = WORLD.train.people + WORLD.test.people
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +45,6 @@ def test_an_agent_depends_on_its_seed_only_and_not_on_the_global_random_generato
     assert torch.equal(before, torch.random.get_rng_state())
     weights = again.model.state_dict()
     assert all(torch.equal(weight, weights[name]) for name, weight in quick.model.state_dict().items())
-
-
-def test_no_fact_links_one_side_of_the_world_to_the_other():
-    train, test = ({*side.films, *side.people, *side.cities} for side in (WORLD.train, WORLD.test))
-    assert not train & test
-    for (subject, _), value in WORLD.facts.items():
-        assert not (subject in train and value in test) and not (subject in test and value in train)
 
 
 def test_training_questions_and_held_out_questions_share_no_name():
@@ -147,27 +139,6 @@ def test_the_environment_knows_its_own_world_but_no_gold_answer():
     assert sum(golds) <= 3 and sum(facts) >= 145  # of 150
 
 
-def share_right(style: str, kind: str) -> float:
-    environment = MiniEnvironment(WORLD, style)
-    minis = make_questions(WORLD, "train", 1200, 0, kinds=[kind])
-    bare = [environment.reply(f"{mini.question.text} Answer only.").text for mini in minis]
-    return sum(text == mini.question.answers[0] for text, mini in zip(bare, minis, strict=True)) / len(minis)
-
-
-@pytest.mark.parametrize(
-    "style, kind, expected",
-    [
-        ("A", "bridge", 0.15),
-        ("A", "pop", 0.25),
-        ("A", "math", 0.15),
-        ("A", "gen", 0.0),
-        ("B", "compare", 0.45),
-    ],
-)
-def test_asked_directly_the_environment_is_right_as_often_as_its_skills_say(style, kind, expected):
-    assert abs(share_right(style, kind) - expected) < 0.045  # three standard errors
-
-
 def test_decomposing_answers_nearly_every_held_out_question():
     """An oracle agent asks one step at a time and copies the values: asking well is enough to be right."""
     environment = MiniEnvironment(WORLD)
@@ -206,8 +177,8 @@ def test_a_recorded_demonstration_has_the_tokens_of_the_dialogue_and_the_mask_of
 @pytest.mark.parametrize(("style", "digest"), [("A", "a20332136ccf95d2"), ("B", "dc9802dc95a957f1")])
 def test_the_replies_of_seed_0_are_those_of_the_published_results(style, digest):
     """The figures of the README hold for these replies: measure them again if one is meant to change."""
-    environment = MiniEnvironment(make_world(0), style, seed=0)
-    assert digest_of(environment.reply(question.text).text for question in mini_world(0).test) == digest
+    environment, questions = MiniEnvironment(make_world(0), style, seed=0), mini_world(0, train=0).test
+    assert digest_of(environment.reply(question.text).text for question in questions) == digest
 
 
 def digest_of(lines) -> str:

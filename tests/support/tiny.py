@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -20,6 +20,7 @@ from prompt_r1.agent import attention
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import EnvError
 from prompt_r1.types import Completion, Message
+from tests.support.templates import byte_level
 
 # Like Qwen3's template: rendering a dialogue drops the think blocks of earlier turns.
 QWEN3_LIKE_TEMPLATE = (
@@ -36,10 +37,7 @@ QWEN3_LIKE_TEMPLATE = (
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
     """Every byte is a token. As in Qwen3, <think> and </think> are added tokens, but not special ones."""
-    vocabulary = {token: number for number, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
+    core = byte_level(prefix=False)
     core.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     core.add_tokens([AddedToken(name, special=False, normalized=False) for name in ("<think>", "</think>")])
     wrapped = PreTrainedTokenizerFast(
@@ -70,15 +68,6 @@ def model(*, seed: int = 0, layers: int = 2, kv_heads: int = 2, tied: bool = Tru
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(config).eval()
-
-
-def qwen3_4b_config() -> Qwen3Config:
-    """The config of Qwen3-4B, for calculations that need only shapes."""
-    return Qwen3Config(
-        vocab_size=151_936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, head_dim=128,
-        num_attention_heads=32, num_key_value_heads=8, tie_word_embeddings=True,
-        architectures=["Qwen3ForCausalLM"],
-    )  # fmt: skip
 
 
 def policy(**options) -> Policy:

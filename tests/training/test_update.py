@@ -72,22 +72,19 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
     assert same_weights(policy, copy_of_weights(twin))
 
 
-class ZeroProbabilityReference:
-    """Gives every token probability 0: the KL to it is infinite, but has a finite gradient."""
-
-    def __call__(self, packed: Packed) -> TokenScores:
-        logprobs = torch.full((len(packed.targets),), -math.inf)
-        return TokenScores(logprobs, torch.zeros_like(logprobs))
-
-
 def test_an_infinite_loss_with_a_finite_gradient_is_skipped():
+    """Where the reference gives every token probability 0, the KL to it is infinite."""
     policy = tiny.policy()
     games = record_logprobs_of(policy, random_scored_games(2))
     before = copy_of_weights(policy)
     finite: list[bool] = []  # of each gradient
     for parameter in policy.parameters():
         parameter.register_hook(lambda gradient: finite.append(bool(gradient.isfinite().all())))
-    assert Learner(policy, reference=ZeroProbabilityReference()).learn([games])["update/skipped"] == 1
+
+    def reference(packed: Packed) -> TokenScores:
+        return TokenScores(torch.full((len(packed.targets),), -math.inf), torch.zeros(len(packed.targets)))
+
+    assert Learner(policy, reference=reference).learn([games])["update/skipped"] == 1
     assert finite and all(finite)
     assert same_weights(policy, before)
 
