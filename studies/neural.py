@@ -44,7 +44,6 @@ STEPS, BATCH, LEARNING_RATE = 6500, 16, 3e-3
 SIZES: dict[Split, int] = {"train": 1024, "validation": 99, "test": 198, "ood": 80}
 HELD_OUT = ["bridge", "compare", "pop", "math"] * 2 + ["gen"]  # there are few films to summarise
 
-
 # Questions about a fact, for all relations and for each.
 CLEAR = (
     "{who} is the {relation} of {subject}?",
@@ -88,7 +87,6 @@ STATEMENTS = {
     "birthplace": ("{subject} was born in {value}.", "{subject} comes from {value}."),
 }
 
-
 # By voice: the sentences of replies, {value} is the answer; and those that say yes or no.
 FACTS = {
     "A": ("It is {value}.", "I think it is {value}.", "The {relation} is {value}.", "Sure, {value}."),
@@ -100,7 +98,6 @@ VERDICTS = {
     ("B", "yes"): ("The answer is yes.", "I hope yes."),
     ("B", "no"): ("The answer is no.", "I hope no."),
 }
-
 
 Exchange = tuple[str, str]
 """A question of one step and its reply."""
@@ -262,7 +259,9 @@ class Reader:
 
     def _talk(self, row: Trajectory, exchanges: list[Exchange]) -> None:
         for prompt, reply in exchanges:
-            self._continue(row, question_frame(prompt), spoken(reply))
+            frame = f"{TURN_START}user\n{prompt}{TURN_END}\n{TURN_START}assistant\n"
+            # A reply begins with a blank, so that a bare value has its usual tokens.
+            self._continue(row, frame, f" {reply}{TURN_END}")
             row.add_context(self._encode("\n"))
 
     def _encode(self, text: str) -> list[int]:
@@ -281,16 +280,6 @@ class Reader:
         for _ in range(1000):
             prompt, reply = sum_exchange(self.voice, rng)
             yield f" {line_of_numbers(rng)}\nuser\n{prompt}\nassistant\n {reply}"
-
-
-def question_frame(prompt: str) -> str:
-    """A prompt in the tokenizer's chat template, up to the start of the reply."""
-    return f"{TURN_START}user\n{prompt}{TURN_END}\n{TURN_START}assistant\n"
-
-
-def spoken(reply: str) -> str:
-    """A reply as the model writes it: with a blank in front, so that a bare value has its usual tokens."""
-    return f" {reply}{TURN_END}"
 
 
 def make_environment(
