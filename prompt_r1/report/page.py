@@ -3,9 +3,10 @@
 import base64
 import hashlib
 import math
+from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined, UndefinedError
+from jinja2 import Environment, StrictUndefined, Template, UndefinedError
 from markupsafe import Markup
 
 from prompt_r1.errors import UsageError
@@ -46,13 +47,9 @@ def page(run: Path) -> str:
     if not lines and file.stat().st_size:
         raise UsageError(f"{file} holds no line of metrics; give a run folder of train.py")
     style, script = ((HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
-    )
-    template = environment.from_string((HERE / "page.html").read_text("utf-8"))
     try:
         groups = read_groups(run, best=best_step(lines))
-        return template.render(
+        return _template().render(
             name=run.resolve().name,
             policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
             "base-uri 'none'; form-action 'none'",
@@ -71,6 +68,15 @@ def page(run: Path) -> str:
         raise UsageError(
             f"{run}/trajectories: a line of the steps shown is not a game of train.py ({error!r})"
         ) from None
+
+
+@cache
+def _template() -> Template:
+    """The template of the page, compiled once and not at every checkpoint."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+    )
+    return environment.from_string((HERE / "page.html").read_text("utf-8"))
 
 
 def _shown(value: object) -> object:
