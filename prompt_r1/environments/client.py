@@ -22,11 +22,11 @@ from functools import partial
 import httpx
 
 from prompt_r1.environments.environment import BILLED_CHARACTERS_PER_TOKEN
-from prompt_r1.environments.responses import Attempt, back_off, classify, failed
-from prompt_r1.environments.sources import REPLIED, Call, Outcome
-from prompt_r1.errors import EnvError, Resumable, UsageError
+from prompt_r1.environments.responses import MOST_BYTES, Attempt, back_off, classify, failed
+from prompt_r1.environments.sources import REPLIED, AskOutcome, Call, Outcome
+from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.terminal import SHORTEST_SECRET, printable, scrub
-from prompt_r1.types import Ask, Message
+from prompt_r1.types import Message
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +37,13 @@ CONNECT_SECONDS = 30.0
 MOST_ANSWERS = 6  # of a call, that are billed but no reply; other requests are repeated until time ends
 SILENT_SECONDS = 10.0  # from the first failure without any reply until a line says what is waited for
 LONGEST_REASON = 300  # characters of a provider's error message
-MOST_BYTES = 2_000_000  # of a decoded response: more than most models can write
-ENCODINGS = ("", "identity", "gzip", "deflate")
 HIGHEST_PORT = 65535
 # The end of a SPEC whose URL lacks its scheme. Other names of models may hold an @ too.
 HOST = re.compile(
     r"@(localhost|([\w-]+\.)+[a-z]{2,}|\d+(\.\d+){3}|[\w.-]+(?=:\d)|\[[\w:.]+\])(:\d+)?(/[^@]*)?$",
     re.IGNORECASE,
 )
+UNREADABLE = re.compile(r"\bHTTP (400|422|500)\b")  # also answered to a system message that is not accepted
 # Read when a client is made.
 VARIABLES = re.compile("(ALL|HTTPS?|NO)_PROXY|SSL_CERT_(FILE|DIR)|SSLKEYLOGFILE", re.IGNORECASE)
 
@@ -120,20 +119,33 @@ class Endpoint:
             tokens_out=outcome.tokens_out or -(-written // BILLED_CHARACTERS_PER_TOKEN),
         )
 
-    async def check(self, ask: Ask) -> None:
+    async def check(self, ask: AskOutcome) -> None:
         """Find a wrong URL, key, model or setting within a few seconds. A slow or busy endpoint passes."""
-        self._checking = True
+        self._checking, system = True, self._system
+        shown, outcome = f"{self.name} at {self.base_url}", Outcome("failed")
         try:
             async with asyncio.timeout(CHECK_SECONDS):
-                text = await ask([{"role": "user", "content": "Hi"}])
-        except (TimeoutError, Resumable, EnvError):
-            return
+                outcome = await ask([{"role": "user", "content": "Hi"}])
+                if system and UNREADABLE.search(outcome.reason):
+                    self._system = ""
+                    accepted = (await ask([{"role": "user", "content": "Hello"}])).verdict in REPLIED
+                    self._system = system
+                    if accepted:  # once more, because a 500 may have been a moment's
+                        outcome = await ask([{"role": "user", "content": "Hi"}])
+                    if accepted and UNREADABLE.search(outcome.reason):
+                        raise UsageError(
+                            f'{shown} takes no system message: give --env-system "" ({outcome.reason})'
+                        )
+        except (TimeoutError, Resumable):
+            pass
         finally:
-            self._checking = False
-        if not text.strip():
+            self._checking, self._system = False, system
+        if outcome.verdict == "refused":
+            raise FatalEnvError(f"{self.name} cannot be used: {outcome.reason}")
+        if outcome.verdict in REPLIED and not outcome.text.strip():
             raise UsageError(
-                f'{self.name} at {self.base_url} replied to "Hi" without any text: check max_tokens and the '
-                "other fields of --env-args, or choose another model"
+                f'{shown} replied to "Hi" without any text ({outcome.reason or outcome.label}): check '
+                "max_tokens and the other fields of --env-args, or choose another model"
             )
 
     async def _send_until_done(self, traffic: Traffic, call: Call, messages: list[Message]) -> Outcome:
@@ -150,6 +162,7 @@ class Endpoint:
                     fields = self._accepted_fields
                     await call.begin()
                     attempt = await self._attempt(traffic.client, {"messages": messages, **fields})
+                    attempt = replace(attempt, outcome=self._without_key(attempt.outcome))
                     named = [name for name in fields if re.search(rf"\b{re.escape(name)}\b", attempt.blamed)]
                     if named and named[0] not in dialogue:  # otherwise it may only repeat the dialogue
                         call.give_up(False)
@@ -157,15 +170,14 @@ class Endpoint:
                         continue
                     if attempt.outcome.verdict != "failed":
                         traffic.failing_since = 0.0
-                        return self._without_key(attempt.outcome)
+                        return attempt.outcome
                     call.give_up(attempt.lost)
                     failures += 1
                     if self._checking:
                         if attempt.misdirected and failures < CHECKS:
                             continue
                         reason = f"{self.base_url}: {attempt.outcome.reason}"
-                        refused = Outcome("refused" if attempt.misdirected else "failed", reason=reason)
-                        return self._without_key(refused)
+                        return Outcome("refused" if attempt.misdirected else "failed", reason=reason)
                     answers += attempt.lost and attempt.misdirected
                     wait = attempt.wait or back_off(failures, random.Random())
                     self._report_silence(traffic, attempt, wait)
@@ -174,9 +186,8 @@ class Endpoint:
                         traffic.paused_until = max(traffic.paused_until, paused_until)
         call.give_up(True)  # of a request that the deadline cut off
         limit = f"{failures} requests" if answers == MOST_ANSWERS else f"{self._call_deadline:g} s"
-        outcome = self._without_key(attempt.outcome)
-        reason = f"{self.name} did not reply: in {limit}, the last problem: {outcome.reason}"
-        return replace(outcome, reason=reason)
+        reason = f"{self.name} did not reply: in {limit}, the last problem: {attempt.outcome.reason}"
+        return replace(attempt.outcome, reason=reason)
 
     def _report_silence(self, traffic: Traffic, attempt: Attempt, wait: float) -> None:
         """Say once what is waited for, when no call gets a reply for some time."""
@@ -184,8 +195,7 @@ class Endpoint:
         traffic.failing_since = traffic.failing_since or now
         if now + wait - traffic.failing_since > SILENT_SECONDS:
             traffic.failing_since = math.inf
-            reason = self._without_key(attempt.outcome).reason
-            logger.warning("waiting for %s at %s: %s", self.name, self.base_url, reason)
+            logger.warning("waiting for %s at %s: %s", self.name, self.base_url, attempt.outcome.reason)
 
     async def _attempt(self, client: httpx.AsyncClient, content: Mapping[str, object]) -> Attempt:
         """One request: what its response means, or why there is none."""
@@ -209,25 +219,18 @@ class Endpoint:
                     extensions={"trace": refuse_early_response},
                 ) as response,
             ):
-                encoding = response.headers.get("content-encoding", "")
-                if encoding not in ENCODINGS:  # one within another expands a million times
-                    said = f"a body encoded as {encoding[:40]!r}"
-                    return failed(said, lost=True, misdirected=True)
                 async for chunk in response.aiter_bytes():
                     received += chunk
                     if len(received) > MOST_BYTES:
-                        said = f"a response of over {MOST_BYTES:,} bytes"
-                        return failed(said, lost=True, misdirected=True)
+                        break
             return classify(response.status_code, response.headers, bytes(received), now=time.time())
         except TimeoutError:
             return failed(f"no complete response within {self._attempt_timeout:g} s", lost=True)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, ExceptionGroup) as error:
             # asyncio's errors are a group where a proxy's port is above the highest one
-            return failed(f"no server answers ({error})", misdirected=True)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:  # also of a redirect
-            unreadable = isinstance(error, httpx.DecodingError)
-            said = f"{type(error).__name__}: {error}".removesuffix(": ")
-            return failed(said, lost=True, misdirected=unreadable)
+            return failed(f"no server answers ({str(error) or type(error).__name__})", misdirected=True)
+        except (httpx.HTTPError, OSError) as error:
+            return failed(f"{type(error).__name__}: {error}".removesuffix(": "), lost=True)
 
     async def _traffic_of_loop(self) -> Traffic:
         loop = asyncio.get_running_loop()
@@ -240,7 +243,7 @@ class Endpoint:
 
     async def _open_client(self) -> AsyncIterator[httpx.AsyncClient]:
         """Yield the client of an event loop, which ends this generator, and the connections, when it ends."""
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip, deflate"}
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         try:
@@ -249,6 +252,7 @@ class Endpoint:
                 timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),  # other deadlines are our own
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=self._concurrency),
                 trust_env=not is_loopback(self.base_url),  # a proxy cannot reach this machine's ports
+                event_hooks={"response": [_hide_headers]},
                 transport=self._transport,
             )
         except Exception as error:  # nothing else can fail
@@ -282,17 +286,21 @@ class Endpoint:
 
     def _without_key(self, outcome: Outcome) -> Outcome:
         """Remove the key from the texts of an outcome: servers echo headers in errors, some in replies."""
-        reason = self._scrubbed(outcome.reason)
-        if outcome.verdict == "refused" and self._system and re.search("system|role", reason, re.IGNORECASE):
-            reason += '; if it takes no system message, give --env-system ""'
         secret = self._key if len(self._key) >= SHORTEST_SECRET else ""
         return replace(
             outcome,
             text=scrub(outcome.text, secret),
-            reason=reason,
+            reason=self._scrubbed(outcome.reason),
             reasoning=scrub(outcome.reasoning, secret),
             finish=scrub(outcome.finish, secret),
         )
+
+
+async def _hide_headers(response: httpx.Response) -> None:
+    """Rename headers that httpx acts on: we follow no redirect, and see in a body how it is encoded."""
+    for name in ("location", "content-encoding"):
+        if name in response.headers:
+            response.headers[f"sent-{name}"] = response.headers.pop(name)
 
 
 def parse_endpoint(name: str, *, key: str) -> Callable[..., Endpoint]:

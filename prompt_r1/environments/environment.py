@@ -166,12 +166,22 @@ class Environment:
         is used up, or for a failed call after too many others.
         """
         game = game or Game()
-        return await self._ask_member(self._member_of(game), messages, game)
+        drawn_by = game.session if self._route == "session" else f"{game.session}/{game.epoch}"
+        member = random.Random(drawn_by).choices(self.members, self._weights)[0]
+        outcome = await self._outcome_of(member, messages, game)
+        replied, is_refused = outcome.verdict in REPLIED, outcome.verdict == "refused"
+        if is_refused and not member.has_replied:
+            raise FatalEnvError(f"{member.source.name} cannot be used: {outcome.reason}")
+        reason = f"{member.source.name} refused the dialogue: " * is_refused + outcome.reason
+        self._watch(failed=not replied, reason=reason)
+        if not replied:
+            raise EnvError(reason)
+        return outcome.text
 
     async def check(self) -> None:
         """Raise UsageError or FatalEnvError if no call can succeed."""
         for member in self.members:
-            await member.source.check(partial(self._ask_member, member, game=Game("check")))
+            await member.source.check(partial(self._outcome_of, member, game=Game("check")))
 
     def most_usd(self, messages: list[Message]) -> float:
         """The estimate from above of what a request with these messages costs, in dollars."""
@@ -196,26 +206,17 @@ class Environment:
             member.latencies.clear()
         return metrics
 
-    def _member_of(self, game: Game) -> Member:
-        drawn_by = game.session if self._route == "session" else f"{game.session}/{game.epoch}"
-        return random.Random(drawn_by).choices(self.members, self._weights)[0]
-
-    async def _ask_member(self, member: Member, messages: list[Message], game: Game) -> str:
+    async def _outcome_of(self, member: Member, messages: list[Message], game: Game) -> Outcome:
+        """The outcome of a call, recorded or paid for, without the thinking in its text."""
         source = member.source
         key = Key(source.name, source.parameters, messages, [game.sample, game.epoch] * source.samples)
         key.game.extend([game.session] * source.by_session)
         outcome = without_thinking(await self._find_or_pay(member, key, game))
-        replied = outcome.verdict in REPLIED
-        if label := outcome.label or ("empty" if replied and not outcome.text.strip() else ""):
+        is_empty = outcome.verdict in REPLIED and not outcome.text.strip()
+        if label := outcome.label or "empty" * is_empty:
             member.counts[f"outcomes/{label}"] += 1
         game.spent += member.price.of_call(outcome.tokens_in, outcome.tokens_out)
-        if outcome.verdict == "refused" and not member.has_replied:
-            raise FatalEnvError(f"{source.name} cannot be used: {outcome.reason}")
-        refused = f"{source.name} refused the dialogue: " if outcome.verdict == "refused" else ""
-        self._watch(failed=not replied, reason=refused + outcome.reason)
-        if not replied:
-            raise EnvError(refused + outcome.reason)
-        return outcome.text
+        return outcome
 
     async def _find_or_pay(self, member: Member, key: Key, game: Game) -> Outcome:
         """The recorded outcome of a call; else it is paid for."""

@@ -18,9 +18,9 @@ from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenize
 from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import PieceEncoder, opened_think, render
 from prompt_r1.config.environment import SMOLLM2
-from prompt_r1.environments.sources import Call, Outcome
+from prompt_r1.environments.sources import AskOutcome, Call, Outcome
 from prompt_r1.errors import UsageError
-from prompt_r1.types import Ask, Message
+from prompt_r1.types import Message
 
 MAX_TOKENS = 1024  # of a reply; --env-args '{"max_tokens": N}' changes it
 LONGEST_DIALOGUE = 8192  # tokens; less if the model supports less
@@ -117,7 +117,7 @@ class LocalEnvironment:
             tokens += self._encoder.untrusted(message["content"])
         return tokens + self._encoder.trusted(rest)
 
-    async def check(self, ask: Ask) -> None:
+    async def check(self, ask: AskOutcome) -> None:
         pass
 
     def _can_render(self, messages: list[Message]) -> bool:

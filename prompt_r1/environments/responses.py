@@ -1,25 +1,43 @@
-"""Classify an endpoint's responses; the wait before a retry. Pure. Providers fail in many ways."""
+"""Read an endpoint's responses; the wait before a retry. Pure. The rules are a table in docs/running.md.
+
+Structure decides before words: a status, wherever the body has it, then names of codes and fields, and only
+then a message. What no rule knows is an error of this dialogue, of which the caller counts the share.
+"""
 
 import json
 import math
 import random
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 
 from prompt_r1.environments.sources import Outcome
+from prompt_r1.foreign import json_object
 
-LONGEST_HONOURED_WAIT = 120.0  # seconds; longer requested waits are ignored
+LONGEST_WAIT, LONGEST_BELIEVED = 120.0, 86400.0  # seconds; longer requested waits are cut, or ignored
 LARGEST_COUNT = 10_000_000  # tokens of a prompt or a reply; more than any model's context
+MOST_BYTES = 2_000_000  # of a response, also when it is decompressed: more than most models can write
+LONGEST_SAID = 10_000  # characters of an error that are read
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.5, 30.0  # seconds
 
 RETRIED_STATUSES = (408, 409, 425, 429)
+NEVER_RETRIED = (501, 505, 511)  # no such method, no such protocol, log in to the network first
+RATE_LIMIT = 429
+CODE_FIELDS = ("code", "type", "status", "status_code", "reason", "__type")  # anywhere in an error
+TEMPORARY = re.compile("throttl|rate.?limit|overload|unavailable|too.?many.?requests|busy", re.IGNORECASE)
+FILTERED = ("content_filter", "content_policy_violation")
+# In codes as in messages: context_length_exceeded, "maximum prompt length is 9", "input is too long", …
 TOO_LONG = re.compile(
-    r"context.?(length|window|size)|(prompt|input|model) length|(prompt|input|request) is too long"
-    r"|maximum number of tokens|too many (input |prompt )?tokens|.inputs. (tokens \+|must have less than)",
+    r"context.?(length|window|size|limit)|too.?(long|large|many tokens)"
+    r"|max.{0,9}((prompt|model|input).?)?length|must have less than"
+    r"|(prompt|input).{0,30}(length|tokens?.{0,30}(exceed|limit|must|max))",
     re.IGNORECASE,
 )
+LONG_STATUSES = (400, 413, 422, 500)
 # A field that is rejected as such, whatever its value: only then the request is sent without it.
 REJECTED = re.compile(
     r"un(known|supported|recogni[sz]ed|expected)|(not|n't)( be)? (support|allow|permit|accept|recogni)"
@@ -28,7 +46,10 @@ REJECTED = re.compile(
 )
 # How a `finish_reason` begins where the model has ended or is full, and what those of a failure contain. Any
 # other is the name of a filter, of which each provider has its own.
-NORMAL_END = re.compile("stop|eos|end|complete|done|tool|function|(max|length|model)|$", re.IGNORECASE)
+NORMAL_END = re.compile(
+    r"stop|eos|end|complete|done|success|normal|nul|none|tool|function|(\w*limit|max|length|model|trunc|incompl)|$",
+    re.IGNORECASE,
+)
 FAILED_END = re.compile("error|abort|fail|cancel|interrupt|time.?out|resource|unavailable", re.IGNORECASE)
 ADVICE = {
     400: "",
@@ -38,12 +59,17 @@ ADVICE = {
     404: " (check the model's name and the base URL)",
     422: "",
 }
-# "retryDelay": "19.5s" (Google), "Please try again in 1m2s" (OpenAI), "retry after 6 seconds" (Azure).
-DURATION = r"(?:\d+(?:\.\d+)? ?[a-z]*)+"
-DELAY = re.compile(
-    rf"(?:retry[ _-]?(?:delay|after|in)|try again (?:in|after))_?(ms)?\W{{0,5}}({DURATION})", re.IGNORECASE
-)
-UNITS = {"ms": 0.001, "mil": 0.001, "m": 60.0, "h": 3600.0, "": 1.0}  # how a unit begins: its seconds
+PAGE_ADVICE = " (a web page, not the API's answer: check the base URL and the proxy)"
+
+# Requested waits: 19.5s, 1m2s, 120ms, 6 seconds. In a sentence one follows such a word.
+UNITS = {"ms": 0.001, "mil": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}  # seconds, by beginning
+# Atomic: "1ms1ms1ms…" has exponentially many readings otherwise.
+AMOUNT = re.compile(r"(?>(\d+(?:\.\d+)?) ?(ms|mil|[smhd])[a-z]*)", re.IGNORECASE)
+DURATION = rf"(?:{AMOUNT.pattern}[ ,]*)+"
+SAID = re.compile(rf"(?:retry|try again|wait)\D{{0,30}}?({DURATION})", re.IGNORECASE)
+WAIT_FIELD = re.compile("retry-?(after|delay|in)", re.IGNORECASE)
+WINDOW_FIELD = re.compile("rate-?limit.*reset", re.IGNORECASE)
+FIRST_EPOCH, FIRST_EPOCH_MS = 1e8, 1e11  # larger numbers are points in time, in seconds or milliseconds
 
 
 @dataclass(frozen=True)
@@ -59,10 +85,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class ProviderError:
-    """The error object of a response body, in OpenAI's form. Other providers omit parts of it."""
+    """The error of a response body, in OpenAI's form. Other providers omit parts of it."""
 
     message: str = ""
-    codes: tuple[str, ...] = ()  # its `code`, `type` and `status`
+    codes: tuple[str, ...] = ()
     field: str = ""  # the request field that caused it
 
 
@@ -78,50 +104,73 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
 
     The names in `headers` are lower-case; `now` is in epoch seconds.
     """
-    data = _parse(body)
-    is_error = isinstance(data, dict) and bool(data.get("error"))
-    if 200 <= status < 300 and isinstance(data, dict) and not is_error:
-        feedback = data.get("promptFeedback")  # Gemini's, of a dialogue that it filters
-        if data.get("choices") == [] and isinstance(feedback, dict) and feedback.get("blockReason"):
-            data["choices"] = [{"finish_reason": "content_filter"}]
-        if data.get("choices"):
-            return _classify_completion(data)
-    error = _error_of(data)
-    reason = f"HTTP {status}: {error.message}" if error.message else f"HTTP {status}"
+    raw = _decompressed(body)
+    if len(raw) > MOST_BYTES:
+        return failed(f"a response of over {MOST_BYTES:,} bytes", lost=True, misdirected=True)
+    text = raw.decode(json.detect_encoding(raw), "replace")
+    data = _parse(text)
+    choice = _first(data.get("choices"))
+    sent = data.get("error") or choice.get("error")
+    error = _error_of(data, sent)
     if 200 <= status < 300:
+        is_error = bool(sent) and bool(error.message or error.codes)
+        feedback = data.get("promptFeedback")  # Gemini's, of a dialogue that it filters
+        if not choice and isinstance(feedback, dict) and feedback.get("blockReason"):
+            choice = {"finish_reason": "content_filter"}
+        if choice and not is_error:
+            return _classify_completion(data, choice)
         statuses = [int(code) for code in error.codes if re.fullmatch("[45]\\d\\d", code)]
         if not is_error and not (statuses and error.message):
-            return failed(_described(body), lost=True, misdirected=True)
-        status = statuses[0] if statuses else 500
+            return failed(_described(text, headers), lost=True, misdirected=True)
+        reason, status = f"HTTP {status}", statuses[0] if statuses else 500
+    else:
+        reason = f"HTTP {status}" + (f" to {headers['sent-location']}" if "sent-location" in headers else "")
+    reason += f": {error.message}" if error.message else ""
     if "insufficient_quota" in (*error.codes, *error.message.split()):
         return Attempt(Outcome("refused", reason=f"{reason} (check plan and billing)"))
+    codes = " ".join(error.codes)
     if status not in RETRIED_STATUSES and status <= 500:
-        if {"content_filter", "content_policy_violation"} & set(error.codes):
+        if set(FILTERED) & set(error.codes):
             return Attempt(Outcome("outcome", label="content_filter", reason=reason))
-        if status == 413 or "context_length_exceeded" in error.codes or TOO_LONG.search(error.message):
+        is_long = status in LONG_STATUSES and TOO_LONG.search(f"{codes} {error.message}")
+        if is_long or status == 413:
             return Attempt(Outcome("outcome", label="context_length", reason=reason))
-    if status in RETRIED_STATUSES or status >= 500:
-        return failed(reason, wait=requested_wait(headers, body, now=now))
+    is_temporary = status in RETRIED_STATUSES or status >= 500
+    is_temporary |= status in (400, 403) and bool(TEMPORARY.search(codes))
+    if is_temporary and status not in NEVER_RETRIED:
+        wait = requested_wait(headers, data, now=now, limited=status == RATE_LIMIT)
+        return failed(reason, wait=wait)
     # Some errors name the field only in the message: "Unsupported value: 'temperature' does not support 0".
-    is_rejected = status in (400, 422) and REJECTED.search(" ".join((error.message, *error.codes)))
+    is_rejected = status in (400, 422) and REJECTED.search(f"{error.message} {codes}")
     blamed = (error.field or error.message) if is_rejected else ""
-    reason += ADVICE.get(status, " (check the base URL)")
+    reason += PAGE_ADVICE if text.lstrip().startswith("<") else ADVICE.get(status, " (check the base URL)")
     return Attempt(Outcome("refused", reason=reason), blamed=blamed)
 
 
-def requested_wait(headers: Mapping[str, str], body: bytes = b"", *, now: float) -> float | None:
-    """Seconds from a header such as `retry-after-ms` or `retry-after` (seconds or an HTTP date), or the body.
+def requested_wait(
+    headers: Mapping[str, str], data: object = None, *, now: float, limited: bool = True
+) -> float | None:
+    """Seconds for which a response asks for no calls, at most LONGEST_WAIT; None for none that is believed.
 
-    None where there is no value between 0 and LONGEST_HONOURED_WAIT.
+    They stand in a field such as retry-after-ms or retryDelay of headers or body, in a sentence ("try again
+    in 20s"), or, with `limited`, where a window such as x-ratelimit-reset-tokens ends; one in which something
+    remains does not count.
     """
-    candidates = []
-    for name in sorted((name for name in headers if "retry-after" in name), key=len, reverse=True):
-        value, unit = headers[name].strip(), "ms" if name.endswith("ms") else ""
-        amount = re.fullmatch(DURATION, value, re.IGNORECASE)
-        candidates.append(_seconds(value, unit) if amount else _epoch_seconds(value) - now)
-    if said := DELAY.search(body[:10_000].decode("utf-8", "replace")):
-        candidates.append(_seconds(said[2], said[1] or ""))
-    return next((wait for wait in candidates if 0 < wait <= LONGEST_HONOURED_WAIT), None)
+    skew = _seconds(headers.get("date", ""), 1.0, now)  # the server's clock; ours may be wrong
+    now += 0.0 if math.isnan(skew) else skew
+    named, said, windows = [], [], []
+    for fields in (headers, *_objects(data)):
+        values = {str(name).lower().replace("_", "-"): value for name, value in fields.items()}
+        for name, value in values.items():
+            if WAIT_FIELD.search(name):
+                named.append(_seconds(value, 0.001 if name.endswith("ms") else 1.0, now))
+            elif limited and WINDOW_FIELD.search(name):
+                if str(values.get(name.replace("reset", "remaining"), 0)).strip() == "0":
+                    windows.append(_seconds(value, 1.0, now))
+            elif isinstance(value, str) and (found := SAID.search(value[:LONGEST_SAID])):
+                said.append(_seconds(found[1], 1.0, now))
+    candidates = [*sorted(named), *said, *sorted(windows, reverse=True)]
+    return next((min(wait, LONGEST_WAIT) for wait in candidates if 0 < wait <= LONGEST_BELIEVED), None)
 
 
 def back_off(failures: int, rng: random.Random) -> float:
@@ -130,39 +179,28 @@ def back_off(failures: int, rng: random.Random) -> float:
     return rng.uniform(0, longest)
 
 
-def _described(body: bytes) -> str:
+def _described(text: str, headers: Mapping[str, str]) -> str:
     """What a successful response is that is no chat completion."""
-    if body.lstrip().startswith(b"<"):
+    if text.lstrip().startswith("<"):
         return "it answers with a web page, not with JSON: check the base URL, which often ends in /v1"
-    if body.lstrip().startswith(b"data:"):
-        return "it streams its replies though that was not asked for: turn that off"
+    if text.startswith("data:"):
+        return "a stream, which was not asked for, that breaks off"
+    if encoding := headers.get("sent-content-encoding"):
+        return f"no chat completion in a body encoded as {encoding[:40]!r}"
     return "the response is no chat completion"
 
 
-def _classify_completion(data: Mapping[str, object]) -> Attempt:
-    choices = data["choices"]
-    first = choices[0] if isinstance(choices, list) else None
-    choice = first if isinstance(first, dict) else {}
-    finish = choice["finish_reason"] if isinstance(choice.get("finish_reason"), str) else ""
-    message = choice.get("message")
-    end = NORMAL_END.match(finish)
-    if not isinstance(message, dict) and end is None:
-        message = {}
+def _classify_completion(data: Mapping[str, object], choice: Mapping[str, object]) -> Attempt:
+    sent = choice.get("finish_reason")
+    finish = sent if isinstance(sent, str) else ""
+    message = choice.get("message") or choice.get("delta") or choice.get("text")
     if not isinstance(message, dict):
-        return failed("the response has no message", lost=True, misdirected=True)
-    usage = data["usage"] if isinstance(data.get("usage"), dict) else {}
-    assert isinstance(usage, dict)
+        message = {"content": message}
     text = _text_of(message.get("content"))
-    refusal = _text_of(message.get("refusal"))
+    refusal = _text_of(message.get("refusal")) or _text_of(message.get("content"), "refusal")
     reasoning = _text_of(message.get("reasoning_content")) or _text_of(message.get("reasoning"))
-    reply = Outcome(
-        "ok",
-        text=text or refusal,
-        finish=finish,
-        reasoning=reasoning,
-        tokens_in=_count(usage.get("prompt_tokens")),
-        tokens_out=_count(usage.get("completion_tokens")),
-    )
+    reply = Outcome("ok", text or refusal, "", "", finish, reasoning, *_counts(data.get("usage")))
+    end = NORMAL_END.match(finish)
     if FAILED_END.search(finish):
         return failed(f"the reply was cut off by an error (finish_reason {clean(finish)})", lost=True)
     if end is None:
@@ -177,12 +215,7 @@ def _classify_completion(data: Mapping[str, object]) -> Attempt:
     return failed(f"an empty reply (finish_reason {clean(finish)}){hint}", lost=True, misdirected=True)
 
 
-def _error_of(data: object) -> ProviderError:
-    if isinstance(data, list):  # Google's form
-        data = data[0] if data else None
-    if not isinstance(data, dict):
-        return ProviderError()
-    error = data.get("error")
+def _error_of(data: Mapping[str, object], error: object) -> ProviderError:
     if not isinstance(error, dict):  # other forms: {"error": "text"}, {"message": "text"}, {"detail": [...]}
         error = {**data, "message": error or data.get("message") or data.get("detail")}
     message = error.get("message") or ""
@@ -192,25 +225,82 @@ def _error_of(data: object) -> ProviderError:
         place = first.get("loc")
         field = ".".join(map(str, place)) if isinstance(place, list) else str(place or "")
         message = f"{field}: {first.get('msg')}"
+    values = [fields.get(name) for fields in _objects(error) for name in CODE_FIELDS]
     return ProviderError(
-        message=clean(message if isinstance(message, str) else json.dumps(message)),
-        codes=tuple(str(error[name]) for name in ("code", "type", "status") if error.get(name)),
+        message=clean(message if isinstance(message, str) else json.dumps(message))[:LONGEST_SAID],
+        codes=tuple(str(value) for value in values if value and isinstance(value, str | int)),
         field=field,
     )
 
 
-def _parse(body: bytes) -> object:
-    """Parse the body as JSON; None if it is not JSON."""
+def _objects(value: object) -> Iterator[Mapping[str, object]]:
+    """All objects in a JSON value, the outer ones first."""
+    values = [value]
+    for value in values:  # which grows
+        if isinstance(value, dict):
+            yield value
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
+
+
+def _decompressed(body: bytes) -> bytes:
+    """The body without gzip, which it begins like whatever its header says; cut off above MOST_BYTES."""
+    if body.startswith(b"\x1f\x8b"):
+        with suppress(zlib.error):
+            return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(body, MOST_BYTES + 1)
+    return body
+
+
+def _parse(text: str) -> dict[str, object]:
+    """The JSON object of a response, which Google puts into a list; of other text, what it says."""
     try:
-        return json.loads(body.decode("utf-8-sig", "replace"))
+        data = json.loads(text, strict=False)
     except (ValueError, RecursionError):
-        return None
+        data = None
+    if isinstance(data, list) and data:
+        data = data[0]
+    if isinstance(data, dict):
+        return data
+    if re.search("^data:", text, re.MULTILINE):
+        return _joined(text)
+    said = re.sub("<[^<>]*>", " ", text[:LONGEST_SAID])  # of a web page
+    return {"message": "" if "\ufffd" in said else said.strip()}
 
 
-def _text_of(content: object) -> str:
-    """The text of a message's content, which is a string or a list of parts, some of them with text."""
-    parts = content if isinstance(content, list) else [content]
-    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+def _joined(text: str) -> dict[str, object]:
+    """The chat completion of which a server streams the chunks; without choices if it breaks off."""
+    joined: dict[str, object] = {}
+    message: dict[str, str] = {}
+    finish: object = None
+    for line in text.split("\n"):
+        event = json_object(line.removeprefix("data:"))
+        joined |= {name: value for name, value in event.items() if value}
+        choice = _first(event.pop("choices", None))
+        finish = choice.get("finish_reason") or finish
+        delta = choice.get("delta") or choice.get("message")
+        for name, piece in delta.items() if isinstance(delta, dict) else ():
+            message[name] = message.get(name, "") + (piece if isinstance(piece, str) else "")
+    is_whole = finish or re.search(r"^data: ?\[DONE\]", text, re.MULTILINE)
+    joined["choices"] = [{"message": message, "finish_reason": finish}] if is_whole else []
+    return joined
+
+
+def _first(choices: object) -> dict[str, object]:
+    first = choices[0] if isinstance(choices, list) and choices else choices
+    return first if isinstance(first, dict) else {}
+
+
+def _text_of(content: object, kind: str = "text") -> str:
+    """The text of a message's content: a string, or a list of parts, of which those of this kind count."""
+    texts = []
+    for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, dict):
+            is_kind = str(part.get("type", kind)).endswith(kind) and not part.get("thought")
+            value = part.get(kind) if is_kind else ""
+            texts.append(value.get("value") if isinstance(value, dict) else value)
+        elif kind == "text":
+            texts.append(part)
     return clean("".join(text for text in texts if isinstance(text, str)))
 
 
@@ -219,20 +309,31 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "")
 
 
+def _counts(usage: object) -> tuple[int, int]:
+    """The tokens in and out. Where only the total contains those of the thinking, they count as well."""
+    sent = usage if isinstance(usage, dict) else {}
+    tokens_in = _count(sent.get("prompt_tokens")) or _count(sent.get("input_tokens"))
+    tokens_out = _count(sent.get("completion_tokens")) or _count(sent.get("output_tokens"))
+    return tokens_in, max(tokens_out, _count(sent.get("total_tokens")) - tokens_in if tokens_in else 0)
+
+
 def _count(value: object) -> int:
-    """A number of tokens, as the provider sent it; 0 for one that cannot be right."""
-    return value if type(value) is int and 0 <= value <= LARGEST_COUNT else 0  # not isinstance: no bool
+    """A number of tokens, also one that is sent as 7.0 or "7"; 0 for one that cannot be right."""
+    match = re.fullmatch(r"(\d{1,8})(\.0)?", str(value))
+    return int(match[1]) if match and int(match[1]) <= LARGEST_COUNT else 0
 
 
-def _seconds(duration: str, unit: str) -> float:
-    """Seconds of a duration such as 19.5s, 1m2s or 6 seconds; `unit` is that of a bare number."""
-    amounts = re.findall(r"([\d.]+) ?([a-z]*)", duration.lower())
-    begins = [next(begin for begin in UNITS if (own or unit).startswith(begin)) for _, own in amounts]
-    return sum(float(number) * UNITS[begin] for (number, _), begin in zip(amounts, begins, strict=True))
-
-
-def _epoch_seconds(date: str) -> float:
-    try:
-        return parsedate_to_datetime(date).timestamp()
-    except (ValueError, TypeError, OverflowError, IndexError):
-        return math.nan
+def _seconds(value: object, unit: float, now: float) -> float:
+    """Seconds of a duration, or until a date or an epoch time; `unit` is that of a bare number."""
+    text = str(value).strip().lower().removeprefix("pt")
+    with suppress(ValueError):
+        number = float(text)
+        if number < FIRST_EPOCH:
+            return number * unit
+        return (number / 1000 if number > FIRST_EPOCH_MS else number) - now
+    if re.fullmatch(DURATION, text):
+        return sum(float(number) * UNITS[own] for number, own in AMOUNT.findall(text))
+    for parse in (parsedate_to_datetime, datetime.fromisoformat):
+        with suppress(ValueError, TypeError, OverflowError, IndexError):
+            return parse(str(value)).timestamp() - now
+    return math.nan

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object, parameters_of
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
-from prompt_r1.types import Ask, Message
+from prompt_r1.types import Message
 
 # ok       a reply
 # outcome  no ordinary reply, but one that the dialogue caused (refusal, content filter, context too long):
@@ -20,17 +20,22 @@ from prompt_r1.types import Ask, Message
 Verdict = Literal["ok", "outcome", "failed", "refused"]
 REPLIED = ("ok", "outcome")  # the verdicts of calls that are not sent again
 
-# Where the thinking of a reply ends and its text begins, for models and servers that do not separate them.
-OPENED, CLOSED = (rf"[<\[◁]{slash}(?:\w+:)?(?:think(?:ing)?|thought|reasoning)[>\]▷]" for slash in ("", "/"))
+# Where the thinking of a reply ends and its text begins, where model and server do not separate them. A tag
+# is <think>, [THINK], <seed:think>, <|begin_of_thought|>, <think duration="3">, ◁think▷ …
+KIND = r"(?:think(?:ing)?|thoughts?|reasoning|reflection|analysis)(?:\s[^<>\[\]\n]{0,60})?\|?[>\]▷]"
+OPENED = rf"[<\[◁]\|?(?:\w+:|begin_of_|start_)?{KIND}"
+CLOSED = rf"[<\[◁]\|?(?:/(?:\w+:)?|end_of_|end_){KIND}"
 THINKING = (
-    # <think>, [THINK] and others begin the reply; without an end, all of it is thinking
+    # a tag begins the reply; without an end, all of it is thinking
     re.compile(rf"(?:\s*{OPENED}(.*?)(?:{CLOSED}|\Z))+(.*)", re.DOTALL | re.IGNORECASE),
-    # an end alone (the chat template wrote the start) ends or begins a line; in a sentence it is a mention
-    re.compile(rf"(.*?)(?:\n\s*{CLOSED}|{CLOSED}\s*?(?:\n|\Z))(.*)", re.DOTALL | re.IGNORECASE),
+    # an end alone (the template wrote the start) begins a line or follows a sentence; others are mentions
+    re.compile(
+        rf"((?:(?!{OPENED}).)*?)(?:(?:\A\s*|\n[ \t]*){CLOSED}|(?<=[.!?。])\s?{CLOSED}(?=\S|\s*\n|\Z))(.*)",
+        re.DOTALL | re.IGNORECASE,
+    ),
     # gpt-oss: the text is the channel "final"; the second form has lost its special tokens
     re.compile(
-        r"\s*(?:<\|start\|>\w*)?(?=<\|channel\|>)(.*?)(?:<\|channel\|>final.*?<\|message\|>|\Z)"
-        r"(.*?)(?:<\|\w+\|>)?\s*",
+        r"\s*(?:<\|start\|>\w*)?(?=<\|channel\|>)(.*?)(?:<\|channel\|>final.{0,60}?<\|message\|>|\Z)(.*)",
         re.DOTALL,
     ),
     re.compile(r"\s*(analysis.*?)assistantfinal(.*)", re.DOTALL),
@@ -51,12 +56,15 @@ class Outcome:
     tokens_out: int = 0
 
 
+AskOutcome = Callable[[list[Message]], Awaitable[Outcome]]  # a paid call
+
+
 def without_thinking(outcome: Outcome) -> Outcome:
     """The outcome with the thinking in its text as its reasoning. Thinking without end leaves no reply."""
     found = next(filter(None, (pattern.fullmatch(outcome.text) for pattern in THINKING)), None)
     if found is None:
         return outcome
-    thought, text = found[1].strip(), found[2].strip()
+    thought, text = found[1].strip(), re.sub(r"<\|\w+\|>\Z", "", found[2].strip())
     stripped = replace(outcome, text=text, reasoning=outcome.reasoning or thought)
     if text or outcome.verdict != "ok":
         return stripped
@@ -85,7 +93,7 @@ class Source(Protocol):
     async def reply(self, call: Call) -> Outcome:
         """The reply with its token counts, or why there is none. Awaits `call.begin` before it starts."""
 
-    async def check(self, ask: Ask) -> None:
+    async def check(self, ask: AskOutcome) -> None:
         """Raise UsageError or FatalEnvError if no call can succeed. What it asks is paid for."""
 
 
@@ -138,7 +146,7 @@ class OwnSource:
         tokens_out = math.ceil(len(text) / self._characters_per_token)
         return Outcome("ok", text=text, finish="stop", tokens_in=tokens_in, tokens_out=tokens_out)
 
-    async def check(self, ask: Ask) -> None:
+    async def check(self, ask: AskOutcome) -> None:
         pass
 
     async def _call(self, *arguments: object, **game: object) -> object:

@@ -14,6 +14,7 @@ from prompt_r1.environments.sources import Outcome
 from prompt_r1.errors import UsageError
 from tests.support.providers import (
     HELLO,
+    KEY,
     RecordedAccount,
     body_of,
     endpoint,
@@ -81,11 +82,11 @@ class HostileServer:
         self.respond(writer, "200 OK", gzip.compress(GZIP_BOMB), "Content-Encoding: gzip, gzip")
 
     async def elsewhere(self, writer: asyncio.StreamWriter, head: str) -> None:
-        self.respond(writer, "302 Found", b"", "Location: http://xn--/")
+        self.respond(writer, "302 Found", b"", f"Location: http://xn--/{KEY}")
 
     async def zipped(self, writer: asyncio.StreamWriter, head: str) -> None:
-        assert "accept-encoding: gzip, deflate\r\n" in head.lower()  # and nothing that we may not read
-        self.respond(writer, "200 OK", gzip.compress(GOOD), "Content-Encoding: gzip")
+        assert "accept-encoding: gzip\r\n" in head.lower()  # and nothing that we may not read
+        self.respond(writer, "200 OK", gzip.compress(GOOD), f"Content-Encoding: {head.split('/')[2]}")
 
     async def badzip(self, writer: asyncio.StreamWriter, head: str) -> None:
         self.respond(writer, "200 OK", b"not gzip", "Content-Encoding: gzip")
@@ -107,7 +108,7 @@ class HostileServer:
 
 
 GOOD = json.dumps(body_of()).encode()
-KEPT = ("good", "zipped")  # complete responses
+KEPT = ("good", "zipped", "badzip", "bomb", "twofold", "elsewhere")  # complete responses
 GZIP_BOMB = gzip.compress(bytes(5_000_000))
 
 
@@ -120,7 +121,7 @@ def call_server(fault: str, **settings: object) -> tuple[Outcome, RecordedAccoun
             given = {"base_url": f"{server.base_url}/{fault}", **settings}
             outcome = await outcome_of(endpoint(**given), account=account)
             async with asyncio.timeout(3):
-                while server.open > (fault in KEPT):
+                while server.open > fault.startswith(KEPT):
                     await asyncio.sleep(0.005)
             return outcome, account
 
@@ -133,9 +134,8 @@ def call_server(fault: str, **settings: object) -> tuple[Outcome, RecordedAccoun
         ("drip", 0.1, "no complete response within 0.1 s"),
         ("bomb", 9, "over 2,000,000 bytes"),
         ("twofold", 9, "encoded as 'gzip, gzip'"),  # took 51 s and 2.7 GB
-        ("badzip", 9, "DecodingError"),
+        ("badzip", 9, "encoded as 'gzip'"),
         ("noise", 9, "RemoteProtocolError"),
-        ("elsewhere", 9, "InvalidURL|IDNAError|RemoteProtocolError"),
     ],
 )
 def test_a_hostile_server_fails_one_call_and_leaves_no_connection(fault, timeout, words) -> None:
@@ -147,9 +147,17 @@ def test_a_hostile_server_fails_one_call_and_leaves_no_connection(fault, timeout
     assert time.perf_counter() - started < 20
 
 
-def test_a_compressed_reply_is_read() -> None:
-    outcome, account = call_server("zipped")
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "x-gzip", "identity, gzip", "utf-8", ""])
+def test_a_compressed_reply_is_read_whatever_its_header_says(encoding: str) -> None:
+    outcome, account = call_server(f"zipped/{encoding}")
     assert (outcome.verdict, outcome.text, account.lost) == ("ok", "Paris", 0)
+
+
+def test_a_redirect_is_not_followed_and_named_without_the_key() -> None:
+    """A bug: a target that is no URL made a call repeat its request for ten minutes."""
+    outcome, account = call_server("elsewhere")
+    assert outcome.verdict == "refused" and account.requests == 1
+    assert outcome.reason == "HTTP 302 to http://xn--/[key] (check the base URL)"
 
 
 def test_all_calls_share_the_connections_of_one_client() -> None:

@@ -1,5 +1,6 @@
 """Classification of responses, and the wait before a retry. No network, no clock."""
 
+import gzip
 import json
 import random
 from email.utils import formatdate
@@ -8,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_r1.environments.responses import back_off, requested_wait
+from prompt_r1.environments.responses import back_off, classify, requested_wait
 from prompt_r1.environments.sources import Outcome, without_thinking
 from tests.support.providers import NOW, body_of, classify_body, error_of
 
 FAILED_ENDS = ("error", "ERROR", "network_error", "abort", "insufficient_system_resource")
+LONG_CODES = ("input_too_long", "string_above_max_length", "exceed_context_size_error")
 TOO_LONG = [
     (400, "This model's maximum prompt length is 131072 but the request contains 537812 tokens."),  # xAI
     (422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 512. Given: 900"),  # TGI
@@ -20,6 +22,14 @@ TOO_LONG = [
     (400, "Range of input length should be [1, 30720]"),  # DashScope
     (400, "The decoder prompt (length 5000) is longer than the maximum model length of 4096"),  # vLLM
     (500, "the request exceeds the available context size. try increasing the context size"),  # llama.cpp
+    (400, "Prompt length 5000 is greater than max_seq_len 4096"),  # exllama
+    (400, "prompt is too long: 208310 tokens > 200000 maximum"),  # Anthropic
+    (
+        400,
+        "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
+    ),  # Gemini
+    (400, "Input tokens exceeds limit"),  # Baichuan
+    (422, "Input validation error: `inputs` must have less than 1024 tokens. Given: 1100"),  # TGI
 ]
 
 
@@ -33,6 +43,13 @@ def outcome_of_body(status: int, body: object) -> Outcome:
         ("Paris", "Paris"),
         ([{"type": "text", "text": "Pa"}, {"type": "text", "text": "ris"}], "Paris"),
         (["Pa", {"type": "image_url", "image_url": {}}, "ris"], "Paris"),
+        ([{"type": "output_text", "text": {"value": "Paris", "annotations": []}}], "Paris"),
+        (
+            [{"type": "thinking", "thinking": [{"type": "text", "text": "France?"}]}, {"text": "Paris"}],
+            "Paris",
+        ),
+        ([{"type": "reasoning", "text": "France?"}, {"type": "text", "text": "Paris"}], "Paris"),
+        ([{"text": "France?", "thought": True}, {"text": "Paris"}], "Paris"),
         ("Pa\ud800ris\0", "Pa?ris"),
     ],
 )
@@ -44,9 +61,13 @@ def test_a_reply_is_a_string_or_a_list_of_parts(content: object, text: str) -> N
     ("status", "body", "label", "text"),
     [
         (200, body_of(None, refusal="I cannot help."), "refusal", "I cannot help."),
+        (200, body_of([{"type": "refusal", "refusal": "I cannot."}]), "refusal", "I cannot."),
         (200, body_of("", finish="content_filter"), "content_filter", ""),
         (200, body_of("", finish="length"), "length", ""),
-        (200, body_of("", finish="MAX_TOKENS"), "length", ""),
+        *(
+            (200, body_of("", finish=name), "length", "")
+            for name in ("MAX_TOKENS", "token_limit", "truncated")
+        ),
         *((200, body_of("", finish=name), "content_filter", "") for name in ("SAFETY", "RECITATION")),
         *((200, body_of(None, finish=name), "content_filter", "") for name in ("refusal", "sensitive")),
         (200, body_of("Half", finish="content_filter: hate"), "content_filter", "Half"),
@@ -58,6 +79,7 @@ def test_a_reply_is_a_string_or_a_list_of_parts(content: object, text: str) -> N
         (400, error_of("Input is too long for requested model."), "context_length", ""),
         *((status, error_of(text), "context_length", "") for status, text in TOO_LONG),
         (413, b"", "context_length", ""),
+        *((400, error_of("Zu lang", code=code), "context_length", "") for code in LONG_CODES),
         (400, error_of("filtered", code="content_filter"), "content_filter", ""),
     ],
 )
@@ -73,6 +95,15 @@ def test_refusals_and_limits_are_labelled_outcomes(status: int, body: object, la
         (200, error_of("Provider returned error", code=502)),
         (200, error_of("slow down", code="429")),
         (200, {"error": "no credit"}),
+        (200, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}),
+        (200, {"status_code": "429", "message": "slow down"}),
+        (
+            200,
+            {"choices": [{"message": {"content": "Par"}, "finish_reason": "stop", "error": {"code": 502}}]},
+        ),
+        (400, {"__type": "ThrottlingException", "message": "Too many requests"}),
+        (400, error_of("slow down", type="rate_limit_error")),
+        (403, error_of("slow down", errors=[{"reason": "rateLimitExceeded"}])),
         (200, {"choices": []}),
         (200, {"choices": [None]}),
         (200, {"choices": "none"}),
@@ -90,6 +121,7 @@ def test_refusals_and_limits_are_labelled_outcomes(status: int, body: object, la
         *((200, body_of("The director of Sil", finish=finish)) for finish in FAILED_ENDS),  # half a reply
         (200, body_of("", finish="network_error")),
         (429, error_of("too many tokens per minute")),
+        (500, error_of("DeadlineExceeded desc = context deadline exceeded")),  # no length
     ],
 )
 def test_a_temporary_failure_is_retried(status: int, body: object) -> None:
@@ -101,6 +133,7 @@ def test_a_temporary_failure_is_retried(status: int, body: object) -> None:
     [
         (401, error_of("Incorrect API key"), "Incorrect API key"),
         (402, {"error": "Payment required"}, "credit"),
+        (401, error_of("Invalid input token: too long"), "input token"),
         (403, {"message": "Not in your country"}, "Not in your country"),
         (404, error_of("The model `larg` does not exist", code="model_not_found"), "`larg`"),
         (404, b"<html>nginx</html>", "base URL"),
@@ -110,6 +143,14 @@ def test_a_temporary_failure_is_retried(status: int, body: object) -> None:
         (422, {"detail": [{"loc": ["body", "messages"], "msg": "Field required"}]}, "Field required"),
         (301, b"", "301"),
         (451, b"", "451"),
+        *((status, b"", str(status)) for status in (501, 505, 511)),  # what it will never accept
+        (
+            403,
+            b"<title>Access denied</title>",
+            "Access denied (a web page, not the API's answer: check the base URL",
+        ),
+        (407, b"<html>", "the proxy"),
+        (400, b"model is not loaded", "HTTP 400: model is not loaded"),
         (200, error_of("Content Exists Risk", code=400), "HTTP 200: Content Exists Risk"),
         (200, {"object": "error", "message": "No such model", "code": 404}, "No such model"),
     ],
@@ -123,7 +164,7 @@ def test_a_refusal_has_the_providers_message(status: int, body: object, words: s
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b'data: {"choices": []}\n\ndata: [DONE]\n\n', "streams its replies"),
+        (b'data: {"choices": [{"delta": {"content": "Par"}}]}\n\n', "a stream, which was not asked for"),
         (b"<html>Log in</html>", "a web page"),
         ({}, "no chat completion"),
         ({"type": "message", "message": {"content": "Paris"}}, "no chat completion"),  # of another API
@@ -143,8 +184,8 @@ def test_an_answer_that_is_no_reply_says_that_the_endpoint_or_its_settings_are_w
 @pytest.mark.parametrize(
     ("count", "counted"),
     [
-        *((count, count) for count in (0, 7, 10_000_000)),
-        *((count, 0) for count in (-5, 10_000_001, 10**30, 10**400, True, 7.0, 1e300, "7", None, [7])),
+        *((count, int(count)) for count in (0, 7, 10_000_000, 7.0, "7")),
+        *((count, 0) for count in (-5, 10_000_001, 10**30, 10**400, True, 7.5, 1e300, "", "many", None, [7])),
     ],
 )
 def test_only_a_plausible_number_of_tokens_is_believed(count: object, counted: int) -> None:
@@ -156,8 +197,61 @@ def test_only_a_plausible_number_of_tokens_is_believed(count: object, counted: i
     assert type(outcome.tokens_in) is int
 
 
+@pytest.mark.parametrize(
+    ("usage", "counted"),
+    [
+        ({"input_tokens": 9, "output_tokens": 4}, (9, 4)),
+        ({"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 113}, (9, 104)),
+        ({"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 1}, (9, 4)),
+        ({"prompt_tokens": 9}, (9, 0)),
+        ({"total_tokens": 13}, (0, 0)),
+    ],
+)
+def test_the_tokens_of_thinking_count_where_only_the_total_has_them(usage, counted) -> None:
+    """A bug: xAI's and Google's completion_tokens leave the thinking out, which is billed."""
+    outcome = outcome_of_body(200, {**body_of(), "usage": usage})
+    assert (outcome.tokens_in, outcome.tokens_out) == counted
+
+
+CHUNKS = [
+    {"choices": [{"delta": {"role": "assistant", "content": "Pa"}}]},
+    {"choices": [{"delta": {"content": "ris"}, "finish_reason": "stop"}]},
+    {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4}},
+]
+EVENTS = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in CHUNKS)
+GOOD = json.dumps(body_of("Zürich"), ensure_ascii=False)
+
+
+@pytest.mark.parametrize("body", [EVENTS, b": ping\r\n\r\n" + EVENTS + b"data: [DONE]\n\n"])
+def test_a_stream_that_was_not_asked_for_is_read(body: bytes) -> None:
+    """A bug: "the response is no chat completion", or "turn that off", after six paid requests."""
+    assert outcome_of_body(200, body) == Outcome("ok", text="Paris", finish="stop", tokens_in=9, tokens_out=4)
+    refused = b"event: error\ndata: " + json.dumps(error_of("busy", code=429)).encode() + b"\n\n"
+    assert outcome_of_body(200, refused).reason == "HTTP 200: busy"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        gzip.compress(GOOD.encode()),  # whatever the header says
+        *(GOOD.encode(encoding) for encoding in ("utf-8-sig", "utf-16", "utf-32")),
+        (GOOD[:-1] + ', "score": NaN}').encode(),
+        GOOD.replace("stop", "stop\t").encode(),
+        json.dumps([body_of("Zürich")]).encode(),
+        {"choices": body_of("Zürich")["choices"][0]},
+        {"choices": [{"text": "Zürich"}]},
+        {"choices": [{"message": "Zürich"}]},
+        {**body_of("Zürich"), "error": {"code": 0, "message": ""}},
+    ],
+)
+def test_a_reply_is_read_in_the_forms_that_servers_give_it(body: object) -> None:
+    outcome = outcome_of_body(200, body)
+    assert (outcome.verdict, outcome.text) == ("ok", "Zürich")
+
+
 HARMONY = "<|channel|>analysis<|message|>Who?<|end|>"  # of gpt-oss
 FINAL = "<|start|>assistant<|channel|>final<|message|>Anna.<|return|>"
+TAGS = ("seed:think", "thought", "reasoning", "reflection", "analysis")
 FIELDS = st.sampled_from(["error", "choices", "message", "content", "refusal", "usage", "code"])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 JSON_VALUES = st.recursive(SCALARS, lambda values: st.lists(values) | st.dictionaries(FIELDS, values))
@@ -173,15 +267,33 @@ def test_any_response_can_be_classified(status: int, body: bytes) -> None:
 # --- Waiting ---
 
 
-def test_retry_after_is_honoured_up_to_120_seconds() -> None:
+def test_a_requested_wait_is_honoured_up_to_120_seconds() -> None:
     dates = {seconds: formatdate(NOW + seconds, usegmt=True) for seconds in (20, -20, 500)}
-    honoured = {"20": 20, "0.5": 0.5, "120": 120, dates[20]: 20}
-    ignored = ["0", "-10", "121", "9" * 35, "inf", "nan", "", "soon", dates[-20], dates[500]]
+    honoured = {"20": 20, "0.5": 0.5, "120": 120, "121": 120, dates[20]: 20, dates[500]: 120}
+    honoured |= {"20s": 20, "6m0s": 120, "1m0s": 60, "120ms": 0.12, "PT20S": 20, "2023-11-14T22:13:40Z": 20}
+    honoured |= {str(int(NOW) + 20): 20, str(int(NOW + 20) * 1000): 20}
+    ignored = ["0", "-10", "9" * 35, "inf", "nan", "", "soon", "6 requests", dates[-20], str(int(NOW) - 20)]
     for value, wait in {**honoured, **dict.fromkeys(ignored)}.items():
-        assert requested_wait({"retry-after": value}, now=NOW) == wait, value
+        for name in ("retry-after", "x-ratelimit-reset", "ratelimit-reset", "x-ratelimit-reset-tokens"):
+            assert requested_wait({name: value}, now=NOW) == wait, (name, value)
     assert requested_wait({"retry-after-ms": "1500", "retry-after": "20"}, now=NOW) == 1.5
     assert requested_wait({"x-ms-retry-after-ms": "1500"}, now=NOW) == 1.5
-    assert requested_wait({"retry-after": "20s"}, now=NOW) == 20
+    assert requested_wait({"date": dates[-20], "retry-after": dates[20]}, now=NOW) == 40  # our clock is wrong
+
+
+def test_the_end_of_a_rate_limits_window_counts_where_nothing_remains_in_it() -> None:
+    windows = {
+        "x-ratelimit-remaining-requests": "10",
+        "x-ratelimit-reset-requests": "1m0s",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "12s",
+    }
+    assert requested_wait(windows, now=NOW) == 12
+    assert requested_wait({**windows, "x-ratelimit-remaining-tokens": "5"}, now=NOW) is None
+    assert requested_wait({**windows, "retry-after": "3"}, now=NOW) == 3
+    assert classify(500, {"x-ratelimit-reset": "30"}, b"", now=NOW).wait is None  # says nothing of this error
+    sent = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(NOW + 25) * 1000)}  # OpenRouter's
+    assert requested_wait({}, error_of("busy", metadata={"headers": sent}), now=NOW) == 25
 
 
 @given(st.text())
@@ -204,10 +316,17 @@ def test_back_off_has_full_jitter_under_a_doubling_limit() -> None:
         ("<think>\nWho?\n</think>\n\nAnna.", "stop", "Who?", "Anna.", ""),
         ("Who?\n</think>\n\nAnna.", "stop", "Who?", "Anna.", ""),  # the chat template opens the block
         ("Who? </think>\nAnna.", "stop", "Who?", "Anna.", ""),
+        ("Who?</think>Anna.", "stop", "Who?", "Anna.", ""),
+        ("</think>\n\nAnna.", "stop", "", "Anna.", ""),
+        ("It ends with </think>\nor so.", "stop", "", "It ends with </think>\nor so.", ""),
+        ("As in\n<think>\n</think>\nso.", "stop", "", "As in\n<think>\n</think>\nso.", ""),
         ("Close it with </think> in the text.", "stop", "", "Close it with </think> in the text.", ""),
         ("[THINK]Who?[/THINK]Anna.", "stop", "Who?", "Anna.", ""),  # Mistral
         ("<Thinking>Who?</Thinking>Anna.", "stop", "Who?", "Anna.", ""),
-        ("<seed:think>Who?</seed:think>Anna.", "stop", "Who?", "Anna.", ""),
+        *((f"<{tag}>Who?</{tag}>Anna.", "stop", "Who?", "Anna.", "") for tag in TAGS),
+        ('<think duration="3">Who?</think>Anna.', "stop", "Who?", "Anna.", ""),
+        ("<|begin_of_thought|>Who?<|end_of_thought|>Anna.", "stop", "Who?", "Anna.", ""),
+        ("<|START_THINKING|>Who?<|END_THINKING|>Anna.", "stop", "Who?", "Anna.", ""),
         ("◁think▷Who?◁/think▷Anna.", "stop", "Who?", "Anna.", ""),  # Kimi
         ("<think>\n</think>\n<think>Who?</think>Anna.", "stop", "Who?", "Anna.", ""),
         ("<thoughtful> Anna.", "stop", "", "<thoughtful> Anna.", ""),
