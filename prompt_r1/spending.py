@@ -4,6 +4,7 @@ A request starts only if the budget still holds when it ends.
 """
 
 import asyncio
+import math
 from dataclasses import dataclass
 from operator import add, mul, sub
 
@@ -89,12 +90,11 @@ class Budget:
         self, *, max_calls: int = 0, max_usd: float = 0.0, spent: Spending | None = None, ranks: int = 1
     ) -> None:
         self.before = self.spent = spent or Spending()
-        limits = {"calls": max_calls, "usd": max_usd}
-        self._limits = {name: limit for name, limit in limits.items() if limit}
+        self._limits = {"calls": max_calls, "usd": max_usd}
         self._share: dict[str, float] = {}  # the part of each limit that this rank may reach
         for name, limit in self._limits.items():
             before: float = getattr(self.before, name)
-            self._share[name] = before + (limit - before) / ranks
+            self._share[name] = before + (limit - before) / ranks if limit else math.inf
         self._reserved = Spending()
         self._settled = asyncio.Event()  # of the next request that ends
 
@@ -103,9 +103,9 @@ class Budget:
 
         Raises OutOfBudget when the request does not fit although no other one is running.
         """
-        while limit := self._exceeded_limit(self.spent + self._reserved + estimate):
+        while exceeded := self._exceeded(self.spent + self._reserved + estimate):
             if not self._reserved.calls:
-                flag = f"--max-env-{limit} {self._limits[limit]:g}"
+                flag = f"--max-env-{exceeded[0]} {self._limits[exceeded[0]]:g}"
                 raise OutOfBudget(f"the budget {flag} has no room for another call; spent: {self.spent}")
             await self._settled.wait()
         self._reserved += estimate
@@ -117,9 +117,5 @@ class Budget:
         self._settled.set()
         self._settled = asyncio.Event()
 
-    def _exceeded_limit(self, total: Spending) -> str:
-        """The name of the first limit that a total exceeds; "" if it exceeds none."""
-        for name, share in self._share.items():
-            if getattr(total, name) > share + ROUNDING:
-                return name
-        return ""
+    def _exceeded(self, total: Spending) -> list[str]:
+        return [name for name, share in self._share.items() if getattr(total, name) > share + ROUNDING]

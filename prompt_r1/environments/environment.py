@@ -109,32 +109,26 @@ class Payment:
         assert not self._reserved.calls, "one request of a call at a time"
         await self._budget.reserve(self._estimate)
         self._reserved = self._estimate
-        self._write(self._charged + self._estimate)
+        self._journal.write(self._call, self._key, self._charged + self._estimate)
 
     def give_up(self, lost: bool) -> None:
         """A request brought no reply. One that may be billed is charged at its estimate."""
         if self._reserved.calls:
-            self._member.counts["failed_requests"] += 1
-            self._member.counts["lost"] += lost
+            self._member.counts.update(failed_requests=1, lost=lost)
             self._settle(self._estimate + Spending(lost_usd=self._estimate.usd) if lost else Spending())
-            self._write(self._charged)
 
     def end(self, outcome: Outcome) -> None:
         """Charge the reply; of a call that failed, only its lost requests, or else a call without tokens."""
-        if outcome.verdict in REPLIED or not self._charged.calls:
-            self._settle(self._member.price.of_call(outcome.tokens_in, outcome.tokens_out))
-        self.give_up(lost=False)
-        seconds = time.perf_counter() - self._started
-        self._member.count(outcome, seconds)
-        self._write(self._charged, outcome, latency=round(seconds, 4), usd=self._charged.usd)
+        is_charged = outcome.verdict in REPLIED or not self._charged.calls
+        reply = self._member.price.of_call(outcome.tokens_in, outcome.tokens_out)
+        self._member.count(outcome, time.perf_counter() - self._started)
+        self._settle(reply if is_charged else Spending(), outcome)
 
-    def _settle(self, charge: Spending) -> None:
+    def _settle(self, charge: Spending, ended: Outcome | None = None) -> None:
         self._budget.settle(self._reserved, charge)
         self._reserved = Spending()
         self._charged += charge
-
-    def _write(self, charged: Spending, outcome: Outcome | None = None, **about: object) -> None:
-        self._journal.write(self._call, self._key, charged, outcome, **about)
+        self._journal.write(self._call, self._key, self._charged, ended)
 
 
 class Environment:
@@ -211,40 +205,38 @@ class Environment:
         source = member.source
         key = Key(source.name, source.parameters, messages, [game.sample, game.epoch] * source.samples)
         key.game.extend([game.session] * source.by_session)
-        outcome = without_thinking(await self._find_or_pay(member, key, game))
+        while key.digest in self._running:
+            await self._running[key.digest].wait()  # another game makes the same call: pay for it once
+        outcome = self.journal.find(key)
+        if outcome is not None:
+            member.counts["reused"] += 1
+            member.has_replied = True
+        else:
+            outcome = await self._pay(member, key, game)
+        outcome = without_thinking(outcome)
         is_empty = outcome.verdict in REPLIED and not outcome.text.strip()
         if label := outcome.label or "empty" * is_empty:
             member.counts[f"outcomes/{label}"] += 1
         game.spent += member.price.of_call(outcome.tokens_in, outcome.tokens_out)
         return outcome
 
-    async def _find_or_pay(self, member: Member, key: Key, game: Game) -> Outcome:
-        """The recorded outcome of a call; else it is paid for."""
-        if not self.journal.records:
-            return await self._pay(member, key, game)
-        while key.digest in self._running:
-            await self._running[key.digest].wait()  # another game makes the same call: pay for it once
-        if (found := self.journal.find(key)) is not None:
-            member.counts["reused"] += 1
-            member.has_replied = True
-            return found
-        self._running[key.digest] = asyncio.Event()
-        try:
-            return await self._pay(member, key, game)
-        finally:
-            self._running.pop(key.digest).set()
-
     async def _pay(self, member: Member, key: Key, game: Game) -> Outcome:
         """Send a call: whatever ends it, what it may cost is charged."""
         payment = Payment(member, key, self.journal, self.budget)
-        call = Call(key.messages, game.sample, game.session, payment.begin, payment.give_up)
+        ended = asyncio.Event()
+        if self.journal.records:
+            self._running[key.digest] = ended
         try:
+            call = Call(key.messages, game.sample, game.session, payment.begin, payment.give_up)
             outcome = await member.source.reply(call)
         except EnvError as error:
             outcome = Outcome("failed", reason=str(error))
         except BaseException:
             payment.give_up(lost=True)  # the call was cut off: a request that runs is lost
             raise
+        finally:
+            self._running.pop(key.digest, None)
+            ended.set()
         payment.end(outcome)
         return outcome
 

@@ -78,20 +78,19 @@ class Journal:
         self._calls += 1
         return self._calls
 
-    def write(self, call: int, key: Key, charged: Spending, outcome: Outcome | None, **about: object) -> None:
-        """Append what a call is charged so far and, if it has ended, its outcome and what else is known.
+    def write(self, call: int, key: Key, charged: Spending, ended: Outcome | None = None) -> None:
+        """Append what a call is charged so far and, if it has ended, its outcome.
 
         It is one write: a kill leaves at most one torn line, the last.
         """
         if not self.records:
             return
         line: dict[str, object] = {"key": key.digest, "call": call, "charged": charged.amounts}
-        if outcome is not None:
-            line |= {name: getattr(outcome, name) for name in STORED} | about
-            prompt = key.messages[-1]["content"]
-            line |= {"source": key.source, "prompt": prompt, "time": round(time.time(), 3)}
-            if outcome.verdict in REPLIED:
-                self._replies[key.digest] = outcome
+        if ended is not None:
+            line |= {name: getattr(ended, name) for name in STORED} | {"source": key.source}
+            line |= {"prompt": key.messages[-1]["content"], "time": round(time.time(), 3), "usd": charged.usd}
+            if ended.verdict in REPLIED:
+                self._replies[key.digest] = ended
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
     def _read(self, path: Path) -> dict[int, Spending]:
