@@ -75,18 +75,6 @@ def decode(tokens: list[int]) -> str:
     return tiny.tokenizer().decode(tokens, skip_special_tokens=False)
 
 
-def test_turns_append_to_the_dialogue_and_are_never_rendered_again():
-    """Qwen3's template drops the think blocks of earlier turns; the codec keeps the sampled tokens."""
-    c = codec()
-    agent = tiny.think("hm", prompt="ask")
-    tokens = c.opening("Who?") + tiny.tokenizer()(agent)["input_ids"] + [c.turn_end]
-    dialogue = tokens + c.reply("Anna.", after=tokens[-1])
-    reply = "<|im_start|>user\n<interaction_response>Anna.</interaction_response><|im_end|>\n"
-    assert decode(dialogue) == (
-        decode(c.opening("Who?")) + agent + "<|im_end|>\n" + reply + "<|im_start|>assistant\n"
-    )
-
-
 def test_a_turn_that_ends_at_another_end_token_is_closed_as_the_template_does():
     """A model may have several; the template writes one of them."""
     c = codec().ending_at(frozenset({5}))
@@ -98,12 +86,6 @@ def test_a_turn_that_ends_at_another_end_token_is_closed_as_the_template_does():
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_untrusted_text_round_trips(text):
     assert decode(codec().encode_untrusted(text)) == text
-
-
-def test_decode_returns_the_agents_text_without_its_stop_token():
-    c = codec()
-    tokens = tiny.tokenizer()("<think>a</think>é")["input_ids"]
-    assert c.decode([*tokens, c.turn_end]) == c.decode(tokens) == "<think>a</think>é"
 
 
 def test_a_turn_ends_at_the_templates_end_of_message_and_at_eos():
