@@ -54,7 +54,7 @@ from prompt_r1.evaluation.systems import (
 )
 from prompt_r1.metrics.em_f1 import Rules
 from prompt_r1.metrics.similarity import SentenceEncoder, find_encoder, semantic_similarity
-from prompt_r1.terminal import printable
+from prompt_r1.terminal import printable, progress_style
 from prompt_r1.types import Question
 
 
@@ -146,7 +146,7 @@ async def answer_all(
         file.add(replace(answer, metrics=text_metrics(answer)))
         bar.update()
 
-    with tqdm(total=len(missing), desc=str(system), disable=None, leave=False) as bar:
+    with tqdm(total=len(missing), desc=str(system), leave=False, **progress_style()) as bar:
         try:
             async with asyncio.TaskGroup() as group:
                 for pair in missing:

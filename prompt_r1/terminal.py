@@ -1,9 +1,10 @@
-"""Print untrusted text safely."""
+"""Print untrusted text safely, and progress where there is no terminal."""
 
 import os
 import re
 import sys
 import unicodedata
+from typing import Any
 
 NOT_PLAIN = re.compile("[^ -~\t\n]")  # everything but visible ASCII: the only characters worth looking up
 # Characters; a shorter key ("EMPTY", "ollama") is a placeholder that replies may contain.
@@ -37,6 +38,22 @@ def scrub(text: str, key: str) -> str:
     if not key or key.lower() not in text.lower():  # much faster than the search below in a long text
         return text
     return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE)
+
+
+class _Lines:
+    """Writes each state of a progress bar on a line of its own: a log file shows no carriage return."""
+
+    def write(self, text: str) -> None:
+        if line := text.strip("\r\n "):
+            print(line, file=sys.stderr, flush=True)
+
+    def flush(self) -> None:
+        pass
+
+
+def progress_style() -> dict[str, Any]:
+    """Arguments of tqdm: without a terminal, a line every ten seconds, and none in the first ten."""
+    return {} if sys.stderr.isatty() else {"file": _Lines(), "mininterval": 10, "delay": 10}
 
 
 def prepare_standard_streams() -> None:

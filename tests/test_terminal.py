@@ -5,9 +5,10 @@ import sys
 import unicodedata
 
 import pytest
+from tqdm import tqdm
 
 from prompt_r1 import terminal
-from prompt_r1.terminal import prepare_standard_streams, printable, printable_line, scrub
+from prompt_r1.terminal import prepare_standard_streams, printable, printable_line, progress_style, scrub
 
 
 @pytest.mark.parametrize(
@@ -60,3 +61,14 @@ def test_output_that_its_encoding_lacks_is_escaped_and_not_an_error(monkeypatch)
     narrow.write("é")
     narrow.flush()
     assert narrow.buffer.getvalue() == b"\\xe9"
+
+
+def test_without_a_terminal_progress_is_a_line_every_ten_seconds(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    for seconds, expected in [(1, []), (6, [2, 4])]:  # steps that take a second, or six
+        for _ in tqdm(range(5), desc="games", leave=False, **progress_style()):
+            now[0] += seconds
+        error = capsys.readouterr().err
+        assert [line.split("|")[2].split()[0] for line in error.splitlines()] == [f"{n}/5" for n in expected]
+        assert "\r" not in error
