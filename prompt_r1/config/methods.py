@@ -76,7 +76,9 @@ class SftConfig:
 
     agent: str = setting("Qwen/Qwen3-4B", "model folder, .gguf file or hub id of the agent, smollm2 or mini")
     games: str = setting(
-        "", "JSONL file of the games to imitate: question, turns; mini: demonstrations of the mini world"
+        "",
+        "JSONL file of the games to imitate: question, turns; mini or mini:KIND: demonstrations of the mini "
+        "world, of all kinds of questions or one",
     )
     preset: str = setting(
         "small",

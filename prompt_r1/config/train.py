@@ -124,7 +124,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 PRESETS["small"] = {
     **PRESETS["mini"],
     "agent": SMOLLM2,
-    "test_data": ("none",),
+    "data": ("mini:pop",),  # one step in casual words, which such a model learns to ask clearly in minutes
+    "val_data": ("mini:pop",),
+    "test_data": ("mini:pop",),
     "max_tokens": 512,
     "steps": 24,
     "questions": 4,

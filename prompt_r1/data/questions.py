@@ -18,20 +18,23 @@ if TYPE_CHECKING:
     from prompt_r1.miniworld.world import MiniWorld
 
 MINI_SPLITS = ("train", "validation", "test", "ood")
+MINI_KINDS = ("bridge", "compare", "pop", "math", "gen")
 
 
 def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question]:
     """Concatenate the questions of the given names.
 
-    A name is a file, `hf:ORG/NAME:SPLIT` of the Hub, `mini` (its `split`), `mini:SPLIT`, or
-    `py:MODULE:FUNCTION`, which is called with `split` and `seed`. Raises UsageError for a name that cannot be
-    read, and for an unknown split.
+    A name is a file, `hf:ORG/NAME:SPLIT` of the Hub, `mini` (its `split`), `mini:SPLIT`, `mini:KIND` (those
+    of its `split`), or `py:MODULE:FUNCTION`, which is called with `split` and `seed`. Raises UsageError for a
+    name that cannot be read, and for an unknown part of the mini world.
     """
     questions: list[Question] = []
     for name in names:
         if is_mini_data(name):
-            check_mini_split(name)
-            questions += getattr(_mini_world(seed), name.partition(":")[2] or split)
+            check_mini_part(name)
+            part = name.partition(":")[2]
+            found = getattr(_mini_world(seed), part if part in MINI_SPLITS else split)
+            questions += [each for each in found if part not in MINI_KINDS or each.dataset == part]
         elif name.startswith(OBJECT_PREFIX):
             questions += _questions_of_function(name.removeprefix(OBJECT_PREFIX), split, seed)
         else:
@@ -100,11 +103,11 @@ def _questions_of_function(name: str, split: str, seed: int) -> list[Question]:
     return as_questions(where, enumerate(rows, start=1), dataset=name.rpartition(":")[2])
 
 
-def check_mini_split(name: str) -> None:
-    """Raise UsageError for `mini:SPLIT` with a split that the mini world lacks."""
-    split = name.partition(":")[2]
-    if split and split not in MINI_SPLITS:
-        raise UsageError(f"the mini world has no split {split!r}: choose one of {', '.join(MINI_SPLITS)}")
+def check_mini_part(name: str) -> None:
+    """Raise UsageError for `mini:PART` if PART is neither a split nor a kind of question."""
+    part, parts = name.partition(":")[2], (*MINI_SPLITS, *MINI_KINDS)
+    if part and part not in parts:
+        raise UsageError(f"the mini world has no part {part!r}: choose one of {', '.join(parts)}")
 
 
 @lru_cache(maxsize=2)  # programs read its splits one by one

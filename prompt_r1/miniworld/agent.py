@@ -190,15 +190,23 @@ def plain_text(question: Question, turns: list[Turn]) -> str:
 
 
 def demonstrations(
-    seed: int, worlds: int = WORLDS, games: int = GAMES, *, show: Show = demonstrate
+    seed: int,
+    worlds: int = WORLDS,
+    games: int = GAMES,
+    *,
+    kinds: Sequence[str] | None = None,
+    show: Show = demonstrate,
 ) -> Iterator[tuple[Question, list[Turn]]]:
-    """Games in worlds whose seeds are strings: worlds with integer seeds are for training and evaluation."""
+    """Games of questions of these kinds (default: all), `games` in each of the worlds.
+
+    The seeds of these worlds are strings: worlds with integer seeds are for training and evaluation.
+    """
     for number in range(worlds):
         world_seed = f"warm start {seed} world {number}"
         world = make_world(world_seed)
         environment = MiniEnvironment(world, "A", seed=world_seed)
         rng = random.Random(f"demonstrations {world_seed}")
-        for mini in make_questions(world, "train", games, world_seed):
+        for mini in make_questions(world, "train", games, world_seed, kinds=kinds):
             yield show(mini, environment, rng)
 
 

@@ -70,3 +70,9 @@ def test_a_question_must_leave_room_for_one_token():
 
 def test_a_split_named_after_mini_overrides_the_default_split():
     assert find_questions(["mini:ood"], "validation", 0) == mini_world(0, train=0).ood
+
+
+def test_a_kind_named_after_mini_chooses_its_questions_of_the_split():
+    validation = mini_world(0, train=0).validation
+    pop = [question for question in validation if question.dataset == "pop"]
+    assert pop and find_questions(["mini:pop"], "validation", 0) == pop

@@ -213,7 +213,7 @@ def test_a_line_that_is_no_game_is_named(tmp_path, row):
 def test_the_program_teaches_the_package_s_own_demonstrations_and_says_how_to_train(tmp_path, capsys):
     """It printed `--config mini`, whose learning rate destroyed the model in one step."""
     start, threads = tiny.save_agent(tmp_path / "start"), torch.get_num_threads()
-    line = f"--agent {start} --games mini --epochs 1 --cutoff 450 --threads 1 --out {tmp_path / 'out'}"
+    line = f"--agent {start} --games mini:pop --epochs 1 --cutoff 450 --threads 1 --out {tmp_path / 'out'}"
     main(line.split())
     assert torch.get_num_threads() == threads == 1
     folder = tmp_path / "out" / "agent"
