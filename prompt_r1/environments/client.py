@@ -23,7 +23,7 @@ import httpx
 
 from prompt_r1.environments.environment import BILLED_CHARACTERS_PER_TOKEN
 from prompt_r1.environments.responses import MOST_BYTES, Attempt, back_off, classify, failed
-from prompt_r1.environments.sources import REPLIED, AskOutcome, Call, Outcome
+from prompt_r1.environments.sources import REPLIED, AskOutcome, Call, Outcome, Source
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.terminal import SHORTEST_SECRET, printable, scrub
 from prompt_r1.types import Message
@@ -60,15 +60,13 @@ class Traffic:
     failing_since: float = 0.0  # loop time of the first failure since the last reply; infinite: reported
 
 
-class Endpoint:
+class Endpoint(Source):
     """Asks `model` at `base_url`. `system` opens every dialogue that has no system message.
 
     `fields` (temperature, max_tokens, …) are added to every request; a field that the model rejects is
     dropped for the rest of the run. In seconds, `attempt_timeout` bounds a request and its response, and
     `call_deadline` all requests of a call.
     """
-
-    by_session = False
 
     def __init__(
         self,

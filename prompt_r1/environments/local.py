@@ -18,7 +18,7 @@ from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenize
 from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import PieceEncoder, opened_think, render
 from prompt_r1.config.environment import SMOLLM2
-from prompt_r1.environments.sources import AskOutcome, Call, Outcome
+from prompt_r1.environments.sources import Call, Outcome, Source
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Message
 
@@ -37,10 +37,8 @@ class ReplySettings:
     system: str = ""
 
 
-class LocalEnvironment:
+class LocalEnvironment(Source):
     """Replies with greedy or sampled text of the model, and counts tokens as an endpoint does."""
-
-    by_session = False
 
     def __init__(
         self,
@@ -116,9 +114,6 @@ class LocalEnvironment:
             tokens += self._encoder.trusted(frame) if tokens else self._encoder.start(frame)
             tokens += self._encoder.untrusted(message["content"])
         return tokens + self._encoder.trusted(rest)
-
-    async def check(self, ask: AskOutcome) -> None:
-        pass
 
     def _can_render(self, messages: list[Message]) -> bool:
         try:

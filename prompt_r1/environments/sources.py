@@ -88,13 +88,14 @@ class Source(Protocol):
     name: str
     parameters: Mapping[str, object]
     samples: bool  # equal messages may get different replies
-    by_session: bool  # the reply depends on the question's id too
+    by_session: bool = False  # the reply depends on the question's id too
 
     async def reply(self, call: Call) -> Outcome:
         """The reply with its token counts, or why there is none. Awaits `call.begin` before it starts."""
 
     async def check(self, ask: AskOutcome) -> None:
         """Raise UsageError or FatalEnvError if no call can succeed. What it asks is paid for."""
+        return
 
 
 class Answering(Protocol):
@@ -108,7 +109,7 @@ class Answering(Protocol):
         """Return the reply. Raise EnvError if the call failed: its game ends, and no other one."""
 
 
-class OwnSource:
+class OwnSource(Source):
     """An object in this process as a source. A plain function runs in a thread, so that it may block.
 
     Free, unless `characters_per_token` is set: then tokens are estimated from the text's length.
@@ -145,9 +146,6 @@ class OwnSource:
         tokens_in = math.ceil(characters / self._characters_per_token)
         tokens_out = math.ceil(len(text) / self._characters_per_token)
         return Outcome("ok", text=text, finish="stop", tokens_in=tokens_in, tokens_out=tokens_out)
-
-    async def check(self, ask: AskOutcome) -> None:
-        pass
 
     async def _call(self, *arguments: object, **game: object) -> object:
         try:
