@@ -245,10 +245,10 @@ def _objects(value: object) -> Iterator[Mapping[str, object]]:
 
 
 def _decompressed(body: bytes) -> bytes:
-    """The body without gzip, which it begins like whatever its header says; cut off above MOST_BYTES."""
-    if body.startswith(b"\x1f\x8b"):
+    """The body without gzip or deflate, as it begins, whatever its header says; cut off above MOST_BYTES."""
+    if body.startswith((b"\x1f\x8b", b"x")):
         with suppress(zlib.error):
-            return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(body, MOST_BYTES + 1)
+            return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, MOST_BYTES + 1)
     return body
 
 

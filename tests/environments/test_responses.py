@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import zlib
 from email.utils import formatdate
 
 import pytest
@@ -234,6 +235,7 @@ def test_a_stream_that_was_not_asked_for_is_read(body: bytes) -> None:
     "body",
     [
         gzip.compress(GOOD.encode()),  # whatever the header says
+        zlib.compress(GOOD.encode()),
         *(GOOD.encode(encoding) for encoding in ("utf-8-sig", "utf-16", "utf-32")),
         (GOOD[:-1] + ', "score": NaN}').encode(),
         GOOD.replace("stop", "stop\t").encode(),
