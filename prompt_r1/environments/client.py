@@ -228,7 +228,10 @@ class Endpoint(Source):
             # asyncio's errors are a group where a proxy's port is above the highest one
             return failed(f"no server answers ({str(error) or type(error).__name__})", misdirected=True)
         except (httpx.HTTPError, OSError) as error:
-            return failed(f"{type(error).__name__}: {error}".removesuffix(": "), lost=True)
+            said = f"{type(error).__name__}: {error}".removesuffix(": ")
+            is_no_http = "illegal" in said  # h11's word for lines that are none of HTTP
+            said += "; check http or https and the port" if is_no_http else ""
+            return failed(said, lost=True, misdirected=is_no_http)
 
     async def _traffic_of_loop(self) -> Traffic:
         loop = asyncio.get_running_loop()

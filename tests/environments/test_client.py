@@ -191,11 +191,13 @@ def test_the_check_asks_once_as_a_game_does_and_a_busy_endpoint_passes(answer) -
     assert sent["top_p"] == 0.5
 
 
-def test_a_refused_connection_or_a_proxy_that_refuses_fails_the_check() -> None:
+def test_a_refused_connection_a_proxy_that_refuses_and_what_is_no_http_fail_the_check() -> None:
     with pytest.raises(FatalEnvError, match="9/v1: no server answers"):
         asyncio.run(Environment([endpoint(base_url="http://127.0.0.1:9/v1")]).check())
     with pytest.raises(FatalEnvError, match=r"no server answers \(407 Proxy"):
         check(httpx.ProxyError("407 Proxy Authentication Required"))
+    with pytest.raises(FatalEnvError, match="check http or https and the port"):
+        check(httpx.RemoteProtocolError("illegal request line"))  # a TLS alert
 
 
 def test_a_server_of_web_pages_fails_the_check_but_a_single_page_does_not() -> None:
