@@ -57,7 +57,7 @@ def paged_attention(policy: Policy) -> str:
             game = CachedGame(number)
             pool.extend(game, length)
             chunks.append(Chunk(sum(chunk.count for chunk in chunks), count, length, game.pages))
-        batch = PagedBatch.of(chunks, pool, policy.device)
+        batch = PagedBatch.of(chunks, pool)
         heads = policy.model.config.num_attention_heads
         query = torch.randn(
             sum(counts), heads, pool.keys.shape[4], device=policy.device, dtype=pool.keys.dtype

@@ -6,7 +6,7 @@ model's forward reach the attention of every layer: `packed=` or `paged=` select
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -113,11 +113,6 @@ def register() -> None:
     AttentionInterface.register(NAME, attend)
 
 
-def is_shorter(window: Window, length: int) -> TypeGuard[int]:
-    """Whether a window hides anything in sequences of at most this many tokens."""
-    return window is not None and window < length
-
-
 def attend_in_window(
     query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window = None
 ) -> Tensor:
@@ -126,10 +121,10 @@ def attend_in_window(
     (H, Tq, D) queries, the last Tq of the T tokens, and (Hkv, T, D) keys and values → (H, Tq, D).
     """
     count, length = query.shape[1], key.shape[1]
+    window = min(window or length, length)
     visible = None
-    if count < length or is_shorter(window, length):
+    if min(count, window) < length:
         visible = torch.ones(count, length, dtype=torch.bool, device=query.device).tril(length - count)
-    if visible is not None and window is not None:
         visible = visible.triu(length - count + 1 - window)
     return F.scaled_dot_product_attention(
         query[None],

@@ -4,9 +4,9 @@ The interface is stateless: `generate(tokens)`. A game passes its handle, under 
 cached between its turns: only the tokens that are not cached yet are computed. The longest prefix that any
 cached game has in common with it is copied. A step has three parts:
 
-    schedule      choose the tokens of the step: one for each job that decodes, and prompt tokens in chunks
-    run           one forward over these tokens, packed into one row
-    postprocess   append the token that each job sampled; jobs that are finished leave the batch at once
+    schedule   choose the tokens of the step: one for each job that decodes, and prompt tokens in chunks
+    run        one forward over these tokens, packed into one row
+    sample     append a token to each job that can; jobs that are finished leave the batch at once
 
 A game that waits for its environment keeps its pages as long as memory allows, but takes no place in the
 batch.
@@ -21,10 +21,10 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.cuda_graphs import Capture, Decoded, DecodeGraphs, capture_cuda_graph
+from prompt_r1.agent.cuda_graphs import Capture, DecodeGraphs, capture_cuda_graph
 from prompt_r1.agent.kv_cache import CachedGame, PagedBatch, PagePool, allocate_pool, upload
 from prompt_r1.agent.policy import Policy
-from prompt_r1.agent.sampling import Sampling, SamplingMix, draw, settings_row
+from prompt_r1.agent.sampling import Sampling, draw
 from prompt_r1.agent.scheduler import Job, Schedule, Scheduler
 from prompt_r1.types import Completion
 
@@ -152,7 +152,7 @@ class Engine:
         )
         if self._capture is not None:
             self._graphs = DecodeGraphs(
-                self._compute, self._pool, longest=self.max_tokens, capture=self._capture
+                self._hidden_states, self._pool, longest=self.max_tokens, capture=self._capture
             )
         self._scheduler = Scheduler(
             self._pool, max_games=self._max_games, prefill_tokens=self._prefill_tokens
@@ -180,8 +180,7 @@ class Engine:
         try:
             schedule = scheduler.schedule()
             self.prefilled += schedule.prefilled
-            if schedule.known or schedule.chunks:
-                self._postprocess(schedule, self._run_schedule(schedule))
+            self._run_schedule(schedule)
             return
         except torch.OutOfMemoryError:
             if scheduler.max_games == 1 and scheduler.prefill_tokens == 1:
@@ -199,49 +198,40 @@ class Engine:
         )
 
     @torch.inference_mode()
-    def _run_schedule(self, schedule: Schedule) -> Decoded | None:
-        """Run the forward, and sample a token for each job of the schedule that can; None if none can."""
-        device = self.policy.device
-        mix = SamplingMix.of([job.sampling for job in schedule.jobs])
-        settings = [settings_row(job.sampling, job.uniform) for job in schedule.jobs]
-        decodes = not schedule.known and len(schedule.columns) == len(schedule.chunks)
-        if decodes and self._graphs is not None and self._graphs.can_run(schedule.chunks):
-            return self._graphs(schedule.tokens, schedule.chunks, settings, mix)
+    def _run_schedule(self, schedule: Schedule) -> None:
+        """Run the forward, and sample a token for each job of the schedule that can."""
+        assert self._pool is not None, "the pool is allocated before the first step"
         hidden = [
             job.game.opening_state[None] for job in schedule.known if job.game.opening_state is not None
         ]
         if schedule.chunks:
-            assert self._pool is not None, "the pool is allocated before the first forward"
-            batch = PagedBatch.of(schedule.chunks, self._pool, device)
-            states = self._hidden_states(upload(schedule.tokens, torch.int64, device), batch)
-            columns = upload(list(schedule.columns.values()), torch.int64, device)
+            if self._graphs is not None and len(schedule.columns) == len(schedule.tokens):  # a decode step
+                states = self._graphs(schedule.tokens, schedule.chunks)
+            else:
+                batch = PagedBatch.of(schedule.chunks, self._pool)
+                states = self._hidden_states(upload(schedule.tokens, torch.int64, self.policy.device), batch)
+            columns = upload(list(schedule.columns.values()), torch.int64, self.policy.device)
             hidden.append(states.index_select(0, columns))
-        if not schedule.jobs:
-            return None
-        return self._draw(torch.cat(hidden), upload(settings, torch.float64, device), mix)
-
-    def _compute(self, tokens: Tensor, batch: PagedBatch, settings: Tensor, mix: SamplingMix) -> Decoded:
-        """A decode step on tensors alone, as a CUDA graph captures it."""
-        return self._draw(self._hidden_states(tokens, batch), settings, mix)
+        if schedule.jobs:
+            self._sample(schedule.jobs, torch.cat(hidden))
 
     def _hidden_states(self, tokens: Tensor, batch: PagedBatch) -> Tensor:
         """Last hidden states (T, hidden) of a packed row. Writes its keys and values to the pages."""
         positions = batch.positions[None]
         return self.policy.hidden_states(tokens[None], position_ids=positions, paged=batch.attend)[0]
 
-    def _draw(self, hidden: Tensor, settings: Tensor, mix: SamplingMix) -> Decoded:
-        return Decoded(hidden, draw(self.policy.logits(hidden), settings, mix))
-
-    def _postprocess(self, schedule: Schedule, decoded: Decoded | None) -> None:
-        """Append the sampled token of each job, and resolve the jobs that are finished."""
-        if decoded is None:
-            return
-        self.sampled += len(schedule.jobs)
-        pairs = decoded.drawn.tolist()
-        for row, (job, (number, logprob)) in enumerate(zip(schedule.jobs, pairs, strict=True)):
+    def _sample(self, jobs: list[Job], hidden: Tensor) -> None:
+        """Append a token to each job, sampled from its last hidden state (R, hidden), and resolve the jobs
+        that are finished.
+        """
+        drawn = draw(
+            self.policy.logits(hidden), [job.sampling for job in jobs], [job.uniform for job in jobs]
+        )
+        self.sampled += len(jobs)
+        for job, state, (number, logprob) in zip(jobs, hidden, drawn.tolist(), strict=True):
             opening = job.game.opening
             if len(job.tokens) == len(opening) and tuple(job.tokens) == opening:
-                job.game.opening_state = decoded.hidden[row].clone()
+                job.game.opening_state = state.clone()
             token = int(number)
             job.tokens.append(token)
             job.logprobs.append(logprob)

@@ -13,20 +13,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prompt_r1.agent.attention import (
-    UnsupportedAttention,
-    Window,
-    attend_in_window,
-    attention_shape,
-    is_shorter,
-)
+from prompt_r1.agent.attention import UnsupportedAttention, Window, attend_in_window, attention_shape
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
 
@@ -64,6 +57,8 @@ class PagePool:
         self.keys, self.values = (
             pool.transpose(2, 3) if on_cpu else pool for pool in pools
         )  # (L, P, S, Hkv, D)
+        self.device = policy.device
+        self.flash = policy.device.type == "cuda" and policy.compute.itemsize == 2  # what FlashAttention has
         self.page_size = page_size
         self.count = pages
         self.spare = pages
@@ -164,14 +159,13 @@ class Chunk:
 
 @dataclass(frozen=True)
 class PagedBatch:
-    """A packed row of T new tokens of B sequences, and the pages that hold these.
-
-    A CUDA graph records what `attend` does with these tensors, so on GPUs it reads no value on the host.
-    """
+    """A packed row of T new tokens of B sequences, and the pages that hold these."""
 
     pool: PagePool
+    chunks: Sequence[Chunk]  # read only where each sequence is attended to by itself
     positions: Tensor  # (T,) of each new token in its sequence
     pages: Tensor  # (T,) the page of each new token
+    rows: Tensor  # (T,) its row in the page
     starts: Tensor  # (B + 1,) int32 first column of each sequence, then T
     lengths: Tensor  # (B,) int32 tokens of each sequence, the new ones included
     block_tables: Tensor  # (B, pages of the longest) int32
@@ -179,34 +173,34 @@ class PagedBatch:
     longest: int  # sequence, in tokens
 
     @classmethod
-    def of(cls, chunks: Sequence[Chunk], pool: PagePool, device: torch.device) -> "PagedBatch":
-        """The batch of these chunks."""
-        positions: list[int] = []
-        pages: list[int] = []
+    def of(cls, chunks: Sequence[Chunk], pool: PagePool, *, longest: int = 0) -> "PagedBatch":
+        """The batch of these chunks; `longest`: room for sequences of so many tokens in the block tables."""
+        new: list[tuple[int, int, int]] = []
         for one in chunks:
-            new = range(one.length - one.count, one.length)
-            positions += new
-            pages += [one.pages[position // pool.page_size] for position in new]
-        most_pages = max(len(one.pages) for one in chunks)
-        tables = [[*one.pages, *[pool.spare] * (most_pages - len(one.pages))] for one in chunks]
-        row = upload([positions, pages], torch.int64, device)
-        starts = upload([*(one.column for one in chunks), len(positions)], torch.int32, device)
-        lengths = [one.length for one in chunks]
+            for position in range(one.length - one.count, one.length):
+                page, row = divmod(position, pool.page_size)
+                new.append((position, one.pages[page], row))
+        longest = max(longest, *(one.length for one in chunks))
+        spare = [pool.spare] * pool.pages_for(longest)
+        tables = [[*one.pages, *spare][: len(spare)] for one in chunks]
+        positions, pages, rows = upload([*zip(*new, strict=True)], torch.int64, pool.device)
         return cls(
             pool,
-            row[0],
-            row[1],
-            starts,
-            upload(lengths, torch.int32, device),
-            upload(tables, torch.int32, device),
-            max(one.count for one in chunks),
-            max(lengths),
+            chunks,
+            positions,
+            pages,
+            rows,
+            starts=upload([*(one.column for one in chunks), len(new)], torch.int32, pool.device),
+            lengths=upload([one.length for one in chunks], torch.int32, pool.device),
+            block_tables=upload(tables, torch.int32, pool.device),
+            most_new=max(one.count for one in chunks),
+            longest=longest,
         )
 
-    @cached_property
-    def rows(self) -> Tensor:
-        """(T,) the row of each new token in its page."""
-        return self.positions % self.pool.page_size
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a CUDA graph of attention reads."""
+        return self.positions, self.pages, self.rows, self.starts, self.lengths, self.block_tables
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window
@@ -221,45 +215,27 @@ class PagedBatch:
         keys[self.pages, self.rows] = key.transpose(0, 1).to(keys.dtype)
         values[self.pages, self.rows] = value.transpose(0, 1).to(values.dtype)
         query = query.transpose(0, 1).to(keys.dtype)
-        if query.is_cuda and query.dtype.itemsize == 2:
+        if self.pool.flash:
             return _flash(query, keys, values, self, scale, window)
         return _sequence_by_sequence(layer, query, self, scale, window)
 
-    # What follows reads values on the host: on CPUs, and on GPUs in 32 bits.
-
     @cached_property
-    def chunks(self) -> list[Chunk]:
-        """The new tokens of each sequence."""
-        found: list[Chunk] = []
-        starts = pairwise(self.starts.tolist())
-        for (start, end), length, table in zip(
-            starts, self.lengths.tolist(), self.block_tables.tolist(), strict=True
-        ):
-            found.append(Chunk(start, end - start, length, table[: self.pool.pages_for(length)]))
-        return found
-
-    @cached_property
-    def views(self) -> list[list[tuple[Tensor, ...]]]:
-        """Of each sequence in a single page, its keys and its values, (Hkv, L, D) in each layer."""
+    def first_pages(self) -> list[list[tuple[Tensor, ...]]]:
+        """Of each sequence, its keys and values (Hkv, L, D) in its first page, for each layer."""
         pools = (self.pool.keys, self.pool.values)
-        return [
-            [pool[:, one.pages[0], : one.length].transpose(1, 2).unbind(0) for pool in pools]
-            if one.length <= self.pool.page_size
-            else []
-            for one in self.chunks
+        views = [
+            [pool[:, one.pages[0], : one.length].transpose(1, 2) for pool in pools] for one in self.chunks
         ]
+        return [[*zip(keys, values, strict=True)] for keys, values in views]
 
-    def cached(self, layer: int, number: int) -> tuple[Tensor, Tensor]:
-        """The keys and values (Hkv, L, D) of a sequence: a view of a single page, or copies of several."""
-        if self.views[number]:
-            keys_of, values_of = self.views[number]
-            return keys_of[layer], values_of[layer]
-        one = self.chunks[number]
-        keys, values = (
-            pool[layer, one.pages].flatten(0, 1)[: one.length].transpose(0, 1)
-            for pool in (self.pool.keys, self.pool.values)
-        )
-        return keys, values
+    def cached(self, layer: int, number: int) -> tuple[Tensor, ...]:
+        """The keys and values (Hkv, L, D) of a sequence: views of a single page, or copies of several."""
+        one, pool = self.chunks[number], self.pool
+        if one.length <= pool.page_size:
+            return self.first_pages[number][layer]
+        pages = one.pages[: pool.pages_for(one.length)]
+        copies = (cache[layer, pages].flatten(0, 1)[: one.length] for cache in (pool.keys, pool.values))
+        return tuple(rows.transpose(0, 1) for rows in copies)
 
 
 def _flash(
@@ -295,28 +271,19 @@ def _sequence_by_sequence(
     layer: int, query: Tensor, batch: PagedBatch, scale: float, window: Window
 ) -> Tensor:
     """One call of torch's SDPA for each sequence, on any device. (T, H, D) → (T, H, D)."""
-    heads, kv_heads = query.shape[1], batch.pool.keys.shape[3]
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     # For a single query, put the heads that share a key into rows: far faster on a CPU than repeating keys.
-    grouped_queries = query.reshape(len(query), 1, kv_heads, heads // kv_heads, -1).unbind(0)
-    single_columns: list[int] = []
-    single_outputs: list[Tensor] = []
+    grouped = (len(query), 1, batch.pool.keys.shape[3], -1, query.shape[2])
+    queries, outs = query.reshape(grouped).unbind(0), out.view(grouped).unbind(0)
     for number, one in enumerate(batch.chunks):
         key, value = batch.cached(layer, number)
         if one.count == 1:
-            if is_shorter(window, one.length):
+            if window is not None:
                 key, value = key[:, -window:], value[:, -window:]
-            single_columns.append(one.column)
-            single_outputs.append(
-                F.scaled_dot_product_attention(
-                    grouped_queries[one.column], key[None], value[None], scale=scale
-                )
-            )
+            part = F.scaled_dot_product_attention(queries[one.column], key[None], value[None], scale=scale)
+            outs[one.column].copy_(part)
         else:
             columns = slice(one.column, one.column + one.count)
             part = attend_in_window(query[columns].transpose(0, 1), key, value, scale, window)
             out[columns] = part.transpose(0, 1)
-    if single_outputs:
-        grouped_out = out.view(len(query), 1, kv_heads, heads // kv_heads, -1)
-        grouped_out[single_columns] = torch.stack(single_outputs)
     return out

@@ -133,7 +133,7 @@ def _cached_logprobs(policy: Policy, games: list[list[int]]) -> Tensor:
             pool.extend(game, end)
             chunks.append(Chunk(len(row), end - begin, end, game.pages))
             row += tokens[begin:end]
-        batch = PagedBatch.of(chunks, pool, policy.device)
+        batch = PagedBatch.of(chunks, pool)
         packed = torch.tensor([row], device=policy.device)
         states = policy.hidden_states(packed, position_ids=batch.positions[None], paged=batch.attend)[0]
         for of_game, part in zip(hidden, states.split([chunk.count for chunk in chunks]), strict=True):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.attention import PackedAttention, Window, attend_in_window, is_shorter
+from prompt_r1.agent.attention import PackedAttention, Window, attend_in_window
 from prompt_r1.types import Trajectory
 
 
@@ -114,7 +114,7 @@ def merged(
     Nothing is computed twice or copied, and only the causal triangles compute masked entries. Layers whose
     window is shorter than these games are computed game by game.
     """
-    if is_shorter(window, max(group.longest_game for group in groups)):
+    if window is not None and window < max(group.longest_game for group in groups):
         return game_by_game(groups, query, key, value, scale, window)
     return _Merged.apply(groups, query, key, value, scale)
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from prompt_r1.agent.kv_cache import upload
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -22,51 +24,30 @@ class Sampling:
 LOWEST_TEMPERATURE = 1e-30  # smaller ones are raised to it: float32 would round them to 0
 
 
-@dataclass(frozen=True)
-class SamplingMix:
-    """Which kinds of rows a batch has. A recorded step serves every batch of the same mix."""
-
-    greedy: bool
-    sampled: bool
-    truncated: bool  # some rows are sampled with top-p
-
-    @staticmethod
-    def of(samplings: Sequence[Sampling]) -> "SamplingMix":
-        """The mix of these rows."""
-        sampled = [sampling.top_p for sampling in samplings if sampling.temperature]
-        return SamplingMix(len(sampled) < len(samplings), bool(sampled), any(top_p < 1 for top_p in sampled))
-
-
-def settings_row(sampling: Sampling, uniform: float) -> list[float]:
-    """What `draw` reads of a row: its number in [0, 1), temperature (0: greedy) and top-p."""
-    temperature = sampling.temperature and max(sampling.temperature, LOWEST_TEMPERATURE)
-    return [uniform, temperature, sampling.top_p]
-
-
-def draw(logits: Tensor, settings: Tensor, mix: SamplingMix) -> Tensor:
+def draw(logits: Tensor, samplings: Sequence[Sampling], numbers: Sequence[float]) -> Tensor:
     """Sample one token for each of R rows, by inverting its cumulative distribution at its number in [0, 1).
 
-    Returns (R, 2) float64, so that one copy brings both to the host: the tokens, and their log-probabilities
-    in nats under softmax(logits / temperature) over the whole vocabulary.
-
-    `logits` is (R, V) float32, and `settings` (R, 3) float64, the `settings_row` of each row. Reads no value
-    on the host, so that a CUDA graph can record it.
+    `logits` is (R, V) float32. Returns (R, 2) float64, so that one copy brings both to the host: the tokens,
+    and their log-probabilities in nats under softmax(logits / temperature) over the whole vocabulary.
     """
-    if not mix.sampled:
+    if not any(sampling.temperature for sampling in samplings):
         largest, tokens = logits.max(-1)
         return _pairs(tokens, largest - logits.logsumexp(-1))
-    numbers, temperatures, top_p = settings.float()[:, :, None].unbind(1)  # (R, 1) each
-    greedy = temperatures == 0
-    if mix.greedy:  # their log-probabilities are those at temperature 1
-        temperatures = temperatures.masked_fill(greedy, 1.0)
+    settings = [
+        (number, sampling.temperature and max(sampling.temperature, LOWEST_TEMPERATURE), sampling.top_p)
+        for number, sampling in zip(numbers, samplings, strict=True)
+    ]
+    uniform, temperatures, top_p = upload(settings, torch.float32, logits.device)[:, :, None].unbind(1)
+    greedy = temperatures == 0  # (R, 1), as these three
+    temperatures = temperatures.masked_fill(greedy, 1.0)  # for the log-probabilities of greedy rows
     # On a CPU ten times as fast as `max`, which returns the index too.
     largest = logits.amax(-1, keepdim=True)
     weights = (logits - largest).div_(temperatures).exp_()  # (R, V), not normalised
     cumulative = weights.cumsum(-1)
-    tokens = _invert(cumulative, numbers)
-    if mix.truncated:
-        tokens = torch.where(top_p < 1, _draw_truncated(weights, top_p, numbers), tokens)
-    if mix.greedy:
+    tokens = _invert(cumulative, uniform)
+    if any(sampling.top_p < 1 for sampling in samplings):
+        tokens = torch.where(top_p < 1, _draw_truncated(weights, top_p, uniform), tokens)
+    if not all(sampling.temperature for sampling in samplings):
         tokens = torch.where(greedy, logits.argmax(-1, keepdim=True), tokens)
     shifted = logits.gather(1, tokens) - largest
     return _pairs(tokens[:, 0], (shifted / temperatures - cumulative[:, -1:].log())[:, 0])

@@ -16,7 +16,6 @@ from prompt_r1.agent.kv_cache import (
 from prompt_r1.errors import UsageError
 from tests.agent.test_attention import naive_attention
 from tests.support import tiny
-from tests.support.games import CPU
 
 LENGTHS = (37, 16, 5, 1)  # tokens of the sequences, the new ones included
 NEW = (1, 7, 5, 1)
@@ -48,7 +47,7 @@ def test_attention_over_pages_equals_a_loop_over_queries(attention, page_size, w
         count = 1 if only_single else count
         chunks.append(Chunk(columns, count, length, game.pages))
         columns += count
-    batch = PagedBatch.of(chunks, pool, CPU)
+    batch = PagedBatch.of(chunks, pool)
     kv_heads, dim = pool.keys.shape[3:]
     query, keys, values = torch.randn(columns, 2 * kv_heads, dim), pool.keys[0], pool.values[0]
     if attention is _flash:
@@ -70,7 +69,7 @@ def test_attention_over_pages_equals_a_loop_over_queries(attention, page_size, w
 def test_new_keys_and_values_are_written_to_their_rows():
     pool, games = filled_pool(4)
     chunks = [Chunk(0, 3, 37, games[0].pages), Chunk(3, 1, 5, games[2].pages)]
-    batch = PagedBatch.of(chunks, pool, CPU)
+    batch = PagedBatch.of(chunks, pool)
     kv_heads, dim = pool.keys.shape[3:]
     key, value, before = torch.randn(kv_heads, 4, dim), torch.randn(kv_heads, 4, dim), pool.keys.clone()
     batch.attend(0, torch.randn(2 * kv_heads, 4, dim), key, value, 0.3, None)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_r1.agent.sampling import Sampling, SamplingMix, settings_row
+from prompt_r1.agent.sampling import Sampling
 from prompt_r1.agent.sampling import draw as draw_rows
 
 
@@ -21,8 +21,7 @@ class Drawn:
 
 
 def draw(logits: torch.Tensor, samplings: list[Sampling], uniform: list[float]) -> Drawn:
-    settings = [settings_row(*row) for row in zip(samplings, uniform, strict=True)]
-    drawn = draw_rows(logits, torch.tensor(settings, dtype=torch.float64), SamplingMix.of(samplings))
+    drawn = draw_rows(logits, samplings, uniform)
     return Drawn(drawn[:, 0].long(), drawn[:, 1].float())
 
 
