@@ -5,7 +5,7 @@ and without a cache.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -26,8 +26,7 @@ from prompt_r1.types import Completion, Question, Trajectory
 OPENING = 5  # tokens that both games begin with
 WINDOW = 4  # tokens of sliding windows during the check: the games are shorter than the model's own
 LENGTHS = (18, 13)  # tokens of the two games
-# Cached tokens of each game before and after the forwards of a prompt, a single token, and a reply.
-CACHED = ((0, 0), (9, 8), (10, 9), LENGTHS)
+CACHED = (0, 9, 10)  # tokens of a game before the forwards of a prompt, a single token, and the rest
 # The largest difference of one log-probability in float32, and the largest mean difference in 16 bits. Right
 # models with large random weights differ by up to 4e-5, and in bfloat16 by 0.001 to 0.054 in the mean.
 FLOAT32_LIMIT = 1e-3
@@ -46,12 +45,18 @@ def check_model(policy: Policy) -> float:
     vocabulary = [token for token in range(text.vocab_size) if token != padding]
     rng = random.Random(0)
     opening = rng.choices(vocabulary, k=OPENING)
-    games = [_game(opening, rng.choices(vocabulary, k=length - OPENING)) for length in LENGTHS]
+    games = [Trajectory(Question("check", "check", "", ())) for _ in LENGTHS]
+    for game, length in zip(games, LENGTHS, strict=True):
+        game.add_context(opening)
+        sampled = rng.choices(vocabulary, k=length - OPENING)
+        game.add_sampled(Completion(sampled, [0.0] * len(sampled), True))
     with _short_windows(model):
         try:
-            expected = torch.cat([_own_logprobs(policy, game.tokens) for game in games])
+            expected = torch.cat([_logprobs(policy, game.tokens, _own_logits) for game in games])
             computed = {
-                "turns over the KV cache": _cached_logprobs(policy, [game.tokens for game in games]),
+                "turns over the KV cache": torch.cat(
+                    [_logprobs(policy, game.tokens, _cached_logits) for game in games]
+                ),
                 "games packed into one row": policy(pack([games], policy.device)).logprobs.cpu(),
             }
         except torch.OutOfMemoryError:
@@ -94,54 +99,35 @@ def unsupported(config: PretrainedConfig, cause: str) -> UsageError:
     return UsageError(f"models of type {config.model_type!r} are not supported: {cause}")
 
 
-def _game(opening: list[int], sampled: list[int]) -> Trajectory:
-    game = Trajectory(Question("check", "check", "", ()))
-    game.add_context(opening)
-    game.add_sampled(Completion(sampled, [0.0] * len(sampled), True))
-    return game
-
-
-def _logprobs(logits: Tensor, game: list[int], temperature: float) -> Tensor:
-    """The log-probabilities after the opening, from the logits (T, V) of a game."""
+def _logprobs(policy: Policy, game: list[int], logits_of: Callable[[Policy, list[int]], Tensor]) -> Tensor:
+    """The log-probabilities of a game's tokens after the opening, from the logits (T, V) of its tokens."""
+    logits = logits_of(policy, game)[OPENING - 1 : -1].float() / policy.temperature
     targets = torch.tensor(game[OPENING:], device=logits.device)
-    log_p = torch.log_softmax(logits[OPENING - 1 : -1].float() / temperature, -1)
-    return log_p.gather(1, targets[:, None])[:, 0].cpu()
+    return torch.log_softmax(logits, -1).gather(1, targets[:, None])[:, 0].cpu()
 
 
-def _own_logprobs(policy: Policy, game: list[int]) -> Tensor:
+def _own_logits(policy: Policy, game: list[int]) -> Tensor:
     """The oracle: the model's own forward."""
     row = torch.tensor([game], device=policy.device)
     with (
         eager_attention(policy.model),
         torch.autocast(row.device.type, policy.compute, enabled=policy.compute.itemsize < 4),
     ):
-        logits = policy.model(input_ids=row, use_cache=False).logits[0]
-    return _logprobs(logits, game, policy.temperature)
+        logits: Tensor = policy.model(input_ids=row, use_cache=False).logits[0]
+    return logits
 
 
-def _cached_logprobs(policy: Policy, games: list[list[int]]) -> Tensor:
+def _cached_logits(policy: Policy, game: list[int]) -> Tensor:
     """Several forwards over the KV cache."""
-    pool = PagePool(
-        policy, pages=3 * len(games), page_size=PAGE_SIZE["cuda"] if policy.device.type == "cuda" else 8
-    )
-    cached = [CachedGame(number) for number in range(len(games))]
-    hidden: list[list[Tensor]] = [[] for _ in games]
-    for begins, ends in pairwise(CACHED):
-        row: list[int] = []
-        chunks: list[Chunk] = []
-        for game, tokens, begin, end in zip(cached, games, begins, ends, strict=True):
-            pool.extend(game, end)
-            chunks.append(Chunk(len(row), end - begin, end, game.pages))
-            row += tokens[begin:end]
-        batch = PagedBatch.of(chunks, pool)
-        packed = torch.tensor([row], device=policy.device)
-        states = policy.hidden_states(packed, position_ids=batch.positions[None], paged=batch.attend)[0]
-        for of_game, part in zip(hidden, states.split([chunk.count for chunk in chunks]), strict=True):
-            of_game.append(part)
-    found = [policy.logits(torch.cat(parts)) for parts in hidden]
-    return torch.cat(
-        [_logprobs(logits, game, policy.temperature) for logits, game in zip(found, games, strict=True)]
-    )
+    page_size = PAGE_SIZE["cuda"] if policy.device.type == "cuda" else 8
+    pool = PagePool(policy, pages=3, page_size=page_size)
+    cached, hidden = CachedGame(0), list[Tensor]()
+    pool.extend(cached, len(game))
+    for begin, end in pairwise([*CACHED, len(game)]):
+        batch = PagedBatch.of([Chunk(0, end - begin, end, cached.pages)], pool)
+        row = torch.tensor([game[begin:end]], device=policy.device)
+        hidden.append(policy.hidden_states(row, position_ids=batch.positions[None], paged=batch.attend)[0])
+    return policy.logits(torch.cat(hidden))
 
 
 @contextmanager
