@@ -163,19 +163,14 @@ class Scheduler:
         )
         shared = min(shared, len(job.tokens) - (not known))
         needed = pool.pages_for(len(job.tokens)) + (int(RESERVE * pool.count) if self.running else 0)
-        if source is not game:
-            pool.truncate(game, 0)
-            # The pages of the source may be the ones that are needed.
-            if self._make_room(needed - shared // pool.page_size, job, keep=source):
-                pool.fork(source, game, shared)
-                if known:
-                    game.opening_state = source.opening_state
-            elif not self._make_room(needed, job):
-                return False
-        else:
-            pool.truncate(game, shared)
-            if not self._make_room(needed - len(game.pages), job):
-                return False
+        pool.truncate(game, shared if source is game else 0)
+        if source is not game and self._make_room(needed - shared // pool.page_size, job, keep=source):
+            pool.fork(source, game, shared)
+            if known:
+                game.opening_state = source.opening_state
+        # The pages of another source may be the ones that are needed.
+        elif not self._make_room(needed - len(game.pages), job):
+            return False
         pool.extend(game, len(job.tokens))
         self._games.add(game)
         self.waiting.remove(job)
@@ -235,13 +230,10 @@ class Scheduler:
         that run, the newest first. If nothing else runs, older ones that wait for a reply come last.
         """
         running = {other.game for other in self.running}
-        others = [game for game in self._games if game not in (job.game, keep)]
-        others.sort(key=lambda game: game.number, reverse=True)
-        newer = [game for game in others if game.number > job.game.number]
-        victims = sorted(newer, key=lambda game: game in running)  # stable
-        if not running - {job.game}:
-            victims += [game for game in others if game.number < job.game.number]
-        return victims
+        older = {game for game in self._games if game.number < job.game.number}
+        alone = not running - {job.game}
+        victims = self._games - {job.game, keep} - (set() if alone else older)
+        return sorted(victims, key=lambda game: (game in older, game in running, -game.number))
 
     def _preempt(self, job: Job) -> None:
         self.preempted += 1
