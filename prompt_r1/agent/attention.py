@@ -122,8 +122,12 @@ def attend_in_window(
     """
     count, length = query.shape[1], key.shape[1]
     window = min(window or length, length)
-    visible = None
-    if min(count, window) < length:
+    visible: Tensor | None = None
+    if query.is_cuda and query.dtype.itemsize == 2 and count < window == length:
+        from torch.nn.attention.bias import causal_lower_right  # slow to import
+
+        visible = causal_lower_right(count, length)  # FlashAttention takes no mask. Not measured.
+    elif min(count, window) < length:
         visible = torch.ones(count, length, dtype=torch.bool, device=query.device).tril(length - count)
         visible = visible.triu(length - count + 1 - window)
     return F.scaled_dot_product_attention(

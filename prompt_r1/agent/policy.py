@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from prompt_r1.agent.packing import Packed, attention_of
+from prompt_r1.agent.packing import Packed
 from prompt_r1.distributed import full_tensor, shard
 
 # Tokens whose logits are computed at a time: few enough for a CPU's cache, many enough to fill a GPU.
@@ -69,8 +69,8 @@ class Policy(nn.Module):
 
     def forward(self, packed: Packed) -> TokenScores:
         """Score the agent's tokens in a packed row."""
-        attend = attention_of(packed, self.compute)
-        hidden = self.hidden_states(packed.tokens[None], position_ids=packed.positions[None], packed=attend)
+        tokens, positions = packed.tokens[None], packed.positions[None]
+        hidden = self.hidden_states(tokens, position_ids=positions, packed=packed.attend)
         weight = self.model.get_output_embeddings().weight  # (V, hidden)
         rows = hidden[0].index_select(0, packed.sources).to(self.compute)  # (N, hidden)
         scale, cap = self.logit_scale / self.temperature, self.logit_cap / self.temperature

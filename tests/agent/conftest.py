@@ -12,31 +12,27 @@ from torch import Tensor
 
 def varlen_attn(
     query: Tensor,  # (T, H, D)
-    key: Tensor,  # (T, Hkv, D), or with a block table (pages, S, Hkv, D)
+    key: Tensor,  # (pages, S, Hkv, D)
     value: Tensor,
     starts_q: Tensor,
-    starts_k: Tensor | None,
+    starts_k: None,
     longest_q: int,
     longest_k: int,
     *,
     scale: float,
     window_size: tuple[int, int],
     enable_gqa: bool,
-    seqused_k: Tensor | None = None,
-    block_table: Tensor | None = None,
-    num_splits: int | None = None,
+    seqused_k: Tensor,
+    block_table: Tensor,
+    num_splits: int,
 ) -> Tensor:
     """The contract of `torch.nn.attention.varlen.varlen_attn`: queries are the last of a sequence's keys."""
-    assert enable_gqa and (block_table is None or num_splits == 1)
+    assert enable_gqa and num_splits == 1
     left, right = window_size
     out = torch.empty_like(query)
     for number, (start, end) in enumerate(pairwise(starts_q.tolist())):
-        if block_table is not None:
-            length = int(seqused_k[number])
-            keys, values = (rows[block_table[number]].flatten(0, 1)[:length] for rows in (key, value))
-        else:
-            keys, values = (rows[starts_k[number] : starts_k[number + 1]] for rows in (key, value))
-        count, length = end - start, len(keys)
+        count, length = end - start, int(seqused_k[number])
+        keys, values = (rows[block_table[number]].flatten(0, 1)[:length] for rows in (key, value))
         assert count <= longest_q and length <= longest_k
         visible = torch.ones(count, length, dtype=torch.bool)
         if right == 0:

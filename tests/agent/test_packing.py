@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prompt_r1.agent.packing import CausalBlocks, Group, game_by_game, merged, pack, varlen
+from prompt_r1.agent.packing import Group, Packed, pack
+from tests.agent.test_attention import naive_attention
 from tests.support.games import CPU, siblings
 
 some_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4).map(
@@ -40,39 +41,15 @@ def test_a_row_holds_each_opening_once_and_every_token_of_each_game(groups):
     assert found == expected  # the token, the token before it, and the position of that one in its game
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_merged_attention_and_its_gradients_equal_those_game_by_game(dtype, kv_heads):
-    groups = columns_of((7, (40, 3, 90)), (25, ()), (1, (1, 70)))
-    torch.manual_seed(0)
-    rows = [torch.randn(heads, 237, 16, dtype=dtype) for heads in (4, kv_heads, kv_heads, 4)]
-    results = []
-    for attention in (merged, game_by_game):
-        leaves = [tensor.clone().requires_grad_() for tensor in rows[:3]]
-        out = attention(groups, *leaves, 0.3)
-        results.append([out.detach(), *torch.autograd.grad(out, leaves, rows[3])])
-    for found, expected in zip(*results, strict=True):
-        error = ((found - expected).norm() / expected.norm()).item()
-        assert error < {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 1e-2}[dtype]
-
-
-@pytest.mark.parametrize("kv_heads", [2, 4])
-@pytest.mark.usefixtures("varlen")
-def test_varlen_attention_equals_attention_game_by_game(kv_heads):
+@pytest.mark.parametrize("window", [None, 1, 9, 33])
+def test_attention_in_a_row_equals_a_loop_over_the_queries_of_each_game(kv_heads, window):
     groups = columns_of((7, (40, 3, 9)), (25, ()), (1, (1, 30)))
     torch.manual_seed(0)
-    rows = [torch.randn(heads, 116, 16) for heads in (4, kv_heads, kv_heads)]
-    blocks = CausalBlocks.of(groups, CPU)
-    assert (blocks.longest_query, blocks.longest_key) == (40, 47)
-    for window in (None, 6):
-        expected = game_by_game(groups, *rows, 0.3, window)
-        assert torch.allclose(varlen(blocks, *rows, 0.3, window), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("window", [9, 33, 45])
-def test_merged_attention_sees_the_window_of_every_group(window):
-    """The first group is shorter than the window; a game may exceed it only with its opening."""
-    groups = columns_of((4, (3, 2)), (30, (8, 6)), (10, (7,)))
-    torch.manual_seed(0)
-    rows = [torch.randn(heads, 70, 16) for heads in (4, 2, 2)]
-    torch.testing.assert_close(merged(groups, *rows, 0.3, window), game_by_game(groups, *rows, 0.3, window))
+    rows = [torch.randn(heads, 116, 16, dtype=torch.float64) for heads in (4, kv_heads, kv_heads)]
+    found = Packed(*[torch.empty(0)] * 2, groups, *[torch.empty(0)] * 2).attend(*rows, 0.3, window)
+    for group in groups:
+        for own in group.games or (slice(0, 0),):
+            game = [*range(group.opening.start, group.opening.stop), *range(own.start, own.stop)]
+            expected = naive_attention(*(row[:, game] for row in rows), 0.3, window)
+            torch.testing.assert_close(found[:, game], expected)

@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prompt_r1.agent import policy as policy_module
-from prompt_r1.agent.packing import Packed, attention_of, pack
+from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.types import Trajectory
 from tests.support import tiny
@@ -138,10 +138,9 @@ def test_tokens_are_scored_under_the_distribution_that_sampled_them(scale, cap, 
     """
     policy, packed = Policy(tiny.model().to(compute), compute=compute, temperature=0.7), some_batch()
     policy.logit_scale, policy.logit_cap = scale, cap
-    attend = attention_of(packed, compute)
     with torch.no_grad():
         hidden = policy.hidden_states(
-            packed.tokens[None], position_ids=packed.positions[None], packed=attend
+            packed.tokens[None], position_ids=packed.positions[None], packed=packed.attend
         )[0]
     log_p = (policy.logits(hidden[packed.sources]) / 0.7).log_softmax(-1)
     expected = log_p.gather(1, packed.targets[:, None])[:, 0]
