@@ -111,7 +111,6 @@ class Engine:
         if self._pool is None:
             self._allocate()
         with self.new_game() if game is None else nullcontext(game) as cached:
-            cached.opening = cached.opening or tuple(tokens)
             self._calls += 1
             job = Job(
                 self._calls,
@@ -200,20 +199,18 @@ class Engine:
     @torch.inference_mode()
     def _run_schedule(self, schedule: Schedule) -> None:
         """Run the forward, and sample a token for each job of the schedule that can."""
+        tokens, chunks, columns = schedule.tokens, schedule.chunks, schedule.columns
+        if not chunks:
+            return
         assert self._pool is not None, "the pool is allocated before the first step"
-        hidden = [
-            job.game.opening_state[None] for job in schedule.known if job.game.opening_state is not None
-        ]
-        if schedule.chunks:
-            if self._graphs is not None and len(schedule.columns) == len(schedule.tokens):  # a decode step
-                states = self._graphs(schedule.tokens, schedule.chunks)
-            else:
-                batch = PagedBatch.of(schedule.chunks, self._pool)
-                states = self._hidden_states(upload(schedule.tokens, torch.int64, self.policy.device), batch)
-            columns = upload(list(schedule.columns.values()), torch.int64, self.policy.device)
-            hidden.append(states.index_select(0, columns))
-        if schedule.jobs:
-            self._sample(schedule.jobs, torch.cat(hidden))
+        if self._graphs is not None and len(columns) == len(tokens):  # a decode step
+            states = self._graphs(tokens, chunks)
+        else:
+            row = upload(tokens, torch.int64, self._pool.device)
+            states = self._hidden_states(row, PagedBatch.of(chunks, self._pool))
+        if columns:
+            sampled = upload(list(columns.values()), torch.int64, self._pool.device)
+            self._sample(list(columns), states.index_select(0, sampled))
 
     def _hidden_states(self, tokens: Tensor, batch: PagedBatch) -> Tensor:
         """Last hidden states (T, hidden) of a packed row. Writes its keys and values to the pages."""
@@ -228,10 +225,7 @@ class Engine:
             self.policy.logits(hidden), [job.sampling for job in jobs], [job.uniform for job in jobs]
         )
         self.sampled += len(jobs)
-        for job, state, (number, logprob) in zip(jobs, hidden, drawn.tolist(), strict=True):
-            opening = job.game.opening
-            if len(job.tokens) == len(opening) and tuple(job.tokens) == opening:
-                job.game.opening_state = state.clone()
+        for job, (number, logprob) in zip(jobs, drawn.tolist(), strict=True):
             token = int(number)
             job.tokens.append(token)
             job.logprobs.append(logprob)

@@ -35,8 +35,6 @@ class CachedGame:
     """A game in the engine: the handle that its calls of `generate` pass, and its cached sequence."""
 
     number: int  # in the order of their beginnings: older games are served first
-    opening: tuple[int, ...] = ()  # the tokens of its first call, which the games of a group have in common
-    opening_state: Tensor | None = None  # (hidden,) the last hidden state of the opening, once computed
     tokens: list[int] = field(default_factory=list)  # those whose keys and values are cached
     pages: list[int] = field(default_factory=list)  # block table
 

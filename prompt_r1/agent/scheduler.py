@@ -48,7 +48,7 @@ class Job:
 
     @property
     def uncached(self) -> int:
-        """Tokens to compute before the next one is sampled; 0 if the state of its opening is known."""
+        """Tokens to compute before the next one is sampled."""
         return len(self.tokens) - len(self.game.tokens)
 
 
@@ -58,16 +58,8 @@ class Schedule:
 
     tokens: list[int] = field(default_factory=list)  # (T,) the packed row
     chunks: list[Chunk] = field(default_factory=list)  # its sequences
-    # Jobs that sample without a forward: the last hidden state of their opening is known.
-    known: list[Job] = field(default_factory=list)
-    # Jobs that sample after the forward, with the column of their newest token.
-    columns: dict[Job, int] = field(default_factory=dict)
+    columns: dict[Job, int] = field(default_factory=dict)  # jobs that sample, and that of their newest token
     prefilled: int = 0  # prompt tokens among the row's
-
-    @property
-    def jobs(self) -> list[Job]:
-        """All jobs that sample in this step."""
-        return [*self.known, *self.columns]
 
     def add(self, job: Job, count: int) -> None:
         """Append the job's next tokens to the row, and count them as cached."""
@@ -158,16 +150,11 @@ class Scheduler:
         """Run a job on the first tokens of a cached sequence. False if there are too few pages."""
         game, pool = job.game, self._pool
         # The last token must be computed: the next one is sampled from its hidden state.
-        known = (
-            source is not game and source.opening == tuple(job.tokens) and source.opening_state is not None
-        )
-        shared = min(shared, len(job.tokens) - (not known))
+        shared = min(shared, len(job.tokens) - 1)
         needed = pool.pages_for(len(job.tokens)) + (int(RESERVE * pool.count) if self.running else 0)
         pool.truncate(game, shared if source is game else 0)
         if source is not game and self._make_room(needed - shared // pool.page_size, job, keep=source):
             pool.fork(source, game, shared)
-            if known:
-                game.opening_state = source.opening_state
         # The pages of another source may be the ones that are needed.
         elif not self._make_room(needed - len(game.pages), job):
             return False
@@ -182,12 +169,10 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Choose the tokens of the next step: one for each job that decodes, and prompts in chunks."""
         schedule, pool = Schedule(), self._pool
-        for job in [job for job in self.running if job.uncached <= 1]:  # the oldest first
+        for job in [job for job in self.running if job.uncached == 1]:  # the oldest first
             if job.game not in self._games:
                 continue  # preempted by an older one
-            if not job.uncached:
-                schedule.known.append(job)
-            elif self._make_room(pool.pages_for(len(job.tokens)) - len(job.game.pages), job):
+            if self._make_room(pool.pages_for(len(job.tokens)) - len(job.game.pages), job):
                 pool.extend(job.game, len(job.tokens))
                 schedule.add(job, 1)
             else:

@@ -18,7 +18,6 @@ def loop():
 
 
 def job_of(game: CachedGame, tokens: list[int], loop: asyncio.AbstractEventLoop) -> Job:
-    game.opening = game.opening or tuple(tokens)
     done = loop.create_future()
     return Job(game.number, game, tokens, len(tokens), 1, Sampling(), random.Random(0), done)
 
@@ -32,7 +31,6 @@ def compute(
     scheduler.admit()
     while job.uncached:
         scheduler.schedule()
-    game.opening_state = tiny.policy().model.get_input_embeddings().weight[0]
     scheduler.finish(job)
 
 
@@ -72,7 +70,6 @@ def test_a_game_begins_with_the_longest_cached_prefix_of_another_one(loop):
     scheduler.admit()
     assert (first.uncached, scheduler.running) == (20, [first])
     scheduler.schedule()
-    games[1].opening_state = tiny.policy().model.get_input_embeddings().weight[0]
     scheduler.admit()
     assert second.uncached == 10
 
