@@ -31,8 +31,8 @@ from tqdm import tqdm
 
 from prompt_r1.agent.agent import check_question_lengths, load_codec
 from prompt_r1.agent.names import AgentSpec
+from prompt_r1.baselines.ask_once import Answer
 from prompt_r1.baselines.make import MethodMaker, preparation_questions
-from prompt_r1.baselines.method import Method
 from prompt_r1.cli.command_line import command, run_program
 from prompt_r1.config.evaluate import EvaluateConfig, evaluate_config
 from prompt_r1.config.fields import identifying_values
@@ -125,14 +125,14 @@ async def answer_missing(
     paths = [maker.systems[system].path for system in missing]
     for system in sorted(missing, key=lambda system: paths.index(maker.systems[system].path)):
         if missing[system]:
-            method = await maker.make(system)
-            await method.prepare(*preparation_questions(system.method, maker.config, maker.seed))
-            await answer_all(system, method, missing[system], maker.seed, file)
-            del method  # it would keep its agent beside the next one
+            questions = preparation_questions(system.method, maker.config, maker.seed)
+            answer = await maker.make(system, *questions)
+            await answer_all(system, answer, missing[system], maker.seed, file)
+            del answer  # it would keep its agent beside the next one
 
 
 async def answer_all(
-    system: System, method: Method, missing: Sequence[tuple[Question, int]], seed: int, file: PredictionFile
+    system: System, answer: Answer, missing: Sequence[tuple[Question, int]], seed: int, file: PredictionFile
 ) -> None:
     """Answer all questions concurrently, and write each answer with its scores at once.
 
@@ -141,9 +141,9 @@ async def answer_all(
 
     async def answer_one(question: Question, sample: int) -> None:
         answer_seed = f"evaluation/{seed}/{question.id}/{sample}"
-        answer = await method.answer(question, sample=sample, seed=answer_seed)
-        answer = replace(answer, sample=sample, system=system)
-        file.add(replace(answer, metrics=text_metrics(answer)))
+        found = await answer(question, sample=sample, seed=answer_seed)
+        found = replace(found, sample=sample, system=system)
+        file.add(replace(found, metrics=text_metrics(found)))
         bar.update()
 
     with tqdm(total=len(missing), desc=str(system), leave=False, **progress_style()) as bar:

@@ -3,9 +3,10 @@
 cot: "Let's think step by step.", and a second call for the answer (zero-shot, Kojima et al. 2022).
 """
 
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from prompt_r1.baselines.method import Method
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.errors import EnvError
 from prompt_r1.evaluation.predictions import Prediction
@@ -15,6 +16,13 @@ from prompt_r1.types import Message, Question
 
 STEP_BY_STEP = "Let's think step by step."
 EXTRACT = "Therefore, the answer is …"
+
+
+class Answer(Protocol):
+    """A method that is ready to answer; several calls may run concurrently."""
+
+    def __call__(self, question: Question, *, sample: int, seed: str) -> Awaitable[Prediction]:
+        """Answer a question. `sample` numbers its repeats, `seed` is that of an agent's sampling."""
 
 
 @dataclass(frozen=True)
@@ -66,34 +74,33 @@ async def ask_once(
     return Prediction(question, answer, reply, format=formatted, spent=game.spent)
 
 
-@dataclass
-class AskOnce(Method):
-    """Asks the environment the question itself."""
+async def direct(
+    environment: Environment,
+    answer_format: AnswerFormat,
+    question: Question,
+    *,
+    sample: int,
+    seed: str = "",
+    prompt: str | None = None,
+) -> Prediction:
+    """Ask the environment the question itself, under the system message `prompt`."""
+    messages: list[Message] = [] if prompt is None else [{"role": "system", "content": prompt}]
+    messages.append(answer_format.user_message(question.text))
+    return await ask_once(environment, messages, answer_format, question, sample)
 
-    environment: Environment
-    answer_format: AnswerFormat
 
-    async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
-        messages = [self.answer_format.user_message(question.text)]
-        return await ask_once(self.environment, messages, self.answer_format, question, sample)
-
-
-@dataclass
-class ThinkThenAnswer(Method):
-    """Asks for reasoning, and in a second call for the answer that it leads to."""
-
-    environment: Environment
-    answer_format: AnswerFormat
-
-    async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
-        messages: list[Message] = [{"role": "user", "content": f"{question.text}\n{STEP_BY_STEP}"}]
-        thought = await ask_once(self.environment, messages, self.answer_format, question, sample)
-        if thought.error:
-            return thought
-        messages.append({"role": "assistant", "content": thought.raw})
-        messages.append({"role": "user", "content": f"{EXTRACT}\n{self.answer_format.request}"})
-        said = await ask_once(self.environment, messages, self.answer_format, question, sample)
-        return replace(said, raw=f"{thought.raw}\n\n{said.raw}", spent=thought.spent + said.spent)
+async def think_then_answer(
+    environment: Environment, answer_format: AnswerFormat, question: Question, *, sample: int, seed: str
+) -> Prediction:
+    """Ask for reasoning, and in a second call for the answer that it leads to."""
+    messages: list[Message] = [{"role": "user", "content": f"{question.text}\n{STEP_BY_STEP}"}]
+    thought = await ask_once(environment, messages, answer_format, question, sample)
+    if thought.error:
+        return thought
+    messages.append({"role": "assistant", "content": thought.raw})
+    messages.append({"role": "user", "content": f"{EXTRACT}\n{answer_format.request}"})
+    said = await ask_once(environment, messages, answer_format, question, sample)
+    return replace(said, raw=f"{thought.raw}\n\n{said.raw}", spent=thought.spent + said.spent)
 
 
 def task_score(prediction: Prediction) -> float:

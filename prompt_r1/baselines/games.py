@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from prompt_r1.agent.agent import Agent
-from prompt_r1.baselines.method import Method
 from prompt_r1.environments.environment import Environment, environment_of
 from prompt_r1.environments.sources import MuteEnvironment
 from prompt_r1.evaluation.predictions import Prediction
@@ -24,7 +23,7 @@ from prompt_r1.types import Question
 
 
 @dataclass
-class AgentMethod(Method):
+class AgentMethod:
     """Answers each question by a game. Without an environment the agent learns nothing in it."""
 
     load: Callable[[], Agent]
@@ -34,7 +33,7 @@ class AgentMethod(Method):
     top_p: float
     thinks: bool = True  # a turn without a think block is not well-formed
 
-    async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
+    async def __call__(self, question: Question, *, sample: int, seed: str) -> Prediction:
         agent, environment = self.load(), self.environment or environment_of(MuteEnvironment())
         game = await play_question(
             agent,

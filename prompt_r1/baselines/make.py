@@ -9,15 +9,14 @@ from pathlib import Path
 import torch
 
 from prompt_r1.agent.agent import Agent, load_agent
-from prompt_r1.agent.names import AgentSpec, find_agent, resolve_agent
-from prompt_r1.baselines.ask_once import FORMATS, AnswerFormat, AskOnce, ThinkThenAnswer
+from prompt_r1.agent.names import AgentSpec, find_agent, resolve_agent, trained_config
+from prompt_r1.baselines.ask_once import FORMATS, Answer, direct, think_then_answer
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.gepa import gepa
-from prompt_r1.baselines.imitation import FineTuned, Imitation, RejectionSampling
-from prompt_r1.baselines.method import Method
+from prompt_r1.baselines.imitation import imitate_demonstrations, imitate_own_games
 from prompt_r1.baselines.opro import opro
-from prompt_r1.baselines.optimise import Algorithm, OptimisedPrompt, PromptSearch, file_name
-from prompt_r1.baselines.sft import one_turn_config
+from prompt_r1.baselines.optimise import Algorithm, PromptSearch, file_name, optimised_prompt
+from prompt_r1.baselines.sft import learn_answers, one_turn_config
 from prompt_r1.baselines.textgrad import textgrad
 from prompt_r1.cli.command_line import command
 from prompt_r1.config.environment import MINI_AGENT, is_mini, is_mini_data
@@ -56,13 +55,15 @@ class MethodMaker:
     device: torch.device
     seed: int  # of what a method draws while it prepares
     folder: Path  # prepared results are in folder/SPEC/METHOD
-    _environment: Environment | None = field(init=False, default=None)
-    _opened: tuple[str, Mapping[str, object]] | None = field(init=False, default=None)  # SPEC, fields
-    _agents: dict[str, Agent] = field(init=False, default_factory=dict)  # by path
+    # The environment that is in memory, by its SPEC and request fields, and the agents, by their paths.
+    _opened: tuple[tuple[str, Mapping[str, object]], Environment] | None = field(init=False, default=None)
+    _agents: dict[str, Agent] = field(init=False, default_factory=dict)
     _loaded: AgentSpec | None = field(init=False, default=None)
 
-    async def make(self, system: System) -> Method:
-        """The method of a system, before its preparation."""
+    async def make(
+        self, system: System, train: Sequence[Question] = (), validation: Sequence[Question] = ()
+    ) -> Answer:
+        """The method of a system, ready to answer; prompts and agents of an earlier run are used again."""
         agent, config = self.systems[system], self.config
         if self._agents and agent != self._loaded:
             self._agents = {}
@@ -72,25 +73,35 @@ class MethodMaker:
         spec = system.environment or agent.config.env
         answer_format = FORMATS["only" if is_mini(spec) else "tags"]
         folder = self.folder / file_name(spec) / system.method
-        trained, untrained = partial(self._load, agent), partial(self._load_start, agent)
         play = partial(self._player, agent.config.rule)
         match system.method:
             case "direct":
-                return AskOnce(environment, answer_format)
+                return partial(direct, environment, answer_format)
             case "cot":
-                return ThinkThenAnswer(environment, answer_format)
+                return partial(think_then_answer, environment, answer_format)
             case "opro" | "textgrad" | "gepa" as name:
-                return self._optimised_prompt(name, environment, spec, answer_format, folder)
+                optimizer = self.environments.open(
+                    config.optimizer_env or ("mini-optimizer" if is_mini(spec) else spec),
+                    fields=OPTIMIZER_FIELDS.get(name, {}),
+                    price=config.optimizer_price,
+                )
+
+                def open_search(dataset: str) -> PromptSearch:
+                    described, limit = f"{name} ({dataset})", config.optimize_calls
+                    return PromptSearch(described, environment, optimizer, answer_format, limit)
+
+                search = partial(ALGORITHMS[name], examples=config.optimize_examples, seed=self.seed)
+                return await optimised_prompt(search, open_search, self.datasets, folder, train, validation)
             case "sft" | "bc" | "rft" as name:
-                return self._fine_tuned(name, agent, environment, folder)
+                return await self._fine_tuned(name, agent, environment, folder, train)
             case "grpo-only":
                 return self._player("alone", partial(self._load, trained_alone(config.grpo_agent)), None)
             case "untrained":
-                return play(untrained, environment)
+                return play(partial(self._load_start, agent), environment)
             case "agent-only":
-                return play(trained, None)
+                return play(partial(self._load, agent), None)
             case "prompt-r1":
-                return play(trained, environment)
+                return play(partial(self._load, agent), environment)
         raise AssertionError(f"no method {system.method!r}")
 
     async def _open(self, system: System) -> Environment:
@@ -98,12 +109,12 @@ class MethodMaker:
         fields = {**parse_fields(self.config.env_args), **TASK_FIELDS.get(system.method, {})}
         # A method that asks no environment gets the mini world, which needs no key.
         wanted = system.environment or "mini", fields
-        if self._environment is None or self._opened != wanted:
-            self._environment = None  # a local model is in memory once
-            opened = self.environments.open(wanted[0], fields=fields)
-            await opened.check()  # before large agents are loaded
-            self._environment, self._opened = opened, wanted
-        return self._environment
+        if self._opened is None or self._opened[0] != wanted:
+            self._opened = None  # a local model is in memory once
+            environment = self.environments.open(wanted[0], fields=fields)
+            await environment.check()  # before large agents are loaded
+            self._opened = wanted, environment
+        return self._opened[1]
 
     def _load(self, spec: AgentSpec) -> Agent:
         """An agent, ready to play."""
@@ -123,8 +134,10 @@ class MethodMaker:
         config = self.config
         return AgentMethod(load, environment, RULES[rule], config.temperature, config.top_p, thinks)
 
-    def _fine_tuned(self, name: str, agent: AgentSpec, environment: Environment, folder: Path) -> Method:
-        """`sft`, `bc` or `rft`, which fine-tune the user's agent from its start."""
+    async def _fine_tuned(
+        self, name: str, agent: AgentSpec, environment: Environment, folder: Path, train: Sequence[Question]
+    ) -> Answer:
+        """`sft`, `bc` or `rft`: fine-tune the user's agent from its start, unless that is done, and play."""
         start, game = agent.start, agent.config
         if name == "bc" and start != MINI_AGENT:
             raise UsageError(
@@ -139,32 +152,18 @@ class MethodMaker:
         )
         if name == "sft":
             game = one_turn_config(settings)
+        if trained_config(folder / "agent") is None:
+            if name == "sft":
+                learn_answers(train, settings, folder)
+            elif name == "bc":
+                imitate_demonstrations(settings, game, folder)
+            else:
+                player, calls = self._load_start(agent), self.config.optimize_calls
+                await imitate_own_games(player, environment, train, settings, game, folder, calls=calls)
         learned = partial(self._load, AgentSpec(folder / "agent", game, start))
         if name == "sft":
-            return FineTuned(settings, game, folder, self._player(game.rule, learned, None, thinks=False))
-        player = self._player(game.rule, learned, environment)
-        if name == "bc":
-            return Imitation(settings, game, folder, player)
-        asked = environment, self.config.optimize_calls
-        return RejectionSampling(settings, game, folder, player, partial(self._load_start, agent), *asked)
-
-    def _optimised_prompt(
-        self, name: str, environment: Environment, spec: str, answer_format: AnswerFormat, folder: Path
-    ) -> Method:
-        """A search for a prompt, with the model that writes prompts."""
-        config = self.config
-        optimizer = self.environments.open(
-            config.optimizer_env or ("mini-optimizer" if is_mini(spec) else spec),
-            fields=OPTIMIZER_FIELDS.get(name, {}),
-            price=config.optimizer_price,
-        )
-
-        def open_search(dataset: str) -> PromptSearch:
-            described = f"{name} ({dataset})"
-            return PromptSearch(described, environment, optimizer, answer_format, config.optimize_calls)
-
-        algorithm = partial(ALGORITHMS[name], examples=config.optimize_examples, seed=self.seed)
-        return OptimisedPrompt(algorithm, open_search, self.datasets, folder)
+            return self._player(game.rule, learned, None, thinks=False)
+        return self._player(game.rule, learned, environment)
 
 
 def trained_alone(name: str) -> AgentSpec:

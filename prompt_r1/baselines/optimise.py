@@ -16,12 +16,12 @@ import random
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from prompt_r1.baselines.ask_once import AnswerFormat, ask_once, task_score
-from prompt_r1.baselines.method import Method
+from prompt_r1.baselines.ask_once import Answer, AnswerFormat, direct, task_score
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.evaluation.predictions import Prediction
@@ -97,14 +97,6 @@ class PromptSearch:
         assert self.can_afford(calls), f"{self.begun} + {calls} calls exceed the limit of {self.max_calls}"
         self.begun += calls
 
-    async def answer(self, prompt: str, question: Question, sample: int = 0) -> Prediction:
-        """Answer a question with one call of the environment, with `prompt` as its system message."""
-        messages: list[Message] = [
-            {"role": "system", "content": prompt},
-            self.answer_format.user_message(question.text),
-        ]
-        return await ask_once(self.environment, messages, self.answer_format, question, sample)
-
     async def try_prompt(self, prompt: str, questions: Sequence[Question]) -> list[Prediction]:
         """Answer the questions concurrently, one call each.
 
@@ -113,7 +105,8 @@ class PromptSearch:
         self._begin(len(questions))
         self.asked += len(questions)
         self.tried.add(prompt)
-        predictions = await asyncio.gather(*(self.answer(prompt, question) for question in questions))
+        answer = partial(direct, self.environment, self.answer_format, sample=0, prompt=prompt)
+        predictions = await asyncio.gather(*map(answer, questions))
         for prediction in predictions:
             if prediction.error:
                 raise Resumable(f"the environment failed in the search of {self.name}: {prediction.error}")
@@ -136,37 +129,36 @@ Algorithm = Callable[..., Coroutine[Any, Any, str]]
 """A search, training and validation questions in, the best prompt out."""
 
 
-@dataclass
-class OptimisedPrompt(Method):
-    """Searches for prompts, then answers each question with one call under the prompt of its dataset.
+async def optimised_prompt(
+    algorithm: Algorithm,
+    open_search: Callable[[str], PromptSearch],
+    datasets: Sequence[str],
+    folder: Path,
+    train: Sequence[Question],
+    validation: Sequence[Question],
+) -> Answer:
+    """Search for prompts; then each question gets one call under the prompt of its dataset.
 
-    `datasets` are those that get a search of their own, where they have training questions.
+    `datasets` get a search of their own where they have training questions. Prompts are written to `folder`.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = (train, validation) if validation else (train,)
+    own = [name for name in datasets if all(_of(name, questions) for questions in asked)]
+    prompts: dict[str, str] = {}
+    for name in own if len(own) == len(datasets) else [*own, ALL]:
+        search = open_search(name)
+        questions = (train, validation) if name == ALL else (_of(name, train), _of(name, validation))
+        prompts[name] = await algorithm(search, *questions)
+        if prompts[name] == SEED_PROMPT:
+            logger.warning("%s found no better prompt than its seed in %d calls", search.name, search.begun)
+        (folder / f"{file_name(name)}.txt").write_text(prompts[name], "utf-8")
+    environment, answer_format = search.environment, search.answer_format  # the same in all searches
 
-    algorithm: Algorithm
-    open_search: Callable[[str], PromptSearch]
-    datasets: Sequence[str]
-    folder: Path  # each prompt is written into a file of it
-    searches: dict[str, PromptSearch] = field(init=False, default_factory=dict)  # dataset or ALL → search
-    prompts: dict[str, str] = field(init=False, default_factory=dict)  # dataset or ALL → prompt
+    async def answer(question: Question, *, sample: int, seed: str) -> Prediction:
+        prompt = prompts[question.dataset if question.dataset in prompts else ALL]
+        return await direct(environment, answer_format, question, sample=sample, prompt=prompt)
 
-    async def prepare(self, train: Sequence[Question], validation: Sequence[Question]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        asked = (train, validation) if validation else (train,)
-        own = [name for name in self.datasets if all(_of(name, questions) for questions in asked)]
-        for name in own if len(own) == len(self.datasets) else [*own, ALL]:
-            search = self.searches[name] = self.open_search(name)
-            questions = (train, validation) if name == ALL else (_of(name, train), _of(name, validation))
-            prompt = self.prompts[name] = await self.algorithm(search, *questions)
-            if prompt == SEED_PROMPT:
-                logger.warning(
-                    "%s found no better prompt than its seed in %d calls", search.name, search.begun
-                )
-            (self.folder / f"{file_name(name)}.txt").write_text(prompt, "utf-8")
-
-    async def answer(self, question: Question, *, sample: int, seed: str) -> Prediction:
-        name = question.dataset if question.dataset in self.prompts else ALL
-        return await self.searches[name].answer(self.prompts[name], question, sample)
+    return answer
 
 
 def _of(dataset: str, questions: Sequence[Question]) -> list[Question]:

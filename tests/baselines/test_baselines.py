@@ -80,7 +80,7 @@ def test_a_game_is_rewarded_by_the_rule_of_the_method(rule, reward):
     """A perfect turn without an interaction opens the gate of "alone", but not that of "release"."""
     agent = OneTurnAgent([think("so", answer="Anna")])
     played = AgentMethod(lambda: agent, None, RULES[rule], temperature=0.0, top_p=1.0)
-    prediction = asyncio.run(played.answer(ANNA, sample=0, seed="0"))
+    prediction = asyncio.run(played(ANNA, sample=0, seed="0"))
     assert prediction.reward == pytest.approx(reward) and prediction.format == 1.0
 
 
@@ -129,7 +129,7 @@ def test_the_mini_world_extracts_the_answer_from_its_own_chain_of_thought():
         for film in world.test.films[:20]:
             question = Question("q", "a", f"Who is the director of {film}?", (world.facts[film, "director"],))
             cot = method("cot", priced(OwnSource(environment, seed=0)), spec="mini")
-            found = asyncio.run(cot.answer(question, sample=0, seed="0"))
+            found = asyncio.run(cot(question, sample=0, seed="0"))
             right += exact_match(found.answer, question.answers)
     assert right >= 36, "clear questions are nearly always answered right"
 

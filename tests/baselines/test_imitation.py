@@ -8,7 +8,6 @@ import pytest
 from prompt_r1.agent.agent import load_codec
 from prompt_r1.agent.names import find_agent
 from prompt_r1.baselines import imitation
-from prompt_r1.baselines.imitation import Imitation, RejectionSampling
 from prompt_r1.data.questions import find_questions
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
@@ -28,27 +27,28 @@ def mini_world(seed: int = 0) -> Environment:
     return priced(PricedSource(lambda messages: world.reply(messages[-1]["content"]).text))
 
 
-def rft(folder, agent="mini", **settings) -> RejectionSampling:
-    made = method("rft", mini_world(), agent=agent, folder=folder, **{"optimize_calls": 20, **settings})
-    assert isinstance(made, RejectionSampling)
-    return made
-
-
 QUESTIONS = find_questions(["mini"], "train", 0)[:64]
 
 
-def test_rft_learns_once_from_its_right_games(tmp_path, monkeypatch):
+@pytest.fixture
+def learned(monkeypatch) -> list[list[Trajectory]]:
+    """The games of each fine-tuning."""
     learned: list[list[Trajectory]] = []
-    imitate = RejectionSampling.imitate
+    fine_tune_agent = imitation.fine_tune_agent
 
-    def imitate_and_note(self, games, folder):
-        learned.append(list(games(None)))
-        return imitate(self, games, folder)
+    def note_and_fine_tune(games, settings, game, folder):
+        learned.append(list(games(load_codec(find_agent("mini", 0), CONFIG))))
+        return fine_tune_agent(games, settings, game, folder)
 
-    monkeypatch.setattr(RejectionSampling, "imitate", imitate_and_note)
+    monkeypatch.setattr(imitation, "fine_tune_agent", note_and_fine_tune)
+    return learned
+
+
+def test_rft_learns_once_from_its_right_games(tmp_path, learned, monkeypatch):
     monkeypatch.setattr(imitation, "QUESTIONS_AT_ONCE", 4)
-    rival = rft(tmp_path)
-    asyncio.run(rival.prepare(QUESTIONS, []))
+    settings = {"agent": "mini", "folder": tmp_path, "train": QUESTIONS, "optimize_calls": 20}
+    environment = mini_world()
+    answer = method("rft", environment, **settings)
     first, both = learned
     assert len(both) > len(first) > 0 and both[: len(first)] == first  # the second round starts anew
     for game in both:
@@ -57,37 +57,35 @@ def test_rft_learns_once_from_its_right_games(tmp_path, monkeypatch):
     weights, start = load_tensors(folder), load_tensors(find_agent("mini", 0))
     assert any(not weights[name].equal(start[name]) for name in start)
     most = 4 * imitation.GROUP_SIZE * (CONFIG.max_turns - 1)  # calls between two looks at the limit
-    assert 0.6 * 20 < rival.environment.budget.spent.calls < 20 + imitation.ROUNDS * most
-    assert asyncio.run(rival.answer(QUESTIONS[0], sample=0, seed="0")).spent.calls > 0  # it plays, and asks
+    assert 0.6 * 20 < environment.budget.spent.calls < 20 + imitation.ROUNDS * most
+    assert asyncio.run(answer(QUESTIONS[0], sample=0, seed="0")).spent.calls > 0  # it plays, and asks
 
-    again = rft(tmp_path)
-    asyncio.run(again.prepare(QUESTIONS, []))
-    assert len(learned) == 2 and again.environment.budget.spent.calls == 0
+    again = mini_world()
+    method("rft", again, **settings)
+    assert len(learned) == 2 and again.budget.spent.calls == 0
 
 
 def test_rft_gives_up_after_a_hundred_games_if_none_ended_right(tmp_path):
     """A model without the format played 5,000 games before it was told so."""
     start = tiny.save_agent(tmp_path / "start")
-    rival = rft(tmp_path, start, optimize_calls=0)
     with pytest.raises(UsageError, match=r"no game of .*start ended right in 100: .*sft --agent .*--games"):
-        asyncio.run(rival.prepare(QUESTIONS, []))
+        method("rft", mini_world(), agent=start, folder=tmp_path, train=QUESTIONS)
     with pytest.raises(UsageError, match="rft needs training questions: give --train-data"):
-        asyncio.run(rft(tmp_path, start).prepare([], []))
+        method("rft", mini_world(), agent=start, folder=tmp_path)
 
 
-def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, monkeypatch):
+def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, learned, monkeypatch):
     """The oracle counts demonstrations that ask, have all their tags, and end with the gold answer."""
     shown = list(islice(demonstrations(0), 400))
     monkeypatch.setattr(imitation, "demonstrations", lambda seed: shown)
-    cloning = method("bc", priced(PricedSource(str)), agent="mini", folder=tmp_path)
-    assert isinstance(cloning, Imitation)
     right = 0
     for question, turns in shown:
         texts = [turn.text for turn in turns]
         tagged = all("<think>" in text and "</think>" in text for text in texts)
         ends = "</answer>" in texts[-1] and f1(turns[-1].action.answer or "", question.answers) == 1
         right += tagged and ends and len(turns) > 1 and all("</interaction_prompt>" in t for t in texts[:-1])
-    games = cloning.right_demonstrations(load_codec(find_agent("mini", 0), CONFIG))
+    method("bc", priced(PricedSource(str)), agent="mini", folder=tmp_path)
+    [games] = learned
     assert len(games) == right and 0.2 < right / 400 < 0.5
 
 

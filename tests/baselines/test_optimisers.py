@@ -8,7 +8,6 @@ import asyncio
 import random
 from collections import Counter
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from prompt_r1.baselines.ask_once import FORMATS
 from prompt_r1.baselines.gepa import draw_parent, minibatches, read_fenced_prompt
 from prompt_r1.baselines.make import ALGORITHMS
 from prompt_r1.baselines.opro import is_usable, meta_prompt, read_instruction
-from prompt_r1.baselines.optimise import SEED_PROMPT, OptimisedPrompt, PromptSearch, mean_score
+from prompt_r1.baselines.optimise import SEED_PROMPT, PromptSearch, mean_score, optimised_prompt
 from prompt_r1.baselines.textgrad import rewrite
 from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.errors import Resumable, UsageError
@@ -77,12 +76,6 @@ def find(name: str, search: PromptSearch, *, seed: int = 0) -> str:
 def prompts_tried(task: PricedSource) -> list[str]:
     """The system messages under which a task was asked, each as often as it was."""
     return [messages[0]["content"] for messages in task.asked]
-
-
-def optimised(name: str, search: PromptSearch, folder: Path) -> OptimisedPrompt:
-    """The method of an optimiser, with one search for the dataset of all questions here."""
-    algorithm = partial(ALGORITHMS[name], examples=20, seed=0)
-    return OptimisedPrompt(algorithm, lambda dataset: search, ["a"], folder)
 
 
 def budget(name: str) -> int:
@@ -181,10 +174,12 @@ def test_a_repeated_search_makes_no_new_calls(name, tmp_path):
     for _ in range(2):
         sources = [answering_task(), new_writer()]
         pools = [priced(source, tmp_path / f"journal-{n}") for n, source in enumerate(sources)]
-        method = optimised(name, PromptSearch(name, *pools, FORMATS["tags"], budget(name)), tmp_path)
-        asyncio.run(method.prepare(TRAIN, VALIDATION))
-        runs.append((method.prompts["a"], (tmp_path / "a.txt").read_text()))
-    assert runs[0] == runs[1] and runs[0][0] == runs[0][1]
+        search = PromptSearch(name, *pools, FORMATS["tags"], budget(name))
+        algorithm = partial(ALGORITHMS[name], examples=20, seed=0)
+        optimised = optimised_prompt(algorithm, lambda _: search, ["a"], tmp_path, TRAIN, VALIDATION)  # noqa: B023
+        asyncio.run(optimised)
+        runs.append((tmp_path / "a.txt").read_text())
+    assert runs[0] == runs[1] != SEED_PROMPT
     assert not sources[0].asked and not sources[1].asked
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import evaluate
 from prompt_r1.baselines.ask_once import FORMATS
-from prompt_r1.baselines.optimise import ALL, OptimisedPrompt, PromptSearch
+from prompt_r1.baselines.optimise import PromptSearch, optimised_prompt
 from prompt_r1.types import Question
 from tests.support.json_server import JsonHandler, serving
 from tests.support.methods import PricedSource, priced
@@ -32,23 +32,23 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
     def open_search(dataset: str) -> PromptSearch:
         return PromptSearch("opro", environment, environment, FORMATS["tags"])
 
-    method = OptimisedPrompt(name_datasets, open_search, ["a", "b", "ood"], tmp_path)
-    asyncio.run(method.prepare(questions("a", "b", "c"), questions("a", "b")))
-    assert method.prompts == {"a": "a", "b": "b", ALL: "a and b and c"}
+    asked, datasets = (questions("a", "b", "c"), questions("a", "b")), ["a", "b", "ood"]
+    answer = asyncio.run(optimised_prompt(name_datasets, open_search, datasets, tmp_path, *asked))
     assert len(source.asked) == 3
     source.asked.clear()
-    for dataset in ("a", "b", "ood"):
-        asyncio.run(method.answer(questions(dataset)[0], sample=0, seed=""))
+    for dataset in datasets:
+        asyncio.run(answer(questions(dataset)[0], sample=0, seed=""))
     assert [messages[0]["content"] for messages in source.asked] == ["a", "b", "a and b and c"]
-    assert {path.name for path in tmp_path.iterdir()} == {"a.txt", "b.txt", "all-questions.txt"}
+    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert written == {"a.txt": "a", "b.txt": "b", "all-questions.txt": "a and b and c"}
 
 
 @pytest.mark.parametrize(
     ("validation", "searched"),
     [
-        (["a", "b"], ["a", "b"]),
-        (["a"], ["a", ALL]),  # no validation questions for b
-        ([], ["a", "b"]),  # opro needs none
+        (["a", "b"], {"a", "b"}),
+        (["a"], {"a", "all-questions"}),  # no validation questions for b
+        ([], {"a", "b"}),  # opro needs none
     ],
 )
 def test_a_dataset_needs_training_and_validation_questions_for_a_search_of_its_own(
@@ -60,9 +60,9 @@ def test_a_dataset_needs_training_and_validation_questions_for_a_search_of_its_o
     def open_search(dataset: str) -> PromptSearch:
         return PromptSearch(dataset, priced(PricedSource(str)), priced(PricedSource(str)), FORMATS["tags"])
 
-    method = OptimisedPrompt(find, open_search, ["a", "b"], tmp_path)
-    asyncio.run(method.prepare(questions("a", "b"), questions(*validation)))
-    assert list(method.prompts) == searched
+    asked = questions("a", "b"), questions(*validation)
+    asyncio.run(optimised_prompt(find, open_search, ["a", "b"], tmp_path, *asked))
+    assert {path.stem for path in tmp_path.iterdir()} == searched
 
 
 @pytest.fixture

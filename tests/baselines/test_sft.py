@@ -229,8 +229,7 @@ def test_the_program_needs_games():
 
 def test_the_method_sft_fine_tunes_only_once(start, tmp_path):
     def prepared() -> float:
-        sft = method("sft", priced(PricedSource(str)), agent=start, folder=tmp_path / "out")
-        asyncio.run(sft.prepare(QUESTIONS, []))
+        method("sft", priced(PricedSource(str)), agent=start, folder=tmp_path / "out", train=QUESTIONS)
         return (tmp_path / "out/large/sft/agent/model.safetensors").stat().st_mtime_ns
 
     assert prepared() == prepared()

@@ -1,6 +1,7 @@
 """Methods on scripted environments, for tests."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,8 +9,8 @@ from types import SimpleNamespace
 import torch
 
 from prompt_r1.agent.names import AgentSpec
+from prompt_r1.baselines.ask_once import Answer
 from prompt_r1.baselines.make import MethodMaker
-from prompt_r1.baselines.method import Method
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.train import agent_preset
 from prompt_r1.environments.environment import Environment
@@ -58,9 +59,10 @@ def method(
     agent: AgentSpec | Path | str = "",
     spec: str = "large",
     folder: Path = Path("unused"),
+    train: Sequence[Question] = (),
     **settings: object,
-) -> Method:
-    """A method with a tiny agent; `settings` are those of evaluate.py."""
+) -> Answer:
+    """A method with a tiny agent, prepared with `train`; `settings` are those of evaluate.py."""
     played_by = agent if isinstance(agent, AgentSpec) else AgentSpec(agent, CONFIG, start=str(agent))
     system = System(name, spec, str(played_by.path))
     maker = MethodMaker(
@@ -73,9 +75,9 @@ def method(
         seed=0,
         folder=folder,
     )
-    return asyncio.run(maker.make(system))
+    return asyncio.run(maker.make(system, train))
 
 
 def answer(name: str, environment: Environment, **options: object) -> Prediction:
     """A method's answer to one question."""
-    return asyncio.run(method(name, environment, **options).answer(ANNA, sample=0, seed="0"))
+    return asyncio.run(method(name, environment, **options)(ANNA, sample=0, seed="0"))
