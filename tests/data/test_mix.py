@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.data.__main__ import main
-from prompt_r1.data.convert import mix
+from prompt_r1.data.datasets import mix
 from prompt_r1.data.files import load_questions, write_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
