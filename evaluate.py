@@ -14,7 +14,7 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
 
     check_installation()
     from prompt_r1.cli.command_line import check_usage
-    from prompt_r1.evaluation.preflight import check_evaluate
+    from prompt_r1.evaluation.systems import check_evaluate
 
     check_usage(check_evaluate)
 

@@ -14,7 +14,7 @@ from prompt_r1.cli.command_line import run_program
 from prompt_r1.cli.preflight import check_train
 from prompt_r1.cli.question_input import check_infer
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.preflight import check_evaluate
+from prompt_r1.evaluation.systems import check_evaluate
 from prompt_r1.storage.run_folder import LOCK
 from tests.support.paths import ROOT
 from tests.support.programs import MAINS

@@ -70,13 +70,11 @@ def write_results(folder: Path, results: Results, trained_with: Mapping[str, str
 
 def _printed(results: Results, found: Mapping[str, Mapping[str, Any]]) -> str:
     """A row for each system without empty columns; only the first metric has its interval."""
-    header = ["method", *_header(results)]
     rows = [[name, *_cells(results, means)] for name, means in found.items()]
     rows = [[*row[:4], *(cell.partition(" [")[0] for cell in row[4:])] for row in rows]
-    filled = [place for place in range(len(header)) if any(row[place] not in ("–", "0") for row in rows)]
-    kept = [place for place in range(len(header)) if place == 1 or place in filled]
-    table = [[row[place] for place in kept] for row in (header, *rows)]
-    return text_table(table[0], table[1:])
+    columns = zip(["method", *_header(results)], *rows, strict=True)
+    header, *shown = zip(*(one for one in columns if one[0] == "n" or {*one[1:]} - {"–", "0"}), strict=True)
+    return text_table(header, shown)
 
 
 def means_of(results: Results, system: System, datasets: Sequence[str]) -> dict[str, Any]:

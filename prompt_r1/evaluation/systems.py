@@ -6,17 +6,34 @@ from dataclasses import replace
 from pathlib import Path
 
 from prompt_r1.agent.names import AgentSpec, newest_mini_run, resolve_agent, trained_config
+from prompt_r1.cli.preflight import check_agents, check_data, check_device, check_environments
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.environment import is_mini_data
-from prompt_r1.config.evaluate import EvaluateConfig
+from prompt_r1.config.evaluate import EvaluateConfig, evaluate_config
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.methods import METHODS
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.predictions import System
+from prompt_r1.evaluation.predictions import FILE, System
 
 DEFAULT_METHODS = ("direct", "untrained", "prompt-r1")
 IN_TABLE_5 = ("direct", "prompt-r1")  # run with every environment
 NO_AGENT = AgentSpec("", AgentConfig(), "")
+
+
+def check_evaluate(arguments: list[str]) -> None:
+    """Raise UsageError for an evaluation that cannot start; before torch is imported."""
+    config = evaluate_config(arguments)
+    check_device(config.device)
+    agents = agent_names(config)
+    if not agents and not config.env:
+        raise UsageError("no environment to ask: give --env SPEC, or an --agent that was trained with one")
+    check_agents([*agents, *filter(None, [config.grpo_agent])])
+    if config.ssim_model not in ("", "auto") and not (Path(config.ssim_model) / "config.json").is_file():
+        raise UsageError(f"--ssim-model {config.ssim_model}: not a folder with a config.json")
+    check_data([*config.data, *config.train_data, *config.val_data])
+    begun = (results_folder(config) / FILE).exists()
+    # An evaluation that is complete asks nothing, and needs no key.
+    check_environments(config, [] if begun else [*config.env, config.optimizer_env])
 
 
 def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> dict[System, AgentSpec]:
@@ -60,16 +77,11 @@ def results_folder(config: EvaluateConfig) -> Path:
 
 def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
     """The agents by their names; none if no method needs one."""
+    given = {name: getattr(config, name) for name in ("max_turns", "max_new") if getattr(config, name)}
     agents = {}
     for name in agent_names(config):
         spec = resolve_agent(name)
-        trained = spec.config
-        game = replace(
-            trained,
-            max_turns=config.max_turns or trained.max_turns,
-            max_new=config.max_new or trained.max_new,
-        )
-        agents[name] = replace(spec, config=game, is_newest=not config.agent)
+        agents[name] = replace(spec, config=replace(spec.config, **given), is_newest=not config.agent)
     return agents
 
 
