@@ -312,7 +312,7 @@ def _from_json(text: bytes) -> Any:
 
 
 def _json(path: Path) -> Iterable[tuple[int, object]]:
-    """The rows of a list, alone or as `data` of an object (SQuAD, TriviaQA); one row; or JSON lines."""
+    """The rows of a list, alone or in an object, as `data` of SQuAD's; one row; or JSON lines."""
     content = path.read_bytes()
     try:
         value = _from_json(content)
@@ -321,7 +321,9 @@ def _json(path: Path) -> Iterable[tuple[int, object]]:
             raise BadRow(f"not JSON in UTF-8 ({error})") from None
         return _json_lines(path)
     if isinstance(value, dict) and "question" not in value:
-        value = next((value[name] for name in ("data", "Data") if name in value), value)
+        value = next(
+            (value[name] for name in ("data", "Data", "questions", "examples") if name in value), value
+        )
     rows = value if isinstance(value, list) else [value]
     if rows and _has(rows[0], "paragraphs") and "question" not in rows[0]:  # SQuAD: articles
         try:
@@ -335,7 +337,7 @@ def _csv(path: Path) -> Iterator[tuple[int, object]]:
     csv.field_size_limit(64 * 2**20)  # a field may contain a chapter
     with path.open("rb") as file:  # decoded line by line: an error is in the row that is read next
         lines = (line for text in iterdecode(file, "utf-8-sig") for line in StringIO(text, newline=""))
-        separator, name = ("\t", "tabs") if path.suffix == ".tsv" else (",", "commas")
+        separator, name = ("\t", "tabs") if path.suffix.lower() == ".tsv" else (",", "commas")
         rows = filter(None, csv.reader(lines, delimiter=separator, strict=True))
         columns = next(rows, [])
         if len(columns) == 1 and (other := re.search(r"[;,|\t]", columns[0])):

@@ -196,6 +196,8 @@ def test_a_file_that_is_not_what_its_name_says_is_refused_with_what_it_is(tmp_pa
         ("own.jsonl", '{"question": "Q?",\t"answer": "a"}\r\r\n'),
         ("own.json", '{\n"question": "Q?",\n"answer": "a"\n}'),
         ("own.json", '{\n"version": 1,\n"data": [{"question": "Q?", "answer": "a"}]}'),
+        ("own.json", '{"questions": [{"question": "Q?", "answer": "a"}]}'),
+        ("own.TSV", "question\tanswer\nQ?\ta\n"),
         ("own.csv", "\n\nquestion,answer\nQ?,a\n"),
         ("own.csv", "question,answer\rQ?,a\r"),
     ],
