@@ -55,22 +55,17 @@ async def gepa(
     held_out = draw_questions(validation, examples or VALIDATED_ON, seed)
     rng = random.Random(seed)
     batches = minibatches(train, rng)
-
-    async def step(number: int) -> None:
+    await search.begin_with(held_out)
+    while search.takes_step(2 * BATCH + 1 + len(held_out), ended=search.asked >= METRIC_CALLS):
         parent, batch = draw_parent(search.scores, rng), next(batches)
         before = await search.try_prompt(parent, batch)
         if mean_score(before) == 1:
-            return
-        reply = await search.ask_optimizer(ROLE, reflection(parent, before), sample=number)
+            continue
+        reply = await search.ask_optimizer(ROLE, reflection(parent, before), sample=search.steps)
         child = read_fenced_prompt(reply)
         after = await search.try_prompt(child, batch)
         if mean_score(after) > mean_score(before):
             await search.score(child, held_out)
-
-    def ends(_: int) -> bool:
-        return search.asked >= METRIC_CALLS
-
-    await search.improve(step, held_out, calls=2 * BATCH + 1, ends=ends)
     return search.best()
 
 

@@ -39,14 +39,12 @@ async def opro(
     train = draw_questions(train, examples or SCORED_ON, seed)
     # In an instruction for mathematical questions, a number could give away an answer.
     digits_allowed = not all(question.kind == "math" for question in train)
-
-    async def step(number: int) -> None:
-        for instruction in await propose(search, train, number, seed):
+    await search.begin_with(train)
+    while search.takes_step(PER_STEP + len(train), ended=search.steps == STEPS):
+        for instruction in await propose(search, train, search.steps, seed):
             usable = is_usable(instruction, digits_allowed=digits_allowed)
             if usable and instruction not in search.scores and search.can_afford(len(train)):
                 await search.score(instruction, train)
-
-    await search.improve(step, train, calls=PER_STEP, ends=lambda number: number == STEPS)
     return search.best()
 
 

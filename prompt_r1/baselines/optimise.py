@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,34 +50,30 @@ class PromptSearch:
     max_calls: int = 0
     begun: int = field(init=False, default=0)  # calls, with those that wait for a reply, …
     asked: int = field(init=False, default=0)  # … and those of the environment among them
+    steps: int = field(init=False, default=0)
     tried: set[str] = field(init=False, default_factory=set)  # prompts that questions were answered under
+    known: int = field(init=False, default=0)  # of them before the last step, …
+    last_new: int = field(init=False, default=0)  # … and the calls that had begun when there was a new one
     scores: dict[str, list[float]] = field(init=False, default_factory=dict)  # prompt → of each question
 
-    async def improve(
-        self,
-        step: Callable[[int], Awaitable[None]],
-        questions: Sequence[Question],
-        *,
-        calls: int,
-        ends: Callable[[int], bool],
-    ) -> None:
-        """Score the seed prompt on `questions`, then repeat `step`, which scores new prompts on them.
+    async def begin_with(self, questions: Sequence[Question]) -> None:
+        """Score the seed prompt, if the limit allows it."""
+        if self.can_afford(len(questions)):
+            await self.score(SEED_PROMPT, questions)
 
-        A step makes at most `calls` calls before it scores its first prompt; it is given its number, from 1.
-        `ends` says after which step the search of the authors ends, for a search without a limit.
+    def takes_step(self, calls: int, *, ended: bool) -> bool:
+        """Whether there is another step, which makes at most `calls` calls until its first prompt is scored.
+
+        `ended` says whether the search of the authors ends here, for a search without a limit.
         """
-        if not self.can_afford(len(questions)):
-            return
-        await self.score(SEED_PROMPT, questions)
-        number, last_new = 0, self.begun
-        while self.can_afford(calls + len(questions)) and (self.max_calls or not ends(number)):
-            if min(self.scores[self.best()]) == 1 or self.begun >= last_new + PATIENCE:
-                break
-            known = len(self.tried)
-            number += 1
-            await step(number)
-            if len(self.tried) > known:
-                last_new = self.begun
+        if len(self.tried) > self.known:
+            self.known, self.last_new = len(self.tried), self.begun
+        stuck = self.begun >= self.last_new + PATIENCE
+        perfect = not self.scores or min(self.scores[self.best()]) == 1
+        if stuck or perfect or not self.can_afford(calls) or (ended and not self.max_calls):
+            return False
+        self.steps += 1
+        return True
 
     async def score(self, prompt: str, questions: Sequence[Question]) -> float:
         """The mean score of a prompt. A prompt is scored once, so `questions` are always the same."""

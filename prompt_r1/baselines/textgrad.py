@@ -46,14 +46,11 @@ async def textgrad(
     held_out = draw_questions(validation, examples or VALIDATED_ON, seed)
     batches = minibatches(train, random.Random(f"textgrad {seed}"))
     prompt = SEED_PROMPT
-
-    async def step(_: int) -> None:
-        nonlocal prompt
+    await search.begin_with(held_out)
+    while search.takes_step(3 * BATCH + 1 + len(held_out), ended=search.steps == EPOCHS * UPDATES):
         proposed = await rewrite(search, prompt, next(batches))
         if await search.score(proposed, held_out) >= await search.score(prompt, held_out):
             prompt = proposed
-
-    await search.improve(step, held_out, calls=3 * BATCH + 1, ends=lambda number: number == EPOCHS * UPDATES)
     return prompt
 
 

@@ -42,7 +42,9 @@ class Results:
             question = prediction.question
             self.groups.setdefault((prediction.system, question.dataset), []).append(prediction)
             kinds.setdefault(question.dataset, question.kind)
-        self.kinds = {name: kinds[name] for name in sorted(kinds, key=_position)}
+        # The paper's datasets in its order, then the others by name.
+        order = dict.fromkeys([*TRAINED, *OUT_OF_DISTRIBUTION, *sorted(kinds)])
+        self.kinds = {name: kinds[name] for name in order if name in kinds}
         self.systems = list(dict.fromkeys(system for system, _ in self.groups))
         measured = {metric for prediction in predictions for metric in prediction.metrics}
         all_labels = {"em": "EM", EXTRACTED: "EM read", **LABELS}
@@ -75,12 +77,6 @@ class Results:
         """Mean and interval over the questions of all datasets together."""
         scores = [score for name in datasets for score in self.scores(system, name, metric).values()]
         return _rate_of({"": scores}, self.errors(system, datasets))
-
-
-def _position(dataset: str) -> tuple[int, str]:
-    """Sort key: the paper's datasets in its order, then the others by name."""
-    order = (*TRAINED, *OUT_OF_DISTRIBUTION)
-    return (order.index(dataset) if dataset in order else len(order)), dataset
 
 
 def _rate_of(groups: Mapping[str, list[float]], errors: int) -> Rate | None:
