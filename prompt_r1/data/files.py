@@ -495,15 +495,8 @@ def write_questions(path: Path, questions: Sequence[Question]) -> None:
         raise UsageError(f"{path}: only .jsonl files can be written")
     lines = []
     for question in questions:
-        row: dict[str, object] = {
-            **question.extra,
-            "id": question.id,
-            "dataset": question.dataset,
-            "question": question.text,
-            "answers": question.answers,
-        }
-        if question.kind != kind_of(question.dataset):
-            row["kind"] = question.kind
+        own = {"id": question.id, "dataset": question.dataset, "question": question.text}
+        row = {**question.extra, **own, "answers": question.answers, "kind": question.kind}
         # A column of a table may hold dates or bytes.
         lines.append(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n")
     if not lines:
