@@ -1,7 +1,7 @@
 """The games that the report shows, read from the files of a run."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -42,8 +42,11 @@ class ShownGroup:
     """The games of one question in one step, such as "training step 3"."""
 
     source: str
-    question: Row
     games: list[ShownGame]
+
+    @property
+    def question(self) -> Row:
+        return self.games[0].row["question"]
 
     @property
     def right(self) -> int:
@@ -75,7 +78,9 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
     for source, paths in sources:
         lines = (line for path in paths for line in path.read_text("utf-8", "replace").splitlines())
         rows = filter(None, map(json_object, lines))
-        groups += _mixed_first(_groups(source, rows, tokenizer))[:MOST_GROUPS]
+        by_question = groupby(rows, key=lambda row: (row["group"], row["question"]["id"]))
+        shown = [ShownGroup(source, [_shown(row, tokenizer) for row in of_one]) for _, of_one in by_question]
+        groups += _mixed_first(shown)[:MOST_GROUPS]
     return _mixed_first(groups)
 
 
@@ -92,16 +97,8 @@ def _files_by_step(folder: Path, kind: str) -> dict[int, list[Path]]:
     return files
 
 
-def _groups(
-    source: str, rows: Iterable[Row], tokenizer: "PreTrainedTokenizerBase | None"
-) -> list[ShownGroup]:
-    groups = []
-    for _, of_one in groupby(rows, key=lambda row: (row["group"], row["question"]["id"])):
-        games = [
-            ShownGame(row, is_right(row["answer"], row["question"]), _turns(row, tokenizer)) for row in of_one
-        ]
-        groups.append(ShownGroup(source, games[0].row["question"], games))
-    return groups
+def _shown(row: Row, tokenizer: "PreTrainedTokenizerBase | None") -> ShownGame:
+    return ShownGame(row, is_right(row["answer"], row["question"]), _turns(row, tokenizer))
 
 
 def is_right(answer: str | None, question: Row) -> bool | None:

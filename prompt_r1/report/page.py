@@ -1,14 +1,15 @@
 """The report as one HTML file: an autoescaped template, whose policy allows only our style and our script."""
 
 import base64
+import fnmatch
 import hashlib
-import math
 from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template, UndefinedError
 from markupsafe import Markup
 
+from prompt_r1.agent.names import exported_step
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import replace_file
 from prompt_r1.report.curves import Lines, charts_of, points_of
@@ -24,7 +25,7 @@ COUNTS = {
     "calls from the journal": "env/reused",
     "requests retried": "env/failed_requests",
     "calls failed": "env/errors",
-    "replies filtered, cut or empty": "env/outcomes/",  # and the kind of outcome
+    "replies filtered, cut or empty": "env/outcomes/*",
 }
 
 
@@ -47,15 +48,16 @@ def page(run: Path) -> str:
     if not lines and file.stat().st_size:
         raise UsageError(f"{file} holds no line of metrics; give a run folder of train.py")
     style, script = ((HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    best = exported_step(run / "agent")
     try:
-        groups = read_groups(run, best=best_step(lines))
+        groups = read_groups(run, best=best)
         return _template().render(
             name=run.resolve().name,
             policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
             "base-uri 'none'; form-action 'none'",
             style=Markup(style),
             script=Markup(script),
-            result=_result(lines),
+            result=_result(lines, best),
             counts=_counts(lines),
             settings=_text(run / "config.yaml"),
             test=_text(run / "test.md"),
@@ -88,18 +90,11 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def best_step(lines: Lines) -> int:
-    """The step with the best validation, as the choice of the exported agent; 0 if nothing was validated."""
-    judged = [line for line in lines if math.isfinite(line.get("val/em", math.nan))]
-    best = max(judged, key=lambda line: (line["val/em"], line.get("val/reward", 0.0)), default=None)
-    return int(best["step"]) if best else 0
-
-
-def _result(lines: Lines) -> str:
+def _result(lines: Lines, best: int) -> str:
     """The first and the best validation, or the first and the last reward."""
     validated, rewards = dict(points_of(lines, "val/em")), points_of(lines, "reward/mean")
-    if len(validated) > 1:
-        best, first = best_step(lines), min(validated)
+    if len(validated) > 1 and best in validated:
+        first = min(validated)
         return f"Validation EM {validated[first]:.3f} → {validated[best]:.3f} at step {best}"
     return f"Reward {rewards[0][1]:.3f} → {rewards[-1][1]:.3f}" if rewards else "No step has been trained yet"
 
@@ -107,14 +102,12 @@ def _result(lines: Lines) -> str:
 def _counts(lines: Lines) -> dict[str, int]:
     """How many steps, games and calls the run has had, by label."""
 
-    def total(counted: str) -> float:
-        names = {name for line in lines for name in line if name == counted}
-        if counted.endswith("/"):
-            names = {name for line in lines for name in line if name.startswith(counted)}
+    def total(pattern: str) -> float:
+        names = {name for line in lines for name in fnmatch.filter(line, pattern)}
         return sum(value for name in names for _, value in points_of(lines, name))
 
     last = max((line["step"] for line in lines), default=0)
-    return {"steps": int(last)} | {label: round(total(counted)) for label, counted in COUNTS.items()}
+    return {"steps": int(last)} | {label: round(total(pattern)) for label, pattern in COUNTS.items()}
 
 
 def _text(path: Path) -> str:

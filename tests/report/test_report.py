@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import math
 import re
 import shutil
 from html.parser import HTMLParser
@@ -15,7 +14,7 @@ from prompt_r1.cli.tables import markdown_table
 from prompt_r1.errors import UsageError
 from prompt_r1.report.curves import charts_of
 from prompt_r1.report.games import is_right, read_groups
-from prompt_r1.report.page import best_step, write_report
+from prompt_r1.report.page import write_report
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Question
 from tests.support.played import HOSTILE, group_of, write_run
@@ -171,9 +170,15 @@ def test_a_curve_has_the_points_of_its_metric_between_the_ends_of_the_axis(run):
     assert charts_of([]) == []
 
 
-def test_of_equal_validations_the_best_step_is_the_one_with_the_higher_reward():
-    lines = [{"step": 20, "val/em": 0.9, "val/reward": 0.8}, {"step": 40, "val/em": 0.9, "val/reward": 0.9}]
-    assert best_step(lines) == 40 and best_step([]) == best_step([{"step": 1, "val/em": math.nan}]) == 0
+def test_the_best_step_is_that_of_the_exported_agent(run, tmp_path):
+    """Of two equal validations, or with a reward of the user's, the report chose another one."""
+    copy = shutil.copytree(run, tmp_path / "run")
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.writelines(f'{{"step": {step}, "val/em": 0.9}}\n' for step in (2, 4))
+    (copy / "agent/training.json").write_text('{"step": 2}')
+    page = page_of(copy)
+    assert "Validation EM 0.100 → 0.900 at step 2" in page.text
+    assert "training step 2" in {shown["data-kind"] for shown in page.of_class("group")}
 
 
 BINARY = bytes(range(256)) * 9
