@@ -33,8 +33,13 @@ class ShownGame:
     """A game as a row of trajectories/*.jsonl, with the tinted text of each turn."""
 
     row: Row
-    right: bool | None  # None: a long text, which is neither right nor wrong
     written: list[list[Tokens]]
+
+    @property
+    def right(self) -> bool | None:
+        """Whether the answer equals a gold answer; None for long texts, for which only F1 means something."""
+        answer, question = self.row["answer"], self.row["question"]
+        return None if question["kind"] == "text" else exact_match(answer or "", question["answers"]) == 1
 
 
 @dataclass
@@ -79,8 +84,8 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
         lines = (line for path in paths for line in path.read_text("utf-8", "replace").splitlines())
         rows = filter(None, map(json_object, lines))
         by_question = groupby(rows, key=lambda row: (row["group"], row["question"]["id"]))
-        shown = [ShownGroup(source, [_shown(row, tokenizer) for row in of_one]) for _, of_one in by_question]
-        groups += _mixed_first(shown)[:MOST_GROUPS]
+        games = ([ShownGame(row, _turns(row, tokenizer)) for row in of_one] for _, of_one in by_question)
+        groups += _mixed_first([ShownGroup(source, of_one) for of_one in games])[:MOST_GROUPS]
     return _mixed_first(groups)
 
 
@@ -95,15 +100,6 @@ def _files_by_step(folder: Path, kind: str) -> dict[int, list[Path]]:
         if match := re.fullmatch(kind + r"-(\d+)-rank\d+\.jsonl", path.name):
             files.setdefault(int(match[1]), []).append(path)
     return files
-
-
-def _shown(row: Row, tokenizer: "PreTrainedTokenizerBase | None") -> ShownGame:
-    return ShownGame(row, is_right(row["answer"], row["question"]), _turns(row, tokenizer))
-
-
-def is_right(answer: str | None, question: Row) -> bool | None:
-    """Whether an answer equals a gold answer; None for long texts, for which only F1 means something."""
-    return None if question["kind"] == "text" else exact_match(answer or "", question["answers"]) == 1
 
 
 def _turns(row: Row, tokenizer: "PreTrainedTokenizerBase | None") -> list[list[Tokens]]:
