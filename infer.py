@@ -27,7 +27,7 @@ from prompt_r1.agent.names import resolve_agent
 from prompt_r1.cli.command_line import run_program, teaching_command
 from prompt_r1.cli.dialogue import Dialogue, cost_line, game_as_json
 from prompt_r1.cli.question_input import given_questions, typed_questions
-from prompt_r1.config.infer import InferConfig, infer_config
+from prompt_r1.config.pair import InferConfig, infer_config
 from prompt_r1.errors import Resumable
 from prompt_r1.playing import NO_LIMITS, OpenPair, open_pair, play_within
 from prompt_r1.spending import Spending

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from prompt_r1.agent.agent import Agent, check_question_lengths
 from prompt_r1.agent.names import resolve_agent
 from prompt_r1.cli.dialogue import Piece
-from prompt_r1.config.environment import EnvironmentConfig
+from prompt_r1.config.agent import EnvironmentConfig
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Answering
 from prompt_r1.errors import EnvError

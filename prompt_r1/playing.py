@@ -9,7 +9,7 @@ from typing import Any
 from prompt_r1.agent.agent import Agent, load_agent, load_codec
 from prompt_r1.agent.names import AgentSpec
 from prompt_r1.cli.dialogue import Piece, Pieces
-from prompt_r1.config.environment import EnvironmentConfig
+from prompt_r1.config.agent import EnvironmentConfig
 from prompt_r1.distributed import pick_device
 from prompt_r1.environments.environment import Environment, Game, environment_of
 from prompt_r1.environments.sources import Answering

@@ -18,10 +18,9 @@ import torch
 import prompt_r1
 from prompt_r1.agent.names import resolve_agent
 from prompt_r1.api import Pair, _start_loop
-from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import EnvironmentConfig
+from prompt_r1.config.agent import GAME_FILE, AgentConfig, EnvironmentConfig
+from prompt_r1.config.fields import write_yaml
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.config.yaml_files import GAME_FILE, write_yaml
 from prompt_r1.environments.environment import Environment, environment_of
 from prompt_r1.environments.specs import open_for_agent
 from tests.support.echo_agent import EchoAgent, Shouting, paid_environment

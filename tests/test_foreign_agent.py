@@ -10,7 +10,7 @@ import pytest
 
 import evaluate
 import infer
-from prompt_r1.config.yaml_files import GAME_FILE
+from prompt_r1.config.agent import GAME_FILE
 from prompt_r1.errors import FatalEnvError
 from tests.support.json_server import JsonHandler, serving
 from tests.support.providers import KEY, body_of, error_of

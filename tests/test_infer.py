@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import infer
 from prompt_r1.cli.dialogue import Dialogue, Pieces
 from prompt_r1.cli.question_input import given_questions
-from prompt_r1.config.yaml_files import GAME_FILE
+from prompt_r1.config.agent import GAME_FILE
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from tests.support.paths import ROOT
 

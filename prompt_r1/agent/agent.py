@@ -10,8 +10,7 @@ from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenizer
 from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import special_ids
-from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import MINI_AGENT
+from prompt_r1.config.agent import MINI_AGENT, AgentConfig
 from prompt_r1.errors import QuestionTooLong
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.types import GameSettings, Question

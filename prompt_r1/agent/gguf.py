@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from prompt_r1.config.environment import SMOLLM2
+from prompt_r1.config.agent import SMOLLM2
 from prompt_r1.errors import UsageError, first_line
 from prompt_r1.storage.atomic_folder import new_temporary, remove_leftovers, sync_and_move
 

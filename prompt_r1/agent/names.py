@@ -5,10 +5,9 @@ from pathlib import Path
 
 from prompt_r1.agent.gguf import gguf_file, gguf_folder
 from prompt_r1.cli.command_line import command
-from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import MINI_AGENT
+from prompt_r1.config.agent import GAME_FILE, MINI_AGENT, STEP_FILE, AgentConfig
+from prompt_r1.config.fields import read_yaml
 from prompt_r1.config.train import agent_preset, preset_of
-from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, read_agent_config
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import is_finite_number, json_object
 
@@ -68,7 +67,10 @@ def _check_agent_folder(folder: Path) -> None:
 def trained_config(path: str | Path) -> AgentConfig | None:
     """How an exported agent plays and was trained; None for a model that was not trained here."""
     file = Path(path) / GAME_FILE
-    return read_agent_config(file) if file.is_file() else None
+    if not file.is_file():
+        return None
+    # Its training, perhaps by another version, had settings that are no agent's.
+    return AgentConfig(**read_yaml(file, AgentConfig, all_known=False))
 
 
 def exported_step(folder: Path) -> int:

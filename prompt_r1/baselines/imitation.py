@@ -17,7 +17,7 @@ from prompt_r1.agent.agent import Agent, load_agent
 from prompt_r1.baselines.sft import fine_tune_agent
 from prompt_r1.cli.command_line import teaching_command
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.methods import SftConfig
+from prompt_r1.config.evaluate import SftConfig
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import demonstrations

@@ -19,9 +19,8 @@ from prompt_r1.baselines.optimise import Algorithm, PromptSearch, file_name, opt
 from prompt_r1.baselines.sft import learn_answers, one_turn_config
 from prompt_r1.baselines.textgrad import textgrad
 from prompt_r1.cli.command_line import command
-from prompt_r1.config.environment import MINI_AGENT, is_mini, is_mini_data
-from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.methods import METHODS, SftConfig
+from prompt_r1.config.agent import MINI_AGENT, is_mini, is_mini_data
+from prompt_r1.config.evaluate import METHODS, EvaluateConfig, SftConfig
 from prompt_r1.data.questions import find_questions, sample_questions
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import Environments, parse_fields

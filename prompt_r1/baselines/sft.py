@@ -33,10 +33,9 @@ from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.cli.command_line import command, run_program
-from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import is_mini_data
+from prompt_r1.config.agent import AgentConfig, is_mini_data
+from prompt_r1.config.evaluate import SftConfig
 from prompt_r1.config.fields import parse_arguments
-from prompt_r1.config.methods import SftConfig
 from prompt_r1.config.train import agent_preset, preset_of
 from prompt_r1.data.files import BadRow, fields_of, read_rows, text_field
 from prompt_r1.distributed import Ranks, pick_device

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from prompt_r1.agent.gguf import gguf_file
 from prompt_r1.agent.names import find_agent, newest_mini_run
-from prompt_r1.config.environment import HELD_OUT, MINI_AGENT, EnvironmentConfig, is_mini_data
+from prompt_r1.config.agent import HELD_OUT, MINI_AGENT, EnvironmentConfig, is_mini_data
 from prompt_r1.config.functions import OBJECT_PREFIX
-from prompt_r1.config.train_settings import train_config
+from prompt_r1.config.train import train_config
 from prompt_r1.data.files import load_questions
 from prompt_r1.data.questions import check_mini_part
 from prompt_r1.environments.specs import Environments

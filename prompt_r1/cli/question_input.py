@@ -7,7 +7,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from prompt_r1.cli.preflight import check_device, check_pair
-from prompt_r1.config.infer import infer_config
+from prompt_r1.config.pair import infer_config
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import json_object
 

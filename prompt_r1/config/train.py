@@ -1,71 +1,82 @@
-"""Settings of train.py, and its presets."""
+"""Settings of train.py: flags, which override a preset or a YAML file, which overrides the defaults."""
 
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import MINI_AGENT, SMOLLM2, is_mini, is_mini_data
-from prompt_r1.config.fields import FRACTION, LEARNING_RATE, NOT_NEGATIVE, POSITIVE, Range, setting
-from prompt_r1.config.functions import import_reward
+from prompt_r1.config.agent import (
+    HELD_OUT,
+    MINI_AGENT,
+    MINI_ENVIRONMENTS,
+    SMOLLM2,
+    AgentConfig,
+    is_mini,
+    is_mini_data,
+    of_instruments,
+    of_machine,
+)
+from prompt_r1.config.fields import (
+    FRACTION,
+    LEARNING_RATE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Range,
+    flag_of,
+    given_values,
+    read_yaml,
+    setting,
+)
+from prompt_r1.config.functions import OBJECT_PREFIX, import_reward
 from prompt_r1.errors import UsageError
+
+of_run = partial(setting, group="the run", everyday=True)
+of_algorithm = partial(setting, group="the algorithm", identifies=True)
 
 
 @dataclass(frozen=True)
 class TrainConfig(AgentConfig):
     """Settings of train.py; the defaults are the paper's (Table 6 and the released run script)."""
 
-    out: str = setting("", "run folder (runs/CONFIG-seedN)", everyday=True, group="the run")
-    resume: str = setting("auto", "auto (resume), never (new run), or a run folder", everyday=True)
-    steps: int = setting(320, "training steps", range=POSITIVE, everyday=True, group="the algorithm")
-    questions: int = setting(
-        128,
-        "questions per step, over all ranks",
-        range=Range(above=0, below=100_001),
-        everyday=True,
-        identifies=True,
+    out: str = of_run("", "run folder (runs/CONFIG-seedN)")
+    resume: str = of_run("auto", "auto (resume), never (new run), or a run folder")
+    steps: int = of_run(320, "training steps", POSITIVE)
+    dry_run: bool = of_run(False, "estimate calls, tokens and dollars, then exit")
+    questions: int = of_algorithm(
+        128, "questions per step, over all ranks", Range(above=0, below=100_001), everyday=True
     )
-    group_size: int = setting(5, "games per question", range=Range(at_least=2, below=10_001), identifies=True)
-    mini_batch: int = setting(64, "games per optimiser step, over all ranks", range=POSITIVE, identifies=True)
-    lr: float = setting(
-        1e-6, "learning rate of AdamW, constant", range=LEARNING_RATE, everyday=True, identifies=True
-    )
-    beta2: float = setting(0.999, "AdamW", range=FRACTION, identifies=True)
-    weight_decay: float = setting(0.01, "AdamW", range=NOT_NEGATIVE, identifies=True)
-    clip: float = setting(0.2, "clip range of the ratio (eq. 17)", range=POSITIVE, identifies=True)
-    clip_high: float = setting(
-        0.0, "clip range above 1 (DAPO: 0.28); 0: that of --clip", range=NOT_NEGATIVE, identifies=True
-    )
-    adapter_rank: int = setting(
+    group_size: int = of_algorithm(5, "games per question", Range(at_least=2, below=10_001))
+    mini_batch: int = of_algorithm(64, "games per optimiser step, over all ranks", POSITIVE)
+    lr: float = of_algorithm(1e-6, "learning rate of AdamW, constant", LEARNING_RATE, everyday=True)
+    beta2: float = of_algorithm(0.999, "AdamW", FRACTION)
+    weight_decay: float = of_algorithm(0.01, "AdamW", NOT_NEGATIVE)
+    clip: float = of_algorithm(0.2, "clip range of the ratio (eq. 17)", POSITIVE)
+    clip_high: float = of_algorithm(0.0, "clip range above 1 (DAPO: 0.28); 0: that of --clip", NOT_NEGATIVE)
+    adapter_rank: int = of_algorithm(
         0,
         "train low-rank adapters (LoRA) of this rank beside the frozen weights; 0: train all weights",
-        range=NOT_NEGATIVE,
-        identifies=True,
+        NOT_NEGATIVE,
     )
-    kl_coef: float = setting(
-        0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL", range=NOT_NEGATIVE, identifies=True
+    kl_coef: float = of_algorithm(
+        0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL", NOT_NEGATIVE
     )
-    loss: str = setting(
-        "sequence-mean", "how tokens are averaged", choices=("sequence-mean", "token-mean"), identifies=True
+    loss: str = of_algorithm("sequence-mean", "how tokens are averaged", ("sequence-mean", "token-mean"))
+    save_every: int = of_instruments(20, "steps between checkpoints, and between validations", POSITIVE)
+    val_limit: int = of_instruments(
+        256, "most validation questions, a random sample stratified by dataset", POSITIVE
     )
-    save_every: int = setting(
-        20, "steps between checkpoints, and between validations", range=POSITIVE, group="instruments"
+    wandb: bool = of_instruments(False, "log metrics to Weights & Biases too")
+    device: str = of_machine("auto", "auto, cpu or cuda")
+    parallel: str = of_machine(
+        "auto", "weights on several ranks: replicated (ddp) or sharded (fsdp)", ("auto", "ddp", "fsdp")
     )
-    val_limit: int = setting(
-        256, "most validation questions, a random sample stratified by dataset", range=POSITIVE
+    offload: bool = of_machine(False, "keep sharded weights and AdamW's states in CPU memory")
+    tokens_per_batch: int = of_machine(
+        16384, "tokens per micro-batch; a group's shared opening counts once", POSITIVE
     )
-    wandb: bool = setting(False, "log metrics to Weights & Biases too")
-    device: str = setting("auto", "auto, cpu or cuda", group="the machine")
-    parallel: str = setting(
-        "auto",
-        "weights on several ranks: replicated (ddp) or sharded (fsdp)",
-        choices=("auto", "ddp", "fsdp"),
-    )
-    offload: bool = setting(False, "keep sharded weights and AdamW's states in CPU memory")
-    tokens_per_batch: int = setting(
-        16384, "tokens per micro-batch; a group's shared opening counts once", range=POSITIVE
-    )
-    checkpointing: bool = setting(True, "gradient checkpointing")
-    dry_run: bool = setting(False, "estimate calls, tokens and dollars, then exit", everyday=True)
+    checkpointing: bool = of_machine(True, "gradient checkpointing")
 
     @property
     def layout(self) -> str:
@@ -169,3 +180,80 @@ def check(config: TrainConfig) -> None:
         raise UsageError("--offload is for sharded weights: give --parallel fsdp")
     if config.reward:
         import_reward(config.reward)
+
+
+def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
+    """Read the settings of train.py; also returns the name of the run without --out."""
+    about = "Train an agent to question an environment."
+    given = given_values(TrainConfig, "train.py", about, arguments, PRESETS)
+    chosen = given.pop("config")
+    source = chosen or preset_of(given.get("agent", ""), "mini")
+    values = PRESETS[source] if source in PRESETS else _read_settings(Path(source), given)
+    config, asked = TrainConfig(**{**values, **given}), {**values, **given}
+    splits: dict[str, Any] = {}
+    if set(config.env.split(",")) <= set(MINI_ENVIRONMENTS) and (not config.data or source in PRESETS):
+        # The mini world brings its own questions.
+        config = replace(config, data=config.data or ("mini",))
+        splits = {"val_data": ("mini",), "test_data": ("mini",)}
+    if has_own_questions(config):
+        if config.agent != MINI_AGENT and not chosen:
+            raise UsageError(
+                f"--agent {config.agent} with {config.data[0]}: say how it learns and plays: --config paper "
+                "or small (for real models), --config mini (the settings of the toy agent) or a YAML file"
+            )
+        if source in PRESETS:  # its questions, of the mini world, say nothing about one's own
+            asked = given
+        has_splits = all(name.startswith(OBJECT_PREFIX) for name in config.data)
+        tasks = config.data if has_splits else ()  # the function makes questions for each split
+        splits = {"val_data": tasks or (HELD_OUT,), "test_data": tasks}
+    config = replace(config, **{name: names for name, names in splits.items() if name not in asked})
+    config = replace(
+        config,
+        val_data=() if "none" in config.val_data else config.val_data,
+        test_data=() if "none" in config.test_data else config.test_data,
+    )
+    if config.env == "none":
+        config = _without_environment(config, given)
+    check(config)
+    return config, run_name(Path(source).stem, config, values, given)
+
+
+def run_name(start: str, config: TrainConfig, preset: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """The name of a run without --out: its preset or file, then agent, environment and data if they differ.
+
+    So a run on one's own data does not meet the folder of a run in the mini world.
+    """
+    agent, env, data = config.agent, config.env, config.data[0] if has_own_questions(config) else ""
+    chosen = {"agent": agent, "env": env if env != "none" else "alone", "data": data}
+    differing = [value for name, value in chosen.items() if name in given and given[name] != preset.get(name)]
+    names = [re.sub(r"\.(jsonl|parquet)$", "", Path(value.split("@")[0]).name) for value in differing]
+    return re.sub(r"[^\w.-]+", "-", "-".join(filter(None, [start, *names])))[:80]
+
+
+def _read_settings(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
+    """The settings in a YAML file, except those in `given`.
+
+    The file may come from a stranger. Raises UsageError if it names code to import.
+    """
+    values = {name: value for name, value in read_yaml(path, TrainConfig).items() if name not in given}
+    for name in ("reward", "env", "data", "val_data", "test_data"):
+        value = values.get(name, "")
+        text = value if isinstance(value, str) else " ".join(value)
+        if re.search(rf"(^|[\s,]){OBJECT_PREFIX}", text) or (name == "reward" and text):
+            raise UsageError(
+                f"{path}: {name} names code, which is imported only if the command line names it: give "
+                f"{flag_of(name)} {text}"
+            )
+    return values
+
+
+def _without_environment(config: TrainConfig, given: dict[str, Any]) -> TrainConfig:
+    """Set up the game of --env none, except for the flags in `given`.
+
+    The game has one turn and its own reward rule. The instruction to answer replaces the paper's instruction
+    to ask, and the turn may be as long as a game.
+    """
+    game: dict[str, Any] = {"max_turns": 1, "rule": "alone"}
+    if config.instruction.startswith("paper"):
+        game |= {"instruction": "alone", "max_new": config.max_tokens}
+    return replace(config, **{name: value for name, value in game.items() if name not in given})

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from prompt_r1.cli.command_line import command
-from prompt_r1.config.environment import HELD_OUT, is_mini_data
+from prompt_r1.config.agent import HELD_OUT, is_mini_data
 from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object
 from prompt_r1.data.files import as_questions, load_questions, question_key
 from prompt_r1.data.sampler import stratified

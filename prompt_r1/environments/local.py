@@ -17,7 +17,7 @@ from prompt_r1.agent.gguf import gguf_file, gguf_folder
 from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenizer, longest_game
 from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import PieceEncoder, opened_think, render
-from prompt_r1.config.environment import SMOLLM2
+from prompt_r1.config.agent import SMOLLM2
 from prompt_r1.environments.sources import Call, Outcome, Source
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Message

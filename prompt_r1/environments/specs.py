@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_r1.agent.gguf import gguf_file
-from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import MINI_ENVIRONMENTS, SMOLLM2, EnvironmentConfig
+from prompt_r1.config.agent import MINI_ENVIRONMENTS, SMOLLM2, AgentConfig, EnvironmentConfig
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.environments.environment import Environment, parse_weights
 from prompt_r1.environments.journal import Journal

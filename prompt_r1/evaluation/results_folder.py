@@ -15,8 +15,7 @@ from typing import Any
 import yaml
 
 from prompt_r1.cli.tables import markdown_table, text_table
-from prompt_r1.config.fields import flag_of
-from prompt_r1.config.yaml_files import read_mapping
+from prompt_r1.config.fields import flag_of, read_mapping
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.aggregate import Results
 from prompt_r1.evaluation.comparison import comparison_tables

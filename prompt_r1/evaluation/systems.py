@@ -7,11 +7,9 @@ from pathlib import Path
 
 from prompt_r1.agent.names import AgentSpec, newest_mini_run, resolve_agent, trained_config
 from prompt_r1.cli.preflight import check_agents, check_data, check_device, check_environments
-from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import is_mini_data
-from prompt_r1.config.evaluate import EvaluateConfig, evaluate_config
+from prompt_r1.config.agent import AgentConfig, is_mini_data
+from prompt_r1.config.evaluate import METHODS, EvaluateConfig, evaluate_config
 from prompt_r1.config.functions import OBJECT_PREFIX
-from prompt_r1.config.methods import METHODS
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE, System
 

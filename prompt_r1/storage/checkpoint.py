@@ -25,8 +25,7 @@ from torch.optim import Optimizer
 
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.fields import identifying_values
-from prompt_r1.config.yaml_files import read_mapping, write_yaml
+from prompt_r1.config.fields import identifying_values, read_mapping, write_yaml
 from prompt_r1.distributed import Ranks
 from prompt_r1.errors import Resumable, UsageError, first_line
 from prompt_r1.foreign import json_object

@@ -14,8 +14,8 @@ from transformers.utils import cached_file
 
 from prompt_r1.agent.lora import adapters_removed
 from prompt_r1.agent.policy import Policy
-from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, write_yaml
+from prompt_r1.config.agent import GAME_FILE, STEP_FILE, AgentConfig
+from prompt_r1.config.fields import write_yaml
 from prompt_r1.distributed import Ranks
 from prompt_r1.errors import Resumable
 from prompt_r1.storage import atomic_folder

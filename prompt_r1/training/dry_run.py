@@ -8,7 +8,7 @@ reads; each call repeats the dialogue so far.
 from collections.abc import Mapping
 
 from prompt_r1.cli.tables import text_table
-from prompt_r1.config.environment import is_mini
+from prompt_r1.config.agent import is_mini
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.spending import Spending, parse_price

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from prompt_r1.config.train import warnings_of
-from prompt_r1.config.train_settings import train_config
+from prompt_r1.config.train import train_config, warnings_of
 from prompt_r1.distributed import Interrupt, lost_ranks_resumable, start_ranks, stop_ranks
 from prompt_r1.storage.run_folder import lock_run, open_run
 from prompt_r1.terminal import printable

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prompt_r1.config.yaml_files import write_yaml
+from prompt_r1.config.fields import write_yaml
 from prompt_r1.data.sampler import digest_of
 from prompt_r1.distributed import RankLost, stop_ranks
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from prompt_r1.cli.command_line import command
-from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import HELD_OUT
+from prompt_r1.config.agent import HELD_OUT, AgentConfig
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training.validation import TEST_FILE

@@ -9,8 +9,9 @@ import torch
 
 from prompt_r1.agent.agent import load_agent
 from prompt_r1.agent.names import find_agent, resolve_agent
+from prompt_r1.config.agent import GAME_FILE, STEP_FILE
+from prompt_r1.config.fields import write_yaml
 from prompt_r1.config.train import PRESETS, TrainConfig
-from prompt_r1.config.yaml_files import GAME_FILE, STEP_FILE, write_yaml
 from prompt_r1.errors import UsageError
 
 

@@ -25,7 +25,7 @@ from prompt_r1.baselines.sft import (
     schedule,
     train_weights,
 )
-from prompt_r1.config.methods import SftConfig
+from prompt_r1.config.evaluate import SftConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.rollout import play_question

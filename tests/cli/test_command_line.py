@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from prompt_r1.cli.command_line import check_usage, command, run_program
-from prompt_r1.config.train import TrainConfig, warnings_of
-from prompt_r1.config.train_settings import train_config
+from prompt_r1.config.train import TrainConfig, train_config, warnings_of
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError, first_line
 from tests.support.paths import ROOT
 from tests.support.providers import KEY

@@ -5,9 +5,8 @@ import sys
 import pytest
 
 from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.train import TrainConfig, warnings_of
-from prompt_r1.config.train_settings import train_config
-from prompt_r1.config.yaml_files import read_yaml, write_yaml
+from prompt_r1.config.fields import read_yaml, write_yaml
+from prompt_r1.config.train import TrainConfig, train_config, warnings_of
 from prompt_r1.errors import UsageError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prompt_r1.config.train_settings import train_config
+from prompt_r1.config.train import train_config
 from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question

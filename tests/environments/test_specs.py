@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.environment import EnvironmentConfig
+from prompt_r1.config.agent import AgentConfig, EnvironmentConfig
 from prompt_r1.environments.client import Endpoint
 from prompt_r1.environments.specs import Environments, open_for_agent
 from prompt_r1.errors import Resumable, UsageError

@@ -9,8 +9,7 @@ import pytest
 
 import evaluate
 from prompt_r1.agent.names import AgentSpec
-from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.methods import METHODS
+from prompt_r1.config.evaluate import METHODS, EvaluateConfig
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE

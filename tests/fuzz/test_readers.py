@@ -11,10 +11,11 @@ from typing import get_args
 
 import pytest
 
+from prompt_r1.agent.names import trained_config
 from prompt_r1.baselines.sft import read_games
-from prompt_r1.config.train import TrainConfig
-from prompt_r1.config.train_settings import train_config
-from prompt_r1.config.yaml_files import GAME_FILE, read_agent_config, write_yaml
+from prompt_r1.config.agent import GAME_FILE
+from prompt_r1.config.fields import write_yaml
+from prompt_r1.config.train import TrainConfig, train_config
 from prompt_r1.data.files import load_questions, write_questions
 from prompt_r1.environments.sources import Verdict
 from prompt_r1.errors import UsageError
@@ -47,7 +48,7 @@ def write_files(folder: Path) -> dict[Path, Callable[[Path], object]]:
         folder / "published.parquet": load_questions,
         folder / "predictions.jsonl": read_predictions,
         folder / "settings.yaml": lambda path: train_config(["--config", str(path)]),
-        agent / GAME_FILE: read_agent_config,
+        agent / GAME_FILE: lambda file: trained_config(file.parent),
         games: read_games,
         run / "metrics.jsonl": lambda path: page(path.parent),
     }

@@ -4,8 +4,8 @@ import asyncio
 from math import log
 from pathlib import Path
 
+from prompt_r1.config.fields import write_yaml
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.config.yaml_files import write_yaml
 from prompt_r1.errors import EnvError
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection
 import httpx
 import torch
 
-from prompt_r1.config.environment import EnvironmentConfig
+from prompt_r1.config.agent import EnvironmentConfig
 from prompt_r1.environments.client import Endpoint
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.environments.responses import Attempt, classify
