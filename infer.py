@@ -20,19 +20,16 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
 import asyncio
 import json
 import sys
-from dataclasses import replace
 
-from prompt_r1.agent.agent import check_question_lengths
-from prompt_r1.agent.names import resolve_agent
 from prompt_r1.cli.command_line import run_program, teaching_command
 from prompt_r1.cli.dialogue import Dialogue, cost_line, game_as_json
 from prompt_r1.cli.question_input import given_questions, typed_questions
 from prompt_r1.config.pair import InferConfig, infer_config
 from prompt_r1.errors import Resumable
-from prompt_r1.playing import NO_LIMITS, OpenPair, open_pair, play_within
+from prompt_r1.playing import OpenPair, open_pair
 from prompt_r1.spending import Spending
 from prompt_r1.terminal import printable
-from prompt_r1.types import Question, Trajectory
+from prompt_r1.types import Trajectory
 
 NO_FORMAT = "the agent wrote neither <interaction_prompt> nor <answer>: it does not know the format; "
 
@@ -41,17 +38,9 @@ def main(arguments: list[str]) -> None:
     """Ask questions from a command line."""
     config = infer_config(arguments)
     questions = given_questions(question=config.question.strip(), file=config.questions)
-    spec = resolve_agent(config.agent)
-    game = spec.config
-    game = replace(game, max_turns=config.max_turns or game.max_turns, max_new=config.max_new or game.max_new)
-    spec = replace(spec, config=game)
     with asyncio.Runner() as runner:
         try:
-            pair = open_pair(spec, config.env, config, seed=config.seed, device=config.device, run=runner.run)
-            environment = pair.environment.name
-            about = spec.describe(environment=environment, seed=pair.seed)
-            print(printable(about), file=sys.stderr, flush=True)
-            session = Session(config, pair, {"agent": str(spec.path), "environment": environment})
+            session = Session(config, open_pair(config, runner.run))
             try:
                 for text in questions or typed_questions():
                     runner.run(session.ask(text))
@@ -62,55 +51,43 @@ def main(arguments: list[str]) -> None:
     broken = [game for game in session.games if game.stop == "env_error"]
     if broken:
         raise Resumable(
-            f"the environment {environment} failed in {len(broken)} of {len(session.games)} dialogues: "
-            f"{broken[0].error}; try again later"
+            f"the environment {session.environment} failed in {len(broken)} of {len(session.games)} "
+            f"dialogues: {broken[0].error}; try again later"
         )
 
 
 class Session:
     """Plays one question after another, and prints each game: as text while it is played, or as JSON."""
 
-    def __init__(self, config: InferConfig, pair: OpenPair, names: dict[str, str]) -> None:
+    def __init__(self, config: InferConfig, pair: OpenPair) -> None:
         self.games: list[Trajectory] = []
+        self.environment = pair.environment.name
         self._config = config
         self._pair = pair
-        self._names = names  # of agent and environment, for JSON
         self._view = Dialogue(_ignore if config.json else _write_out)
+        print(printable(pair.about), file=sys.stderr, flush=True)
 
     async def ask(self, text: str) -> None:
         """Play one game and print it. Raises UsageError for a question that is too long."""
-        agent, environment = self._pair.agent, self._pair.environment
-        question = Question(text, "infer", text, answers=())
-        check_question_lengths([question], agent.codec, agent.game)
-        self._view.question(text)
-        before, seed, temperature = environment.budget.spent, str(self._pair.seed), self._config.temperature
+        budget, view = self._pair.environment.budget, self._view
+        before, priced = budget.spent, bool(self._config.env_price)
+        view.question(text)
         try:
-            game = await play_within(
-                NO_LIMITS,
-                agent,
-                environment,
-                question,
-                seed=seed,
-                temperature=temperature,
-                on_piece=self._view.piece,
-                on_turn_end=self._view.end_line,
-            )
+            game = await self._pair.play(text, on_piece=view.piece, on_turn_end=view.end_line)
         except asyncio.CancelledError:  # by Ctrl-C
-            self._view.note("no answer", "interrupted")
+            view.note("no answer", "interrupted")
             raise
-        game.spent = environment.budget.spent - before  # with attempts that were lost
+        game.spent = budget.spent - before  # with attempts that were lost
         self.games.append(game)
-        priced = bool(self._config.env_price)
         if self._config.json:
-            _write_out(json.dumps(game_as_json(game, self._names, priced=priced)) + "\n")
+            names = {"agent": self._pair.path, "environment": self.environment}
+            _write_out(json.dumps(game_as_json(game, names, priced=priced)) + "\n")
         if game.stop != "answered":
-            self._view.note("no answer", f"the game ended: {(game.error or game.stop).replace('_', ' ')}")
+            view.note("no answer", f"the game ended: {(game.error or game.stop).replace('_', ' ')}")
         if game.turns and not any(turn.action.answer or turn.action.prompt for turn in game.turns):
-            self._view.note(
-                "format",
-                f"{NO_FORMAT}`{teaching_command(self._config.agent or self._names['agent'])}` teaches it",
-            )
-        self._view.note("cost", cost_line(game.spent, game.seconds, priced=priced))
+            teach = teaching_command(self._config.agent or self._pair.path)
+            view.note("format", f"{NO_FORMAT}`{teach}` teaches it")
+        view.note("cost", cost_line(game.spent, game.seconds, priced=priced))
 
     def show_total(self) -> None:
         """After several questions, show their total cost."""

@@ -14,39 +14,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prompt_r1.agent.agent import Agent, check_question_lengths
-from prompt_r1.agent.names import resolve_agent
 from prompt_r1.cli.dialogue import Piece
-from prompt_r1.config.agent import EnvironmentConfig
-from prompt_r1.environments.environment import Environment
+from prompt_r1.config.pair import PairConfig
 from prompt_r1.environments.sources import Answering
 from prompt_r1.errors import EnvError
-from prompt_r1.playing import NO_LIMITS, Limits, open_pair, play_within
-from prompt_r1.types import Question, Trajectory
+from prompt_r1.playing import NO_LIMITS, Limits, OpenPair, open_pair
+from prompt_r1.types import Trajectory
 
 T = TypeVar("T")
 
 
 async def ask_pair(
-    agent: Agent,
-    environment: Environment,
+    pair: OpenPair,
     question: str,
     limits: Limits,
     *,
-    seed: str,
-    temperature: float,
+    seed: int | None = None,
+    temperature: float | None = None,
     on_piece: Callable[[Piece], object] | None = None,
 ) -> Trajectory:
-    """Play one game in the running event loop. `on_piece` gets the dialogue.
-
-    Raises QuestionTooLong, LimitReached, and EnvError or FatalEnvError if the environment failed.
-    """
-    question = question.encode("utf-8", "replace").decode()  # lone surrogates have no UTF-8
-    asked = Question(question, "asked", question, answers=())
-    check_question_lengths([asked], agent.codec, agent.game)
-    game = await play_within(
-        limits, agent, environment, asked, seed=seed, temperature=temperature, on_piece=on_piece
-    )
+    """Play one game in the running event loop as `OpenPair.play`; a failed environment raises EnvError."""
+    text = question.encode("utf-8", "replace").decode()  # lone surrogates have no UTF-8
+    game = await pair.play(text, limits=limits, seed=seed, temperature=temperature, on_piece=on_piece)
     if game.stop == "env_error":
         raise EnvError(game.error or "the environment failed")
     return game
@@ -58,25 +47,17 @@ class Pair(AbstractContextManager["Pair"]):
     Its methods may be called from several threads at once, and while an event loop runs.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        environment: Environment,
-        *,
-        seed: int,
-        temperature: float,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self.environment = environment.name
+    def __init__(self, pair: OpenPair, loop: asyncio.AbstractEventLoop) -> None:
+        self.environment = pair.environment.name
+        self._pair = pair
         self._loop = loop
-        self._play = partial(ask_pair, agent, environment, seed=str(seed), temperature=temperature)
 
     def ask(self, question: str, *, limits: Limits = NO_LIMITS) -> Trajectory:
         """Play one game: its `answer` (None: it ended without one), `turns`, `spent` and `seconds`.
 
         Raises EnvError if the environment failed, and LimitReached.
         """
-        return _call(self._loop, self._play(question, limits))
+        return _call(self._loop, ask_pair(self._pair, question, limits))
 
     def stream(self, question: str, *, limits: Limits = NO_LIMITS) -> Iterator[Piece | Trajectory]:
         """Yield the dialogue in pieces while it is played, and at last the game. Raises as `ask`.
@@ -84,7 +65,7 @@ class Pair(AbstractContextManager["Pair"]):
         Closing the iterator cancels the game.
         """
         pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
-        work = self._play(question, limits, on_piece=pieces.put)
+        work = ask_pair(self._pair, question, limits, on_piece=pieces.put)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         future.add_done_callback(lambda _: pieces.put(None))
         try:
@@ -144,11 +125,20 @@ def load(
 
     Raises UsageError or FatalEnvError if the pair cannot play.
     """
-    calls = EnvironmentConfig(env_args=env_args, env_price=env_price, max_env_usd=max_env_usd)
-    spec, loop = resolve_agent(str(agent)), _start_loop()
+    own, spec = (None, env) if isinstance(env, str) else (env, "")
+    config = PairConfig(
+        agent=str(agent),
+        env=spec,
+        env_price=env_price,
+        env_args=env_args,
+        max_env_usd=max_env_usd,
+        seed=seed,
+        temperature=temperature,
+        device=device,
+    )
+    loop = _start_loop()
     try:
-        pair = open_pair(spec, env, calls, seed=seed, device=device, run=partial(_call, loop))
+        return Pair(open_pair(config, partial(_call, loop), own), loop)
     except BaseException:
         loop.call_soon_threadsafe(loop.stop)
         raise
-    return Pair(pair.agent, pair.environment, seed=pair.seed, temperature=temperature, loop=loop)

@@ -23,6 +23,7 @@ from prompt_r1.config.fields import write_yaml
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.environments.environment import Environment, environment_of
 from prompt_r1.environments.specs import open_for_agent
+from prompt_r1.playing import OpenPair
 from tests.support.echo_agent import EchoAgent, Shouting, paid_environment
 from tests.support.paths import ROOT
 
@@ -48,11 +49,11 @@ def pair_of(
     """An echoing agent with a shouting environment, unless others are given."""
     environment = pool or environment_of(Shouting())
     agent = agent or EchoAgent()
-    return Pair(agent, environment, seed=seed, temperature=temperature, loop=_start_loop())
+    return Pair(OpenPair(agent, environment, seed, temperature), _start_loop())
 
 
 def environment_in(pair: Pair) -> Environment:
-    return pair._play.args[1]
+    return pair._pair.environment
 
 
 def loop_threads() -> set[threading.Thread]:
@@ -122,12 +123,7 @@ def test_a_failed_environment_raises_for_its_question_alone():
 
 @pytest.mark.parametrize(
     ("limits", "turns", "calls"),
-    [
-        (prompt_r1.Limits(), 4, 3),
-        (prompt_r1.Limits(turns=2), 2, 1),
-        (prompt_r1.Limits(calls=2), 3, 2),
-        (prompt_r1.Limits(calls=0), 1, 0),
-    ],
+    [(prompt_r1.Limits(), 4, 3), (prompt_r1.Limits(turns=2), 2, 1), (prompt_r1.Limits(turns=1), 1, 0)],
 )
 def test_limits_on_turns_and_calls_end_the_game_without_an_answer(limits, turns, calls, pair):
     answer = pair.ask("9: more than it may", limits=limits)
@@ -176,11 +172,11 @@ def test_load_passes_its_settings_to_the_agent_and_to_every_call(folder):
     """Seed and temperature are the run's and greedy unless given; a price and a limit reach the budget."""
     before = loop_threads()
     with prompt_r1.load(folder, device="cpu") as pair:
-        assert (pair._play.keywords, pair.environment) == ({"seed": "5", "temperature": 0.0}, "mini")
+        assert (pair._pair.seed, pair._pair.temperature, pair.environment) == (5, 0.0, "mini")
         assert environment_in(pair).budget._limits == {}
     given = {"env": "mini-b", "env_price": "1,2", "max_env_usd": 0.5, "seed": 0, "temperature": 0.25}
     with prompt_r1.load(folder, device="cpu", **given) as pair:
-        assert (pair._play.keywords, pair.environment) == ({"seed": "0", "temperature": 0.25}, "mini-b")
+        assert (pair._pair.seed, pair._pair.temperature, pair.environment) == (0, 0.25, "mini-b")
         assert environment_in(pair).budget._limits == {"usd": 0.5}
     check_ended(before)
     pair.close()  # a second time: nothing happens

@@ -1,6 +1,6 @@
 """Find the agent that a user names, and its game."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prompt_r1.agent.gguf import gguf_file, gguf_folder
@@ -112,14 +112,16 @@ class AgentSpec:
         return f"{', '.join([*parts, f'environment {environment}', f'seed {seed}'])}{chosen}"
 
 
-def resolve_agent(name: str) -> AgentSpec:
+def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> AgentSpec:
     """The agent that a user names for infer and evaluate. "" names the newest mini run.
 
     An agent that was not trained here plays the game of the paper preset; mini and smollm2 have their own.
+    `max_turns` and `max_new` replace those of its game; 0: they do not.
     """
     local = name or str(newest_mini_run())
     path = find_agent(local, seed=0)
     trained = trained_config(path)
     config = trained or agent_preset(preset_of(local))
+    config = replace(config, max_turns=max_turns or config.max_turns, max_new=max_new or config.max_new)
     start = trained.agent if trained else name
     return AgentSpec(path, config, start, is_newest=not name)

@@ -86,39 +86,32 @@ class Dialogue:
         """Write the question, as the heading of its game."""
         self._write("\n" if self._games else "")
         self._games += 1
-        self._label("question")
-        self._say(text)
-        self._write("\n\n")
+        self.note("question", text, end="\n\n")
 
     def piece(self, piece: Piece) -> None:
         """Write a piece of the game."""
+        if piece.kind == "reply":
+            self.note(LABELS["reply"], piece.text.strip(), end="\n\n")
+            return
         if piece.begins:
             self.end_line()
-            self._label(LABELS[piece.kind])
-        if piece.kind == "reply":
-            self._say(piece.text.strip())
-            self._write("\n\n")
-        else:
-            self._say(piece.text)
-            self._in_line = True
+            self._write(LABELS[piece.kind].ljust(INDENT))
+        self._write(_indented(piece.text))
+        self._in_line = True
 
-    def note(self, label: str, text: str) -> None:
-        """Write a line of our own; an error may have cut off the turn before it."""
+    def note(self, label: str, text: str, *, end: str = "\n") -> None:
+        """Write a text with its label; an error may have cut off the turn before it."""
         self.end_line()
-        self._label(label)
-        self._say(text)
-        self._write("\n")
+        self._write(f"{label.ljust(INDENT)}{_indented(text)}{end}")
 
     def end_line(self) -> None:
         """End the line of the agent's text, so that readers of a pipe get it before the reply comes."""
         self._write("\n" if self._in_line else "")
         self._in_line = False
 
-    def _label(self, label: str) -> None:
-        self._write(label.ljust(INDENT))
 
-    def _say(self, text: str) -> None:
-        self._write(printable(text).replace("\n", "\n" + " " * INDENT))
+def _indented(text: str) -> str:
+    return printable(text).replace("\n", "\n" + " " * INDENT)
 
 
 def cost_line(spent: Spending, seconds: float, *, priced: bool) -> str:

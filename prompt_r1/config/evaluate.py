@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from prompt_r1.config.agent import EnvironmentConfig
 from prompt_r1.config.fields import LEARNING_RATE, NOT_NEGATIVE, POSITIVE, Range, parse_arguments, setting
+from prompt_r1.config.pair import PlayConfig
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class MethodConfig:
 
 
 @dataclass(frozen=True)
-class EvaluateConfig(MethodConfig, EnvironmentConfig):
+class EvaluateConfig(PlayConfig, MethodConfig):
     """Settings of evaluate.py. Those that `identify` are the same for all answers in a folder."""
 
     data: tuple[str, ...] = setting(
@@ -98,21 +98,12 @@ class EvaluateConfig(MethodConfig, EnvironmentConfig):
     )
     ssim_model: str = setting("", "folder of the sentence encoder of SSim, or auto: search for it")
     out: str = setting("", "results folder (runs/eval-AGENT)", everyday=True)
-    seed: int = setting(-1, "mini world and sampling (default: the run's)", everyday=True)
-    temperature: float = setting(0.0, "temperature of the agent; 0: greedy", NOT_NEGATIVE, identifies=True)
     top_p: float = setting(
         1.0,
         "the agent samples from the most likely tokens of this probability",
         Range(above=0, below=1 + 1e-9),
         identifies=True,
     )
-    max_turns: int = setting(
-        0, "most turns of a game; 0: as in the agent's training", NOT_NEGATIVE, identifies=True
-    )
-    max_new: int = setting(
-        0, "most new tokens of a turn; 0: as in the agent's training", NOT_NEGATIVE, identifies=True
-    )
-    device: str = setting("auto", "auto, cpu or cuda")
 
 
 def evaluate_config(arguments: list[str]) -> EvaluateConfig:

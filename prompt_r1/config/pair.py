@@ -7,45 +7,55 @@ from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, Range, parse_argumen
 
 
 @dataclass(frozen=True)
-class InferConfig(EnvironmentConfig):
-    """Settings of infer.py."""
+class PlayConfig(EnvironmentConfig):
+    """How agents play whose training is over."""
 
-    question: str = setting("", "question to ask; -: each line of standard input", everyday=True)
-    questions: str = setting("", "file of questions: .txt, or .jsonl with a field question", everyday=True)
-    agent: str = setting(
-        "", "run folder, model folder, hub id, or mini (default: newest mini run)", everyday=True
-    )
-    env: str = setting("", "environment (default: that of the agent's training)", everyday=True)
-    json: bool = setting(False, "print a JSON object for each question, not the dialogue", everyday=True)
     seed: int = setting(-1, "mini world and sampling (default: the run's)", everyday=True)
-    temperature: float = setting(0.0, "of the agent; 0: greedy", NOT_NEGATIVE, everyday=True)
-    max_turns: int = setting(0, "most turns; 0: the agent's", NOT_NEGATIVE, everyday=True)
-    max_new: int = setting(0, "most new tokens of a turn; 0: the agent's", NOT_NEGATIVE, everyday=True)
+    temperature: float = setting(
+        0.0, "temperature of the agent; 0: greedy", NOT_NEGATIVE, everyday=True, identifies=True
+    )
+    max_turns: int = setting(
+        0, "most turns of a game; 0: as in the agent's training", NOT_NEGATIVE, everyday=True, identifies=True
+    )
+    max_new: int = setting(
+        0, "most new tokens of a turn; 0: as in training", NOT_NEGATIVE, everyday=True, identifies=True
+    )
     device: str = setting("auto", "auto, cpu or cuda")
 
 
 @dataclass(frozen=True)
-class ServeConfig(EnvironmentConfig):
+class PairConfig(PlayConfig):
+    """Which agent plays, and with which environment."""
+
+    agent: str = setting(
+        "", "run folder, model folder, hub id, or mini (default: newest mini run)", everyday=True
+    )
+    env: str = setting("", "environment (default: that of the agent's training)", everyday=True)
+
+
+@dataclass(frozen=True)
+class InferConfig(PairConfig):
+    """Settings of infer.py."""
+
+    question: str = setting("", "question to ask; -: each line of standard input", everyday=True)
+    questions: str = setting("", "file of questions: .txt, or .jsonl with a field question", everyday=True)
+    json: bool = setting(False, "print a JSON object for each question, not the dialogue", everyday=True)
+
+
+@dataclass(frozen=True)
+class ServeConfig(PairConfig):
     """Settings of `prompt-r1 serve`. --max-env-calls and -usd are limits of the whole server."""
 
-    agent: str = setting("", "run or model folder, hub id or mini (default: newest mini run)", everyday=True)
-    env: str = setting("", "environment (default: that of the agent's training)", everyday=True)
     host: str = setting("127.0.0.1", "address to listen at", everyday=True)
     port: int = setting(8000, "port; 0: any free one", Range(at_least=0, below=65536), everyday=True)
     model_name: str = setting("prompt-r1", "name of the pair in /v1/models and in requests", everyday=True)
     max_sessions: int = setting(
         64, "most questions at the same time; others get status 429", POSITIVE, everyday=True
     )
-    request_calls: int = setting(
-        0, "most calls of the environment for a question; 0: no limit", NOT_NEGATIVE, everyday=True
-    )
     request_usd: float = setting(
         0.0, "most dollars of a question (needs --env-price); 0: no limit", NOT_NEGATIVE, everyday=True
     )
     request_seconds: float = setting(300.0, "most seconds of a question", POSITIVE, everyday=True)
-    seed: int = setting(-1, "mini world and sampling (default: the run's)", everyday=True)
-    temperature: float = setting(0.0, "of the agent, unless a request has its own", NOT_NEGATIVE)
-    device: str = setting("auto", "auto, cpu or cuda")
 
 
 def infer_config(arguments: list[str]) -> InferConfig:

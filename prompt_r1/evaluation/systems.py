@@ -75,11 +75,10 @@ def results_folder(config: EvaluateConfig) -> Path:
 
 def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
     """The agents by their names; none if no method needs one."""
-    given = {name: getattr(config, name) for name in ("max_turns", "max_new") if getattr(config, name)}
     agents = {}
     for name in agent_names(config):
-        spec = resolve_agent(name)
-        agents[name] = replace(spec, config=replace(spec.config, **given), is_newest=not config.agent)
+        spec = resolve_agent(name, max_turns=config.max_turns, max_new=config.max_new)
+        agents[name] = replace(spec, is_newest=not config.agent)
     return agents
 
 

@@ -50,22 +50,12 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
     # Only here: torch takes seconds to import, and `--help` does without.
     import uvicorn
 
-    from prompt_r1.agent.names import resolve_agent
     from prompt_r1.playing import Limits, open_pair
     from prompt_r1.serving.app import ChatServer
 
-    spec = resolve_agent(config.agent)
-    pair = open_pair(spec, config.env, config, seed=config.seed, device=config.device, run=asyncio.run)
-    calls, usd = config.request_calls or None, config.request_usd or None  # flags: 0 is no limit
-    server = ChatServer(
-        pair.agent,
-        pair.environment,
-        model_name=config.model_name,
-        temperature=config.temperature,
-        limits=Limits(calls=calls, usd=usd, seconds=config.request_seconds),
-        max_sessions=config.max_sessions,
-        key=key,
-    )
+    pair = open_pair(config, asyncio.run)
+    limits = Limits(usd=config.request_usd or None, seconds=config.request_seconds)  # the flag: 0 is no limit
+    server = ChatServer(pair, config.model_name, limits, config.max_sessions, key)
     settings = uvicorn.Config(
         server.app(hosts=["127.0.0.1", "localhost"] if address == "127.0.0.1" else ["*"]),
         lifespan="off",
@@ -76,7 +66,7 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
     # uvicorn drains, then sends itself the signal again, for the handler that was there before.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    print(printable(spec.describe(environment=pair.environment.name, seed=pair.seed)))
+    print(printable(pair.about))
     host = f"[{address}]" if ":" in address else address
     print(f"{config.model_name} at http://{host}:{port}/v1", flush=True)
     asyncio.run(uvicorn.Server(settings).serve(sockets=[listener]))

@@ -10,7 +10,6 @@ client has gone is cancelled.
 import asyncio
 import hmac
 import json
-import logging
 import reprlib
 import time
 import uuid
@@ -26,16 +25,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from prompt_r1.agent.agent import Agent
 from prompt_r1.api import ask_pair
 from prompt_r1.cli.dialogue import Piece
-from prompt_r1.environments.environment import Environment
-from prompt_r1.playing import Limits
+from prompt_r1.playing import Limits, OpenPair
 from prompt_r1.serving import wire
 from prompt_r1.serving.wire import Body, Failure, bad_request
 from prompt_r1.types import Trajectory
-
-logger = logging.getLogger(__name__)
 
 AWAITED_SECONDS = 0.2  # between looks whether the client is still there
 MOST_BYTES = 2_000_000  # of a request: more text than any game has room for
@@ -47,10 +42,8 @@ Pieces = asyncio.Queue[Piece | None]  # of a dialogue; None ends it
 class ChatServer:
     """Admits requests, plays their games with one pair, and writes the responses."""
 
-    agent: Agent
-    environment: Environment
+    pair: OpenPair
     model_name: str
-    temperature: float
     limits: Limits  # of each question
     max_sessions: int
     key: str = ""  # that requests must have; "": none
@@ -98,14 +91,12 @@ class ChatServer:
             self.sessions -= 1
             pieces.put_nowait(None)
 
-        temperature = self.temperature if asked.temperature is None else asked.temperature
         playing = ask_pair(
-            self.agent,
-            self.environment,
+            self.pair,
             asked.question,
             self.limits,
-            seed=str(asked.seed),
-            temperature=temperature,
+            seed=asked.seed,
+            temperature=asked.temperature,
             on_piece=pieces.put_nowait if asked.stream else None,
         )
         game = asyncio.create_task(playing)
@@ -151,7 +142,7 @@ async def _events(game: asyncio.Task[Trajectory], pieces: Pieces, head: Body) ->
         yield _event({**last, "usage": wire.usage(played)})
         yield b"data: [DONE]\n\n"
     except Exception as error:
-        yield _event(_failure(error).body)
+        yield _event(wire.failure_of(error).body)
 
 
 class GameStream(StreamingResponse):
@@ -171,18 +162,11 @@ class GameStream(StreamingResponse):
             self._game.cancel()
 
 
-def _failure(error: Exception) -> Failure:
-    failure = wire.failure_of(error)
-    if failure.status == 500:
-        logger.error("a request ended with an internal error", exc_info=error)
-    return failure
-
-
 async def _refuse(request: Request, error: Exception) -> Response:
     """The response to an error. If the client has gone, nobody reads it."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=GONE)
-    failure = _failure(error)
+    failure = wire.failure_of(error)
     return _json(failure.body, failure.status, failure.headers)
 
 

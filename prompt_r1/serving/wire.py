@@ -1,18 +1,21 @@
-"""OpenAI's chat completions: requests as questions, games as responses, errors as bodies. Pure."""
+"""OpenAI's chat completions: requests as questions, games as responses, errors as bodies."""
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 
-from prompt_r1.cli.dialogue import Piece
+from prompt_r1.cli.dialogue import LABELS, Piece
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable
 from prompt_r1.foreign import is_finite_number
 from prompt_r1.playing import LimitReached
 from prompt_r1.spending import OutOfBudget
 from prompt_r1.types import Trajectory
+
+logger = logging.getLogger(__name__)
 
 Body = dict[str, object]
 T = TypeVar("T")
@@ -21,7 +24,6 @@ FINAL = ("time_limit", "budget_exhausted", "environment_unusable", "internal_err
 # Fields that would change what is answered. Others that we do not know are ignored, as elsewhere.
 UNSUPPORTED = ("tools", "functions", "logprobs", "audio", "response_format", "stop")
 RULING = ("system", "developer")
-LABELS = {"think": "Agent thinks", "interaction_prompt": "Agent asks", "reply": "Environment", "": "Agent"}
 
 
 class Failure(Exception):
@@ -58,6 +60,7 @@ def failure_of(error: BaseException) -> Failure:
             return Failure(502, "environment_error", message)
         case FatalEnvError():
             return Failure(502, "environment_unusable", message)
+    logger.error("a request ended with an internal error", exc_info=error)
     return Failure(500, "internal_error", "an internal error; the server's log has the traceback")
 
 
@@ -131,7 +134,7 @@ def dialogue_text(piece: Piece) -> str:
     """What a piece adds to `reasoning_content`: blocks with labels. The answer is left out."""
     if piece.kind == "answer":
         return ""
-    return f"\n{LABELS[piece.kind]}: {piece.text}" if piece.begins else piece.text
+    return f"\n{LABELS[piece.kind].capitalize()}: {piece.text}" if piece.begins else piece.text
 
 
 def completion(head: Body, game: Trajectory) -> Body:

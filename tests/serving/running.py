@@ -11,7 +11,7 @@ import uvicorn
 
 from prompt_r1.agent.agent import Agent
 from prompt_r1.environments.environment import Environment, environment_of
-from prompt_r1.playing import Limits
+from prompt_r1.playing import Limits, OpenPair
 from prompt_r1.serving.app import ChatServer
 from tests.support.echo_agent import EchoAgent, Shouting
 from tests.support.ports import free_ports
@@ -28,10 +28,13 @@ def pair_of(
 ) -> ChatServer:
     """An echoing agent with a shouting environment, unless others are given."""
     return ChatServer(
-        agent=cast(Agent, agent or EchoAgent()),
-        environment=pool or environment_of(Shouting()),
+        OpenPair(
+            agent=cast(Agent, agent or EchoAgent()),
+            environment=pool or environment_of(Shouting()),
+            seed=0,
+            temperature=temperature,
+        ),
         model_name="prompt-r1",
-        temperature=temperature,
         limits=limits or Limits(),
         max_sessions=max_sessions,
         key=key,

@@ -179,7 +179,7 @@ def test_a_failed_environment_is_an_error_with_a_type_and_never_an_answer(
 
 
 def test_no_question_makes_more_calls_than_the_server_allows():
-    with serving(pair_of(limits=Limits(calls=2))) as url:
+    with serving(pair_of(limits=Limits(turns=3))) as url:
         reply = ask(url, "9: more than it may").json()
     assert reply["usage"]["environment"]["calls"] == 2
     choice = reply["choices"][0]
