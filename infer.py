@@ -2,7 +2,7 @@
 
     python infer.py --question "Who is the mother of the director of …?"
     python infer.py                              # prompts for questions, one after another
-    python infer.py --questions FILE --json      # .txt or .jsonl; prints one JSON object per line
+    python infer.py --json < FILE                # a question per line; prints one JSON object per line
 
 By default the agent of the newest mini run plays in its mini world; --agent and --env take any model and any
 environment.
@@ -37,7 +37,7 @@ NO_FORMAT = "the agent wrote neither <interaction_prompt> nor <answer>: it does 
 def main(arguments: list[str]) -> None:
     """Ask questions from a command line."""
     config = infer_config(arguments)
-    questions = given_questions(question=config.question.strip(), file=config.questions)
+    questions = given_questions(config.question)
     with asyncio.Runner() as runner:
         try:
             session = Session(config, open_pair(config, runner.run))

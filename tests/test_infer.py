@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import infer
 from prompt_r1.cli.dialogue import Dialogue, Pieces
-from prompt_r1.cli.question_input import given_questions
 from prompt_r1.config.agent import GAME_FILE
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from tests.support.paths import ROOT
@@ -39,28 +38,6 @@ def test_streaming_a_turn_shows_the_same_as_the_complete_turn(text):
     """No part of a tag is shown as text, and every character is shown once."""
     streamed = shown([text[:end] for end in range(len(text))] + [text])
     assert streamed == shown([text])
-
-
-def test_questions_are_read_from_txt_and_jsonl_files(tmp_path):
-    (tmp_path / "q.txt").write_text("Who?\n\n  When? \r\n", "utf-8-sig")
-    (tmp_path / "q.jsonl").write_text('{"question": "Who?", "answer": "Anna"}\n\n{"question": " When? "}\n')
-    for name in ("q.txt", "q.jsonl"):
-        assert given_questions(question="", file=str(tmp_path / name)) == ["Who?", "When?"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "sentence"),
-    [
-        ("q.txt", b"\n \n", "nothing to ask"),
-        ("q.jsonl", b'{"question": "a"}\n{"text": "b"}', "row 2: expected a JSON object with a"),
-        ("q.jsonl", b'{"question": 7}', "row 1"),
-        ("q.jsonl", b'{"question": "a"}\n{"question": "\\ud800?"}', "row 2: expected"),
-    ],
-)
-def test_an_error_in_a_file_of_questions_names_the_file_and_the_row(tmp_path, name, content, sentence):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=sentence):
-        given_questions(question="", file=str(tmp_path / name))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +83,7 @@ def test_input_that_is_not_utf_8_is_refused(ask):
     with pytest.raises(UsageError, match="standard input is not UTF-8"):
         ask(typed="who?\nwho \udcff?\n")
     with pytest.raises(UsageError, match="standard input is not UTF-8"):
-        ask("--questions", "-", typed=io.TextIOWrapper(io.BytesIO(b"who \xff?\n"), "utf-8"))
+        ask(typed=io.TextIOWrapper(io.BytesIO(b"who \xff?\n"), "utf-8"))
 
 
 def test_an_agent_without_the_format_is_named_with_what_teaches_it(ask):

@@ -41,7 +41,6 @@ SEEN_BEFORE_TORCH = [
     ("train.py --adapter-rank 4 --parallel fsdp", "which cannot be sharded or offloaded"),
     ("train.py --config paper", "no training questions"),
     ("train.py --agent AGENT --data good.jsonl", "say how it learns and plays: --config paper"),
-    ("infer.py --question a --questions b", "--question or --questions, not both"),
     # YAML files
     ("train.py --config nowhere.yaml", "nowhere.yaml: No such file"),
     ("train.py --config unknown.yaml", "unknown.yaml: unknown key 'lerning_rate'"),
@@ -58,8 +57,6 @@ SEEN_BEFORE_TORCH = [
     ("train.py --config mini --data deep.jsonl", "deep.jsonl, row 1: not JSON"),
     ("evaluate.py --agent AGENT --data notes.docx", "notes.docx"),
     ("evaluate.py --agent AGENT --data mini:moon", "no part 'moon'"),
-    ("infer.py --questions deep.jsonl", "row 1: expected a JSON object"),
-    ("infer.py --questions notes.docx", "only files ending in .txt or .jsonl"),
     ("infer.py", "nothing to ask"),
     # agents and run folders
     ("infer.py --question Who?", "run `python train.py` first"),

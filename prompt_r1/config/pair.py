@@ -37,8 +37,7 @@ class PairConfig(PlayConfig):
 class InferConfig(PairConfig):
     """Settings of infer.py."""
 
-    question: str = setting("", "question to ask; -: each line of standard input", everyday=True)
-    questions: str = setting("", "file of questions: .txt, or .jsonl with a field question", everyday=True)
+    question: str = setting("", "question to ask (default: each line of standard input)", everyday=True)
     json: bool = setting(False, "print a JSON object for each question, not the dialogue", everyday=True)
 
 

@@ -15,14 +15,13 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("stdin", "question", "file", "asked"),
+    ("stdin", "question", "asked"),
     [
-        (Terminal("not read\n"), "", "", []),  # the user types the questions
-        (Terminal("Who?\n\n When? \n"), "-", "", ["Who?", "When?"]),
-        (io.StringIO("Who?\n\n When? \n"), "", "-", ["Who?", "When?"]),
-        (io.StringIO("Who?\n"), "", "", ["Who?"]),
+        (Terminal("not read\n"), "", []),  # the user types the questions
+        (io.StringIO("Who?\n\n When? \n"), "", ["Who?", "When?"]),
+        (io.StringIO("not read\n"), " Who? ", ["Who?"]),
     ],
 )
-def test_a_dash_and_a_pipe_stand_for_the_lines_of_standard_input(stdin, question, file, asked, monkeypatch):
+def test_without_a_question_the_lines_of_standard_input_are_asked(stdin, question, asked, monkeypatch):
     monkeypatch.setattr("sys.stdin", stdin)
-    assert given_questions(question=question, file=file) == asked
+    assert given_questions(question) == asked
