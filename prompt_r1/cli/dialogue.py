@@ -35,19 +35,15 @@ def blocks(text: str, *, ended: bool) -> list[tuple[str, str]]:
     Until the turn has `ended`, text that may be the beginning of a tag or of a multi-byte character is left
     out, so that the content of a block only grows from call to call.
     """
-    found: list[tuple[str, str]] = []
-    name, start = "", 0
-    for tag in TAG.finditer(text):
-        found.append((name, text[start : tag.start()]))
-        name, start = ("" if tag[1] else tag[2]), tag.end()
-    rest = text[start:]
+    contents, slashes, names = (TAG.split(text)[group::3] for group in range(3))
+    tags = ["", *("" if slash else name for slash, name in zip(slashes, names, strict=True))]
     if not ended:
-        bracket = rest.rfind("<")
-        if bracket >= 0 and len(rest) - bracket < LONGEST_TAG:
-            rest = rest[:bracket]
-        rest = rest.rstrip("\ufffd")
-    found.append((name, rest))
-    return [(name, content.strip()) for name, content in found if content.strip()]
+        *contents, last = contents
+        bracket = last.rfind("<")
+        if bracket >= 0 and len(last) - bracket < LONGEST_TAG:
+            last = last[:bracket]
+        contents.append(last.rstrip("\ufffd"))
+    return [(tag, text.strip()) for tag, text in zip(tags, contents, strict=True) if text.strip()]
 
 
 class Pieces:

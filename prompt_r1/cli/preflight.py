@@ -9,6 +9,7 @@ from prompt_r1.agent.gguf import gguf_file
 from prompt_r1.agent.names import find_agent, newest_mini_run
 from prompt_r1.config.agent import HELD_OUT, MINI_AGENT, EnvironmentConfig, is_mini_data
 from prompt_r1.config.functions import OBJECT_PREFIX
+from prompt_r1.config.pair import PairConfig
 from prompt_r1.config.train import train_config
 from prompt_r1.data.files import load_questions
 from prompt_r1.data.questions import check_mini_part
@@ -31,10 +32,11 @@ def check_train(arguments: list[str]) -> None:
         _check_unused(Path(config.out or f"runs/{name}-seed{config.seed}"))
 
 
-def check_pair(agent: str, env: str, calls: EnvironmentConfig) -> None:
-    """Raise UsageError for an agent or environment that cannot be opened; "" as for infer."""
-    check_agents([agent or str(newest_mini_run())])
-    check_environments(calls, [env])
+def check_pair(config: PairConfig) -> None:
+    """Raise UsageError for a device, an agent or an environment that cannot be opened."""
+    check_device(config.device)
+    check_agents([config.agent or str(newest_mini_run())])
+    check_environments(config, [config.env])
 
 
 def check_agents(names: Iterable[str]) -> None:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from io import BufferedReader
 
-from prompt_r1.cli.preflight import check_device, check_pair
+from prompt_r1.cli.preflight import check_pair
 from prompt_r1.config.pair import infer_config
 from prompt_r1.errors import UsageError
 
@@ -12,10 +12,9 @@ from prompt_r1.errors import UsageError
 def check_infer(arguments: list[str]) -> None:
     """Raise UsageError for a question that cannot be asked."""
     config = infer_config(arguments)
-    check_device(config.device)
     if not config.question.strip() and not sys.stdin.isatty() and _is_empty(sys.stdin.buffer):
         given_questions("")  # raises: there is none
-    check_pair(config.agent, config.env, config)
+    check_pair(config)
 
 
 def _is_empty(stream: object) -> bool:

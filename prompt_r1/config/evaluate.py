@@ -41,34 +41,8 @@ of_methods = partial(setting, group="compared methods", identifies=True)
 
 
 @dataclass(frozen=True)
-class MethodConfig:
-    """Settings of the methods that evaluate.py compares; everything else is as their authors have it."""
-
-    train_data: tuple[str, ...] = of_methods((), "training questions (mini, if --data is the mini world)")
-    val_data: tuple[str, ...] = of_methods((), "validation questions (mini, if --data is the mini world)")
-    optimizer_env: str = of_methods(
-        "", "SPEC of the model that writes prompts (the environment itself; in the mini world mini-optimizer)"
-    )
-    optimizer_price: str = of_methods(
-        "", "IN,OUT in dollars per million tokens (--env-price)", identifies=False
-    )
-    optimize_calls: int = of_methods(
-        0,
-        "calls of each prompt search (of both models) and of rft; 0: as many as the authors make",
-        NOT_NEGATIVE,
-    )
-    optimize_examples: int = of_methods(
-        0,
-        "questions that score a prompt; 0: 261 training questions for opro, 50 validation questions for "
-        "textgrad and gepa",
-        NOT_NEGATIVE,
-    )
-    grpo_agent: str = of_methods("", "agent of grpo-only, from `train.py --env none`", identifies=False)
-
-
-@dataclass(frozen=True)
-class EvaluateConfig(PlayConfig, MethodConfig):
-    """Settings of evaluate.py. Those that `identify` are the same for all answers in a folder."""
+class EvaluateConfig(PlayConfig):
+    """Settings of evaluate.py and of its methods; all others are as the authors of a method have them."""
 
     data: tuple[str, ...] = setting(
         (),
@@ -104,6 +78,26 @@ class EvaluateConfig(PlayConfig, MethodConfig):
         Range(above=0, below=1 + 1e-9),
         identifies=True,
     )
+    train_data: tuple[str, ...] = of_methods((), "training questions (mini, if --data is the mini world)")
+    val_data: tuple[str, ...] = of_methods((), "validation questions (mini, if --data is the mini world)")
+    optimizer_env: str = of_methods(
+        "", "SPEC of the model that writes prompts (the environment itself; in the mini world mini-optimizer)"
+    )
+    optimizer_price: str = of_methods(
+        "", "IN,OUT in dollars per million tokens (--env-price)", identifies=False
+    )
+    optimize_calls: int = of_methods(
+        0,
+        "calls of each prompt search (of both models) and of rft; 0: as many as the authors make",
+        NOT_NEGATIVE,
+    )
+    optimize_examples: int = of_methods(
+        0,
+        "questions that score a prompt; 0: 261 training questions for opro, 50 validation questions for "
+        "textgrad and gepa",
+        NOT_NEGATIVE,
+    )
+    grpo_agent: str = of_methods("", "agent of grpo-only, from `train.py --env none`", identifies=False)
 
 
 def evaluate_config(arguments: list[str]) -> EvaluateConfig:

@@ -46,7 +46,7 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
     local, key = ip_address(address).is_loopback, os.environ.get(KEY, "").strip()
     if not key and not local:
         raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
-    check_pair(config.agent, config.env, config)
+    check_pair(config)
     # Only here: torch takes seconds to import, and `--help` does without.
     import uvicorn
 
