@@ -4,7 +4,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from prompt_r1.config.fields import LEARNING_RATE, NOT_NEGATIVE, POSITIVE, Range, parse_arguments, setting
+from prompt_r1.config.fields import (
+    LEARNING_RATE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Range,
+    everyday,
+    parse_arguments,
+    setting,
+)
 from prompt_r1.config.pair import PlayConfig
 
 
@@ -44,34 +52,28 @@ of_methods = partial(setting, group="compared methods", identifies=True)
 class EvaluateConfig(PlayConfig):
     """Settings of evaluate.py and of its methods; all others are as the authors of a method have them."""
 
-    data: tuple[str, ...] = setting(
-        (),
-        "mini, mini:validation, mini:ood, JSONL/parquet files, or hf:ORG/NAME:SPLIT (default: mini)",
-        everyday=True,
+    data: tuple[str, ...] = everyday(
+        (), "mini, mini:validation, mini:ood, JSONL/parquet files, or hf:ORG/NAME:SPLIT (default: mini)"
     )
-    method: tuple[str, ...] = setting(
+    method: tuple[str, ...] = everyday(
         (),
         f"{', '.join(METHODS)} (default: direct untrained prompt-r1; with --tables the paper's)",
         tuple(METHODS),
-        everyday=True,
     )
-    agent: tuple[str, ...] = setting(
-        (), "run or model folders, hub ids, or mini (default: the newest mini run)", everyday=True
+    agent: tuple[str, ...] = everyday(
+        (), "run or model folders, hub ids, or mini (default: the newest mini run)"
     )
-    env: tuple[str, ...] = setting((), "environments (default: the agents' own)", everyday=True)
+    env: tuple[str, ...] = everyday((), "environments (default: the agents' own)")
     tables: bool = setting(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")
-    limit: int = setting(
-        0,
-        "most questions of each file, a random sample stratified by dataset; 0: all",
-        NOT_NEGATIVE,
-        everyday=True,
+    limit: int = everyday(
+        0, "most questions of each file, a random sample stratified by dataset; 0: all", NOT_NEGATIVE
     )
     repeats: int = setting(1, "answers to each question, averaged per question", POSITIVE)
     metrics: str = setting(
         "strict", "rules of EM, SM and F1: ours, or those of the released code", ("strict", "official")
     )
     ssim_model: str = setting("", "folder of the sentence encoder of SSim, or auto: search for it")
-    out: str = setting("", "results folder (runs/eval-AGENT)", everyday=True)
+    out: str = everyday("", "results folder (runs/eval-AGENT)")
     top_p: float = setting(
         1.0,
         "the agent samples from the most likely tokens of this probability",
@@ -109,32 +111,26 @@ def evaluate_config(arguments: list[str]) -> EvaluateConfig:
 class SftConfig:
     """Settings of supervised fine-tuning: the paper's Table 7, with LLaMA-Factory's defaults for the rest."""
 
-    agent: str = setting(
-        "Qwen/Qwen3-4B", "model folder, .gguf file or hub id of the agent, smollm2 or mini", everyday=True
-    )
-    games: str = setting(
+    agent: str = everyday("Qwen/Qwen3-4B", "model folder, .gguf file or hub id of the agent, smollm2 or mini")
+    games: str = everyday(
         "",
         "JSONL file of the games to imitate: question, turns; mini or mini:KIND: demonstrations of the mini "
         "world, of all kinds of questions or one",
-        everyday=True,
     )
     preset: str = setting(
         "small",
         "preset whose instruction and limits the game has; the agent mini has its own",
         ("paper", "small"),
     )
-    out: str = setting("", "folder for the agent and metrics.jsonl (runs/sft-seedN)", everyday=True)
+    out: str = everyday("", "folder for the agent and metrics.jsonl (runs/sft-seedN)")
     seed: int = setting(0, "seed of the order of questions, the adapters and the mini world")
     rank: int = setting(
         0, "rank of LoRA adapters, alpha is twice as much; 0: train all weights", NOT_NEGATIVE
     )
-    lr: float = setting(
-        1e-4,
-        "peak learning rate of AdamW (warm-up over a tenth of the steps, then cosine)",
-        LEARNING_RATE,
-        everyday=True,
+    lr: float = everyday(
+        1e-4, "peak learning rate of AdamW (warm-up over a tenth of the steps, then cosine)", LEARNING_RATE
     )
-    epochs: int = setting(3, "epochs", POSITIVE, everyday=True)
+    epochs: int = everyday(3, "epochs", POSITIVE)
     batch_size: int = setting(
         0, "examples per optimiser step; 0: 32, or fewer, so that there are 30 steps", NOT_NEGATIVE
     )

@@ -4,6 +4,7 @@ import argparse
 import reprlib
 from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
@@ -60,6 +61,9 @@ def setting(
     metadata: dict[str, Any] = {"help": help, "allowed": allowed, "group": group}
     metadata |= {"everyday": everyday, "identifies": identifies}
     return field(default=default, metadata=metadata)
+
+
+everyday = partial(setting, everyday=True)
 
 
 def flag_of(name: str) -> str:

@@ -3,23 +3,19 @@
 from dataclasses import dataclass
 
 from prompt_r1.config.agent import EnvironmentConfig
-from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, Range, parse_arguments, setting
+from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, Range, everyday, parse_arguments, setting
 
 
 @dataclass(frozen=True)
 class PlayConfig(EnvironmentConfig):
     """How agents play whose training is over."""
 
-    seed: int = setting(-1, "mini world and sampling (default: the run's)", everyday=True)
-    temperature: float = setting(
-        0.0, "temperature of the agent; 0: greedy", NOT_NEGATIVE, everyday=True, identifies=True
+    seed: int = everyday(-1, "mini world and sampling (default: the run's)")
+    temperature: float = everyday(0.0, "temperature of the agent; 0: greedy", NOT_NEGATIVE, identifies=True)
+    max_turns: int = everyday(
+        0, "most turns of a game; 0: as in the agent's training", NOT_NEGATIVE, identifies=True
     )
-    max_turns: int = setting(
-        0, "most turns of a game; 0: as in the agent's training", NOT_NEGATIVE, everyday=True, identifies=True
-    )
-    max_new: int = setting(
-        0, "most new tokens of a turn; 0: as in training", NOT_NEGATIVE, everyday=True, identifies=True
-    )
+    max_new: int = everyday(0, "most new tokens of a turn; 0: as in training", NOT_NEGATIVE, identifies=True)
     device: str = setting("auto", "auto, cpu or cuda")
 
 
@@ -27,34 +23,30 @@ class PlayConfig(EnvironmentConfig):
 class PairConfig(PlayConfig):
     """Which agent plays, and with which environment."""
 
-    agent: str = setting(
-        "", "run folder, model folder, hub id, or mini (default: newest mini run)", everyday=True
-    )
-    env: str = setting("", "environment (default: that of the agent's training)", everyday=True)
+    agent: str = everyday("", "run folder, model folder, hub id, or mini (default: newest mini run)")
+    env: str = everyday("", "environment (default: that of the agent's training)")
 
 
 @dataclass(frozen=True)
 class InferConfig(PairConfig):
     """Settings of infer.py."""
 
-    question: str = setting("", "question to ask (default: each line of standard input)", everyday=True)
-    json: bool = setting(False, "print a JSON object for each question, not the dialogue", everyday=True)
+    question: str = everyday("", "question to ask (default: each line of standard input)")
+    json: bool = everyday(False, "print a JSON object for each question, not the dialogue")
 
 
 @dataclass(frozen=True)
 class ServeConfig(PairConfig):
     """Settings of `prompt-r1 serve`. --max-env-calls and -usd are limits of the whole server."""
 
-    host: str = setting("127.0.0.1", "address to listen at", everyday=True)
-    port: int = setting(8000, "port; 0: any free one", Range(at_least=0, below=65536), everyday=True)
-    model_name: str = setting("prompt-r1", "name of the pair in /v1/models and in requests", everyday=True)
-    max_sessions: int = setting(
-        64, "most questions at the same time; others get status 429", POSITIVE, everyday=True
+    host: str = everyday("127.0.0.1", "address to listen at")
+    port: int = everyday(8000, "port; 0: any free one", Range(at_least=0, below=65536))
+    model_name: str = everyday("prompt-r1", "name of the pair in /v1/models and in requests")
+    max_sessions: int = everyday(64, "most questions at the same time; others get status 429", POSITIVE)
+    request_usd: float = everyday(
+        0.0, "most dollars of a question (needs --env-price); 0: no limit", NOT_NEGATIVE
     )
-    request_usd: float = setting(
-        0.0, "most dollars of a question (needs --env-price); 0: no limit", NOT_NEGATIVE, everyday=True
-    )
-    request_seconds: float = setting(300.0, "most seconds of a question", POSITIVE, everyday=True)
+    request_seconds: float = everyday(300.0, "most seconds of a question", POSITIVE)
 
 
 def infer_config(arguments: list[str]) -> InferConfig:
