@@ -173,11 +173,11 @@ def test_load_passes_its_settings_to_the_agent_and_to_every_call(folder):
     before = loop_threads()
     with prompt_r1.load(folder, device="cpu") as pair:
         assert (pair._pair.seed, pair._pair.temperature, pair.environment) == (5, 0.0, "mini")
-        assert environment_in(pair).budget._limits == {}
+        assert environment_in(pair).budget._limits == {"calls": 0, "usd": 0.0}
     given = {"env": "mini-b", "env_price": "1,2", "max_env_usd": 0.5, "seed": 0, "temperature": 0.25}
     with prompt_r1.load(folder, device="cpu", **given) as pair:
         assert (pair._pair.seed, pair._pair.temperature, pair.environment) == (0, 0.25, "mini-b")
-        assert environment_in(pair).budget._limits == {"usd": 0.5}
+        assert environment_in(pair).budget._limits == {"calls": 0, "usd": 0.5}
     check_ended(before)
     pair.close()  # a second time: nothing happens
 
