@@ -36,7 +36,6 @@ from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, 
 
 T = TypeVar("T")
 
-FORESEEN = (UsageError, Resumable, FatalEnvError)
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 SAME_CTRL_C = 1.0  # seconds: a terminal sends it to torchrun and to its ranks, and torchrun sends it again
 
@@ -60,11 +59,8 @@ class Ranks:
         return self.rank == 0
 
     def sum(self, values: list[float]) -> list[float]:
-        """Element-wise sums over the ranks, in float64."""
-        result = torch.tensor(values, dtype=torch.float64, device=self.device)
-        if self.count > 1:
-            dist.all_reduce(result)
-        return result.tolist()
+        """Element-wise sums over the ranks."""
+        return [sum(column) for column in zip(*self.gather(values), strict=True)]
 
     def gather(self, item: T) -> list[T]:
         """Every rank's item, in the order of the ranks, on every rank."""
@@ -74,41 +70,26 @@ class Ranks:
         dist.all_gather_object(items, item)
         return items
 
-    def from_first(self, make: Callable[[], T]) -> T:
-        """Call `make` on rank 0; return its result, or raise its error, on every rank."""
-        items: list[T | Exception | None] = [None]
-        if self.first:
-            try:
-                items = [make()]
-            except (*FORESEEN, OSError) as error:
-                items = [error]
-        if self.count > 1:
-            dist.broadcast_object_list(items, device=self.device)
-        if isinstance(items[0], Exception):
-            self.barrier()  # a rank that left at once could cut off the others while they receive
-            raise items[0]
-        return items[0]  # type: ignore[return-value]
-
-    def run(self, work: Coroutine[None, None, T], runner: asyncio.Runner) -> T:
-        """Run this rank's share of some asynchronous work, and wait for the other ranks.
+    def run(self, work: Callable[[], T]) -> T:
+        """Do this rank's share of some work, and wait for the other ranks.
 
         An error on one rank is raised on all of them, so that none waits in a collective for a rank that has
         left.
         """
         failure: Exception | None = None
-        results: list[T] = []
-
-        async def store_result() -> None:
-            # Not returned: the runner formats the repr of its task, which would hold the whole result.
-            results.append(await work)
-
         try:
-            runner.run(store_result())
-        except FORESEEN as error:
+            result = work()
+        except (UsageError, Resumable, FatalEnvError, OSError) as error:
             failure = error
         for failed in filter(None, self.gather(failure)):
+            self.barrier()  # a rank that left at once could cut off the others while they receive
             raise failed
-        return results[0]
+        return result
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """Call `make` on rank 0; return its result, or raise its error, on every rank."""
+        made = self.run(lambda: make() if self.first else None)
+        return self.gather(made)[0]  # type: ignore[return-value]
 
     def sum_gradients(self, module: nn.Module) -> None:
         """Sum the gradients over the ranks. The loss is a weighted sum over all ranks, so the sum is exact.

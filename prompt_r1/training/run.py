@@ -87,7 +87,7 @@ class Run:
         A signal cancels it, and an error on one rank stops all of them. Raises Resumable, FatalEnvError or
         UsageError.
         """
-        return self.ranks.run(self.interrupt.guard(work), self._runner)
+        return self.ranks.run(lambda: self._runner.run(self.interrupt.guard(work)))
 
     def refresh(self) -> None:
         """Play with the weights as they are now. Called by every rank: sharded weights are gathered."""

@@ -304,13 +304,13 @@ def test_a_failure_is_shared_with_the_other_ranks_and_raised_on_those_that_succe
 
     ranks = FirstOfTwoRanks(rank=0, count=1, device=CPU)
     with asyncio.Runner() as runner:
-        assert ranks.run(succeed(), runner) == "done"
+        assert ranks.run(lambda: runner.run(succeed())) == "done"
         with pytest.raises(FatalEnvError, match="the key is wrong"):
-            ranks.run(fail(), runner)
+            ranks.run(lambda: runner.run(fail()))
         assert len(shared) == 2 and "the key is wrong" in str(shared[1])
         failed_elsewhere[0] = Resumable("the budget is used up")
         with pytest.raises(Resumable, match="the budget is used up"):
-            ranks.run(succeed(), runner)
+            ranks.run(lambda: runner.run(succeed()))
 
 
 def test_a_launch_that_cannot_work_is_one_sentence():

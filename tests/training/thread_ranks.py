@@ -26,9 +26,6 @@ class ThreadRanks(Ranks):
         self.barrier_of_all.wait(timeout=30)
         return items
 
-    def sum(self, values: list[float]) -> list[float]:
-        return [sum(column) for column in zip(*self.gather(values), strict=True)]
-
 
 def on_each_rank(count: int, work: Callable[[Ranks], T]) -> list[T]:
     """The results of `work` on each of `count` ranks."""
