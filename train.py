@@ -29,9 +29,8 @@ from prompt_r1.grpo import compare_games, grpo_loss
 from prompt_r1.reward import score_games
 from prompt_r1.rollout import play_groups, play_question
 from prompt_r1.training.batches import Batch, micro_batches_of, mini_batches_of
-from prompt_r1.training.launch import launch
 from prompt_r1.training.lifecycle import lifecycle
-from prompt_r1.training.run import Run
+from prompt_r1.training.run import Run, launch
 from prompt_r1.training.update import Reference, Update
 from prompt_r1.types import Question, Trajectory
 

@@ -145,7 +145,7 @@ def fine_tune_agent(
     if config.rank:
         trainable = add_checked_lora(policy, rank=config.rank, alpha=2 * config.rank, seed=config.seed)
     else:
-        policy = load_learner(start, agent, alone, adapter_rank=0, seed=config.seed, offload=False)
+        policy = load_learner(start, agent, alone, offload=False)
         trainable = policy.trained_parameters()
     if policy.device.type == "cuda":
         policy.checkpoint_activations()

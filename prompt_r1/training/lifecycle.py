@@ -12,13 +12,13 @@ from prompt_r1.storage.checkpoint import Checkpoints, State
 from prompt_r1.storage.export import export_agent
 from prompt_r1.storage.run_folder import trim_run
 from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.training.batches import make_batch
 from prompt_r1.training.metrics import Watchdog, spending, step_metrics
 from prompt_r1.training.run import Run
 from prompt_r1.training.summary import summary
 from prompt_r1.training.update import Update, limit_of
 from prompt_r1.training.validation import compare_on_test, validation_metrics
-from prompt_r1.training.warm_up import warm_up
-from prompt_r1.types import ScoredGame
+from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
 
 IDLE_STEPS = 3  # this many steps in a row without an optimiser step end the run
 
@@ -61,8 +61,6 @@ class Lifecycle:
         config, ranks = run.config, run.ranks
         self.run = run
         self.idle_steps = 0  # in a row
-        if ranks.device.type == "cuda":
-            warm_up(run, game_tokens=config.max_tokens, tokens=config.tokens_per_batch)
         size = sum(weight.numel() for weight in run.policy.parameters())
         trained = sum(weight.numel() for weight in run.policy.trained_parameters())
         learning = f", {trained:,} of them adapters that learn" if trained < size else ""
@@ -70,6 +68,8 @@ class Lifecycle:
         where = f"{ranks.count} × {ranks.device.type}"
         run.log.say(f"{run.folder}: {agent}, environment {config.env}, {where}")
         self.checkpoints = Checkpoints(run.folder, run.policy, run.optimizer, config, ranks, say=run.log.say)
+        if ranks.device.type == "cuda":
+            warm_up(run, game_tokens=config.max_tokens, tokens=config.tokens_per_batch)
         self.state = self._resumed()
         self.watchdog = Watchdog(config.agent, limit_of(run.policy))
         for line in read_metrics(run.folder) if ranks.first else []:
@@ -139,9 +139,9 @@ class Lifecycle:
             self.run.log.say("\n" + compare_on_test(self.run))
 
     def complete(self) -> None:
-        """Validate, log and save the step, and check whether the run must stop.
+        """Validate, log and save the step, and print the alarms of its metrics.
 
-        Raises Resumable if the agent or a checkpoint cannot be written.
+        Raises Resumable if the agent or a checkpoint cannot be written, or if any rank has received a signal.
         """
         run, state, config = self.run, self.state, self.run.config
         line, last = dict(state.line), state.step == config.steps
@@ -169,7 +169,10 @@ class Lifecycle:
             self.save()
             self.update_report()
         run.progress.n = state.step
-        self._check_signals_and_alarms(line)
+        for reason in filter(None, run.ranks.gather(run.interrupt.reason)):
+            raise run.interrupt.stops(reason)
+        for alarm in self.watchdog.see(line) if run.ranks.first else []:
+            run.log.say(f"Alarm at step {state.step}: {alarm} (docs/running.md says what to do)")
 
     def save(self) -> None:
         """Write a checkpoint. Raises Resumable if it cannot be written."""
@@ -187,10 +190,18 @@ class Lifecycle:
                 reason = error.strerror if isinstance(error, OSError) else error
                 self.run.log.say(f"report.html could not be written: {reason}")
 
-    def _check_signals_and_alarms(self, line: dict[str, float]) -> None:
-        """Raise Resumable if any rank has received a signal; print the alarms of the metrics."""
-        run = self.run
-        for reason in filter(None, run.ranks.gather(run.interrupt.reason)):
-            raise run.interrupt.stops(reason)
-        for alarm in self.watchdog.see(line) if run.ranks.first else []:
-            run.log.say(f"Alarm at step {self.state.step}: {alarm} (docs/running.md says what to do)")
+
+def warm_up(run: Run, *, game_tokens: int, tokens: int) -> None:
+    """Compute one full micro-batch, of games of `game_tokens`, so that the KV cache leaves room for it.
+
+    On GPUs the cache takes a share of what is free beside this process's own peak so far (`agent.kv_cache`).
+    Adam has its states by now. The gradients are 0 and dropped. Called by every rank.
+    """
+    game = Trajectory(Question("warm-up", "", "", ()))
+    game.add_context([0])
+    game.add_sampled(Completion([0] * (game_tokens - 1), [0.0] * (game_tokens - 1), finished=True))
+    games = [ScoredGame(game, None, 0.0)] * max(1, tokens // game_tokens)
+    batch = make_batch(games, lambda trajectory: 0.0, run.policy.device)
+    run.reference_logprobs(batch.packed)
+    (batch.weights * run.policy(batch.packed).logprobs).sum().backward()
+    run.optimizer.zero_grad(set_to_none=True)

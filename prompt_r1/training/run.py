@@ -1,7 +1,7 @@
-"""What a training has: folder, log, environment, models, questions, optimiser."""
+"""How a training starts, and what it has: folder, log, environment, models, questions, optimiser."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,16 +17,40 @@ from prompt_r1.agent.model_check import add_checked_lora
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.packing import Packed
 from prompt_r1.agent.policy import Policy
-from prompt_r1.config.train import TrainConfig
+from prompt_r1.config.train import TrainConfig, train_config, warnings_of
 from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.data.sampler import assign_questions, questions_of_step
-from prompt_r1.distributed import Interrupt, Ranks
+from prompt_r1.distributed import Interrupt, Ranks, lost_ranks_resumable, start_ranks, stop_ranks
 from prompt_r1.environments.specs import Environments
 from prompt_r1.protocol import Codec
+from prompt_r1.storage.run_folder import lock_run, open_run
 from prompt_r1.storage.run_log import Clock, Log
+from prompt_r1.terminal import printable
 from prompt_r1.types import Question
 
 T = TypeVar("T")
+
+
+def launch(arguments: list[str], train: Callable[["Run"], None]) -> None:
+    """Run `train` in a locked run folder, on every rank; --dry-run only prints an estimate."""
+    config, name = train_config(arguments)
+    note = "\n".join(f"Note: {warning}" for warning in warnings_of(config))
+    if config.dry_run:
+        from prompt_r1.training.dry_run import estimate  # only here: a training needs no estimate
+
+        print("\n".join(filter(None, [note, estimate(config)])))
+        return
+    with Interrupt() as interrupt:
+        ranks = start_ranks(config.device, config.layout)
+        with lost_ranks_resumable(ranks):
+            folder = ranks.from_first(
+                lambda: open_run(config.out, config.resume, f"{name}-seed{config.seed}")
+            )
+            if note and ranks.first:
+                print(printable(note))
+            with lock_run(folder, ranks), asyncio.Runner() as runner:
+                train(Run(config, folder, ranks, runner, interrupt))
+        stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them
 
 
 class Run:
@@ -50,19 +74,20 @@ class Run:
         self.start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
         # Plays: a whole copy of the weights on each rank, in the compute dtype.
         self.agent = load_agent(self.start, config, ranks.device)
-        # Learns: float32, perhaps sharded; the agent's own weights where those will do.
-        adapter_rank, offload = config.adapter_rank, config.offload
-        self.policy = load_learner(
-            self.start, self.agent, ranks, adapter_rank=adapter_rank, seed=config.seed, offload=offload
-        )
+        # Learns: adapters beside the agent's frozen weights, or float32 weights, perhaps sharded.
+        if config.adapter_rank:
+            self.policy = self.agent.policy
+            add_checked_lora(self.policy, rank=config.adapter_rank, alpha=ADAPTER_ALPHA, seed=config.seed)
+        else:
+            self.policy = load_learner(self.start, self.agent, ranks, offload=config.offload)
         if config.checkpointing:
             self.policy.checkpoint_activations()
         # The frozen start, for the KL: `policy` itself where it has adapters.
         self.reference: Policy | None = None
-        if config.kl_coef and adapter_rank:
+        if config.kl_coef and config.adapter_rank:
             self.reference = self.policy
         elif config.kl_coef:
-            self.reference = load_reference(self.start, self.agent, ranks, offload=offload)
+            self.reference = load_reference(self.start, self.agent, ranks, offload=config.offload)
         self.questions = RunQuestions.load(config, self.agent.codec)
         self.optimizer = torch.optim.AdamW(
             self.policy.trained_parameters(),
@@ -136,17 +161,8 @@ class RunQuestions:
         return {number: questions[number] for number in mine}
 
 
-def load_learner(
-    start: Path | str, agent: Agent, ranks: Ranks, *, adapter_rank: int, seed: int, offload: bool
-) -> Policy:
-    """The policy that learns: float32 weights, or adapters beside the frozen weights of the agent.
-
-    The weights are the agent's own where those are float32 and nothing is sharded. Raises UsageError for
-    a model that adapters do not fit.
-    """
-    if adapter_rank:
-        add_checked_lora(agent.policy, rank=adapter_rank, alpha=ADAPTER_ALPHA, seed=seed)
-        return agent.policy
+def load_learner(start: Path | str, agent: Agent, ranks: Ranks, *, offload: bool) -> Policy:
+    """The float32 weights that learn: the agent's own where those will do."""
     if ranks.mesh is None and agent.policy.compute == torch.float32:
         return agent.policy
     return _load_share(start, agent, ranks, weights=torch.float32, offload=offload)
