@@ -70,6 +70,10 @@ class Ranks:
         dist.all_gather_object(items, item)
         return items
 
+    def gather_lists(self, items: list[T]) -> list[T]:
+        """The items of every rank in one list, in the order of the ranks."""
+        return [item for share in self.gather(items) for item in share]
+
     def run(self, work: Callable[[], T]) -> T:
         """Do this rank's share of some work, and wait for the other ranks.
 

@@ -42,8 +42,7 @@ def mini_batches_of(
         if game.advantage is not None
     ]
     mini_batches: list[list[ScoredGame]] = [[] for _ in range(math.ceil(games / mini_batch))]
-    of_all = [game for share in ranks.gather(played) for game in share]
-    for game in sorted(of_all, key=lambda game: game.index):
+    for game in sorted(ranks.gather_lists(played), key=lambda game: game.index):
         mini_batches[game.index // mini_batch].append(game)
     return [batch for batch in mini_batches if batch]
 

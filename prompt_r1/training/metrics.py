@@ -41,13 +41,16 @@ def metrics_of_game(game: ScoredGame) -> Row:
     replies = sum(turn.reply is not None for turn in trajectory.turns)
     row = {f"stop/{stop}": float(trajectory.stop == stop) for stop in get_args(Stop)}
     row |= {"tokens/game": len(trajectory.tokens), "tokens/sampled": sum(trajectory.sampled)}
-    row |= {"env/calls": replies + broken, "env/errors": broken}
+    row |= {"env/calls": replies + broken, "env/errors": broken, "usd": trajectory.spent.usd}
+    if game.advantage is not None:
+        row["advantage"] = game.advantage
     if game.reward is None:
         return row
     return row | {
         "reward/mean": game.reward.total,
         "reward/format": game.reward.format,
         "reward/answer": game.reward.answer,
+        "gate": game.reward.gate_is_open,
         "em": exact_match(answer, answers),
         "f1": f1(answer, answers),
         "format": float(well_formed(trajectory)),
@@ -97,49 +100,35 @@ def step_metrics(
     games_PG: list[list[ScoredGame]], ranks: Ranks, *, rollout_seconds: float
 ) -> dict[str, float]:
     """The metrics of a step over all ranks: its games, its groups, and its speed."""
-    rows_PG = [[metrics_of_game(game) for game in group] for group in games_PG]
-    replied = [turn for group in games_PG for game in group for turn in game.trajectory.turns]
-    latencies = [turn.latency for turn in replied if turn.reply is not None]
-    idle = [
-        number
-        for number, group in enumerate(games_PG)
-        if any(game.advantage is not None for game in group) and not any(game.advantage for game in group)
-    ]
-    pairs = [pair for group in games_PG for pair in ranked_pairs(group)]
-    sums = {
-        "groups": float(len(games_PG)),
-        "kept": float(sum(any(game.advantage is not None for game in group) for group in games_PG)),
-        "idle": float(len(idle)),
-        "idle calls": float(sum(row["env/calls"] for number in idle for row in rows_PG[number])),
-        "idle usd": sum(game.trajectory.spent.usd for number in idle for game in games_PG[number]),
-        "pairs": float(len(pairs)),
-        "misranked": float(pairs.count(False)),
-    }
-    total = dict(zip(sums, ranks.sum(list(sums.values())), strict=True))
-    all_rows_PG = [group for share in ranks.gather(rows_PG) for group in share]
-    metrics = game_metrics(all_rows_PG, [one for share in ranks.gather(latencies) for one in share])
+    rows_PG = ranks.gather_lists([[metrics_of_game(game) for game in group] for group in games_PG])
+    turns = [turn for group in games_PG for game in group for turn in game.trajectory.turns]
+    latencies = ranks.gather_lists([turn.latency for turn in turns if turn.reply is not None])
+    metrics = game_metrics(rows_PG, latencies)
+    kept = [group for group in rows_PG if any("advantage" in row for row in group)]
+    idle = [group for group in kept if not any(row.get("advantage") for row in group)]
+    pairs = [pair for group in rows_PG for pair in ranked_pairs(group)]
     return metrics | {
-        "reward/misranked": total["misranked"] / max(total["pairs"], 1),
-        "groups/dropped": 1 - total["kept"] / total["groups"],
-        "groups/no_spread": total["idle"] / max(total["kept"], 1),
-        "groups/no_spread_calls": total["idle calls"],
-        "groups/no_spread_usd": total["idle usd"],
+        "reward/misranked": pairs.count(False) / max(len(pairs), 1),
+        "groups/dropped": 1 - len(kept) / len(rows_PG),
+        "groups/no_spread": len(idle) / max(len(kept), 1),
+        "groups/no_spread_calls": float(sum(row["env/calls"] for group in idle for row in group)),
+        "groups/no_spread_usd": float(sum(row["usd"] for group in idle for row in group)),
         "tokens/s": metrics["tokens/sampled"] / rollout_seconds,
         "games/s": metrics["games"] / rollout_seconds,
     }
 
 
-def ranked_pairs(group: Sequence[ScoredGame]) -> list[bool]:
+def ranked_pairs(group: Sequence[Row]) -> list[bool]:
     """For each two games of a question that differ in R_ans: whether the better answer has the higher reward.
 
     Only games whose gate is open (R_fmt = ε) are compared, so eq. 15 ranks all pairs by their answers; a
     reward of the user's may not.
     """
-    rewards = [game.reward for game in group if game.reward is not None and game.reward.gate_is_open]
+    total, answer = "reward/mean", "reward/answer"
     return [
-        (one.total - other.total) * (one.answer - other.answer) > 0
-        for one, other in combinations(rewards, 2)
-        if one.answer != other.answer
+        (one[total] - other[total]) * (one[answer] - other[answer]) > 0
+        for one, other in combinations([row for row in group if row.get("gate")], 2)
+        if one[answer] != other[answer]
     ]
 
 

@@ -5,7 +5,7 @@ The loop over micro-batches stands in train.py. Every method is called by every 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,24 +24,18 @@ GAP = "engine/logprob_gap"
 GAP_MEAN = f"{GAP}_mean"
 
 
-@dataclass
-class Sums:
-    """Metrics of one optimiser step, or of all of them, added up over micro-batches."""
+@dataclass(frozen=True)
+class Measured:
+    """What is measured of a micro-batch."""
 
     # Weighted sums over tokens: over all micro-batches and ranks they are means over the agent's tokens.
-    loss: float = 0.0
-    kl: float = 0.0
-    clip_frac: float = 0.0
-    entropy: float = 0.0
-    grad_norm: float = 0.0
-    moved: float = 0.0  # the engine's minus the policy's log-probability in nats, after the first step
-    moved_tokens: int = 0
-    token_kl: list[Tensor] = field(default_factory=list)  # k3 of each agent token
-
-    def add(self, other: "Sums") -> None:
-        """Add another sum to this one."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
+    loss: float
+    kl: float
+    clip_frac: float
+    entropy: float
+    moved: float  # the engine's minus the policy's log-probability in nats, after the first step
+    moved_tokens: int
+    token_kl: Tensor  # (N,) k3 of each agent token
 
 
 @dataclass(frozen=True)
@@ -112,8 +106,10 @@ class Update:
         self._optimizer = optimizer
         self._ranks = ranks
         self._gap_limit = gap_limit or limit_of(policy)
-        self._gap: dict[str, float] = {}  # measured before the first optimiser step
-        self._sums, self._current = Sums(), Sums()
+        self._gap = gap_metrics([], cap=self.importance_cap)  # measured before the first optimiser step
+        self._current: list[Measured] = []  # micro-batches of the next optimiser step
+        self._used: list[Measured] = []  # those of the steps that were taken
+        self._grad_norm = 0.0  # summed over these steps
         # Policy's minus engine's log-probabilities of each game's tokens, in nats, by the game's index.
         self._differences: dict[int, Tensor] = {}
 
@@ -123,15 +119,15 @@ class Update:
         parts = gap.cpu().split(list(batch.tokens_of.values()))
         # Without games, one part is empty.
         self._differences |= dict(zip(batch.tokens_of, parts, strict=False))
-        self._current.add(
-            Sums(
+        self._current.append(
+            Measured(
                 loss=loss.total.item(),
                 kl=loss.kl.item(),
                 clip_frac=loss.clip_frac.item(),
                 entropy=(batch.weights * scores.entropy).sum().item(),
                 moved=-gap.double().sum().item() if self.taken else 0.0,
                 moved_tokens=len(gap) if self.taken else 0,
-                token_kl=[loss.token_kl.cpu()] if len(gap) else [],
+                token_kl=loss.token_kl.cpu(),
             )
         )
 
@@ -142,19 +138,19 @@ class Update:
         on every rank, before a step on games of another model than the policy, and when the weights are not
         finite afterwards: they must not be saved.
         """
-        if not self._gap:  # the first step: the weights have not moved yet
-            self._gap = self._measure_gap()
+        if self.taken + self.skipped == 0:  # the weights have not moved yet
             self._check_gap()
-        step, self._current = self._current, Sums()
+        step, self._current = self._current, []
         self._ranks.sum_gradients(self.policy)
-        step.grad_norm = self._ranks.clip_gradients(self.policy, GRADIENT_LIMIT)
-        broken = not (math.isfinite(step.grad_norm) and math.isfinite(step.loss))
+        grad_norm = self._ranks.clip_gradients(self.policy, GRADIENT_LIMIT)
+        broken = not math.isfinite(grad_norm + sum(batch.loss for batch in step))
         if self._ranks.sum([broken])[0]:
             self.skipped += 1
         else:
             self._optimizer.step()
             self.taken += 1
-            self._sums.add(step)
+            self._used += step
+            self._grad_norm += grad_norm
         self._optimizer.zero_grad(set_to_none=True)
         if not math.isfinite(self._ranks.weight_norm(self.policy)):  # the same number on every rank
             raise UsageError(
@@ -162,13 +158,10 @@ class Update:
                 "checkpoint is kept; start a new run with a smaller --lr"
             )
 
-    def _measure_gap(self) -> dict[str, float]:
-        shares = self._ranks.gather(list(self._differences.values()))
-        return gap_metrics([tokens for share in shares for tokens in share], cap=self.importance_cap)
-
     def _check_gap(self) -> None:
-        """Raise UsageError if engine and policy are plainly different models."""
-        limit = self._gap_limit
+        """Measure the gap. Raises UsageError if engine and policy are plainly different models."""
+        differences = self._ranks.gather_lists(list(self._differences.values()))
+        self._gap, limit = gap_metrics(differences, cap=self.importance_cap), self._gap_limit
         value = self._gap[limit.metric]
         if value > limit.stop:
             raise UsageError(
@@ -190,18 +183,17 @@ class Update:
 
     def metrics(self) -> dict[str, float]:
         """Means over the optimiser steps that were taken and over all ranks."""
-        sums, count = self._sums, max(1, self.taken)
-        own = [sums.loss, sums.kl, sums.clip_frac, sums.entropy, sums.moved, sums.moved_tokens]
-        loss, kl, clip_frac, entropy, moved, tokens = self._ranks.sum(own)
-        token_kl = [tokens for share in self._ranks.gather(sums.token_kl) for tokens in share]
+        used, count = self._ranks.gather_lists(self._used), max(1, self.taken)
+        moved_tokens = sum(batch.moved_tokens for batch in used)
+        token_kl = torch.cat([torch.zeros(0), *(batch.token_kl for batch in used)])
         return {
-            "loss": loss / count,
-            "kl": kl / count,
-            "clip_frac": clip_frac / count,
-            "entropy": entropy / count,
-            "grad_norm": sums.grad_norm / count,
+            "loss": sum(batch.loss for batch in used) / count,
+            "kl": sum(batch.kl for batch in used) / count,
+            "clip_frac": sum(batch.clip_frac for batch in used) / count,
+            "entropy": sum(batch.entropy for batch in used) / count,
+            "grad_norm": self._grad_norm / count,
             "update/skipped": float(self.skipped),
-            "update/kl": moved / max(tokens, 1),
-            **(self._gap or self._measure_gap()),
-            "kl_median": torch.cat(token_kl).median().item() if token_kl else 0.0,
+            "update/kl": sum(batch.moved for batch in used) / max(moved_tokens, 1),
+            **self._gap,
+            "kl_median": token_kl.median().item() if len(token_kl) else 0.0,
         }

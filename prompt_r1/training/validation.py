@@ -74,7 +74,7 @@ def play_share(run: Run, agent: Agent, questions: Sequence[Question], *, name: s
     scored = [ScoredGame(*pair, None) for pair in zip(trajectories, rewards, strict=True)]
     agent.engine.clear_cache()
     run.log.trajectories(f"{name}-rank{run.ranks.rank}", [[game] for game in scored])
-    return _gathered(run, [{**metrics_of_game(game), "usd": game.trajectory.spent.usd} for game in scored])
+    return _gathered(run, [metrics_of_game(game) for game in scored])
 
 
 def _gathered(run: Run, rows: list[Row]) -> list[Row]:
