@@ -12,7 +12,8 @@ Each rank writes its share of sharded weights. Any number of ranks can read the 
 import json
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class State:
 
 
 class Checkpoints:
-    """The checkpoints of a run. Every method is called by every rank or by none."""
+    """The checkpoints of a run. `save` and `load` are called by every rank or by none."""
 
     def __init__(
         self,
@@ -89,18 +90,10 @@ class Checkpoints:
                 if step_of(old) != state.best_step:
                     shutil.rmtree(old)
 
-        try:
+        with resumable_writes(folder, self._ranks, then="resumes from the checkpoint before it"):
             self._ranks.from_first(begin)
             self._write_tensors(temporary)
             self._ranks.from_first(finish)
-        except (OSError, dcp.CheckpointException) as error:
-            if self._ranks.first:
-                atomic_folder.remove_leftovers(self.folder)
-            cause = _cause(error)
-            raise Resumable(
-                f"{folder} could not be written: {getattr(cause, 'strerror', None) or first_line(cause)}: "
-                "make room, and the same command resumes from the checkpoint before it"
-            ) from None
         self._saved_state = text
 
     def _write_tensors(self, folder: Path) -> None:
@@ -115,11 +108,8 @@ class Checkpoints:
     def newest(self) -> Path | None:
         """The newest valid checkpoint, or None if there is no checkpoint at all.
 
-        Reports each damaged checkpoint that it skips. Raises UsageError if all are damaged.
+        Reports each damaged checkpoint that it skips. Raises UsageError if all are damaged. For rank 0 alone.
         """
-        return self._ranks.from_first(self._find_newest)
-
-    def _find_newest(self) -> Path | None:
         atomic_folder.remove_leftovers(self.folder)
         found = checkpoints_of(self.folder.parent)
         for folder in reversed(found):
@@ -182,6 +172,24 @@ def _begin_states(optimizer: Optimizer) -> None:
             step = torch.zeros((), device=weight.device if group["fused"] else "cpu")
             moments = {name: torch.zeros_like(weight.detach()) for name in ("exp_avg", "exp_avg_sq")}
             optimizer.state[weight] = {"step": step, **moments}
+
+
+@contextmanager
+def resumable_writes(folder: Path, ranks: Ranks, *, then: str) -> Iterator[None]:
+    """Raise Resumable if a folder cannot be written, and free the room that its part takes.
+
+    `then`: what the same command does when there is room.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError, dcp.CheckpointException) as error:
+        if ranks.first:
+            atomic_folder.remove_leftovers(folder.parent)
+        cause = _cause(error)
+        raise Resumable(
+            f"{folder} could not be written: {getattr(cause, 'strerror', None) or first_line(cause)}: "
+            f"make room, and the same command {then}"
+        ) from None
 
 
 def _cause(error: BaseException) -> BaseException:

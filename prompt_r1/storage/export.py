@@ -4,22 +4,21 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from torch import Tensor
+from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
-from prompt_r1.agent.lora import adapters_removed
+from prompt_r1.agent.lora import LoRA, adapters_removed
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.agent import GAME_FILE, STEP_FILE, AgentConfig
 from prompt_r1.config.fields import write_yaml
 from prompt_r1.distributed import Ranks
-from prompt_r1.errors import Resumable
 from prompt_r1.storage import atomic_folder
-from prompt_r1.storage.adapter_folder import ADAPTER_FOLDER, save_adapters
+from prompt_r1.storage.checkpoint import resumable_writes
 
 # Copied from the base model: training changes neither the architecture nor the tokenizer.
 COPIED = (
@@ -47,40 +46,31 @@ def export_agent(
 ) -> None:
     """Write the agent in the dtype of its base model, replacing an older one atomically.
 
-    Adapters are merged into the weights, and written beside them to the folder `adapter`.
-
-    `metrics` is the metric line of the agent's step. Called by every rank. Raises Resumable if it fails.
+    Adapters are merged into the weights, and also written to its folder `adapter`, so that both are replaced
+    at once. `metrics` is the metric line of the agent's step. Called by every rank. Raises Resumable if it
+    fails.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
     def write() -> None:
-        home, temporary = base_folder(base), atomic_folder.new_temporary(folder)
-        _save(policy.model, weights, home, temporary)
-        for pattern in COPIED:
-            for path in home.glob(pattern):
-                if path.is_file():
-                    shutil.copyfile(path, temporary / path.name)
-        write_yaml(config, temporary / GAME_FILE)
-        (temporary / STEP_FILE).write_text(json.dumps(metrics, indent=1), "utf-8")
-        if adapted:
-            save_adapters(adapted, temporary / ADAPTER_FOLDER, base=str(base))
-        atomic_folder.sync_and_move(temporary, folder)
-
-    def write_or_clean() -> None:
-        try:
-            write()
-        except (OSError, SafetensorError) as error:
-            atomic_folder.remove_leftovers(folder.parent)  # they would take room
-            reason = getattr(error, "strerror", None) or error
-            raise Resumable(
-                f"{folder} could not be written: {reason}: make room, and the same command exports it"
-            ) from None
+        with resumable_writes(folder, ranks, then="exports it"):
+            home, temporary = base_folder(base), atomic_folder.new_temporary(folder)
+            _save(policy.model, weights, home, temporary)
+            for pattern in COPIED:
+                for path in home.glob(pattern):
+                    if path.is_file():
+                        shutil.copyfile(path, temporary / path.name)
+            write_yaml(config, temporary / GAME_FILE)
+            (temporary / STEP_FILE).write_text(json.dumps(metrics, indent=1), "utf-8")
+            if adapted:
+                save_adapters(adapted, temporary / "adapter", base=str(base))
+            atomic_folder.sync_and_move(temporary, folder)
 
     with adapters_removed(policy.model) as adapted:
         weights = get_model_state_dict(policy.model, options=options)  # empty on other ranks than the first
         for name, layer in adapted.items() if ranks.first else ():
             weights[f"{name}.weight"] = layer.merged_weight().cpu()
-        ranks.from_first(write_or_clean)
+        ranks.from_first(write)
 
 
 def base_folder(base: Path | str) -> Path:
@@ -92,7 +82,7 @@ def base_folder(base: Path | str) -> Path:
     return Path(file).parent
 
 
-def _save(model: PreTrainedModel, weights: Mapping[str, object], home: Path, folder: Path) -> None:
+def _save(model: PreTrainedModel, weights: Mapping[str, Any], home: Path, folder: Path) -> None:
     """Write the weights in the dtype of the base model."""
     base_config = json.loads((home / "config.json").read_text("utf-8"))
     dtype = base_config.get("dtype") or base_config.get("torch_dtype")
@@ -100,10 +90,34 @@ def _save(model: PreTrainedModel, weights: Mapping[str, object], home: Path, fol
         dtype = "float32"
     names = dict(model.named_parameters(remove_duplicate=False)).keys()
     tied = names - dict(model.named_parameters()).keys()  # second names of weights
-    kept: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        if name in tied:
-            continue
-        assert isinstance(tensor, Tensor), f"{name} is a {type(tensor).__name__}"
-        kept[name] = tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
+    kept = {
+        name: tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
+        for name, tensor in weights.items()
+        if name not in tied
+    }
     model.save_pretrained(folder, state_dict=kept)
+
+
+def save_adapters(adapted: Mapping[str, LoRA], folder: Path, *, base: str) -> None:
+    """Write adapters, by the names of their layers, in float32, as a folder that peft loads.
+
+    `base` is the folder or hub id of the model without them.
+    """
+    folder.mkdir()
+    tensors = {}
+    for name, layer in adapted.items():
+        for part, weight in (("lora_A", layer.a), ("lora_B", layer.b)):
+            tensors[f"base_model.model.{name}.{part}.weight"] = weight.detach().cpu().contiguous()
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": len(layer.a),
+        "lora_alpha": layer.scale * len(layer.a),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(adapted),
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")

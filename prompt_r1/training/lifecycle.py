@@ -81,7 +81,7 @@ class Lifecycle:
         run, state = self.run, State(step=-1, questions=digest_of(self.run.questions.training))
         if run.ranks.first:
             atomic_folder.remove_leftovers(run.folder)
-        found = self.checkpoints.newest()
+        found = run.ranks.from_first(self.checkpoints.newest)
         if found is not None:
             saved = self.checkpoints.load(found)
             if saved.questions != state.questions:

@@ -44,7 +44,7 @@ def train_or_resume(rank: int, count: int, parallel: str, port: int, folder: Pat
             ranks.sum_gradients(policy)
             optimizer.step()
     else:
-        step += checkpoints.load(checkpoints.newest()).step
+        step += checkpoints.load(ranks.from_first(checkpoints.newest)).step
     tensors = {name: full_tensor(tensor).clone() for name, tensor in tensors_of(policy, optimizer).items()}
     if begins and ranks.first:
         torch.save(tensors, folder / "tensors.pt")
