@@ -74,24 +74,20 @@ class Checkpoints:
     def save(self, state: State) -> None:
         """Write the checkpoint of `state.step`, and remove old ones. Raises Resumable if that fails."""
         folder = self.folder / f"step-{state.step:06d}"
-        temporary = folder.with_name(atomic_folder.TEMPORARY)
         text = json.dumps({"format": FORMAT, **asdict(state)})
         if text == self._saved_state:
             return
 
-        def begin() -> None:
-            atomic_folder.new_temporary(folder)
+        def finish() -> None:
             (temporary / "state.json").write_text(text, "utf-8")
             write_yaml(self._config, temporary / "config.yaml")
-
-        def finish() -> None:
             atomic_folder.seal(temporary, folder)
             for old in checkpoints_of(self.folder.parent)[:-KEPT]:
                 if step_of(old) != state.best_step:
                     shutil.rmtree(old)
 
         with resumable_writes(folder, self._ranks, then="resumes from the checkpoint before it"):
-            self._ranks.from_first(begin)
+            temporary = self._ranks.from_first(lambda: atomic_folder.new_temporary(folder))
             self._write_tensors(temporary)
             self._ranks.from_first(finish)
         self._saved_state = text

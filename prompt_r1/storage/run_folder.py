@@ -87,11 +87,9 @@ def trim_run(run: Path, *, trained: int, logged: int) -> None:
             path.unlink()
     path = run / "metrics.jsonl"
     if path.exists():
-        lines = path.read_text("utf-8", errors="replace").splitlines()
-        kept = [f"{line}\n" for line in lines if _step_of_line(line) <= logged]
+        kept = [
+            f"{line}\n"  # others were cut short by a kill, or are no metric lines
+            for line in path.read_text("utf-8", errors="replace").splitlines()
+            if is_finite_number(step := json_object(line).get("step")) and step <= logged
+        ]
         replace_file(path, "".join(kept).encode())
-
-
-def _step_of_line(line: str) -> float:
-    step = json_object(line).get("step")
-    return step if is_finite_number(step) else float("inf")  # cut short by a kill, or no metric line
