@@ -11,7 +11,7 @@ import re
 import signal
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -73,6 +73,11 @@ class Ranks:
     def gather_lists(self, items: list[T]) -> list[T]:
         """The items of every rank in one list, in the order of the ranks."""
         return [item for share in self.gather(items) for item in share]
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """This rank's part of a list; `gather_lists` puts the parts together again."""
+        begin, end = (rank * len(items) // self.count for rank in (self.rank, self.rank + 1))
+        return items[begin:end]
 
     def run(self, work: Callable[[], T]) -> T:
         """Do this rank's share of some work, and wait for the other ranks.

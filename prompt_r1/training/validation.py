@@ -3,7 +3,6 @@
 import asyncio
 import gc
 from collections.abc import Sequence
-from itertools import zip_longest
 from statistics import mean
 
 from prompt_r1.agent.agent import Agent, load_agent
@@ -43,8 +42,8 @@ def compare_on_test(run: Run) -> str:
     datasets = [question.dataset for question in questions]
     rows: dict[str, list[Row]] = {}
     if run.config.env != "none":
-        mine = questions[run.ranks.rank :: run.ranks.count]
-        rows["environment alone"] = _gathered(run, run.wait_for(ask_directly(mine, run.environment)))
+        alone = ask_directly(run.ranks.share(questions), run.environment)
+        rows["environment alone"] = run.ranks.gather_lists(run.wait_for(alone))
     for name, path in [("untrained agent", run.start), ("trained agent", run.folder / "agent")]:
         agent = load_agent(path, run.config, run.ranks.device)
         rows[name] = play_share(run, agent, questions, name=f"test-{name.partition(' ')[0]}")
@@ -66,21 +65,14 @@ def play_share(run: Run, agent: Agent, questions: Sequence[Question], *, name: s
         return await play_question(agent, run.environment, question, seed=seed)
 
     async def play_all() -> list[Trajectory]:
-        return await asyncio.gather(*map(play_one, mine))
+        return await asyncio.gather(*map(play_one, run.ranks.share(questions)))
 
-    mine = questions[run.ranks.rank :: run.ranks.count]
     trajectories = run.wait_for(play_all())
     rewards = score_games(trajectories, rule=run.config.reward_rule)
     scored = [ScoredGame(*pair, None) for pair in zip(trajectories, rewards, strict=True)]
     agent.engine.clear_cache()
     run.log.trajectories(f"{name}-rank{run.ranks.rank}", [[game] for game in scored])
-    return _gathered(run, [metrics_of_game(game) for game in scored])
-
-
-def _gathered(run: Run, rows: list[Row]) -> list[Row]:
-    """The rows of all ranks, in the order of the questions."""
-    turns = zip_longest(*run.ranks.gather(rows))  # the ranks in turn; the last turn may be short
-    return [row for turn in turns for row in turn if row is not None]
+    return run.ranks.gather_lists([metrics_of_game(game) for game in scored])
 
 
 async def ask_directly(questions: Sequence[Question], environment: Environment) -> list[Row]:

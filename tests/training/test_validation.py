@@ -1,20 +1,19 @@
 """Validation metrics and results tables, against numbers computed by hand."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
 from prompt_r1.environments.sources import OwnSource
 from prompt_r1.errors import EnvError
 from prompt_r1.reward import RULES
-from prompt_r1.training import validation
 from prompt_r1.training.metrics import metrics_of_game
 from prompt_r1.training.validation import ask_directly, mean_metrics, results_table
 from prompt_r1.types import Question
 from tests.support.games import GOOD, RIGHT, WRONG, game_of_turns, score_and_compare
 from tests.support.methods import priced
 from tests.support.tiny import ScriptedEnvironment
+from tests.training.thread_ranks import on_each_rank
 
 
 def test_a_failed_call_is_counted_as_an_error_and_left_out_of_the_means():
@@ -47,8 +46,10 @@ def test_ask_directly_asks_the_environment_for_the_answer_only():
     assert right == {"em": 1.0, "f1": 1.0} and failed == {"env/errors": 1}
 
 
-def test_the_rows_of_several_ranks_are_in_the_order_of_the_questions():
-    """Rank 0 plays questions 0 and 2, rank 1 question 1; the table matches datasets by position."""
-    shares = [[{"em": 0.0}, {"em": 2.0}], [{"em": 1.0}]]
-    run = SimpleNamespace(ranks=SimpleNamespace(gather=lambda rows: shares))
-    assert [row["em"] for row in validation._gathered(run, shares[0])] == [0.0, 1.0, 2.0]
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_the_rows_of_several_ranks_are_in_the_order_of_the_questions(count):
+    """The table matches datasets by position."""
+    for found in on_each_rank(3, lambda ranks: ranks.gather_lists(ranks.share(range(count)))):
+        assert found == list(range(count))
+    sizes = on_each_rank(3, lambda ranks: len(ranks.share(range(count))))
+    assert max(sizes) - min(sizes) <= 1
