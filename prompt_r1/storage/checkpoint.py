@@ -50,99 +50,78 @@ class State:
     questions: str = ""  # digest of the training questions
 
 
-class Checkpoints:
-    """The checkpoints of a run. `save` and `load` are called by every rank or by none."""
+def save_checkpoint(
+    run: Path, state: State, policy: Policy, optimizer: Optimizer, config: AgentConfig, ranks: Ranks
+) -> None:
+    """Write the checkpoint of `state.step` in files of about FILE_BYTES, and remove old ones.
 
-    def __init__(
-        self,
-        run: Path,
-        policy: Policy,
-        optimizer: Optimizer,
-        config: AgentConfig,
-        ranks: Ranks,
-        *,
-        say: Callable[[str], None],
-    ) -> None:
-        self.folder = run / "checkpoints"
-        self._policy, self._optimizer = policy, optimizer
-        self._config, self._ranks = config, ranks
-        self._say = say
-        self._saved_state = ""  # state.json of the checkpoint that was written or loaded last
-        _begin_states(optimizer)
-        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+    Called by every rank, which writes its share. Raises Resumable if that fails.
+    """
+    folder = run / "checkpoints" / f"step-{state.step:06d}"
+    tensors, files, size = tensors_of(policy, optimizer), {}, 0
+    for name, tensor in tensors.items():
+        size += tensor.nbytes
+        files[name] = 1 + size // FILE_BYTES
 
-    def save(self, state: State) -> None:
-        """Write the checkpoint of `state.step`, and remove old ones. Raises Resumable if that fails."""
-        folder = self.folder / f"step-{state.step:06d}"
+    def finish() -> None:
         text = json.dumps({"format": FORMAT, **asdict(state)})
-        if text == self._saved_state:
-            return
+        (temporary / "state.json").write_text(text, "utf-8")
+        write_yaml(config, temporary / "config.yaml")
+        atomic_folder.seal(temporary, folder)
+        for old in checkpoints_of(run)[:-KEPT]:
+            if step_of(old) != state.best_step:
+                shutil.rmtree(old)
 
-        def finish() -> None:
-            (temporary / "state.json").write_text(text, "utf-8")
-            write_yaml(self._config, temporary / "config.yaml")
-            atomic_folder.seal(temporary, folder)
-            for old in checkpoints_of(self.folder.parent)[:-KEPT]:
-                if step_of(old) != state.best_step:
-                    shutil.rmtree(old)
+    with resumable_writes(folder, ranks, then="resumes from the checkpoint before it"):
+        temporary = ranks.from_first(lambda: atomic_folder.new_temporary(folder))
+        writer = HuggingFaceStorageWriter(str(temporary), fqn_to_index_mapping=files, save_distributed=True)
+        dcp.save(tensors, storage_writer=writer, no_dist=ranks.count == 1)
+        ranks.from_first(finish)
 
-        with resumable_writes(folder, self._ranks, then="resumes from the checkpoint before it"):
-            temporary = self._ranks.from_first(lambda: atomic_folder.new_temporary(folder))
-            self._write_tensors(temporary)
-            self._ranks.from_first(finish)
-        self._saved_state = text
 
-    def _write_tensors(self, folder: Path) -> None:
-        """Write this rank's share, in files of about FILE_BYTES."""
-        tensors, files, size = tensors_of(self._policy, self._optimizer), {}, 0
-        for name, tensor in tensors.items():
-            size += tensor.nbytes
-            files[name] = 1 + size // FILE_BYTES
-        writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files, save_distributed=True)
-        dcp.save(tensors, storage_writer=writer, no_dist=self._ranks.count == 1)
+def newest_checkpoint(run: Path, *, say: Callable[[str], None]) -> Path | None:
+    """The newest valid checkpoint, or None if there is no checkpoint at all. For rank 0 alone.
 
-    def newest(self) -> Path | None:
-        """The newest valid checkpoint, or None if there is no checkpoint at all.
+    Reports each damaged checkpoint that it skips. Raises UsageError if all are damaged.
+    """
+    atomic_folder.remove_leftovers(run / "checkpoints")
+    found = checkpoints_of(run)
+    for folder in reversed(found):
+        damage = atomic_folder.find_damage(folder)
+        if not damage:
+            return folder
+        say(f"Skipping {folder}: {damage}")
+    if found:
+        raise UsageError(
+            f"none of the {len(found)} checkpoints in {run}/checkpoints is valid: repair them, or start a "
+            "new run with another --out"
+        )
+    return None
 
-        Reports each damaged checkpoint that it skips. Raises UsageError if all are damaged. For rank 0 alone.
-        """
-        atomic_folder.remove_leftovers(self.folder)
-        found = checkpoints_of(self.folder.parent)
-        for folder in reversed(found):
-            damage = atomic_folder.find_damage(folder)
-            if not damage:
-                return folder
-            self._say(f"Skipping {folder}: {damage}")
-        if found:
-            raise UsageError(
-                f"none of the {len(found)} checkpoints in {self.folder} is valid: repair them, or start a "
-                "new run with another --out"
-            )
-        return None
 
-    def load(self, folder: Path) -> State:
-        """Load a checkpoint into policy and optimiser.
+def load_checkpoint(
+    folder: Path, policy: Policy, optimizer: Optimizer, config: AgentConfig, ranks: Ranks
+) -> State:
+    """Load a checkpoint into policy and optimiser. Called by every rank.
 
-        Raises UsageError if a setting that identifies the run differs, or the checkpoint's version.
-        """
-        text = (folder / "state.json").read_text("utf-8")
-        values = json_object(text)
-        if values.pop("format", None) != FORMAT:
-            raise UsageError(
-                f"{folder} was written by another version: its agent can play, but its training cannot be "
-                "resumed; start a new run with another --out"
-            )
-        _check_settings(folder, self._config)
-        tensors, reader = tensors_of(self._policy, self._optimizer), HuggingFaceStorageReader(str(folder))
-        try:
-            dcp.load(tensors, storage_reader=reader, no_dist=self._ranks.count == 1)  # in place
-        except (SafetensorError, LookupError, ValueError, TypeError, dcp.CheckpointException) as error:
-            raise UsageError(
-                f"{folder} does not fit the agent ({first_line(_cause(error))}): give the agent that the run "
-                "started from"
-            ) from None
-        self._saved_state = text
-        return State(**values)
+    Raises UsageError if a setting that identifies the run differs, or the checkpoint's version.
+    """
+    values = json_object((folder / "state.json").read_text("utf-8"))
+    if values.pop("format", None) != FORMAT:
+        raise UsageError(
+            f"{folder} was written by another version: its agent can play, but its training cannot be "
+            "resumed; start a new run with another --out"
+        )
+    _check_settings(folder, config)
+    tensors, reader = tensors_of(policy, optimizer), HuggingFaceStorageReader(str(folder))
+    try:
+        dcp.load(tensors, storage_reader=reader, no_dist=ranks.count == 1)  # in place
+    except (SafetensorError, LookupError, ValueError, TypeError, dcp.CheckpointException) as error:
+        raise UsageError(
+            f"{folder} does not fit the agent ({first_line(_cause(error))}): give the agent that the run "
+            "started from"
+        ) from None
+    return State(**values)
 
 
 def tensors_of(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -150,6 +129,8 @@ def tensors_of(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
 
     Frozen weights are those of the untrained agent.
     """
+    warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+    begin_states(optimizer)
     tensors = {}
     for name, weight in policy.named_parameters():
         if weight.requires_grad:
@@ -158,16 +139,18 @@ def tensors_of(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
     return tensors
 
 
-def _begin_states(optimizer: Optimizer) -> None:
+def begin_states(optimizer: Optimizer) -> None:
     """Give Adam the states that its first step would begin with, so that others can be loaded into them.
 
-    PyTorch's `get_state_dict` would take an empty step instead, which changes Adam's bias correction.
+    Keeps those that it has. PyTorch's `get_state_dict` would take an empty step instead, which changes Adam's
+    bias correction.
     """
     for group in optimizer.param_groups:
         for weight in group["params"]:
-            step = torch.zeros((), device=weight.device if group["fused"] else "cpu")
-            moments = {name: torch.zeros_like(weight.detach()) for name in ("exp_avg", "exp_avg_sq")}
-            optimizer.state[weight] = {"step": step, **moments}
+            if weight not in optimizer.state:
+                step = torch.zeros((), device=weight.device if group["fused"] else "cpu")
+                moments = {name: torch.zeros_like(weight.detach()) for name in ("exp_avg", "exp_avg_sq")}
+                optimizer.state[weight] = {"step": step, **moments}
 
 
 @contextmanager

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from prompt_r1.config.fields import write_yaml
 from prompt_r1.data.sampler import digest_of
 from prompt_r1.distributed import RankLost, stop_ranks
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.storage import atomic_folder
-from prompt_r1.storage.checkpoint import Checkpoints, State
+from prompt_r1.storage.checkpoint import State, load_checkpoint, newest_checkpoint, save_checkpoint
 from prompt_r1.storage.export import export_agent
 from prompt_r1.storage.run_folder import trim_run
 from prompt_r1.storage.run_log import read_metrics
@@ -60,6 +61,7 @@ class Lifecycle:
         """Load the newest valid checkpoint of the run folder, if there is one."""
         config, ranks = run.config, run.ranks
         self.run = run
+        self.saved: State | None = None  # of the checkpoint that was written or loaded last
         self.idle_steps = 0  # in a row
         size = sum(weight.numel() for weight in run.policy.parameters())
         trained = sum(weight.numel() for weight in run.policy.trained_parameters())
@@ -67,7 +69,6 @@ class Lifecycle:
         agent = f"agent {config.agent} ({size:,} parameters{learning})"
         where = f"{ranks.count} × {ranks.device.type}"
         run.log.say(f"{run.folder}: {agent}, environment {config.env}, {where}")
-        self.checkpoints = Checkpoints(run.folder, run.policy, run.optimizer, config, ranks, say=run.log.say)
         if ranks.device.type == "cuda":
             warm_up(run, game_tokens=config.max_tokens, tokens=config.tokens_per_batch)
         self.state = self._resumed()
@@ -81,15 +82,15 @@ class Lifecycle:
         run, state = self.run, State(step=-1, questions=digest_of(self.run.questions.training))
         if run.ranks.first:
             atomic_folder.remove_leftovers(run.folder)
-        found = run.ranks.from_first(self.checkpoints.newest)
+        found = run.ranks.from_first(lambda: newest_checkpoint(run.folder, say=run.log.say))
         if found is not None:
-            saved = self.checkpoints.load(found)
+            saved = load_checkpoint(found, run.policy, run.optimizer, run.config, run.ranks)
             if saved.questions != state.questions:
                 raise UsageError(
                     f"{found} was made with other questions: give the data that the run began with, or "
                     "start a new run with another --out"
                 )
-            state = saved
+            state, self.saved = saved, replace(saved)
             run.log.say(f"Resuming after step {state.step} of {run.config.steps}, from {found}")
             run.refresh()
         run.progress.initial = run.progress.n = max(state.step, 0)
@@ -175,9 +176,12 @@ class Lifecycle:
             run.log.say(f"Alarm at step {state.step}: {alarm} (docs/running.md says what to do)")
 
     def save(self) -> None:
-        """Write a checkpoint. Raises Resumable if it cannot be written."""
-        with self.run.clock.phase("save"):
-            self.checkpoints.save(self.state)
+        """Write a checkpoint, unless this state is saved. Raises Resumable if it cannot be written."""
+        run = self.run
+        if self.state != self.saved:
+            with run.clock.phase("save"):
+                save_checkpoint(run.folder, self.state, run.policy, run.optimizer, run.config, run.ranks)
+            self.saved = replace(self.state)
 
     def update_report(self) -> None:
         """Write report.html. A failure does not stop the run: the report can be made again."""

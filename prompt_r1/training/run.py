@@ -23,6 +23,7 @@ from prompt_r1.data.sampler import assign_questions, questions_of_step
 from prompt_r1.distributed import Interrupt, Ranks, lost_ranks_resumable, start_ranks, stop_ranks
 from prompt_r1.environments.specs import Environments
 from prompt_r1.protocol import Codec
+from prompt_r1.storage.checkpoint import begin_states
 from prompt_r1.storage.run_folder import lock_run, open_run
 from prompt_r1.storage.run_log import Clock, Log
 from prompt_r1.terminal import printable
@@ -96,6 +97,7 @@ class Run:
             weight_decay=config.weight_decay,
             fused=ranks.device.type == "cuda",  # one kernel, no temporary tensors as large as the weights
         )
+        begin_states(self.optimizer)  # before the memory for the KV cache is measured
         self.log = Log(folder, quiet=not ranks.first, priced=bool(config.env_price), wandb=config.wandb)
         self.progress = tqdm(
             total=config.steps,

@@ -11,7 +11,13 @@ from prompt_r1.agent.lora import add_lora
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed import full_tensor, start_ranks, stop_ranks
-from prompt_r1.storage.checkpoint import Checkpoints, State, tensors_of
+from prompt_r1.storage.checkpoint import (
+    State,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+    tensors_of,
+)
 from tests.support import tiny
 from tests.support.ports import free_ports
 
@@ -35,7 +41,6 @@ def train_or_resume(rank: int, count: int, parallel: str, port: int, folder: Pat
         policy.shard(ranks.mesh, ranks.device, offload=False)
     optimizer = torch.optim.AdamW(policy.trained_parameters(), lr=1e-2)
     config = TrainConfig(agent="tiny", data=("own",), lr=1e-2)
-    checkpoints = Checkpoints(folder, policy, optimizer, config, ranks, say=print)
     step = 1
     if begins:
         for _ in range(2):
@@ -44,7 +49,8 @@ def train_or_resume(rank: int, count: int, parallel: str, port: int, folder: Pat
             ranks.sum_gradients(policy)
             optimizer.step()
     else:
-        step += checkpoints.load(ranks.from_first(checkpoints.newest)).step
+        newest = ranks.from_first(lambda: newest_checkpoint(folder, say=print))
+        step += load_checkpoint(newest, policy, optimizer, config, ranks).step
     tensors = {name: full_tensor(tensor).clone() for name, tensor in tensors_of(policy, optimizer).items()}
     if begins and ranks.first:
         torch.save(tensors, folder / "tensors.pt")
@@ -52,7 +58,7 @@ def train_or_resume(rank: int, count: int, parallel: str, port: int, folder: Pat
     saved = torch.load(folder / "tensors.pt")
     assert tensors.keys() == saved.keys() and len(tensors) > 8
     assert all(torch.equal(tensors[name], saved[name]) for name in saved)
-    checkpoints.save(State(step))
+    save_checkpoint(folder, State(step), policy, optimizer, config, ranks)
     stop_ranks(ranks)
 
 

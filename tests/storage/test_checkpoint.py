@@ -22,7 +22,13 @@ from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.storage import atomic_folder, checkpoint
-from prompt_r1.storage.checkpoint import Checkpoints, State
+from prompt_r1.storage.checkpoint import (
+    State,
+    begin_states,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
 from prompt_r1.storage.run_folder import checkpoints_of, lock_run, open_run, trim_run
 from tests.support import tiny
 from tests.support.exports import export
@@ -39,9 +45,7 @@ class TinyRun:
         self.policy = tiny.policy(seed=seed)
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=config.lr)
         self.said: list[str] = []
-        self.checkpoints = Checkpoints(
-            folder, self.policy, self.optimizer, config, ONE_RANK, say=self.said.append
-        )
+        self.config, self.folder = config, folder
 
     def learn(self) -> None:
         tokens = torch.tensor([tiny.random_tokens(20, seed=1)])
@@ -50,7 +54,14 @@ class TinyRun:
         self.optimizer.zero_grad()
 
     def save(self, step: int, **state) -> None:
-        self.checkpoints.save(State(step, **state))
+        state = State(step, **state)
+        save_checkpoint(self.folder, state, self.policy, self.optimizer, self.config, ONE_RANK)
+
+    def newest(self) -> Path | None:
+        return newest_checkpoint(self.folder, say=self.said.append)
+
+    def load(self, checkpoint: Path) -> State:
+        return load_checkpoint(checkpoint, self.policy, self.optimizer, self.config, ONE_RANK)
 
     def weights(self) -> list[torch.Tensor]:
         return [weight.detach().clone() for weight in self.policy.parameters()]
@@ -66,7 +77,7 @@ def two_checkpoints(tmp_path_factory) -> Path:
     for step in (1, 2):
         run.learn()
         run.save(step)
-    return run.checkpoints.folder
+    return run.folder / "checkpoints"
 
 
 @pytest.fixture
@@ -82,7 +93,7 @@ def test_a_resumed_run_learns_bit_for_bit_as_if_it_had_not_stopped(tmp_path):
     whole.save(1, questions="digest", best_em=0.5)
     whole.learn()
     loaded = TinyRun(tmp_path, seed=1)
-    state = loaded.checkpoints.load(loaded.checkpoints.newest())
+    state = loaded.load(loaded.newest())
     assert state == State(1, questions="digest", best_em=0.5)
     loaded.learn()
     assert equal_weights(loaded.weights(), whole.weights())
@@ -102,10 +113,11 @@ def files_of_memory(folder: Path) -> float:
     """The peak of the resident set over that before while six files of 20 MB are written, in files."""
     checkpoint.FILE_BYTES = file = 20 * 2**20
     policy = torch.nn.ParameterList(torch.ones(file // 4) for _ in range(6))
-    run = Checkpoints(folder, policy, torch.optim.SGD(policy.parameters()), CONFIG, ONE_RANK, say=print)
+    optimizer = torch.optim.SGD(policy.parameters())
+    begin_states(optimizer)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = peak_memory()
-    run.save(State(1))
+    save_checkpoint(folder, State(1), policy, optimizer, CONFIG, ONE_RANK)
     return (peak_memory() - before) / file
 
 
@@ -121,7 +133,7 @@ def test_saving_before_the_first_step_changes_nothing(tmp_path):
     for run in (saved, never):
         run.learn()
     assert equal_weights(saved.weights(), never.weights())
-    saved.checkpoints.load(saved.checkpoints.newest())
+    saved.load(saved.newest())
     saved.learn()
     assert equal_weights(saved.weights(), never.weights())
 
@@ -157,37 +169,37 @@ BROKEN = [
 
 @pytest.mark.parametrize(("damage", "name"), BROKEN)
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(saved, damage, name):
-    damage(saved.checkpoints.folder / "step-000002" / name)
-    assert saved.checkpoints.newest().name == "step-000001"
+    damage(saved.folder / "checkpoints" / "step-000002" / name)
+    assert saved.newest().name == "step-000001"
     [said] = saved.said
     assert re.search("Skipping .*step-000002: (.* has changed since it was written|it cannot be read)", said)
 
 
 def test_a_damaged_checkpoint_is_written_again(saved):
     """Its state.json may be equal, but that does not make the checkpoint valid."""
-    flip(saved.checkpoints.folder / "step-000002" / SHARD)
-    again = TinyRun(saved.checkpoints.folder.parent)
-    again.checkpoints.load(again.checkpoints.newest())
+    flip(saved.folder / "checkpoints" / "step-000002" / SHARD)
+    again = TinyRun(saved.folder)
+    again.load(again.newest())
     again.learn()
     again.save(2)
-    assert again.checkpoints.newest().name == "step-000002"
+    assert again.newest().name == "step-000002"
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused(saved):
     for step in (1, 2):
-        flip(saved.checkpoints.folder / f"step-00000{step}" / SHARD)
+        flip(saved.folder / "checkpoints" / f"step-00000{step}" / SHARD)
     with pytest.raises(UsageError, match="none of the 2 checkpoints"):
-        saved.checkpoints.newest()
+        saved.newest()
 
 
 def test_a_kill_while_a_checkpoint_is_written_or_replaced_loses_no_older_one(saved):
     """Kills between write and rename, and between the two renames of a folder that is replaced."""
-    folder = saved.checkpoints.folder
+    folder = saved.folder / "checkpoints"
     (folder / "step-000002").rename(folder / atomic_folder.TEMPORARY)
     shutil.copytree(folder / "step-000001", folder / ".step-000001.old")
-    assert saved.checkpoints.newest().name == "step-000001"
+    assert saved.newest().name == "step-000001"
     (folder / "step-000001").rename(folder / ".step-000001.old")
-    assert saved.checkpoints.newest().name == "step-000001"
+    assert saved.newest().name == "step-000001"
     assert [path.name for path in folder.iterdir()] == ["step-000001"]
 
 
@@ -251,7 +263,7 @@ def test_a_folder_with_other_files_is_not_taken_for_a_run(tmp_path):
 def test_a_run_folder_and_its_copy_without_the_lock_are_opened_again(saved, tmp_path):
     out = str(tmp_path)
     assert open_run(out, "auto", "mini") == tmp_path  # it holds checkpoints
-    shutil.rmtree(saved.checkpoints.folder)
+    shutil.rmtree(saved.folder / "checkpoints")
     (tmp_path / "config.yaml").write_text("of another program: true\n")
     with pytest.raises(UsageError, match="files in it that are not of a run"):
         open_run(out, "auto", "mini")
@@ -274,9 +286,10 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_the_next_save_tries_again(sa
             saved.save(3)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert sorted(path.name for path in saved.checkpoints.folder.iterdir()) == ["step-000001", "step-000002"]
+    left = sorted(path.name for path in (saved.folder / "checkpoints").iterdir())
+    assert left == ["step-000001", "step-000002"]
     saved.save(3)
-    assert saved.checkpoints.newest().name == "step-000003"
+    assert saved.newest().name == "step-000003"
 
 
 def another(value: object) -> object:
@@ -291,33 +304,33 @@ def another(value: object) -> object:
 def test_a_resume_with_another_identifying_setting_is_refused(saved):
     for setting, value in identifying_values(CONFIG).items():
         now = another(value)
-        other = TinyRun(saved.checkpoints.folder.parent, config=replace(CONFIG, **{setting: now}))
+        other = TinyRun(saved.folder, config=replace(CONFIG, **{setting: now}))
         values = [list(one) if isinstance(one, tuple) else one for one in (value, now)]
         sentence = "was made with {} = {!r}, not {!r}: ".format(setting, *values)
         with pytest.raises(UsageError, match=re.escape(sentence)):
-            other.checkpoints.load(saved.checkpoints.folder / "step-000002")
+            other.load(saved.folder / "checkpoints" / "step-000002")
 
 
 def test_a_run_can_be_resumed_for_more_steps_and_on_another_machine(saved):
     changeable = vars(CONFIG).keys() - identifying_values(CONFIG).keys()
     changes = {setting: another(getattr(CONFIG, setting)) for setting in changeable}
-    other = TinyRun(saved.checkpoints.folder.parent, config=replace(CONFIG, **changes))
-    assert other.checkpoints.load(saved.checkpoints.folder / "step-000002").step == 2
+    other = TinyRun(saved.folder, config=replace(CONFIG, **changes))
+    assert other.load(saved.folder / "checkpoints" / "step-000002").step == 2
 
 
 def test_weights_of_another_shape_are_refused(saved):
-    run = TinyRun(saved.checkpoints.folder.parent)
+    run = TinyRun(saved.folder)
     run.policy.model.resize_token_embeddings(300)
     with pytest.raises(UsageError, match=r"does not fit the agent \(Size mismatch .*261, 32.*300, 32"):
-        run.checkpoints.load(run.checkpoints.newest())
+        run.load(run.newest())
 
 
 def test_a_checkpoint_with_other_tensors_than_were_saved_is_refused(saved):
-    folder = saved.checkpoints.folder / "step-000002"
+    folder = saved.folder / "checkpoints" / "step-000002"
     tensors = load_file(folder / SHARD)
     save_file({n: v for n, v in tensors.items() if not n.endswith("norm.weight/exp_avg")}, folder / SHARD)
     with pytest.raises(UsageError, match="step-000002 does not fit the agent"):
-        TinyRun(saved.checkpoints.folder.parent).checkpoints.load(folder)
+        TinyRun(saved.folder).load(folder)
 
 
 class Bomb:
@@ -332,10 +345,10 @@ class Bomb:
 
 @pytest.mark.parametrize("name", [SHARD, ".metadata"])
 def test_a_malicious_pickle_in_a_checkpoint_is_not_executed(saved, tmp_path, name):
-    folder, mark = saved.checkpoints.folder / "step-000002", tmp_path / "executed"
+    folder, mark = saved.folder / "checkpoints" / "step-000002", tmp_path / "executed"
     (folder / name).write_bytes(pickle.dumps(Bomb(mark)))
     try:
-        saved.checkpoints.load(folder)
+        saved.load(folder)
     except UsageError as error:
         assert name == SHARD and "does not fit the agent" in str(error)
     assert not mark.exists()

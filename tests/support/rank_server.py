@@ -21,7 +21,7 @@ import torch
 
 import train
 from prompt_r1.cli.command_line import run_program
-from prompt_r1.storage import atomic_folder, checkpoint
+from prompt_r1.storage import atomic_folder
 from prompt_r1.training import lifecycle
 from tests.support.ports import free_ports
 
@@ -84,7 +84,7 @@ def run_rank(rank: int, request: dict, port: int) -> None:
         (torch.Tensor, "backward", "backward"),
         (torch.optim.AdamW, "step", "step"),
         (lifecycle, "export_agent", "export"),
-        (checkpoint.Checkpoints, "save", "save"),
+        (lifecycle, "save_checkpoint", "save"),
         (atomic_folder, "seal", "seal"),
     ]:
         recorder.wrap(home, attribute, phase)
