@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.workload import greedy_game, plan, play_async, totals
+from benchmarks.workload import Lengths, greedy_game, plan, play_async, totals
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.scheduler import Scheduler
@@ -20,6 +20,7 @@ from prompt_r1.types import Completion
 from tests.support import tiny
 
 STOP = frozenset({tiny.tokenizer().eos_token_id})
+LENGTHS = Lengths(100, (1, 2, 3, 4), (15, 50), (25, 75), 0.5, 1.0)  # a quarter of the benchmark's
 
 
 def make_engine(policy, *, max_games: int = 4, capacity: int = 256, kv_tokens: int = 0, **options) -> Engine:
@@ -215,23 +216,23 @@ def test_three_hundred_random_schedules_have_no_wrong_token():
 
 
 def play_plan(policy, questions: int, *, kv_tokens: int, **options: int) -> tuple[Engine, list[list[int]]]:
-    """Play the benchmark's games with a tiny model: 5 of each question, greedy."""
-    engine = Engine(policy, stop_ids=frozenset(), max_tokens=2048, kv_tokens=kv_tokens, **options)
-    games = plan(questions, 5, seed=1, vocabulary=256)
+    """Play 5 games of each question with a tiny model, greedy."""
+    engine = Engine(policy, stop_ids=frozenset(), max_tokens=512, kv_tokens=kv_tokens, **options)
+    games = plan(questions, 5, seed=1, lengths=LENGTHS, vocabulary=256)
     return engine, asyncio.run(play_async(games, partial(greedy_game, engine), latency=False))
 
 
 def test_nothing_is_computed_twice_and_eviction_changes_only_that():
     """Prompt tokens computed: each question once for its group, each reply once, and for each later turn the
-    last token of the turn before. A cache of 2,500 tokens has to evict sequences.
+    last token of the turn before. A cache of 640 tokens has to evict sequences.
     """
     policy = tiny.policy(layers=1)
-    wanted = totals(plan(1, 5, seed=1))
-    ample, tokens = play_plan(policy, 1, kv_tokens=50_000)
+    wanted = totals(plan(1, 5, seed=1, lengths=LENGTHS))
+    ample, tokens = play_plan(policy, 1, kv_tokens=12_500)
     assert ample.prefilled == wanted.prefill
     assert ample.sampled == wanted.new_tokens
     assert ample._scheduler.preempted == 0
-    scarce, same_tokens = play_plan(policy, 1, kv_tokens=2500, page_size=64)
+    scarce, same_tokens = play_plan(policy, 1, kv_tokens=640, page_size=16)
     assert same_tokens == tokens
     assert scarce.prefilled > wanted.prefill
     assert scarce._scheduler.preempted > 0

@@ -8,11 +8,10 @@ import pytest
 from prompt_r1.agent.agent import load_codec
 from prompt_r1.agent.names import find_agent
 from prompt_r1.baselines import imitation
-from prompt_r1.data.questions import find_questions
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.em_f1 import f1
-from prompt_r1.miniworld import make_world
+from prompt_r1.miniworld import make_world, world
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.types import Trajectory
@@ -27,7 +26,7 @@ def mini_world(seed: int = 0) -> Environment:
     return priced(PricedSource(lambda messages: world.reply(messages[-1]["content"]).text))
 
 
-QUESTIONS = find_questions(["mini"], "train", 0)[:64]
+QUESTIONS = world.mini_world(0, train=64, validation=0, test=0, ood=0).train
 
 
 @pytest.fixture

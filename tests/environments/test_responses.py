@@ -256,7 +256,9 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>Anna.<|return|>"
 TAGS = ("seed:think", "thought", "reasoning", "reflection", "analysis")
 FIELDS = st.sampled_from(["error", "choices", "message", "content", "refusal", "usage", "code"])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-JSON_VALUES = st.recursive(SCALARS, lambda values: st.lists(values) | st.dictionaries(FIELDS, values))
+JSON_VALUES = st.recursive(
+    SCALARS, lambda values: st.lists(values) | st.dictionaries(FIELDS, values), max_leaves=10
+)
 JSON_BODIES = JSON_VALUES.map(lambda value: json.dumps(value).encode())
 
 
