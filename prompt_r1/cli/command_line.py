@@ -41,30 +41,37 @@ def run_program(main: Callable[[list[str]], None], *, then: str = "") -> NoRetur
         gc.freeze()  # full collections then skip what was imported, a quarter of a second each time
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    then = then and f"; the same command {then}"
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
-    except (UsageError, FatalEnvError) as error:
+    except (Exception, KeyboardInterrupt) as error:
+        _explain(error, then and f"; the same command {then}")
+    sys.exit(0)
+
+
+def _explain(error: BaseException, then: str = "") -> NoReturn:
+    """Exit with the code and the sentence of an error, or with the traceback of a bug.
+
+    Called while the error is handled. `then` ends the sentence of a stop.
+    """
+    if isinstance(error, UsageError | FatalEnvError):
         _exit(2, error)
-    except Resumable as error:
+    if isinstance(error, Resumable):
         _exit(130 if isinstance(error, Interrupted) else 75, error)
-    except BrokenPipeError:
+    if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at the end
         _exit(75, f"nobody reads the output any more{then}")
-    except KeyboardInterrupt:
+    if isinstance(error, KeyboardInterrupt):
         _exit(130, f"interrupted{then}")
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            _exit(75, f"{error}: free some space or check the disk{then}")
-        if isinstance(error, OSError) and error.filename:
-            path = error.filename2 or error.filename
-            _exit(2, f"{path}: {error.strerror}; check the path and its permissions")
-        if is_out_of_memory(error):
-            _exit(2, f"{first_line(error)}: {MORE_MEMORY}")
-        print(printable(without_secrets(traceback.format_exc())), file=sys.stderr)
-        _exit(1, "this is a bug: please report it with the traceback above")
-    sys.exit(0)
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        _exit(75, f"{error}: free some space or check the disk{then}")
+    if isinstance(error, OSError) and error.filename:
+        path = error.filename2 or error.filename
+        _exit(2, f"{path}: {error.strerror}; check the path and its permissions")
+    if is_out_of_memory(error):
+        _exit(2, f"{first_line(error)}: {MORE_MEMORY}")
+    print(printable(without_secrets(traceback.format_exc())), file=sys.stderr)
+    _exit(1, "this is a bug: please report it with the traceback above")
 
 
 def without_secrets(text: str) -> str:
@@ -78,13 +85,14 @@ def without_secrets(text: str) -> str:
 def check_usage(read: Callable[[list[str]], object]) -> None:
     """Read the flags of this process, for --help and usage errors. `read` returns them, or raises UsageError.
 
-    A script calls it before its imports of torch and transformers, which take seconds.
+    A script calls it before its imports of torch and transformers, which take seconds. Other errors, as of a
+    file without permissions, and Ctrl-C while it reads are explained as by `run_program`.
     """
     prepare_standard_streams()
     try:
         read(sys.argv[1:])
-    except UsageError as error:
-        _exit(2, error)
+    except (Exception, KeyboardInterrupt) as error:
+        _explain(error)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run_program`, Ctrl-C ends the imports silently
     if sys.stderr.isatty():  # in a log it would mean nothing

@@ -236,3 +236,27 @@ def test_ctrl_c_ends_the_imports_silently_and_is_an_exception_afterwards():
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "mine.csv"),
+            2,
+            "mine.csv: Permission denied; check the path and its permissions",
+        ),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_the_check_of_a_command_line_explains_every_error(error, code, sentence, monkeypatch, capsys):
+    """A bug: an unreadable file, or Ctrl-C while infer.py waited for its first question, was a traceback."""
+
+    def check(arguments):
+        raise error
+
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    with pytest.raises(SystemExit) as left:
+        check_usage(check)
+    assert left.value.code == code
+    assert capsys.readouterr().err == f"train.py: {sentence}\n"
