@@ -139,7 +139,8 @@ class Endpoint(Source):
         finally:
             self._checking, self._system = False, system
         if outcome.verdict == "refused":
-            raise FatalEnvError(f"{self.name} cannot be used: {outcome.reason}")
+            reason = outcome.reason.removeprefix(f"{self.base_url}: ")
+            raise FatalEnvError(f"{self.name} cannot be used: {self.base_url}: {reason}")
         if outcome.verdict in REPLIED and not outcome.text.strip():
             raise UsageError(
                 f'{shown} replied to "Hi" without any text ({outcome.reason or outcome.label}): check '

@@ -224,7 +224,7 @@ def test_a_server_that_takes_no_system_message_fails_the_check_with_the_flag_to_
         check(odd, OK, odd, system="Be brief.")
     assert len(check(httpx.Response(500), OK, OK, system="Be brief.")) == 3  # it was busy
     if status != 500:
-        with pytest.raises(FatalEnvError, match=r"cannot be used: .*not enabled"):
+        with pytest.raises(FatalEnvError, match=r"cannot be used: https://llm.test/v1: .*not enabled"):
             check(odd, system="Be brief.")  # something else is wrong
 
 
