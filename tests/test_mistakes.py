@@ -42,7 +42,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --config paper", "no training questions"),
     ("train.py --agent AGENT --data good.jsonl", "say how it learns and plays: --config paper"),
     # YAML files
-    ("train.py --config nowhere.yaml", "nowhere.yaml: No such file"),
+    ("train.py --config nowhere.yaml", "--config nowhere.yaml: neither a preset (paper, mini, small) nor"),
     ("train.py --config unknown.yaml", "unknown.yaml: unknown key 'lerning_rate'"),
     ("train.py --config list.yaml", "list.yaml has no `key: value` lines"),
     ("train.py --config broken.yaml", "broken.yaml is not YAML"),
@@ -52,6 +52,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --reward json:decoder", "--reward json:decoder: not a function"),
     # questions
     ("train.py --config mini --data none.jsonl", "none.jsonl: there is no such file"),
+    ("train.py --config mini --data /dev/null", "/dev/null is a pipe or a device: save its rows in a file"),
     ("train.py --config mini --data folder", "folder is a folder: name the files in it"),
     ("train.py --config mini --data empty.jsonl", "there are no questions in it"),
     ("train.py --config mini --data deep.jsonl", "deep.jsonl, row 1: not JSON"),
@@ -67,6 +68,7 @@ SEEN_BEFORE_TORCH = [
     ("infer.py --question Who? --agent begun", "this run has saved no agent yet"),
     ("train.py --agent no/such/agent", "there is no such folder"),
     ("train.py --agent tiny@http://127.0.0.1:9/v1", "an agent plays in this process"),
+    ("train.py --out notes.docx/run", "--out notes.docx/run: no folder can be made in "),
     ("train.py --out used", "used is in use by process 7"),
     ("train.py --agent AGENT --resume nowhere", "there is no checkpoint in it"),
     ("evaluate.py", "run `python train.py` first"),
@@ -210,4 +212,12 @@ def test_a_rank_that_would_wait_in_vain_is_refused_at_once(folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "5")
     with pytest.raises(UsageError, match=r"RANK is 5 of 2 ranks \(WORLD_SIZE\), which count from 0"):
+        check_train([])
+
+
+def test_ranks_without_an_address_are_refused_at_once(folder, monkeypatch):
+    """WORLD_SIZE left in the environment was noticed after the imports of torch."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(UsageError, match="WORLD_SIZE is 2, but MASTER_ADDR does not say where rank 0 is"):
         check_train([])

@@ -78,10 +78,18 @@ def _check_rank() -> None:
         raise UsageError(
             f"RANK is {rank} of {count} ranks (WORLD_SIZE), which count from 0: start with torchrun"
         )
+    if count.isdecimal() and int(count) > 1 and not os.environ.get("MASTER_ADDR"):
+        raise UsageError(
+            f"WORLD_SIZE is {count}, but MASTER_ADDR does not say where rank 0 is: start with torchrun, or "
+            "unset WORLD_SIZE"
+        )
 
 
 def _check_unused(run: Path) -> None:
-    """Raise UsageError if a process holds the lock of a run folder."""
+    """Raise UsageError if a process holds the lock of a run folder, or if the folder cannot be made."""
+    existing = next(path for path in (run, *run.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UsageError(f"--out {run}: no folder can be made in {existing}; give one that can be written")
     if (run / LOCK).is_file():
         with (run / LOCK).open("a+") as file:
             claim(file, run)

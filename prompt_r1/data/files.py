@@ -259,8 +259,10 @@ def read_rows(source: Path | str) -> Iterator[tuple[int, object]]:
     path = Path(source)
     if path.is_dir():
         raise UsageError(f"{path} is a folder: name the files in it")
-    if not path.is_file():
+    if not path.exists():
         raise UsageError(f"{path}: there is no such file")
+    if not path.is_file():  # a pipe, which could not be read twice
+        raise UsageError(f"{path} is a pipe or a device: save its rows in a file, and name that")
     with path.open("rb") as file:
         start = file.read(64).removeprefix(BOM).lstrip().lower()
     suffix = path.suffix.lower()
