@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.cli.command_line import run_program
-from prompt_r1.cli.preflight import check_train
+from prompt_r1.cli.preflight import check_sft, check_train
 from prompt_r1.cli.question_input import check_infer
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.systems import check_evaluate
@@ -19,7 +19,12 @@ from prompt_r1.storage.run_folder import LOCK
 from tests.support.paths import ROOT
 from tests.support.programs import MAINS
 
-CHECKS = {"train.py": check_train, "infer.py": check_infer, "evaluate.py": check_evaluate}
+CHECKS = {
+    "train.py": check_train,
+    "infer.py": check_infer,
+    "evaluate.py": check_evaluate,
+    "sft.py": check_sft,
+}
 SEEN_BEFORE_TORCH = [
     # flags
     ("train.py --lerning-rate 1", "unrecognized arguments: --lerning-rate 1"),
@@ -73,6 +78,10 @@ SEEN_BEFORE_TORCH = [
     ("train.py --agent AGENT --resume nowhere", "there is no checkpoint in it"),
     ("evaluate.py", "run `python train.py` first"),
     ("evaluate.py --method direct --env mini --ssim-model nowhere", "nowhere: not a folder with a config"),
+    ("sft.py --agent AGENT", "give the games to learn from: --games FILE, or --games mini"),
+    ("sft.py --agent folder --games mini", "there is no config.json in it"),
+    ("sft.py --agent AGENT --games none.jsonl", "none.jsonl: there is no such file"),
+    ("sft.py --agent AGENT --games empty.jsonl", "--games empty.jsonl: there are no games in it"),
     # machine
     ("train.py --agent AGENT --device cuda", "no usable GPU"),
     ("evaluate.py --method direct --device cuda", "no usable GPU"),
@@ -183,7 +192,9 @@ for line in {[line for line, _ in SEEN_BEFORE_TORCH]!r}:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("program", [*CHECKS, "-m prompt_r1.report", "-m prompt_r1.baselines.sft"])
+@pytest.mark.parametrize(
+    "program", ["train.py", "infer.py", "evaluate.py", "-m prompt_r1.report", "-m prompt_r1.baselines.sft"]
+)
 def test_a_python_without_the_packages_is_named_in_one_line(program):
     """A bug: without the virtual environment, the first command of a new user ended with a traceback."""
     line = [sys.executable, "-S", *program.split()]

@@ -14,6 +14,12 @@ runs/*/trajectories have this form. `--games mini` are demonstrations in mini wo
 training: the format, and several ways to ask, most of which fail.
 """
 
+if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
+    from prompt_r1.cli.command_line import check_usage
+    from prompt_r1.cli.preflight import check_sft
+
+    check_usage(check_sft)
+
 import json
 import logging
 import math
@@ -33,9 +39,9 @@ from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.cli.command_line import command, run_program
+from prompt_r1.cli.preflight import check_sft
 from prompt_r1.config.agent import AgentConfig, is_mini_data
 from prompt_r1.config.evaluate import SftConfig
-from prompt_r1.config.fields import parse_arguments
 from prompt_r1.config.train import agent_preset, preset_of
 from prompt_r1.data.files import BadRow, fields_of, read_rows, text_field
 from prompt_r1.distributed import Ranks, pick_device
@@ -61,10 +67,7 @@ LEAST_STEPS = 30  # fewer teach little: few examples get smaller batches
 
 def main(arguments: list[str]) -> None:
     """Warm-start an agent from a command line."""
-    about = "Teach an agent the format of the game by recorded games."
-    config = parse_arguments(SftConfig, "python -m prompt_r1.baselines.sft", about, arguments)
-    if not config.games:
-        raise UsageError("give the games to learn from: --games FILE, or --games mini")
+    config = check_sft(arguments)
     if config.threads:
         torch.set_num_threads(config.threads)
     folder = learn_games(config.games, config, Path(config.out or f"runs/sft-seed{config.seed}"))

@@ -8,10 +8,12 @@ from pathlib import Path
 from prompt_r1.agent.gguf import gguf_file
 from prompt_r1.agent.names import find_agent, newest_mini_run
 from prompt_r1.config.agent import HELD_OUT, MINI_AGENT, EnvironmentConfig, is_mini_data
+from prompt_r1.config.evaluate import SftConfig
+from prompt_r1.config.fields import parse_arguments
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.pair import PairConfig
 from prompt_r1.config.train import train_config
-from prompt_r1.data.files import load_questions
+from prompt_r1.data.files import load_questions, read_rows
 from prompt_r1.data.questions import check_mini_part
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
@@ -30,6 +32,19 @@ def check_train(arguments: list[str]) -> None:
         raise UsageError(f"--resume {config.resume}: there is no checkpoint in it")
     if os.environ.get("RANK") in (None, "", "0") and not config.dry_run:
         _check_unused(Path(config.out or f"runs/{name}-seed{config.seed}"))
+
+
+def check_sft(arguments: list[str]) -> SftConfig:
+    """The settings of a warm start. Raises UsageError for one that cannot begin."""
+    about = "Teach an agent the format of the game by recorded games."
+    config = parse_arguments(SftConfig, "python -m prompt_r1.baselines.sft", about, arguments)
+    if not config.games:
+        raise UsageError("give the games to learn from: --games FILE, or --games mini")
+    check_device(config.device)
+    check_agents([config.agent])
+    if not is_mini_data(config.games) and not any(True for _ in read_rows(config.games)):
+        raise UsageError(f"--games {config.games}: there are no games in it")
+    return config
 
 
 def check_pair(config: PairConfig) -> None:
