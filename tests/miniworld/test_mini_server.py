@@ -21,7 +21,7 @@ from prompt_r1.environments.journal import Journal
 from prompt_r1.storage.run_log import read_metrics
 from tests.support.mini_server import BILLED, FAULTS, GAMES, FaultyServer, with_server
 from tests.support.paths import ROOT
-from tests.support.programs import Ended, command
+from tests.support.programs import command
 from tests.support.providers import KEY
 from tests.support.tensors import load_tensors
 
@@ -42,7 +42,9 @@ def locked() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def faulty(locked: str, asking_agent: Path, tmp_path_factory) -> tuple[Ended, Path]:
+def faulty(
+    locked: str, asking_agent: Path, tmp_path_factory
+) -> tuple[subprocess.CompletedProcess[str], Path]:
     """A step of training through the failing server, and their run folder."""
     folder = tmp_path_factory.mktemp("faulty")
     (folder / "own.jsonl").write_text('{"question": "Who made Silver River?", "answer": "Anna"}\n')
@@ -62,7 +64,7 @@ def faulty(locked: str, asking_agent: Path, tmp_path_factory) -> tuple[Ended, Pa
         patch.setattr("sys.argv", ["train.py", *line])
         with pytest.raises(SystemExit) as left:
             run_program(train.main)
-    return Ended(left.value.code, out.getvalue(), err.getvalue()), folder / "run"
+    return subprocess.CompletedProcess([], left.value.code, out.getvalue(), err.getvalue()), folder / "run"
 
 
 def test_no_trajectory_contains_an_error_text(faulty) -> None:

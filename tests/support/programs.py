@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -52,27 +51,18 @@ def call(
     )
 
 
-@dataclass
-class Ended:
-    """The exit code and output of an entry point that ran in this process."""
-
-    returncode: object
-    stdout: str
-    stderr: str
-
-
-CallHere = Callable[..., Ended]
+CallHere = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def caller_in_this_process(monkeypatch, capfd) -> CallHere:
     """A function that runs an entry point in a folder in this process, which saves the imports."""
 
-    def call_here(folder: Path, *line: str | Path) -> Ended:
+    def call_here(folder: Path, *line: str | Path) -> subprocess.CompletedProcess[str]:
         monkeypatch.chdir(folder)
         monkeypatch.setattr("sys.argv", list(map(str, line)))
         capfd.readouterr()
         with pytest.raises(SystemExit) as exit_:
             run_program(MAINS[str(line[0])])
-        return Ended(exit_.value.code, *capfd.readouterr())
+        return subprocess.CompletedProcess(line, exit_.value.code, *capfd.readouterr())
 
     return call_here

@@ -117,11 +117,7 @@ async def reply(source: Source, messages: list[Message] = HELLO) -> str:
 
 def ask(source: Source, messages: list[Message] = HELLO) -> str:
     """The text of one call, in an event loop of its own."""
-
-    async def one_call() -> str:
-        return await reply(source, messages)
-
-    return asyncio.run(one_call())
+    return asyncio.run(reply(source, messages))
 
 
 def open_environment(
