@@ -85,7 +85,7 @@ NQ_ROW = {
     "annotations": {"short_answers": [{"text": ["Bob"]}, {"text": []}], "yes_no_answer": [-1, 1]},
 }
 MATH_ROW = {"problem": "Who?", "solution": "\\boxed{1}, so \\boxed{\\frac{1}{2}}.", "level": "Level 5"}
-MUSIQUE_ROW = BOB | {"id": "2hop__1", "answer_aliases": ["Rob", "Bob"], "answerable": True}
+MUSIQUE_ROW = BOB | {"id": "2hop__1", "answer_aliases": ["Rob", " ", "Bob"], "answerable": True}
 UNANSWERABLE = MUSIQUE_ROW | {"id": "2hop__2", "question": "Why?", "answerable": False}
 POPQA_ROW = {"id": 42, "question": "Who?", "possible_answers": '["Bob", "R. \\u00d6."]'}
 BOOK = {"book_id": "Emma.chapters 1-2", "chapter": "x" * 200_000, "summary_text": "Emma, rich,\nis happy."}
@@ -104,11 +104,9 @@ LAYOUTS = [
     Layout("2wiki", "dev.json", [{**BOB, "_id": "1", "answer_id": "Q1"}]),
     Layout("musique", "musique_full_v1.0_train.jsonl", [MUSIQUE_ROW, UNANSWERABLE], ("Bob", "Rob")),
     Layout("popqa", "test.tsv", [POPQA_ROW], ("Bob", "R. Ö.")),
-    Layout("popqa", "test.parquet", [POPQA_ROW], ("Bob", "R. Ö.")),
     Layout("gsm8k", "train.jsonl", [BOB | {"answer": SOLUTION}], ("-1024",)),
     Layout("gsm8k", "test.jsonl", [BOB | {"answer": "#### is a heading.\n3 + 4 = 7\n#### 7"}], ("7",)),
     Layout("gsm8k", "main.parquet", [BOB | {"answer": "#### $5.50"}], ("5.50",)),
-    Layout("gsm8k", "one_line.jsonl", [BOB | {"answer": "It is 7. #### 7"}], ("7",)),
     Layout("dapo", "dapo-math-17k.parquet", [DAPO_ROW, DAPO_ROW], ("-3",), "Find $x$."),
     Layout("dapo", "processed.parquet", [{"prompt": "Find $x$.", "solution": "-3"}], ("-3",), "Find $x$."),
     Layout("booksum", "train.csv", [BOOK], ("Emma, rich,\nis happy.",), EMMA),
@@ -218,13 +216,11 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
     [
         ("gsm8k", "x.jsonl", [{"question": "Q?", "answer": "no mark"}], "row 1: .*####"),
         ("hotpotqa", "x.json", [BOB, {"_id": "2", "answer": "a"}], "row 2: the field question is missing"),
-        ("hotpotqa", "x.json", {"error": "rate limited"}, "row 1: the field question is missing"),
         ("hotpotqa", "x.json", ('[{"question": "Q?", "answer": "a"},',), "row 1: not JSON .*line 2"),
         ("hotpotqa", "x.json", ("<html>",), "is a web page"),
         ("hotpotqa", "x.jsonl", (json.dumps(BOB), "[1]"), "row 2: expected a JSON object"),
         ("popqa", "x.tsv", [{"question": "Q?", "possible_answers": "[oops"}], "row 1: .*not a JSON list"),
         ("mathqa", "x.json", [{"Problem": "Q?", "options": "a ) 1 , b ) 2", "correct": "c"}], "no text of"),
-        ("squad", "x.json", {"version": "v2.0", "data": []}, "no question is left"),
         ("squad", "x.json", {"data": [{"paragraphs": [{"title": "T"}]}]}, "row 1: not SQuAD's layout"),
         ("musique", "x.jsonl", [BOB | {"answer_aliases": "b"}], "row 1: .*be a list"),
         ("squad", "x.jsonl", [{"question": "Q?", "answers": [{}]}], "row 1: the field answers must"),
@@ -232,7 +228,6 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
         ("xsum", "x.txt", ("x",), "not a file of rows"),
         ("hotpotqa", "out.jsonl", [BOB], "--out must not be among the files of --in"),
         ("hotpotqa", "x.json", [], r"no question is left \(no rows"),
-        ("hotpotqa", "x.json", [{"question": "Q?", "answer": ""}], r"no question is left \(1 no"),
     ],
 )
 def test_the_error_for_a_row_with_another_layout_names_file_row_and_reason(
