@@ -15,6 +15,7 @@ from prompt_r1.environments.sources import Outcome, without_thinking
 from tests.support.providers import NOW, body_of, classify_body, error_of
 
 FAILED_ENDS = ("error", "ERROR", "network_error", "abort", "insufficient_system_resource")
+FULL_ENDS = ("length", "MAX_TOKENS", "token_limit", "truncated")
 LONG_CODES = ("input_too_long", "string_above_max_length", "exceed_context_size_error")
 TOO_LONG = [
     (400, "This model's maximum prompt length is 131072 but the request contains 537812 tokens."),  # xAI
@@ -23,12 +24,7 @@ TOO_LONG = [
     (400, "Range of input length should be [1, 30720]"),  # DashScope
     (400, "The decoder prompt (length 5000) is longer than the maximum model length of 4096"),  # vLLM
     (500, "the request exceeds the available context size. try increasing the context size"),  # llama.cpp
-    (400, "Prompt length 5000 is greater than max_seq_len 4096"),  # exllama
     (400, "prompt is too long: 208310 tokens > 200000 maximum"),  # Anthropic
-    (
-        400,
-        "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
-    ),  # Gemini
     (400, "Input tokens exceeds limit"),  # Baichuan
     (422, "Input validation error: `inputs` must have less than 1024 tokens. Given: 1100"),  # TGI
 ]
@@ -45,11 +41,7 @@ def outcome_of_body(status: int, body: object) -> Outcome:
         ([{"type": "text", "text": "Pa"}, {"type": "text", "text": "ris"}], "Paris"),
         (["Pa", {"type": "image_url", "image_url": {}}, "ris"], "Paris"),
         ([{"type": "output_text", "text": {"value": "Paris", "annotations": []}}], "Paris"),
-        (
-            [{"type": "thinking", "thinking": [{"type": "text", "text": "France?"}]}, {"text": "Paris"}],
-            "Paris",
-        ),
-        ([{"type": "reasoning", "text": "France?"}, {"type": "text", "text": "Paris"}], "Paris"),
+        ([{"type": "reasoning", "text": "France?"}, {"text": "Paris"}], "Paris"),
         ([{"text": "France?", "thought": True}, {"text": "Paris"}], "Paris"),
         ("Pa\ud800ris\0", "Pa?ris"),
     ],
@@ -64,20 +56,13 @@ def test_a_reply_is_a_string_or_a_list_of_parts(content: object, text: str) -> N
         (200, body_of(None, refusal="I cannot help."), "refusal", "I cannot help."),
         (200, body_of([{"type": "refusal", "refusal": "I cannot."}]), "refusal", "I cannot."),
         (200, body_of("", finish="content_filter"), "content_filter", ""),
-        (200, body_of("", finish="length"), "length", ""),
-        *(
-            (200, body_of("", finish=name), "length", "")
-            for name in ("MAX_TOKENS", "token_limit", "truncated")
-        ),
-        *((200, body_of("", finish=name), "content_filter", "") for name in ("SAFETY", "RECITATION")),
-        *((200, body_of(None, finish=name), "content_filter", "") for name in ("refusal", "sensitive")),
+        *((200, body_of("", finish=name), "length", "") for name in FULL_ENDS),
+        (200, body_of(None, finish="SAFETY"), "content_filter", ""),
         (200, body_of("Half", finish="content_filter: hate"), "content_filter", "Half"),
         (200, {"choices": [{"finish_reason": "PROHIBITED_CONTENT"}]}, "content_filter", ""),
         (200, {"choices": [], "promptFeedback": {"blockReason": "SAFETY"}}, "content_filter", ""),
-        (200, {"choices": [{"finish_reason": "content_filter"}]}, "content_filter", ""),
         (400, error_of("too long", code="context_length_exceeded"), "context_length", ""),
         (400, error_of("maximum context length is 4096 tokens, max_tokens 9"), "context_length", ""),
-        (400, error_of("Input is too long for requested model."), "context_length", ""),
         *((status, error_of(text), "context_length", "") for status, text in TOO_LONG),
         (413, b"", "context_length", ""),
         *((400, error_of("Zu lang", code=code), "context_length", "") for code in LONG_CODES),
@@ -98,29 +83,19 @@ def test_refusals_and_limits_are_labelled_outcomes(status: int, body: object, la
         (200, {"error": "no credit"}),
         (200, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}),
         (200, {"status_code": "429", "message": "slow down"}),
-        (
-            200,
-            {"choices": [{"message": {"content": "Par"}, "finish_reason": "stop", "error": {"code": 502}}]},
-        ),
+        (200, {"choices": [{**body_of("Par")["choices"][0], "error": {"code": 502}}]}),
         (400, {"__type": "ThrottlingException", "message": "Too many requests"}),
         (400, error_of("slow down", type="rate_limit_error")),
         (403, error_of("slow down", errors=[{"reason": "rateLimitExceeded"}])),
-        (200, {"choices": []}),
         (200, {"choices": [None]}),
         (200, {"choices": "none"}),
-        (200, {}),
-        (200, []),
-        (200, b""),
-        (200, b"<html><body>Bad gateway</body></html>"),
         (200, json.dumps(body_of()).encode()[:-9]),
         (200, b"[" * 100_000),
         (200, b"\xff\xfe\x00"),
-        (200, body_of(None)),
         (200, body_of("  \n")),
         (200, body_of({"text": 3})),
         (200, body_of(None, finish="tool_calls")),
         *((200, body_of("The director of Sil", finish=finish)) for finish in FAILED_ENDS),  # half a reply
-        (200, body_of("", finish="network_error")),
         (429, error_of("too many tokens per minute")),
         (500, error_of("DeadlineExceeded desc = context deadline exceeded")),  # no length
     ],
@@ -145,11 +120,7 @@ def test_a_temporary_failure_is_retried(status: int, body: object) -> None:
         (301, b"", "301"),
         (451, b"", "451"),
         *((status, b"", str(status)) for status in (501, 505, 511)),  # what it will never accept
-        (
-            403,
-            b"<title>Access denied</title>",
-            "Access denied (a web page, not the API's answer: check the base URL",
-        ),
+        (403, b"<title>Access denied</title>", "Access denied (a web page, not the API's answer: check the"),
         (407, b"<html>", "the proxy"),
         (400, b"model is not loaded", "HTTP 400: model is not loaded"),
         (200, error_of("Content Exists Risk", code=400), "HTTP 200: Content Exists Risk"),
@@ -167,10 +138,9 @@ def test_a_refusal_has_the_providers_message(status: int, body: object, words: s
     [
         (b'data: {"choices": [{"delta": {"content": "Par"}}]}\n\n', "a stream, which was not asked for"),
         (b"<html>Log in</html>", "a web page"),
-        ({}, "no chat completion"),
+        ([], "no chat completion"),
         ({"type": "message", "message": {"content": "Paris"}}, "no chat completion"),  # of another API
         ({"status": "completed", "error": None, "output": [{"type": "message"}]}, "no chat completion"),
-        ({"message": {"content": "Paris"}, "done": True}, "no chat completion"),
         ({"status": "pending", "code": 0, "message": "wait"}, "no chat completion"),
         (b"", "no chat completion"),
         (body_of(""), "an empty reply"),
@@ -355,16 +325,9 @@ def test_the_thinking_of_a_server_without_a_reasoning_parser_is_not_part_of_the_
 @pytest.mark.parametrize(
     ("body", "blamed"),
     [
-        (
-            {"detail": [{"loc": ["body", "messages"], "msg": "not allowed", "input": "temperature?"}]},
-            "body.messages",
-        ),
-        ({"detail": [{"loc": ["body", "temperature"], "msg": "not allowed"}]}, "body.temperature"),
+        ({"detail": [{"loc": ["body", "top"], "msg": "not allowed", "input": "temperature?"}]}, "body.top"),
         (error_of("odd", param="top_p", code="unsupported_value"), "top_p"),
-        (
-            error_of("Unrecognized request argument supplied: top_k"),
-            "Unrecognized request argument supplied: top_k",
-        ),
+        (error_of("Unrecognized argument: top_k"), "Unrecognized argument: top_k"),
         (error_of("temperature must be between 0 and 0.5", param="temperature"), ""),
         ({"detail": [{"loc": ["body", "top_p"], "msg": "Input should be at most 1"}]}, ""),
         (error_of("'stop' is not supported"), "'stop' is not supported"),
