@@ -14,7 +14,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -40,27 +41,21 @@ class PhaseRecorder:
         if sign == "+" and phase in SHORT_PHASES:
             time.sleep(0.003)  # otherwise the phase ends before a signal can arrive
 
-    def wrap(self, home: object, attribute: str, phase: str) -> None:
-        original: Callable = getattr(home, attribute)
-
-        def recorded(*arguments, **options):
-            self.record("+", phase)
-            try:
-                return original(*arguments, **options)
-            finally:
-                self.record("-", phase)
-
-        setattr(home, attribute, recorded)
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Record the start and the end of what runs within."""
+        self.record("+", name)
+        try:
+            yield
+        finally:
+            self.record("-", name)
 
     def wrap_rollout(self) -> None:
         original = train.play_groups
 
         async def recorded(*arguments, **options):
-            self.record("+", "rollout")
-            try:
+            with self.phase("rollout"):
                 return await original(*arguments, **options)
-            finally:
-                self.record("-", "rollout")
 
         train.play_groups = recorded
 
@@ -87,7 +82,7 @@ def run_rank(rank: int, request: dict, port: int) -> None:
         (lifecycle, "save_checkpoint", "save"),
         (atomic_folder, "seal", "seal"),
     ]:
-        recorder.wrap(home, attribute, phase)
+        setattr(home, attribute, recorder.phase(phase)(getattr(home, attribute)))
     sys.argv = ["train.py", *request["arguments"]]
     code: object = 1
     try:
