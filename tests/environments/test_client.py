@@ -81,11 +81,10 @@ def test_of_answers_that_are_no_replies_a_call_gets_six() -> None:
     ("status", "body", "wait"),
     [
         (429, {"error": {"code": 429, "details": [{"retryDelay": "19.5s"}]}}, 19.5),
-        (429, error_of("Rate limit reached. Please try again in 1.2s."), 1.2),
         (529, error_of("Overloaded, retry after 6 seconds"), 6),
         (200, {"error": {"code": 429, "message": "busy: try again in 250ms"}}, 0.25),
         (503, {"error": {"message": "loading", "retry_after": 25}}, 25),
-        (429, error_of("try again in 1m20.5s"), 80.5),
+        (429, error_of("Rate limit reached. Please try again in 1m20.5s."), 80.5),
         (429, {"error": {"message": "busy", "retry_after_ms": 1500}}, 1.5),
     ],
 )
@@ -151,15 +150,8 @@ def test_a_dialogue_keeps_its_own_system_message() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "refusal", "left"),
     [
-        (
-            "max_tokens",
-            9,
-            "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.",
-            {"max_completion_tokens": 9},
-        ),
+        ("max_tokens", 9, "Unsupported parameter: 'max_tokens'", {"max_completion_tokens": 9}),
         ("temperature", 0, "Unsupported value: 'temperature' does not support 0 with this model.", {}),
-        ("top_p", 0.5, "top_p is not allowed", {}),
-        ("stop", ["x"], "'stop' is not supported with this model", {}),
     ],
 )
 @pytest.mark.parametrize("status", [400, 422])

@@ -15,10 +15,6 @@ from prompt_r1.types import Message
 from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
 
 
-def lines_of(folder: Path, rank: int = 0) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (folder / f"rank{rank}.jsonl").read_text().splitlines()]
-
-
 def test_a_recorded_call_is_not_sent_again_and_games_of_a_group_differ(tmp_path: Path) -> None:
     first = CountingSource()
     asked = environment(first, folder=tmp_path)
@@ -171,7 +167,7 @@ def test_lines_that_are_no_calls_and_amounts_that_cannot_be_are_skipped(tmp_path
     """A key that is a list ended the run with a traceback."""
     ask(environment(CountingSource(), folder=tmp_path))
     path = tmp_path / "rank0.jsonl"
-    _, line = lines_of(tmp_path)
+    line = json.loads(path.read_text().splitlines()[-1])
     changes = [("key", []), ("verdict", []), ("text", 5), ("call", "x"), ("charged", [1, 2])]
     changes += [("charged", amounts) for amounts in ([1, 1, 1, -3.0, 0], [1e999] * 5, ["1"] * 5, {}, None)]
     strange = [json.dumps({**line, "call": 1, "key": "other"} | {name: value}) for name, value in changes]

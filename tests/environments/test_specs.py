@@ -91,10 +91,6 @@ def test_the_settings_of_the_command_line_reach_the_client() -> None:
     assert source.parameters["temperature"] == 0.7 and "helpful assistant" in str(source.parameters["system"])
 
 
-def environments(folder: Path | None = None, **settings: object) -> Environments:
-    return Environments(EnvironmentConfig(**settings), folder=folder)
-
-
 @pytest.mark.parametrize(("given", "sent"), [({}, "As trained."), ({"env_system": "Own."}, "Own.")])
 def test_the_system_message_of_the_training_is_sent_unless_the_user_gives_another(given, sent) -> None:
     trained = AgentConfig(env="large@http://localhost:8000/v1", env_system="As trained.")
@@ -104,7 +100,7 @@ def test_the_system_message_of_the_training_is_sent_unless_the_user_gives_anothe
 
 
 def test_fields_and_prices_of_one_environment_replace_those_of_the_run() -> None:
-    opened = environments(env_args='{"temperature": 0.7}', env_price="1,2")
+    opened = Environments(EnvironmentConfig(env_args='{"temperature": 0.7}', env_price="1,2"))
     [plain] = opened.open("large@http://localhost:8000/v1").members
     [other] = opened.open("large@http://localhost:8000/v1", fields={"top_p": 0.5}, price="3,4").members
     assert (plain.source.parameters["temperature"], plain.price) == (0.7, Price(1, 2))
@@ -113,7 +109,7 @@ def test_fields_and_prices_of_one_environment_replace_those_of_the_run() -> None
 
 
 def test_all_environments_of_a_run_share_one_journal_and_one_budget(tmp_path: Path) -> None:
-    opened = environments(tmp_path, max_env_calls=2)
+    opened = Environments(EnvironmentConfig(max_env_calls=2), folder=tmp_path)
 
     async def calls() -> None:
         first, second = opened.open("mini"), opened.open("mini-b")
