@@ -5,30 +5,35 @@ from collections.abc import Sequence
 
 from prompt_r1.terminal import printable_line
 
+Rows = Sequence[Sequence[str]]
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Format a table. The first `left` columns are left-aligned, the others right-aligned.
+
+def markdown_table(header: Sequence[str], rows: Rows, *, left: int = 1) -> str:
+    """Format a table, aligned as text too: the first `left` columns to the left, the others to the right.
 
     Pipes, line breaks and unprintable characters in cells are escaped, so that no text can break the table.
     """
-    marks = ["---"] * left + ["---:"] * (len(header) - left)
-    lines = [_line(header), "|" + "|".join(marks) + "|"]
-    lines += [_line(row) for row in rows]
-    return "\n".join(lines)
-
-
-def _line(cells: Sequence[str]) -> str:
     # A backslash before a pipe would escape our own one, so it is doubled.
-    shown = [re.sub(r"(\\*)\|", r"\1\1\\|", printable_line(cell)) for cell in cells]
-    return "| " + " | ".join(shown) + " |"
+    shown = [
+        [re.sub(r"(\\*)\|", r"\1\1\\|", printable_line(cell)) for cell in row] for row in (header, *rows)
+    ]
+    marks = ["---"] * left + ["--:"] * (len(header) - left)
+    top, line, *others = _aligned([shown[0], marks, *shown[1:]], left)
+    # Of a mark, only the dashes fill its column.
+    line = [re.sub(" +", lambda blanks: "-" * len(blanks[0]), cell) for cell in line]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (top, line, *others))
 
 
-def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def text_table(header: Sequence[str], rows: Rows) -> str:
     """Align a table for a terminal: the first column to the left, the others to the right."""
     table = [[printable_line(cell) for cell in row] for row in (header, *rows)]
-    first, *widths = (max(map(len, column)) for column in zip(*table, strict=True))
-    lines = [
-        [row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], widths, strict=True))]
-        for row in table
+    return "\n".join("  ".join(row).rstrip() for row in _aligned(table, 1))
+
+
+def _aligned(table: Rows, left: int) -> list[list[str]]:
+    """Pad the cells of each column to its width."""
+    columns = [
+        [f"{cell:{'<' if number < left else '>'}{max(map(len, column))}}" for cell in column]
+        for number, column in enumerate(zip(*table, strict=True))
     ]
-    return "\n".join("  ".join(line).rstrip() for line in lines)
+    return [list(row) for row in zip(*columns, strict=True)]

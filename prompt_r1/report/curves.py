@@ -71,4 +71,6 @@ def _chart(
     ]
     steps = [(x(step), f"{step:g}") for step in (0, max(last, 1))]
     marks = [low, (low + high) / 2, high]
-    return Chart(title, about, shown, steps, [(y(mark), f"{mark:.3g}") for mark in marks])
+    # Five characters have room: 0.5, 1e-05.
+    values_shown = [(y(mark), f"{mark:{'.0e' if 0 < abs(mark) < 1e-3 else '.3g'}}") for mark in marks]
+    return Chart(title, about, shown, steps, values_shown)

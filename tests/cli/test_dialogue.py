@@ -99,9 +99,9 @@ def test_typed_questions_end_at_an_empty_line_or_at_the_end_of_the_input(monkeyp
 def test_a_markdown_table_aligns_numbers_to_the_right_and_keeps_pipes_in_their_cells():
     table = markdown_table(["a", "b", "c"], [["x|y", "1", "2\n3"], ["\\|", "", "4"]], left=2)
     assert table.splitlines() == [
-        "| a | b | c |",
-        "|---|---|---:|",
-        "| x\\|y | 1 | 2 3 |",
-        "| \\\\\\| |  | 4 |",
+        "| a    | b   |   c |",
+        "| ---- | --- | --: |",
+        "| x\\|y | 1   | 2 3 |",
+        "| \\\\\\| |     |   4 |",
     ]
-    assert markdown_table(["a", "b"], []).splitlines()[1] == "|---|---:|"
+    assert markdown_table(["a", "b"], []).splitlines()[1] == "| --- | --: |"

@@ -119,8 +119,9 @@ def test_ssim_is_measured_for_texts_and_the_table_says_when_it_was_not(tmp_path)
     for results in (with_ssim, without):
         write_results(tmp_path, results, {})
         texts.append((tmp_path / "tables.md").read_text("utf-8"))
-    assert "SSim was not measured" not in texts[0] and "| XSum (n = 2) | SSim | **70.0** [" in texts[0]
-    assert "SSim was not measured" in texts[1] and "| SSim |" not in texts[1]
+    assert "SSim was not measured" not in texts[0]
+    assert any(row[:2] == ["XSum (n = 2)", "SSim"] and "**70.0** [" in row[2] for row in cells_of(texts[0]))
+    assert "SSim was not measured" in texts[1] and "| SSim " not in texts[1]
 
 
 # --- The layout of the paper ------------------------------------------------------------------------------
@@ -241,5 +242,7 @@ def test_the_answer_that_is_read_stands_beside_the_official_score(tmp_path):
 def test_an_evaluation_folder_is_complete_even_if_no_question_was_answered(tmp_path):
     text = write_results(tmp_path, score_predictions([predict(error="down")]), {})
     assert text.splitlines()[1].split()[:3] == ["direct", "0", "1"]  # n and errors
-    assert "| direct | towns | 0 | 1 |" in (tmp_path / "tables.md").read_text("utf-8")
+    assert ["direct", "towns", "0", "1"] in [
+        row[:4] for row in cells_of((tmp_path / "tables.md").read_text())
+    ]
     assert json.loads((tmp_path / "results.json").read_text())["direct"] == {"n": 0, "errors": 1}
