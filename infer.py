@@ -31,6 +31,7 @@ from prompt_r1.spending import Spending
 from prompt_r1.terminal import printable
 from prompt_r1.types import Trajectory
 
+ACTION_TAGS = ("<interaction_prompt>", "<answer>")  # a turn that was cut off may have one, and no action
 NO_FORMAT = "the agent wrote neither <interaction_prompt> nor <answer>: it does not know the format; "
 
 
@@ -84,7 +85,7 @@ class Session:
             _write_out(json.dumps(game_as_json(game, names, priced=priced)) + "\n")
         if game.stop != "answered":
             view.note("no answer", f"the game ended: {(game.error or game.stop).replace('_', ' ')}")
-        if game.turns and not any(turn.action.answer or turn.action.prompt for turn in game.turns):
+        if game.turns and not any(tag in turn.text for turn in game.turns for tag in ACTION_TAGS):
             teach = teaching_command(self._config.agent or self._pair.path)
             view.note("format", f"{NO_FORMAT}`{teach}` teaches it")
         view.note("cost", cost_line(game.spent, game.seconds, priced=priced))

@@ -90,6 +90,8 @@ def test_an_agent_without_the_format_is_named_with_what_teaches_it(ask):
     """A bug: a real model showed nothing for minutes, and no flag shortened its turns."""
     shown = ask("--question", "abc def?", "--max-new", "1", "--max-turns", "1")
     assert "does not know the format; `python -m prompt_r1.baselines.sft" in shown
+    cut = ask("--question", "Who is the star of Silent Valley?", "--max-new", "12", "--max-turns", "1")
+    assert "the game ended" in cut and "does not know the format" not in cut
 
 
 def test_several_questions_end_with_their_total_cost(ask):
