@@ -25,26 +25,19 @@ from prompt_r1.errors import UsageError
 from prompt_r1.types import Completion, Question, Trajectory
 from tests.support.games import CPU
 
-# Sizes of the tiny models, under every name that a config may have for them.
+# Sizes of the tiny models, under every name that the config of a tested type has for them.
 SIZES: dict[str, object] = {
     "vocab_size": 99,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    "hidden_size": 32, "n_embd": 32, "d_model": 32, "dim": 32, "embedding_size": 32, "embed_dim": 32,
-    "word_embed_proj_dim": 32, "attention_hidden_size": 32, "d_embed": 32, "embed_size": 32,
-    "intermediate_size": 48, "ffn_dim": 48, "n_inner": 48, "d_ff": 48, "ffn_hidden_size": 48,
-    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "d_inner": 48, "dim_ff": 48,
-    "num_hidden_layers": 4, "n_layer": 4, "n_layers": 4, "num_layers": 4, "decoder_layers": 4,
-    "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "decoder_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 16,
-    "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
-    "max_position_embeddings": 256, "n_positions": 256, "n_ctx": 256, "max_seq_len": 256,
-    "sliding_window": 8, "attention_chunk_size": 8, "window_size": 8,
-    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4,
-    "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_topk": 2, "moe_k": 2,
-    "n_shared_experts": 1, "first_k_dense_replace": 1,
+    "hidden_size": 32, "n_embd": 32, "word_embed_proj_dim": 32, "attention_hidden_size": 32,
+    "intermediate_size": 48, "ffn_dim": 48, "ffn_hidden_size": 48,
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+    "num_hidden_layers": 4, "n_layer": 4, "num_attention_heads": 4, "n_head": 4,
+    "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 256, "n_positions": 256, "sliding_window": 8,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
-    "rotary_dim": 8,
-    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 99,
     "initializer_range": 0.2,
 }  # fmt: skip
 # Fields whose default is None, but which have other values in published models.
@@ -98,10 +91,7 @@ class Errors:
 
 def tiny_config(name: str) -> PretrainedConfig:
     """A config of this type or variant with small sizes."""
-    return _shrink(CONFIG_MAPPING[name.split()[0]], VARIANTS.get(name, {}))
-
-
-def _shrink(config_class: type[PretrainedConfig], more: dict[str, object]) -> PretrainedConfig:
+    config_class = CONFIG_MAPPING[name.split()[0]]
     default = config_class()
     known = {**default.to_dict(), **dict.fromkeys(default.attribute_map, 0)}
     chosen: dict[str, object] = {}
@@ -111,11 +101,7 @@ def _shrink(config_class: type[PretrainedConfig], more: dict[str, object]) -> Pr
             chosen[field] = value
     if "kv_lora_rank" in known:  # latent attention has no groups of heads
         chosen["num_key_value_heads"] = SIZES["num_attention_heads"]
-    for field in config_class.sub_configs:
-        inner = getattr(default, field, None)
-        if isinstance(inner, PretrainedConfig):
-            chosen[field] = _shrink(type(inner), {}).to_dict()
-    return config_class(**(chosen | more))
+    return config_class(**(chosen | VARIANTS.get(name, {})))
 
 
 def build(name: str, folder: Path) -> None:
