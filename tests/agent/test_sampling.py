@@ -1,28 +1,13 @@
 """Sampling against the definition of temperature and top-p, computed token by token."""
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_r1.agent.sampling import Sampling
-from prompt_r1.agent.sampling import draw as draw_rows
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """One sampled token for each row."""
-
-    tokens: torch.Tensor
-    logprobs: torch.Tensor
-
-
-def draw(logits: torch.Tensor, samplings: list[Sampling], uniform: list[float]) -> Drawn:
-    drawn = draw_rows(logits, samplings, uniform)
-    return Drawn(drawn[:, 0].long(), drawn[:, 1].float())
+from prompt_r1.agent.sampling import Sampling, draw
 
 
 def allowed_tokens(logits: list[float], sampling: Sampling) -> dict[int, float]:
@@ -55,13 +40,13 @@ SAMPLING = st.builds(
 def test_tokens_are_drawn_with_the_frequencies_that_top_p_defines(logits, sampling):
     count = 400  # evenly spaced numbers instead of random ones give frequencies without noise
     numbers = [(n + 0.5) / count for n in range(count)]
-    drawn = draw(torch.tensor([logits] * count), [sampling] * count, numbers)
+    tokens, logprobs = draw(torch.tensor([logits] * count), [sampling] * count, numbers).T
     expected = allowed_tokens(logits, sampling)
-    frequencies = torch.bincount(drawn.tokens, minlength=len(logits)) / count
+    frequencies = torch.bincount(tokens.long(), minlength=len(logits)) / count
     for token, frequency in enumerate(frequencies.tolist()):
         assert abs(frequency - expected.get(token, 0.0)) <= 1.01 / count
     log_p = torch.log_softmax(torch.tensor(logits) / sampling.temperature, -1)
-    assert torch.allclose(drawn.logprobs, log_p[drawn.tokens], atol=1e-5)
+    assert torch.allclose(logprobs.float(), log_p[tokens.long()], atol=1e-5)
 
 
 def test_the_rows_of_a_batch_are_independent():
@@ -71,15 +56,14 @@ def test_the_rows_of_a_batch_are_independent():
     batch = draw(logits, samplings, numbers)
     for row, sampling in enumerate(samplings):
         alone = draw(logits[row : row + 1], [sampling], [numbers[row]])
-        assert alone.tokens[0] == batch.tokens[row]
-        assert torch.allclose(alone.logprobs[0], batch.logprobs[row], atol=1e-6)
+        assert alone[0, 0] == batch[row, 0] and torch.allclose(alone[0], batch[row], atol=1e-6)
 
 
 def test_a_number_close_to_one_never_draws_an_impossible_token():
     logits = torch.tensor([[0.0, 1.0, -math.inf, -math.inf]])
     drawn = draw(logits, [Sampling(1.0)], [1 - 1e-12])
-    assert drawn.tokens.tolist() == [1]
-    assert draw(logits.flip(1), [Sampling(1.0)], [0.0]).tokens.tolist() == [2]
+    assert drawn[:, 0].tolist() == [1]
+    assert draw(logits.flip(1), [Sampling(1.0)], [0.0])[:, 0].tolist() == [2]
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.1}])
@@ -92,4 +76,4 @@ def test_invalid_settings_are_refused(wrong):
 def test_a_temperature_close_to_zero_draws_the_likeliest_token(temperature):
     """float32 rounds 1e-300 to 0, and a logit divided by 0 once gave a token outside the vocabulary."""
     drawn = draw(torch.tensor([[0.0, 3.0, 1.0]]), [Sampling(temperature)], [0.7])
-    assert drawn.tokens.tolist() == [1] and drawn.logprobs.tolist() == [0.0]
+    assert drawn.tolist() == [[1, 0]]  # the token and its log-probability
