@@ -21,22 +21,16 @@ QUESTION = Question("q7", "test", "Who made it?", ("Anna",))
 CODEC = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
 
 
-def play_two_turns(**settings) -> ScriptedAgent:
-    """Play a game with the settings of a run; returns its agent, which records the calls."""
-    sizes = {"max_turns": 2, "max_tokens": 900, "max_new": 64}
-    config = TrainConfig(**{**PRESETS["mini"], **sizes, **settings})
+@pytest.mark.parametrize(("most", "reply"), [(3, "012 [cut]"), (0, "0123456")])
+def test_a_game_has_the_settings_of_its_run(most, reply):
+    sizes = {"max_turns": 2, "max_tokens": 900, "max_new": 64, "max_reply_tokens": most}
+    config = TrainConfig(**{**PRESETS["mini"], **sizes})
     agent = ScriptedAgent([think("1", prompt="a"), think("2", prompt="b")])
     ask = ScriptedEnvironment(["0123456"]).ask
     game = asyncio.run(play(QUESTION, agent.generate, ask, CODEC, config.game, seed="7/q7/3"))
     assert len(game.turns) == 2
     assert agent.limits == [64, 64]
     assert agent.seeds == ["7/q7/3/1", "7/q7/3/2"]
-    return agent
-
-
-@pytest.mark.parametrize(("most", "reply"), [(3, "012 [cut]"), (0, "0123456")])
-def test_a_game_has_the_settings_of_its_run(most, reply):
-    agent = play_two_turns(max_reply_tokens=most)
     assert f">{reply}<" in tiny.tokenizer().decode(agent.read[1]).replace("\n", "")
 
 
@@ -68,11 +62,8 @@ def test_a_question_must_leave_room_for_one_token():
         check_question_lengths([QUESTION], CODEC, GameSettings(max_tokens=length))
 
 
-def test_a_split_named_after_mini_overrides_the_default_split():
-    assert find_questions(["mini:ood"], "validation", 0) == mini_world(0, train=0).ood
-
-
-def test_a_kind_named_after_mini_chooses_its_questions_of_the_split():
-    validation = mini_world(0, train=0).validation
-    pop = [question for question in validation if question.dataset == "pop"]
+def test_a_split_or_a_kind_named_after_mini_is_chosen():
+    world = mini_world(0, train=0)
+    pop = [question for question in world.validation if question.dataset == "pop"]
+    assert find_questions(["mini:ood"], "validation", 0) == world.ood
     assert pop and find_questions(["mini:pop"], "validation", 0) == pop

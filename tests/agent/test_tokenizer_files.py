@@ -41,10 +41,8 @@ def template(text: bytes) -> Callable[[Path], None]:
 
 DAMAGES = [
     (lambda folder: remove(folder, "tokenizer*", "chat_template*"), "there is no tokenizer.json"),
-    (lambda folder: remove(folder, "tokenizer.json"), "there is no tokenizer.json"),
     (sentencepiece_only, "there is no tokenizer.json .sentencepiece reads a tokenizer.model"),
     (cut, "no tokenizer at .*Unterminated string"),
-    (lambda folder: (folder / "tokenizer.json").write_text("{}"), "no tokenizer at"),
     (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "no tokenizer at"),
     (template(b""), "has no chat template: give it one"),
     (template(b"\xff\xfe"), "no tokenizer at .*utf-8"),
