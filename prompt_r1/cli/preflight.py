@@ -14,7 +14,7 @@ from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.pair import PairConfig
 from prompt_r1.config.train import train_config
 from prompt_r1.data.files import load_questions, read_rows
-from prompt_r1.data.questions import check_mini_part
+from prompt_r1.data.questions import MINI_KINDS, check_mini_part
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
 from prompt_r1.storage.run_folder import LOCK, checkpoints_of, claim
@@ -42,7 +42,10 @@ def check_sft(arguments: list[str]) -> SftConfig:
         raise UsageError("give the games to learn from: --games FILE, or --games mini")
     check_device(config.device)
     check_agents([config.agent])
-    if not is_mini_data(config.games) and not any(True for _ in read_rows(config.games)):
+    if is_mini_data(config.games):
+        if config.games not in (MINI_AGENT, *(f"{MINI_AGENT}:{kind}" for kind in MINI_KINDS)):
+            raise UsageError(f"--games {config.games}: choose mini, or mini: and {', '.join(MINI_KINDS)}")
+    elif not any(True for _ in read_rows(config.games)):
         raise UsageError(f"--games {config.games}: there are no games in it")
     return config
 
