@@ -5,13 +5,13 @@ import gzip
 import json
 import re
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 
 import pytest
 
 from prompt_r1.environments.sources import Outcome
 from prompt_r1.errors import UsageError
+from tests.support.mini_server import LocalServer, response_of, with_server
 from tests.support.providers import (
     HELLO,
     KEY,
@@ -24,79 +24,59 @@ from tests.support.providers import (
 )
 
 
-class HostileServer:
+class HostileServer(LocalServer):
     """Misbehaves in the way that the first part of the path names."""
 
-    def __init__(self) -> None:
-        self.open = self.opened = 0  # connections
-        self.requests = 0
-        self.base_url, self.body = "", b""
+    opened = requests = 0
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator["HostileServer"]:
-        server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
-        self.base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        try:
-            yield self
-        finally:
-            server.close()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.open += 1
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.opened += 1
-        try:
-            while head := (await reader.readuntil(b"\r\n\r\n")).decode():
-                length = int(head.lower().split("content-length:")[1].split()[0])
-                self.body = await reader.readexactly(length)
-                self.requests += 1
-                fault = head.split("/")[1]
-                await getattr(self, fault)(writer, head)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            self.open -= 1
-            writer.close()
+        await super()._serve(reader, writer)
 
-    def respond(self, writer: asyncio.StreamWriter, status: str, body: bytes, *headers: str) -> None:
-        lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
-        writer.write("\r\n".join(lines).encode() + body)
+    async def respond(self, reader, writer, request: str, headers: Mapping[str, str], body: bytes) -> None:
+        self.requests += 1
+        self.headers, self.body = headers, body
+        _, fault, *more = request.split("/")
+        await getattr(self, fault)(writer, more[0])
 
-    async def good(self, writer: asyncio.StreamWriter, head: str) -> None:
-        self.respond(writer, "200 OK", json.dumps(body_of()).encode())
+    def url(self, fault: str) -> str:
+        """The base URL of a fault."""
+        return self.base_url.removesuffix("v1") + fault
 
-    async def drip(self, writer: asyncio.StreamWriter, head: str) -> None:
+    async def good(self, writer: asyncio.StreamWriter, way: str) -> None:
+        writer.write(response_of(200, body_of()))
+
+    async def drip(self, writer: asyncio.StreamWriter, way: str) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
         while True:
             writer.write(b"\n")
             await writer.drain()
             await asyncio.sleep(0.02)
 
-    async def hang(self, writer: asyncio.StreamWriter, head: str) -> None:
+    async def hang(self, writer: asyncio.StreamWriter, way: str) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
 
-    async def encoded(self, writer: asyncio.StreamWriter, head: str) -> None:
-        body, encoding = ENCODED[head.split("/")[2]]
-        self.respond(writer, "200 OK", body, f"Content-Encoding: {encoding}")
+    async def encoded(self, writer: asyncio.StreamWriter, way: str) -> None:
+        body, encoding = ENCODED[way]
+        writer.write(response_of(200, body, f"Content-Encoding: {encoding}"))
 
-    async def elsewhere(self, writer: asyncio.StreamWriter, head: str) -> None:
-        self.respond(writer, "302 Found", b"", f"Location: http://xn--/{KEY}")
+    async def elsewhere(self, writer: asyncio.StreamWriter, way: str) -> None:
+        writer.write(response_of(302, b"", f"Location: http://xn--/{KEY}"))
 
-    async def zipped(self, writer: asyncio.StreamWriter, head: str) -> None:
-        assert "accept-encoding: gzip\r\n" in head.lower()  # and nothing that we may not read
-        self.respond(writer, "200 OK", gzip.compress(GOOD), f"Content-Encoding: {head.split('/')[2]}")
+    async def zipped(self, writer: asyncio.StreamWriter, way: str) -> None:
+        assert self.headers["accept-encoding"] == "gzip"  # and nothing that we may not read
+        writer.write(response_of(200, gzip.compress(GOOD), f"Content-Encoding: {way}"))
 
-    async def twice(self, writer: asyncio.StreamWriter, head: str) -> None:
+    async def twice(self, writer: asyncio.StreamWriter, way: str) -> None:
         """Send each response a second time: with it, shortly after it, or half with it and half after it."""
-        body = json.dumps(body_of(json.loads(self.body)["messages"][-1]["content"])).encode()
-        response = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-        at_once = {"whole": len(response), "late": 0, "half": len(response) // 2}[head.split("/")[2]]
+        response = response_of(200, body_of(json.loads(self.body)["messages"][-1]["content"]))
+        at_once = {"whole": len(response), "late": 0, "half": len(response) // 2}[way]
         writer.write(response + response[:at_once])
         await writer.drain()
         await asyncio.sleep(0.03)
         writer.write(response[at_once:])
 
-    async def noise(self, writer: asyncio.StreamWriter, head: str) -> None:
+    async def noise(self, writer: asyncio.StreamWriter, way: str) -> None:
         writer.write(b"\0\1\2 this is not HTTP\r\n\r\n")
         await writer.drain()
         raise ConnectionResetError
@@ -115,17 +95,16 @@ ENCODED = {
 def call_server(fault: str, **settings: object) -> tuple[Outcome, RecordedAccount]:
     """Call a server that has this fault; no connection but an idle one may stay open."""
 
-    async def one_call() -> tuple[Outcome, RecordedAccount]:
-        async with HostileServer().running() as server:
-            account = RecordedAccount()
-            given = {"base_url": f"{server.base_url}/{fault}", **settings}
-            outcome = await outcome_of(endpoint(**given), account=account)
-            async with asyncio.timeout(3):
-                while server.open > fault.startswith(KEPT):
-                    await asyncio.sleep(0.005)
-            return outcome, account
+    server, account = HostileServer(), RecordedAccount()
 
-    return asyncio.run(one_call())
+    async def one_call() -> Outcome:
+        outcome = await outcome_of(endpoint(**{"base_url": server.url(fault), **settings}), account=account)
+        async with asyncio.timeout(3):
+            while len(server.open) > fault.startswith(KEPT):
+                await asyncio.sleep(0.005)
+        return outcome
+
+    return with_server(one_call(), server), account
 
 
 @pytest.mark.parametrize(
@@ -163,34 +142,34 @@ def test_a_redirect_is_not_followed_and_named_without_the_key() -> None:
 def test_all_calls_share_the_connections_of_one_client() -> None:
     """A bug: each attempt opened a new TCP and TLS connection."""
 
-    async def calls() -> tuple[int, int]:
-        async with HostileServer().running() as server:
-            source = endpoint(base_url=f"{server.base_url}/good", concurrency=4)
-            for _ in range(5):
-                await reply(source)
-            opened = server.opened
-            await asyncio.gather(*(reply(source) for _ in range(20)))
-            return opened, server.opened
+    server = HostileServer()
 
-    alone, together = asyncio.run(calls())
-    assert alone == 1 and together <= 4
+    async def calls() -> int:
+        source = endpoint(base_url=server.url("good"), concurrency=4)
+        for _ in range(5):
+            await reply(source)
+        opened = server.opened
+        await asyncio.gather(*(reply(source) for _ in range(20)))
+        return opened
+
+    assert with_server(calls(), server) == 1 and server.opened <= 4
 
 
 @pytest.mark.parametrize(("way", "pause"), [("whole", 0.0), ("whole", 0.1), ("half", 0.0), ("late", 0.1)])
 def test_a_response_that_is_sent_twice_is_not_the_reply_to_the_next_call(way: str, pause: float) -> None:
     """A bug: on a kept connection the second copy was taken as the reply to another question."""
 
-    async def five_calls() -> list[bool]:
-        async with HostileServer().running() as server:
-            source = endpoint(base_url=f"{server.base_url}/twice/{way}")
-            own = []
-            for number in range(5):
-                said = await reply(source, [{"role": "user", "content": f"question {number}"}])
-                own.append(said == f"question {number}")
-                await asyncio.sleep(pause)
-            return own
+    server = HostileServer()
 
-    assert all(asyncio.run(five_calls()))
+    async def five_calls() -> list[bool]:
+        source, own = endpoint(base_url=server.url(f"twice/{way}")), []
+        for number in range(5):
+            said = await reply(source, [{"role": "user", "content": f"question {number}"}])
+            own.append(said == f"question {number}")
+            await asyncio.sleep(pause)
+        return own
+
+    assert all(with_server(five_calls(), server))
 
 
 @pytest.mark.parametrize("port", [9, 65536])  # that one raises what a proxy's port too high does
@@ -205,19 +184,20 @@ def test_a_request_that_the_deadline_of_its_call_ends_is_charged() -> None:
 
 
 def test_a_cancelled_call_closes_its_connection_and_releases_its_slot() -> None:
-    async def cancel_twice() -> None:
-        async with HostileServer().running() as server:
-            environment = endpoint(base_url=f"{server.base_url}/hang", concurrency=1)
-            for number in (1, 2):  # the second one hangs at the server too, not in waiting for the slot
-                call = asyncio.create_task(reply(environment))
-                async with asyncio.timeout(5):
-                    while server.requests < number:
-                        await asyncio.sleep(0.005)
-                    call.cancel()
-                    while server.open:
-                        await asyncio.sleep(0.005)
+    server = HostileServer()
 
-    asyncio.run(cancel_twice())
+    async def cancel_twice() -> None:
+        environment = endpoint(base_url=server.url("hang"), concurrency=1)
+        for number in (1, 2):  # the second one hangs at the server too, not in waiting for the slot
+            call = asyncio.create_task(reply(environment))
+            async with asyncio.timeout(5):
+                while server.requests < number:
+                    await asyncio.sleep(0.005)
+                call.cancel()
+                while server.open:
+                    await asyncio.sleep(0.005)
+
+    with_server(cancel_twice(), server)
 
 
 def test_a_local_endpoint_is_called_without_key_and_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,12 +205,12 @@ def test_a_local_endpoint_is_called_without_key_and_proxy(monkeypatch: pytest.Mo
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
 
-    async def one_call() -> str:
-        async with HostileServer().running() as server:
-            environment = open_environment(f"large@{server.base_url}/good")
-            return await environment.ask(HELLO)
+    server = HostileServer()
 
-    assert asyncio.run(one_call()) == "Paris"
+    async def one_call() -> str:
+        return await open_environment(f"large@{server.url('good')}").ask(HELLO)
+
+    assert with_server(one_call(), server) == "Paris"
 
 
 @pytest.mark.parametrize(

@@ -24,42 +24,20 @@ GAMES = [
     *"--max-tokens 900 --max-turns 3 --val-limit 2 --lr 1e-4".split(),
 ]
 
-# What a request gets in place of an ordinary response.
-FAULTS = {
-    "500": "an error of the server",
-    "429": "too many requests, with Retry-After",
-    "reset": "a connection that is reset within the response",
-    "hang": "no response at all",
-    "garbage": "HTML instead of JSON",
-}
+# What a request gets in place of an ordinary response: a status, a connection that is reset within the
+# response, no response at all, or HTML instead of JSON.
+FAULTS = ("500", "429", "reset", "hang", "garbage")
 BILLED = ("reset", "hang", "garbage")  # a provider may bill the reply, but it is lost
-LONGEST_HANG = 600.0  # seconds
 
 
-class FaultyServer:
-    """Serves the model `mini` of the world of seed 0.
+class LocalServer:
+    """Reads HTTP requests on this machine; subclasses `respond`."""
 
-    It fails a share `fail` of the requests with one of `faults`, drawn anew, so that a retry may succeed.
-    With `key`, requests with other keys are rejected. `counts` has replies, their tokens, and faults by name.
-    """
+    base_url = ""
+    _server: asyncio.Server | None = None
 
-    def __init__(
-        self,
-        *,
-        fail: float = 0.0,
-        faults: Sequence[str] = tuple(FAULTS),
-        key: str = "",
-        rng: random.Random | None = None,
-    ) -> None:
-        self.models = {"mini": MiniEnvironment(make_world(0), "A", seed=0)}
-        self.fail = fail
-        self.faults = tuple(faults)
-        self.key = key
-        self.rng = rng or random.Random(0)
-        self.counts: Counter[str] = Counter()
-        self.base_url = ""
-        self._server: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
+    def __init__(self) -> None:
+        self.open: set[asyncio.StreamWriter] = set()  # connections
 
     async def start(self, port: int = 0) -> None:
         """Listen on this machine, on any free port if `port` is 0, and set `base_url`."""
@@ -70,15 +48,15 @@ class FaultyServer:
         """Stop listening and close every connection."""
         assert self._server is not None
         self._server.close()
-        for writer in self._open:
+        for writer in self.open:
             writer.transport.abort()
-        while self._open:
+        while self.open:
             await asyncio.sleep(0.001)
         await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection, one after another."""
-        self._open.add(writer)
+        self.open.add(writer)
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -93,10 +71,37 @@ class FaultyServer:
             pass  # the client has gone, or speaks no HTTP
         finally:
             writer.close()
-            self._open.discard(writer)
+            self.open.discard(writer)
 
     async def respond(self, reader, writer, request: str, headers: Mapping[str, str], body: bytes) -> None:
         """Write the response to one request, which is its method and path."""
+        raise NotImplementedError
+
+
+class FaultyServer(LocalServer):
+    """Serves the model `mini` of the world of seed 0.
+
+    It fails a share `fail` of the requests with one of `faults`, drawn anew, so that a retry may succeed.
+    With `key`, requests with other keys are rejected. `counts` has replies, their tokens, and faults by name.
+    """
+
+    def __init__(
+        self,
+        *,
+        fail: float = 0.0,
+        faults: Sequence[str] = FAULTS,
+        key: str = "",
+        rng: random.Random | None = None,
+    ) -> None:
+        super().__init__()
+        self.models = {"mini": MiniEnvironment(make_world(0), "A", seed=0)}
+        self.fail = fail
+        self.faults = tuple(faults)
+        self.key = key
+        self.rng = rng or random.Random(0)
+        self.counts: Counter[str] = Counter()
+
+    async def respond(self, reader, writer, request: str, headers: Mapping[str, str], body: bytes) -> None:
         if self.key and headers.get("authorization") != f"Bearer {self.key}":
             # Careless on purpose: the message contains the key that the client sent.
             wrong = error(f"wrong key in Authorization: {headers.get('authorization')}")
@@ -145,16 +150,15 @@ class FaultyServer:
                 writer.transport.abort()
                 raise ConnectionResetError
             case "hang":
-                async with asyncio.timeout(LONGEST_HANG):
-                    await reader.read(1)  # until the client gives up
+                await reader.read(1)  # until the client gives up
                 raise ConnectionResetError
             case "garbage":
-                writer.write(response_of(200, f"<html>{echo}</html>"))
+                writer.write(response_of(200, f"<html>{echo}</html>".encode()))
 
 
 def response_of(status: int, body: object, *headers: str) -> bytes:
-    """A complete response. A body that is not a string is sent as JSON."""
-    content = (body if isinstance(body, str) else json.dumps(body)).encode()
+    """A complete response. A body that is not bytes is sent as JSON."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
     kind, length = "Content-Type: application/json", f"Content-Length: {len(content)}"
     return "\r\n".join([f"HTTP/1.1 {status} -", kind, length, *headers, "", ""]).encode() + content
 
@@ -164,7 +168,7 @@ def error(message: str, *, code: str = "") -> dict[str, object]:
     return {"error": {"message": message, "code": code or None}}
 
 
-def with_server(work: Coroutine[None, None, T], server: FaultyServer) -> T:
+def with_server(work: Coroutine[None, None, T], server: LocalServer) -> T:
     """Run `work` while the server listens."""
 
     async def both() -> T:
@@ -177,23 +181,23 @@ def with_server(work: Coroutine[None, None, T], server: FaultyServer) -> T:
     return asyncio.run(both())
 
 
-async def serve(port: int, server: FaultyServer) -> None:
-    """Serve until the program is stopped."""
-    await server.start(port)
-    print(f"the mini world at {server.base_url}", flush=True)
-    await asyncio.Event().wait()
-
-
 def main() -> None:
     """Serve the mini world in a process of its own."""
-    listed = "; ".join(f"{name}: {what}" for name, what in FAULTS.items())
-    parser = argparse.ArgumentParser("python -m tests.support.mini_server", epilog=f"faults: {listed}")
+    parser = argparse.ArgumentParser("python -m tests.support.mini_server")
     parser.add_argument("--port", type=int, default=8100)
     parser.add_argument("--fail", type=float, default=0.0, help="share of requests that get a fault (0)")
-    parser.add_argument("--faults", nargs="+", choices=FAULTS, metavar="NAME", default=tuple(FAULTS))
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS)
     parser.add_argument("--key", default="", help="the only accepted API key")
     given = vars(parser.parse_args())
-    asyncio.run(serve(given.pop("port"), FaultyServer(**given, rng=random.Random())))
+    port = given.pop("port")
+
+    async def serve() -> None:
+        server = FaultyServer(**given, rng=random.Random())
+        await server.start(port)
+        print(f"the mini world at {server.base_url}", flush=True)
+        await asyncio.Event().wait()
+
+    asyncio.run(serve())
 
 
 if __name__ == "__main__":
