@@ -45,7 +45,6 @@ LATER = "{{ m.content.split('</think>')[-1].lstrip('\\n') }}"  # earlier think b
 CHATML = ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
 ROLE = "{{ '<start_of_turn>model' if m.role == 'assistant' else '<start_of_turn>user' }}\n"
 GEMMA = ROLE + "{{ m.content | trim }}<end_of_turn>\n"
-HEADER = "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>"
 SOLAR = "### {{ m.role | title }}:\n{{ m.content }}\n\n"
 DATE = "<|im_start|>system\nToday is {{ strftime_now('%d %B %Y') }}.<|im_end|>\n"
 
@@ -79,16 +78,6 @@ KINDS = {
         "<|user|>",
         "<think>",
     ),
-    "Llama 3": Kind(
-        template(
-            before="{{ bos_token }}",
-            user=HEADER,
-            assistant=HEADER,
-            generation="<|start_header_id|>assistant<|end_header_id|>\n\n",
-        ),
-        ("<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
-        "<|eot_id|>",
-    ),
     "Llama-2-chat": Kind(
         template(
             user="{{ bos_token }}[INST] {{ m.content.strip() }} [/INST]",
@@ -112,16 +101,6 @@ KINDS = {
         template(before="{{ bos_token }}", user=GEMMA, assistant=GEMMA, generation="<start_of_turn>model\n"),
         ("<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
         "<end_of_turn>",
-    ),
-    "OLMo 2": Kind(
-        template(
-            before="{{ bos_token }}",
-            user="<|user|>\n{{ m.content }}\n",
-            assistant="<|assistant|>\n{{ m.content }}{{ eos_token }}\n",
-            generation="<|assistant|>\n",
-        ),
-        ("<|endoftext|>",),
-        "<|endoftext|>",
     ),
     "DeepSeek-Coder": Kind(
         template(
