@@ -1,7 +1,6 @@
 """The engine against a naive computation: one sequence at a time, without a cache."""
 
 import asyncio
-import random
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -165,8 +164,8 @@ def count_wrong(model, played: list[tuple[list[int], Completion]], temperature: 
     return wrong
 
 
-def check_schedule(openings, turns, temperature, limits, cancelled) -> int:
-    """Play a schedule; the number of its tokens. None of them may be wrong, and no page may stay held."""
+def check_schedule(openings, turns, temperature, limits, cancelled) -> None:
+    """Play a schedule. No token of it may be wrong, and no page may stay held."""
     policy = tiny.policy()
     engine = make_engine(policy, capacity=160, **limits)
     played = play_schedule(engine, openings, turns, temperature, cancelled)
@@ -175,44 +174,33 @@ def check_schedule(openings, turns, temperature, limits, cancelled) -> int:
         1 if number in cancelled and len(game) > 1 else len(game) for number, game in enumerate(turns)
     )
     assert len(engine._pool.free) == engine._pool.count
-    return sum(len(completion.tokens) for _, completion in played)
 
 
-@settings(max_examples=15)
-@given(
+workloads = given(
     openings=st.lists(st.integers(1, 40), min_size=1, max_size=3),  # tokens of the questions
     turns=st.lists(st.lists(TURNS, min_size=1, max_size=4), min_size=1, max_size=14),  # of each game
     temperature=st.sampled_from([0.0, 0.7, 1.0]),
     limits=LIMITS,
     cancelled=st.sets(st.integers(0, 13), max_size=3),
 )
-def test_no_workload_changes_a_token_or_deadlocks(openings, turns, temperature, limits, cancelled):
+
+
+@settings(max_examples=15)
+@workloads
+def test_no_workload_changes_a_token_or_deadlocks(**workload):
     """Whatever is reused, shared, preempted or cancelled: each token has the log-probability of one forward
     over the whole text, and greedy tokens are the most likely ones.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("prompt_r1.agent.engine.Scheduler", CheckedScheduler)
-        check_schedule(openings, turns, temperature, limits, cancelled)
+        check_schedule(**workload)
 
 
 @pytest.mark.slow
-def test_three_hundred_random_schedules_have_no_wrong_token():
-    rng, tokens = random.Random(0), 0
-    for _ in range(300):
-        turns = [
-            [PlannedTurn(rng.randint(0, 6), rng.randint(1, 15), rng.randint(1, 15)) for _ in range(count)]
-            for count in rng.choices([1, 2, 3, 4], k=rng.randint(8, 14))
-        ]
-        limits = {
-            "max_games": rng.randint(1, 16),
-            "kv_tokens": rng.randint(160, 900),
-            "prefill_tokens": rng.choice([5, 32, 512]),
-            "page_size": rng.choice([0, 1, 4, 16, 64]),
-        }
-        openings = [rng.randint(1, 40) for _ in range(rng.randint(1, 3))]
-        cancelled = set(rng.sample(range(14), k=rng.randint(0, 2)))
-        tokens += check_schedule(openings, turns, rng.choice([0.0, 0.7, 1.0]), limits, cancelled)
-    assert tokens > 40_000
+@settings(max_examples=300)
+@workloads
+def test_three_hundred_workloads_have_no_wrong_token(**workload):
+    check_schedule(**workload)
 
 
 def play_plan(policy, questions: int, *, kv_tokens: int, **options: int) -> tuple[Engine, list[list[int]]]:
@@ -342,25 +330,6 @@ def test_a_game_may_go_on_with_other_tokens_than_it_had():
     assert engine.prefilled == 24 + 16 + 12
 
 
-def test_a_long_prompt_is_computed_in_chunks_while_other_games_decode():
-    policy = tiny.policy()
-    model = sdpa_twin(policy)
-    short, long = tiny.random_tokens(3, seed=2), tiny.random_tokens(190, seed=1)
-    ended: list[str] = []
-
-    async def game(engine: Engine, name: str, tokens: list[int]) -> None:
-        completion = await engine.generate(tokens, max_new=10, seed="0", temperature=0.0)
-        ended.append(name)
-        assert completion.tokens == greedy_by_generate(model, tokens, 10)
-
-    async def play() -> None:
-        engine = make_engine(policy, prefill_tokens=16)
-        await asyncio.gather(game(engine, "long", long), game(engine, "short", short))
-
-    asyncio.run(play())
-    assert ended == ["short", "long"]
-
-
 def test_sampled_tokens_depend_on_the_seed_and_not_on_other_games():
     policy = tiny.policy()
     prompts = [tiny.random_tokens(12, seed=number) for number in range(6)]
@@ -382,24 +351,13 @@ def test_sampled_frequencies_follow_the_softmax_at_the_temperature():
     with torch.no_grad():
         logits = policy.model(torch.tensor([prompt])).logits[0, -1].float()
     expected = torch.softmax(logits / 1.5, -1)
-    draws = 2000
-    engine = make_engine(policy, max_games=100)
-    drawn: list[int] = []
+    engine, draws = make_engine(policy, max_games=100), 2000
 
-    async def draw(number: int, others: asyncio.Barrier) -> None:
-        with engine.new_game() as game:  # which keeps the opening for the others
-            completion = await engine.generate(
-                prompt, max_new=1, seed=str(number), temperature=1.5, game=game
-            )
-            drawn.append(completion.tokens[0])
-            await others.wait()
+    async def draw() -> list[Completion]:
+        calls = (engine.generate(prompt, max_new=1, seed=str(n), temperature=1.5) for n in range(draws))
+        return await asyncio.gather(*calls)
 
-    async def draw_hundred(start: int) -> None:
-        others = asyncio.Barrier(100)
-        await asyncio.gather(*(draw(number, others) for number in range(start, start + 100)))
-
-    for start in range(0, draws, 100):
-        asyncio.run(draw_hundred(start))
+    drawn = [completion.tokens[0] for completion in asyncio.run(draw())]
     counts = torch.bincount(torch.tensor(drawn), minlength=len(expected))
     # The sum of the mean absolute deviations of binomial frequencies: the distance expected by chance.
     by_chance = (2 * expected * (1 - expected) / (torch.pi * draws)).sqrt().sum()
@@ -465,6 +423,11 @@ def test_waiting_requests_are_served_in_order_also_before_smaller_ones(limits, s
     assert order_of_first_tokens(engine, sizes)[:2] == list(sizes)[:2]
 
 
+def test_a_long_prompt_is_computed_in_chunks_while_other_games_decode():
+    engine = make_engine(tiny.policy(), prefill_tokens=16)
+    assert order_of_first_tokens(engine, {"long": (190, 10), "short": (3, 10)}) == ["short", "long"]
+
+
 def test_after_out_of_memory_running_games_are_served_before_waiting_ones(monkeypatch):
     policy = tiny.policy()
     limit_memory(policy, tokens=15, rows=100, monkeypatch=monkeypatch)
@@ -474,27 +437,18 @@ def test_after_out_of_memory_running_games_are_served_before_waiting_ones(monkey
         assert order_of_first_tokens(engine, sizes) == list("abcd")
 
 
-def test_clear_cache_drops_what_was_computed_with_old_weights():
-    policy = tiny.policy()
-    prompt = tiny.random_tokens(30, seed=1)
-    engine = make_engine(policy)
-    asyncio.run(engine.generate(prompt, max_new=5, seed="0", temperature=0.0))
-    policy.model.load_state_dict(tiny.model(seed=9).state_dict())
-    engine.clear_cache()
-    after = asyncio.run(engine.generate(prompt, max_new=10, seed="0", temperature=0.0))
-    assert after.tokens == greedy_by_generate(sdpa_twin(policy), prompt, 10)
-
-
 def test_a_bfloat16_policy_plays_with_the_weights_copied_from_a_float32_learner():
+    """Also a game that goes on: what was computed with the old weights is dropped."""
     learner = Policy(tiny.model(seed=9), compute=torch.bfloat16)
     player = Policy(tiny.model().to(torch.bfloat16), compute=torch.bfloat16)
     twin = Policy(tiny.model(seed=9).to(torch.bfloat16), compute=torch.bfloat16)
     prompt = tiny.random_tokens(30, seed=1)
     engine = make_engine(player)
-    asyncio.run(engine.generate(prompt, max_new=5, seed="0", temperature=0.0))
-    player.copy_weights_from(learner)
-    engine.clear_cache()
-    after = asyncio.run(engine.generate(prompt, max_new=10, seed="0", temperature=0.0))
+    with engine.new_game() as game:
+        asyncio.run(engine.generate(prompt, max_new=5, seed="0", game=game))
+        player.copy_weights_from(learner)
+        engine.clear_cache()
+        after = asyncio.run(engine.generate(prompt, max_new=10, seed="0", game=game, temperature=0.0))
     expected = asyncio.run(make_engine(twin).generate(prompt, max_new=10, seed="0", temperature=0.0))
     assert after.tokens == expected.tokens
     assert player.model.dtype == torch.bfloat16
