@@ -5,10 +5,12 @@ import ast
 import sys
 import tempfile
 from collections.abc import Iterable
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from types import FrameType
 
+from prompt_r1.config.train import TrainConfig
 from tests.support.paths import ROOT
 
 LIBRARY = sorted((ROOT / "prompt_r1").rglob("*.py"))
@@ -56,15 +58,6 @@ def words() -> int:
     """Words of the documents."""
     pages = [path for pattern in PAGES for path in ROOT.glob(pattern)]
     return sum(len(path.read_text("utf-8").split()) for path in pages)
-
-
-def flags_of_train() -> int:
-    """The number of flags of train.py."""
-    from dataclasses import fields
-
-    from prompt_r1.config.train import TrainConfig
-
-    return len(fields(TrainConfig))
 
 
 def files_of_a_step() -> list[Path]:
@@ -115,7 +108,7 @@ def main() -> None:
         "what train.py imports, lines": lines([PROGRAMS[0], *files_imported_by(PROGRAMS[0])]),
         "tests, lines": lines(python_in("tests")),
         "words of the documents": words(),
-        "flags of train.py": flags_of_train(),
+        "flags of train.py": len(fields(TrainConfig)),
         "web assets, lines": lines(web),
         "studies, examples and benchmarks, lines": lines(python_in("studies", "examples", "benchmarks")),
     }
