@@ -99,6 +99,11 @@ GOOD = {"id": "1", "question": "Where?", "answers": ["Paris"]}
         ({"question": "a\ud800", "answers": ["x"]}, "lone surrogate"),
         ({"question": "Q?"}, "answers is missing"),
         ({"question": "Q?", "answers": []}, "answers has no gold answer"),
+        ({"question": "Q?", "answer": "a", "answers": ["b"]}, "the fields answers and answer differ"),
+        (
+            b'{"question": "Q?", "answer": "a", "answer": "b"}',
+            "two fields have one name: question, answer, answer",
+        ),
         ({"question": "Q?", "answers": [["x"]]}, "not list"),
         (b'{"question": "Q?", "answers": [NaN]}', "not float"),
         ({**GOOD, "question": "Q?"}, "another row has the id '1' too"),
@@ -207,11 +212,8 @@ def test_files_that_cannot_be_read_are_usage_errors(tmp_path: Path) -> None:
 # --- Tables ---------------------------------------------------------------------------------------
 
 
-def test_two_fields_or_columns_of_one_name_are_refused(tmp_path):
+def test_two_columns_of_one_name_are_refused(tmp_path):
     """Readers keep the last one."""
-    path = jsonl(tmp_path, b'{"question": "Q?", "answer": "a", "answer": "b"}')
-    with pytest.raises(UsageError, match=r"row 1: .*two fields have one name: question, answer, answer"):
-        load_questions(path)
     columns = pa.Table.from_arrays([pa.array(["a"])] * 3, names=["question", "answer", "answer"])
     pq.write_table(columns, tmp_path / "own.parquet")
     with pytest.raises(UsageError, match="row 1: two columns have one name"):
@@ -282,6 +284,7 @@ def test_a_table_that_would_be_read_otherwise_than_it_was_written_is_refused(tmp
         (2, ("2",), {"options": [1, 2]}),
         ("38", ("38",), {"options": "a ) 38 , b ) 27.675"}),
         ("A", ("A",), {"options": "a ) A , b ) B"}),
+        ("Paris", ("Paris",), {"answers": []}),
         ("Paris", ("Paris",), {"options": {"A": "Paris", "B": "Rome"}, "answer_idx": "A"}),
         ("A", ("A",), {"choices": ["A", "B"]}),
     ],
@@ -311,17 +314,6 @@ def test_an_answer_that_is_none_by_its_form_is_refused(tmp_path: Path, answer: o
     """Each was one literal gold, which no answer equals."""
     with pytest.raises(UsageError, match=f"row 1: .*{reason}"):
         load_questions(jsonl(tmp_path, {"question": "Q?", "answer": answer}))
-
-
-def test_a_row_with_two_fields_that_cannot_both_be_kept_is_refused(tmp_path: Path) -> None:
-    """The first of two answers was dropped without a word."""
-    with pytest.raises(UsageError, match="row 1: the fields answers and answer differ"):
-        load_questions(jsonl(tmp_path, {"question": "Q?", "answer": "a", "answers": ["b"]}))
-
-
-def test_an_empty_list_of_answers_gives_way_to_the_answer_beside_it(tmp_path: Path) -> None:
-    path = jsonl(tmp_path, {"question": "Q?", "answers": [], "answer": "London"})
-    assert load_questions(path)[0].answers == ("London",)
 
 
 @pytest.mark.parametrize(
