@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -177,7 +178,7 @@ def played(smollm2) -> list[Trajectory]:
 @pytest.mark.slow
 def test_the_engine_writes_what_generate_writes(played, plain):
     for game in played:
-        turns = [position for position in range(1, len(game.tokens)) if starts_turn(game, position)]
+        turns = [end for end, pair in enumerate(pairwise(game.sampled), start=1) if pair == (False, True)]
         assert len(turns) == 2
         for start in turns:
             prompt = torch.tensor([game.tokens[:start]])
@@ -185,11 +186,6 @@ def test_the_engine_writes_what_generate_writes(played, plain):
             with torch.no_grad():
                 written = plain.generate(prompt, **limits)[0, start:].tolist()
             assert game.tokens[start : start + len(written)] == written
-
-
-def starts_turn(game: Trajectory, position: int) -> bool:
-    """Whether a turn of the agent begins at a token of a game."""
-    return game.sampled[position] and not game.sampled[position - 1]
 
 
 @needs_smollm2
