@@ -224,6 +224,8 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
         ("squad", "x.json", {"data": [{"paragraphs": [{"title": "T"}]}]}, "row 1: not SQuAD's layout"),
         ("musique", "x.jsonl", [BOB | {"answer_aliases": "b"}], "row 1: .*be a list"),
         ("squad", "x.jsonl", [{"question": "Q?", "answers": [{}]}], "row 1: the field answers must"),
+        # The file that Salesforce publishes has the paths of the texts only.
+        ("booksum", "x.jsonl", [{"book_id": "Emma"}], "row 1: .*summary_text is missing; .*kmfoda/booksum"),
         ("xsum", "x.parquet", ("no parquet",), "row 1: not readable as parquet"),
         ("xsum", "x.txt", ("x",), "not a file of rows"),
         ("hotpotqa", "out.jsonl", [BOB], "--out must not be among the files of --in"),
@@ -235,16 +237,3 @@ def test_the_error_for_a_row_with_another_layout_names_file_row_and_reason(
 ) -> None:
     with pytest.raises(UsageError, match=rf"{name[:2]}.*{reason}"):
         converted(dump(tmp_path / name, rows), "--from", source)
-
-
-def test_the_alignments_of_booksum_are_refused_with_the_file_that_has_the_texts(tmp_path: Path) -> None:
-    """The file that Salesforce publishes was refused with "no summary" in every row."""
-    row = {
-        "bid": "27681",
-        "chapter_path": "all_chapterized_books/27681-chapters/chapters_1_to_2.txt",
-        "summary_path": "finished_summaries/cliffnotes/The Last of the Mohicans/section_1_part_0.txt",
-        "book_id": "The Last of the Mohicans.chapters 1-2",
-    }
-    path = dump(tmp_path / "chapter_summary_aligned_train_split.jsonl", [row])
-    with pytest.raises(UsageError, match=r"row 1: .*summary_text is missing; .*kmfoda/booksum"):
-        converted(path, "--from", "booksum")

@@ -143,12 +143,8 @@ def test_a_repeated_question_gets_its_row_number_appended_to_its_id_and_is_count
 
 def test_validation_questions_that_are_trained_on_are_counted(tmp_path, capsys) -> None:
     """They were validated on without a word, and the agent looked better than it was."""
-    write_questions(
-        tmp_path / "a.jsonl", [Question("1", "d", "Where?", ("x",)), Question("2", "d", "Who?", ("x",))]
-    )
-    write_questions(
-        tmp_path / "b.jsonl", [Question("1", "d", "where? ", ("x",)), Question("2", "d", "Why?", ("x",))]
-    )
+    for name, texts in (("a", ("Where?", "Who?")), ("b", ("where? ", "Why?"))):
+        write_questions(tmp_path / f"{name}.jsonl", [Question(text, "d", text, ("x",)) for text in texts])
     training_and_validation([str(tmp_path / "a.jsonl")], [str(tmp_path / "b.jsonl")], seed=0, limit=0)
     said = capsys.readouterr().err
     assert "1 of 2 validation questions are among the training questions" in said and "mix --exclude" in said
