@@ -50,9 +50,9 @@ def environment(
     return Environment(sources, journal=Journal(folder), budget=budget, price=price, **options)
 
 
-async def text_of(asked: Environment, *, sample: int = 0, session: str = "q1") -> str:
+async def text_of(asked: Environment, *, sample: int = 0) -> str:
     """The reply's text of one call."""
-    return await asked.ask(HELLO, Game(session, sample))
+    return await asked.ask(HELLO, Game("q1", sample))
 
 
 def ask(asked: Environment, *, sample: int = 0) -> str:
