@@ -1,6 +1,7 @@
 """Validation metrics and results tables, against numbers computed by hand."""
 
 import asyncio
+import re
 
 import pytest
 
@@ -29,13 +30,14 @@ def test_a_failed_call_is_counted_as_an_error_and_left_out_of_the_means():
 
 def test_the_table_has_a_row_for_each_dataset_and_the_mean_over_all_questions():
     rows = [{"em": 1.0, "f1": 1.0}, {"em": 0.0, "f1": 0.5}, {"em": 1.0, "f1": 1.0}]
-    lines = results_table({"direct": rows}, ["a", "a", "b"]).splitlines()
+    lines = re.sub(" +", " ", results_table({"direct": rows}, ["a", "a", "b"])).splitlines()
     assert "| direct | a | 2 | 0 | 0.500 | 0.750 | – | – | – |" in lines
     assert "| **direct** | **all** | 3 | 0 | 0.667 | 0.833 | – | – | – |" in lines
 
 
 def test_a_table_of_failed_calls_only_has_no_means():
-    assert "| 0 | 1 | – | – |" in results_table({"direct": [{"env/errors": 1}]}, ["a"])
+    table = results_table({"direct": [{"env/errors": 1}]}, ["a"])
+    assert "| 0 | 1 | – | – |" in re.sub(" +", " ", table)
 
 
 def test_ask_directly_asks_the_environment_for_the_answer_only():
