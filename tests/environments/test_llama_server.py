@@ -23,7 +23,9 @@ pytestmark = [
 ]
 
 SHORT = ["--env-args", '{"max_tokens": 8, "temperature": 0}']
-STEPS = "--config mini --steps 3 --questions 4 --group-size 4 --mini-batch 16 --val-data none".split()
+STEPS = (
+    "--config mini --steps 3 --questions 4 --group-size 4 --mini-batch 16 --val-data none --test-data none"
+).split()
 
 
 @pytest.fixture(scope="module")
