@@ -159,7 +159,7 @@ def test_validation_questions_that_are_trained_on_are_counted(tmp_path, capsys) 
         (b"\n<!DOCTYPE html><html>", "a web page"),
         (b"<HTML><body>", "a web page"),
         (b'<?xml version="1.0"?><Error>', "XML"),
-        (gzip.compress(b"{}"), "compressed"),
+        (gzip.compress(b"{}", mtime=0), "compressed"),
         (b"PK\x03\x04....", "a zip archive or an Excel file"),
         (b"PAR1....", "a parquet file: name it .parquet"),
         ("question".encode("utf-16"), "in UTF-16: save the file as UTF-8"),
