@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prompt_r1.cli.command_line import command
 from prompt_r1.config.agent import HELD_OUT, is_mini_data
@@ -11,14 +11,12 @@ from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object
 from prompt_r1.data.files import as_questions, load_questions, question_key
 from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
+from prompt_r1.miniworld.world import TRAINING_MIX, MiniWorld, mini_world
 from prompt_r1.terminal import printable
 from prompt_r1.types import Question
 
-if TYPE_CHECKING:
-    from prompt_r1.miniworld.world import MiniWorld
-
 MINI_SPLITS = ("train", "validation", "test", "ood")
-MINI_KINDS = ("bridge", "compare", "pop", "math", "gen")
+MINI_KINDS = tuple(TRAINING_MIX)
 
 
 def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question]:
@@ -111,7 +109,5 @@ def check_mini_part(name: str) -> None:
 
 
 @lru_cache(maxsize=2)  # programs read its splits one by one
-def _mini_world(seed: int) -> "MiniWorld":
-    from prompt_r1.miniworld.world import mini_world
-
+def _mini_world(seed: int) -> MiniWorld:
     return mini_world(seed)
