@@ -191,15 +191,20 @@ async def make(folder: Path) -> None:
     print(markdown_table(["wording", "training, % [95 %]", "test, % [95 %]"], shown))
 
 
-def share_of_requests(predictions: Sequence[Prediction], cases: dict[str, Case]) -> str:
-    """Of the games' first requests: the share of each wording, and of the right city in those about one."""
-    counts = dict.fromkeys([*WORDINGS, "other"], 0)
+def requests_of(predictions: Sequence[Prediction], cases: dict[str, Case]) -> str:
+    """Of the games' first requests: those about one city; of these the right one; its wordings."""
+    about, right = 0, dict.fromkeys([*WORDINGS, "other wordings"], 0)
     for one in predictions:
         case = cases[one.question.text]
         asked = one.raw.partition("<interaction_prompt>")[2].partition("</interaction_prompt>")[0].strip()
-        wordings = [name for name in WORDINGS if asked == case.prompt(name)]
-        counts[wordings[0] if wordings else "other"] += 1
-    return ", ".join(f"{name} {count / len(predictions):.2f}" for name, count in counts.items() if count)
+        cities = {city for city in CITIES if re.search(rf"\b{city}\b", asked)}
+        about += len(cities) == 1
+        if cities == {case.city}:
+            wording = [name for name in WORDINGS if asked == case.prompt(name)] or ["other wordings"]
+            right[wording[0]] += 1
+    correct = sum(right.values())
+    wordings = ", ".join(f"{name} {count / correct:.0%}" for name, count in right.items() if count)
+    return f"{about / len(predictions):.0%}; of these {correct / max(about, 1):.0%}: {wordings}"
 
 
 def table(folders: Sequence[Path]) -> str:
@@ -220,8 +225,17 @@ def table(folders: Sequence[Path]) -> str:
             played += own
         single, any_of = ({key: of for key, of in scores.items() if key[1] == name} for name in ("", "any"))
         seeds = ", ".join(f"{100 * sum(of.values()) / len(of):.1f}" for of in single.values())
-        rows.append([method, percent(single), seeds, percent(any_of), share_of_requests(played, cases)])
-    return markdown_table(["method", "right, % [95 %]", "by seed", "of any sample", "first requests"], rows)
+        rows.append([method, percent(single), seeds, percent(any_of), requests_of(played, cases)])
+    return markdown_table(
+        [
+            "method",
+            "right, % [95 %]",
+            "by seed",
+            "of any sample",
+            "about one city; the right one: in which wording",
+        ],
+        rows,
+    )
 
 
 def main(arguments: list[str]) -> None:
