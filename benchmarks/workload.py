@@ -105,7 +105,7 @@ class Totals:
     games: int
     turns: int
     new_tokens: int
-    prefill: int  # prompt tokens if nothing is computed twice
+    prefill: int  # prompt tokens if no game computes what another game of its question has
 
 
 def totals(games: list[PlannedGame]) -> Totals:
