@@ -42,12 +42,13 @@ from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.aggregate import score_predictions, text_metrics
 from prompt_r1.evaluation.predictions import FILE, PredictionFile, System
-from prompt_r1.evaluation.results_folder import TABLES, keep_settings, write_results
+from prompt_r1.evaluation.results_folder import TABLES, write_results
 from prompt_r1.evaluation.systems import (
     choose_systems,
     common_seed,
     contents_of,
     environments_of,
+    keep_settings,
     resolve_agents,
     results_folder,
     trained_with,

@@ -76,6 +76,10 @@ SEEN_BEFORE_TORCH = [
     ("train.py --out notes.docx/run", "--out notes.docx/run: no folder can be made in "),
     ("train.py --out used", "used is in use by process 7"),
     ("train.py --agent AGENT --resume nowhere", "there is no checkpoint in it"),
+    ("train.py --out trained --seed 1", "trained was made with seed = 0, not 1: resume with the same value"),
+    ("evaluate.py --method direct --env mini --out notes.docx", "File exists; give a folder"),
+    ("evaluate.py --method direct --env mini --out folder", "files in it that are not of an evaluation"),
+    ("evaluate.py --method direct --env mini --out answered", "its answers have --top-p 0.5, not 1.0"),
     ("evaluate.py", "run `python train.py` first"),
     ("evaluate.py --method direct --env mini --ssim-model nowhere", "nowhere: not a folder with a config"),
     ("sft.py --agent AGENT", "give the games to learn from: --games FILE, or --games mini"),
@@ -99,15 +103,12 @@ SEEN_BEFORE_TORCH = [
     ("train.py --agent AGENT --env mini,mini-b --route 1", "--route takes session, uniform or 2 weights"),
     ("train.py --agent AGENT --max-env-usd 5", "--max-env-usd needs --env-price"),
     ("train.py --agent AGENT --env-price cheap", "--env-price takes IN,OUT"),
+    ("train.py --agent AGENT --env py:no_module:x", "cannot import 'no_module:x'"),
     ("train.py --agent AGENT --env-args {", "--env-args is not JSON"),
 ]
 SEEN_LATER = [
     ("train.py --agent AGENT --out held --resume never", "held holds a run already"),
     ("train.py --config mini --agent AGENT --data long.jsonl --val-data none", "question 'long' ('"),
-    (
-        "evaluate.py --method direct --env mini --seed 0 --limit 1 --out notes.docx",
-        "File exists; give a folder",
-    ),
 ]
 
 
@@ -128,9 +129,13 @@ def folder(tmp_path, asking_agent, monkeypatch) -> Path:
         "begun/metrics.jsonl": "",
         "folder/notes.txt": "",
         "held/config.yaml": "steps: 1\n",
+        "trained/config.yaml": "seed: 0\n",
+        "trained/checkpoints/step-000001/state.json": "{}",
+        "answered/config.yaml": "top_p: 0.5\n",
+        "answered/predictions.jsonl": "",
     }
     for name, text in texts.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     (tmp_path / "AGENT").symlink_to(asking_agent)
     monkeypatch.chdir(tmp_path)

@@ -17,7 +17,7 @@ from prompt_r1.data.files import load_questions, read_rows
 from prompt_r1.data.questions import MINI_KINDS, check_mini_part
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
-from prompt_r1.storage.run_folder import LOCK, checkpoints_of, claim
+from prompt_r1.storage.run_folder import LOCK, check_settings, checkpoints_of, claim
 
 
 def check_train(arguments: list[str]) -> None:
@@ -28,10 +28,15 @@ def check_train(arguments: list[str]) -> None:
     check_agents([config.agent])
     check_environments(config, [] if config.dry_run else [config.env])  # an estimate needs no key
     check_data([*config.data, *config.val_data, *config.test_data])
-    if config.resume not in ("auto", "never") and not checkpoints_of(Path(config.resume)):
-        raise UsageError(f"--resume {config.resume}: there is no checkpoint in it")
+    run = Path(config.out or f"runs/{name}-seed{config.seed}")
+    if config.resume not in ("auto", "never"):
+        run = Path(config.resume)
+        if not checkpoints_of(run):
+            raise UsageError(f"--resume {run}: there is no checkpoint in it")
     if os.environ.get("RANK") in (None, "", "0") and not config.dry_run:
-        _check_unused(Path(config.out or f"runs/{name}-seed{config.seed}"))
+        _check_unused(run)
+        if config.resume != "never" and checkpoints_of(run) and (run / "config.yaml").is_file():
+            check_settings(run, config)
 
 
 def check_sft(arguments: list[str]) -> SftConfig:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from prompt_r1.agent.gguf import gguf_file
 from prompt_r1.config.agent import MINI_ENVIRONMENTS, SMOLLM2, AgentConfig, EnvironmentConfig
-from prompt_r1.config.functions import OBJECT_PREFIX
+from prompt_r1.config.functions import OBJECT_PREFIX, import_object
 from prompt_r1.environments.environment import Environment, parse_weights
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Answering, MuteEnvironment, OwnSource, Source, open_own
@@ -135,6 +135,7 @@ class Environments:
         if name.startswith(OBJECT_PREFIX):
             if not is_users:  # importing runs code
                 raise UsageError(f"the agent's folder names {name!r}, which runs code: give it as --env")
+            import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
             return partial(open_own, name, seed=seed)
         from prompt_r1.environments.client import parse_endpoint  # others need no HTTP
 

@@ -1,6 +1,5 @@
-"""The files of an evaluation folder besides the predictions.
+"""The results in an evaluation folder.
 
-config.yaml     the settings that all answers in the folder have in common
 tables.md       every system and dataset, the paper's Tables 2 to 5, and paired comparisons
 results.json    means, intervals and costs of each system
 """
@@ -12,46 +11,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import yaml
-
 from prompt_r1.cli.tables import markdown_table, text_table
-from prompt_r1.config.fields import flag_of, read_mapping
-from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.aggregate import Results
 from prompt_r1.evaluation.comparison import comparison_tables
 from prompt_r1.evaluation.paper_tables import paper_tables
-from prompt_r1.evaluation.predictions import AMOUNTS, FILE, System, short_names
+from prompt_r1.evaluation.predictions import AMOUNTS, System, short_names
 from prompt_r1.foreign import replace_file
 from prompt_r1.metrics.statistics import bounds_text
 
-SETTINGS, TABLES, RESULTS = "config.yaml", "tables.md", "results.json"
+TABLES, RESULTS = "tables.md", "results.json"
 COUNTED = ("format", "turns", *AMOUNTS)
 EXTRACTION = (
     "*EM read*: a gold answer equals the answer as it stands, or what a rule reads in it, which is the same "
     "rule for all methods (`prompt_r1/evaluation/extraction.py`)."
 )
-
-
-def keep_settings(folder: Path, settings: Mapping[str, object], contents: Mapping[str, str]) -> None:
-    """Write config.yaml. Raises UsageError if the answers in the folder were made with other settings.
-
-    `contents` are digests of the files and agents that the answers depend on.
-    """
-    path, values = folder / SETTINGS, json.loads(json.dumps(settings))  # lists, as YAML has them
-    kept = read_mapping(path) if path.exists() else {}
-    if not kept and (folder / FILE).stat().st_size:
-        raise UsageError(f"--out {folder}: its answers are of an older version: give another --out")
-    before = kept.pop("contents", {})
-    for name in kept.keys() & values.keys():
-        if kept[name] != values[name]:
-            flag = f"{flag_of(name)} {kept[name]!r}, not {values[name]!r}"
-            raise UsageError(f"--out {folder}: its answers have {flag}: give another --out")
-    assert isinstance(before, dict)
-    for name in before.keys() & contents.keys():
-        if before[name] != contents[name]:
-            raise UsageError(f"--out {folder}: {name} has changed since its answers: give another --out")
-    text = yaml.safe_dump({**values, "contents": {**before, **contents}}, sort_keys=False, allow_unicode=True)
-    replace_file(path, text.encode())
 
 
 def write_results(folder: Path, results: Results, trained_with: Mapping[str, str]) -> str:

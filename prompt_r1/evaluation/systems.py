@@ -1,19 +1,26 @@
 """Choose systems (methods × environments × agents), and note what their answers depend on."""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from prompt_r1.agent.names import AgentSpec, newest_mini_run, resolve_agent, trained_config
 from prompt_r1.cli.preflight import check_agents, check_data, check_device, check_environments
 from prompt_r1.config.agent import AgentConfig, is_mini_data
 from prompt_r1.config.evaluate import METHODS, EvaluateConfig, evaluate_config
+from prompt_r1.config.fields import flag_of, identifying_values, read_mapping
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE, System
+from prompt_r1.foreign import make_folder, replace_file
 
 DEFAULT_METHODS = ("direct", "untrained", "prompt-r1")
+SETTINGS = "config.yaml"  # that all answers in a folder have in common
 IN_TABLE_5 = ("direct", "prompt-r1")  # run with every environment
 NO_AGENT = AgentSpec("", AgentConfig(), "")
 
@@ -29,7 +36,12 @@ def check_evaluate(arguments: list[str]) -> None:
     if config.ssim_model not in ("", "auto") and not (Path(config.ssim_model) / "config.json").is_file():
         raise UsageError(f"--ssim-model {config.ssim_model}: not a folder with a config.json")
     check_data([*config.data, *config.train_data, *config.val_data])
-    begun = (results_folder(config) / FILE).exists()
+    folder = results_folder(config)
+    begun = (folder / FILE).exists()
+    if folder.exists():
+        make_folder(folder, lambda folder: begun, "an evaluation")
+        settings = identifying_values(config)
+        check_settings(folder, {name: settings[name] for name in settings if name != "seed"})
     # An evaluation that is complete asks nothing, and needs no key.
     check_environments(config, [] if begun else [*config.env, config.optimizer_env])
 
@@ -103,6 +115,33 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
 def trained_with(agents: Mapping[str, AgentSpec]) -> dict[str, str]:
     """Agent → the environment it was trained with; only agents that this project trained."""
     return {name: spec.config.env for name, spec in agents.items() if trained_config(spec.path)}
+
+
+def check_settings(folder: Path, settings: Mapping[str, object]) -> dict[str, Any]:
+    """The settings that a folder keeps. Raises UsageError if its answers were made with others."""
+    path, values = folder / SETTINGS, json.loads(json.dumps(settings))  # lists, as YAML has them
+    kept = read_mapping(path) if path.exists() else {}
+    for name in kept.keys() & values.keys():
+        if kept[name] != values[name]:
+            flag = f"{flag_of(name)} {kept[name]!r}, not {values[name]!r}"
+            raise UsageError(f"--out {folder}: its answers have {flag}: give another --out")
+    return kept | values
+
+
+def keep_settings(folder: Path, settings: Mapping[str, object], contents: Mapping[str, str]) -> None:
+    """Write config.yaml. Raises UsageError if the answers in the folder were made with other settings.
+
+    `contents` are digests of the files and agents that the answers depend on.
+    """
+    if not (folder / SETTINGS).exists() and (folder / FILE).stat().st_size:
+        raise UsageError(f"--out {folder}: its answers are of an older version: give another --out")
+    kept = check_settings(folder, settings)
+    before = kept.pop("contents", {})
+    for name in before.keys() & contents.keys():
+        if before[name] != contents[name]:
+            raise UsageError(f"--out {folder}: {name} has changed since its answers: give another --out")
+    text = yaml.safe_dump({**kept, "contents": {**before, **contents}}, sort_keys=False, allow_unicode=True)
+    replace_file(folder / SETTINGS, text.encode())
 
 
 def contents_of(config: EvaluateConfig, systems: Mapping[System, AgentSpec]) -> dict[str, str]:

@@ -26,12 +26,12 @@ from torch.optim import Optimizer
 
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.agent import AgentConfig
-from prompt_r1.config.fields import identifying_values, read_mapping, write_yaml
+from prompt_r1.config.fields import write_yaml
 from prompt_r1.distributed import Ranks
 from prompt_r1.errors import Resumable, UsageError, first_line
 from prompt_r1.foreign import json_object
 from prompt_r1.storage import atomic_folder
-from prompt_r1.storage.run_folder import checkpoints_of, step_of
+from prompt_r1.storage.run_folder import check_settings, checkpoints_of, step_of
 
 FORMAT = 3  # of checkpoints: increased with every change of state.json, of the tensors or the settings
 KEPT = 2  # newest checkpoints, beside the best one
@@ -112,7 +112,7 @@ def load_checkpoint(
             f"{folder} was written by another version: its agent can play, but its training cannot be "
             "resumed; start a new run with another --out"
         )
-    _check_settings(folder, config)
+    check_settings(folder, config)
     tensors, reader = tensors_of(policy, optimizer), HuggingFaceStorageReader(str(folder))
     try:
         dcp.load(tensors, storage_reader=reader, no_dist=ranks.count == 1)  # in place
@@ -176,18 +176,3 @@ def _cause(error: BaseException) -> BaseException:
     if isinstance(error, dcp.CheckpointException):
         return next(iter(error.failures.values()))[0]
     return error
-
-
-def _check_settings(folder: Path, config: AgentConfig) -> None:
-    """Raise UsageError if a setting that identifies the run differs from the checkpoint's.
-
-    Other settings may differ: a run may be resumed with more steps or on another machine.
-    """
-    before = read_mapping(folder / "config.yaml")
-    for name, now in identifying_values(config).items():
-        now = list(now) if isinstance(now, tuple) else now
-        if before.get(name) != now:
-            raise UsageError(
-                f"{folder} was made with {name} = {before.get(name)!r}, not {now!r}: "
-                "resume with the same value, or start a new run with another --out"
-            )

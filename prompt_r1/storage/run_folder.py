@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from prompt_r1.config.agent import AgentConfig
+from prompt_r1.config.fields import identifying_values, read_mapping
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import is_finite_number, json_object, make_folder, replace_file
 
@@ -44,6 +46,21 @@ def checkpoints_of(run: Path) -> list[Path]:
 def step_of(checkpoint: Path) -> int:
     """The step of a checkpoint, by its name."""
     return int(checkpoint.name[5:])
+
+
+def check_settings(folder: Path, config: AgentConfig) -> None:
+    """Raise UsageError if a setting that identifies the run differs from those of a run or checkpoint.
+
+    Other settings may differ: a run may be resumed with more steps or on another machine.
+    """
+    before = read_mapping(folder / "config.yaml")
+    for name, now in identifying_values(config).items():
+        now = list(now) if isinstance(now, tuple) else now
+        if name in before and before[name] != now:  # folders of another version lack some
+            raise UsageError(
+                f"{folder} was made with {name} = {before[name]!r}, not {now!r}: "
+                "resume with the same value, or start a new run with another --out"
+            )
 
 
 @contextmanager

@@ -13,8 +13,7 @@ from prompt_r1.config.evaluate import METHODS, EvaluateConfig
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE
-from prompt_r1.evaluation.results_folder import keep_settings
-from prompt_r1.evaluation.systems import choose_systems, common_seed
+from prompt_r1.evaluation.systems import choose_systems, common_seed, keep_settings
 
 
 @pytest.fixture
