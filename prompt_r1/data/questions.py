@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from prompt_r1.cli.command_line import command
@@ -63,14 +64,17 @@ def training_and_validation(
 
     Of `held-out` a tenth of `data`, stratified by dataset, of which training sees no text. Raises UsageError.
     """
-    training, val_data = find_questions(data, "train", seed), list(val_data)
+    data, val_data = list(data), list(val_data)
+    training = find_questions(data, "train", seed)
     if val_data != [HELD_OUT]:
         validation = sample_questions(val_data, "validation", seed, limit)
         if shared := len(_keys(training) & _keys(validation)):
-            _say(
-                f"{shared:,} of {len(validation):,} validation questions are among the training questions; "
-                f"`{command('data', 'mix')} --exclude` leaves them out"
-            )
+            text = f"{shared:,} of {len(validation):,} validation questions are among the training questions"
+            if all(Path(name).is_file() for name in [*data, *val_data]):
+                size, out = len(training), "training-without-validation.jsonl"
+                files = ["--in", *data, "--exclude", *val_data, "--per-dataset", size, "--out", out]
+                text += f"; `{command('data', 'mix', *files)}` leaves them out"
+            _say(text)
         return training, validation
     validation = stratified(training)[: max(1, min(limit, len(training) // 10))]
     held_out = _keys(validation)

@@ -1,0 +1,128 @@
+"""Every command that a program prints can be pasted: it is quoted, and its program takes it."""
+
+import ast
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from prompt_r1.baselines import sft
+from prompt_r1.cli.command_line import command, teaching_command
+from prompt_r1.cli.preflight import check_sft, check_train
+from prompt_r1.cli.question_input import check_infer
+from prompt_r1.config.train import TrainConfig
+from prompt_r1.data.__main__ import main as data_main
+from prompt_r1.data.files import load_questions
+from prompt_r1.data.questions import training_and_validation
+from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.systems import check_evaluate
+from prompt_r1.training.summary import summary
+from tests.support.paths import ROOT
+
+FOLDER = "Anna's runs"  # needs quotes
+CHECKS = {
+    "train.py": check_train,
+    "infer.py": check_infer,
+    "evaluate.py": check_evaluate,
+    "prompt_r1.baselines.sft": check_sft,
+    "prompt_r1.data": data_main,
+}
+ROW = {"question": "Who?", "answer": "Anna"}
+GSM8K_ROW = {"question": "How many?", "answer": "2 and 2 are 4.\n#### 4"}
+
+
+def write(name: str, *rows: dict[str, str]) -> str:
+    path = Path(FOLDER, name)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def after_training() -> None:
+    print(summary(Path(write("metrics.jsonl")).parent, 0, TrainConfig(env="mini", data=("mini",))))
+
+
+def after_a_warm_start() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sft, "learn_games", lambda *_: Path(FOLDER))
+        sft.main(["--agent", FOLDER, "--games", "mini"])
+
+
+def for_a_raw_row() -> None:
+    with pytest.raises(UsageError) as refused:
+        load_questions(write("raw rows.jsonl", GSM8K_ROW))
+    print(refused.value)
+
+
+def for_shared_questions() -> None:
+    data, validation = write("mine.jsonl", ROW, ROW | {"question": "And?"}), write("val.jsonl", ROW)
+    training_and_validation([data], [validation], seed=0, limit=9)
+
+
+# The file whose command names the user's files → what prints it.
+PRINTING: dict[str, Callable[[], None]] = {
+    "prompt_r1/training/summary.py": after_training,
+    "prompt_r1/baselines/sft.py": after_a_warm_start,
+    "prompt_r1/data/files.py": for_a_raw_row,
+    "prompt_r1/data/questions.py": for_shared_questions,
+}
+
+
+def calls_of_command() -> list[tuple[str, ast.Call]]:
+    """Where the package and the programs call `command`, with the file."""
+    files = [*ROOT.glob("*.py"), *(ROOT / "prompt_r1").rglob("*.py")]
+    return [
+        (str(file.relative_to(ROOT)), node)
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "command"
+    ]
+
+
+def is_fixed(call: ast.Call) -> bool:
+    return all(isinstance(argument, ast.Constant) for argument in call.args)
+
+
+@pytest.fixture
+def folder(tmp_path, asking_agent, monkeypatch) -> Path:
+    """The current folder, which holds an agent in FOLDER."""
+    monkeypatch.chdir(tmp_path)
+    Path(FOLDER).mkdir()
+    for file in asking_agent.iterdir():
+        Path(FOLDER, file.name).symlink_to(file)
+    return tmp_path
+
+
+def assert_taken(line: str) -> None:
+    """Its program takes the command; the one that asks gets a question, as if typed."""
+    words = shlex.split(line)
+    assert words[0] == "python"
+    program, *arguments = words[2:] if words[1] == "-m" else words[1:]
+    CHECKS[program]([*arguments, "--question", "Who?"] if program == "infer.py" else arguments)
+
+
+def test_no_command_is_printed_that_the_tests_below_do_not_try():
+    assert {file for file, call in calls_of_command() if not is_fixed(call)} == set(PRINTING)
+
+
+@pytest.mark.parametrize("printing", PRINTING.values(), ids=PRINTING)
+def test_a_command_with_the_files_of_the_user_can_be_pasted(folder, printing, capfd):
+    printing()
+    shown = "".join(capfd.readouterr())
+    lines = re.findall(r"`(python .*?)`|^\s*(python .*)$", shown, re.MULTILINE)
+    assert lines and all(FOLDER.split()[1] in "".join(found) for found in lines)
+    for found in lines:
+        assert_taken("".join(found))
+
+
+def test_a_command_that_is_always_the_same_can_be_pasted(folder):
+    fixed = [call for _, call in calls_of_command() if is_fixed(call)]
+    assert len(fixed) >= 3
+    for call in fixed:
+        assert_taken(command(*(ast.literal_eval(argument) for argument in call.args)))
+
+
+def test_the_command_that_teaches_the_format_can_be_pasted(folder):
+    assert_taken(teaching_command(FOLDER))
