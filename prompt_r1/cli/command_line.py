@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from prompt_r1.cli.installation import let_ctrl_c_end_imports
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line, is_out_of_memory
 from prompt_r1.terminal import SHORTEST_SECRET, prepare_standard_streams, printable, scrub
 
@@ -39,14 +40,19 @@ def run_program(main: Callable[[list[str]], None], *, then: str = "") -> NoRetur
     prepare_standard_streams()
     if main.__module__ == "__main__":  # a program of its own, not a call inside another process
         gc.freeze()  # full collections then skip what was imported, a quarter of a second each time
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    _explain_ctrl_c()
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         _explain(error, then and f"; the same command {then}")
     sys.exit(0)
+
+
+def _explain_ctrl_c() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt again, after `let_ctrl_c_end_imports`."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _explain(error: BaseException, then: str = "") -> NoReturn:
@@ -89,12 +95,12 @@ def check_usage(read: Callable[[list[str]], object]) -> None:
     file without permissions, and Ctrl-C while it reads are explained as by `run_program`.
     """
     prepare_standard_streams()
+    _explain_ctrl_c()
     try:
         read(sys.argv[1:])
     except (Exception, KeyboardInterrupt) as error:
         _explain(error)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run_program`, Ctrl-C ends the imports silently
+    let_ctrl_c_end_imports()
     if sys.stderr.isatty():  # in a log it would mean nothing
         print("Loading …", file=sys.stderr, flush=True)
 

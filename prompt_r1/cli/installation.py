@@ -1,5 +1,6 @@
-"""Refuse a Python that lacks our packages. Imports only the standard library, of any version."""
+"""The start of a program, before its imports. Imports only the standard library, of any version."""
 
+import signal
 import sys
 from importlib.util import find_spec
 
@@ -8,15 +9,25 @@ PACKAGES = ("yaml", "httpx", "torch", "transformers")
 
 
 def check_installation() -> None:
-    """Exit with one line if this Python is too old or lacks a package."""
+    """Exit with one line for a Python that is too old or lacks a package. Then Ctrl-C ends the imports."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if sys.version_info < OLDEST:
         problem = f"this is Python {sys.version.split()[0]}, and 3.11 or newer is needed"
     elif missing:
         problem = f"the package {missing[0]} is not installed"
     else:
+        let_ctrl_c_end_imports()
         return
     repair = "activate the virtual environment, or pip install -r requirements.txt into a new one"
     name = "prompt_r1" if sys.argv[0] == "-m" else sys.argv[0]
     print(f"{name}: {problem}; {repair}", file=sys.stderr)
     sys.exit(2)
+
+
+def let_ctrl_c_end_imports() -> None:
+    """End the process silently: a KeyboardInterrupt would be a traceback of the modules that are imported.
+
+    A shell ignores the signal for what it starts in the background; this stays so.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -72,7 +72,8 @@ def save_checkpoint(
             if step_of(old) != state.best_step:
                 shutil.rmtree(old)
 
-    with resumable_writes(folder, ranks, then="resumes from the checkpoint before it"):
+    then = "resumes from the checkpoint before it" if checkpoints_of(run) else "begins again"
+    with resumable_writes(folder, ranks, then=then):
         temporary = ranks.from_first(lambda: atomic_folder.new_temporary(folder))
         writer = HuggingFaceStorageWriter(str(temporary), fqn_to_index_mapping=files, save_distributed=True)
         dcp.save(tensors, storage_writer=writer, no_dist=ranks.count == 1)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from prompt_r1.cli.command_line import check_usage, command, run_program
+from prompt_r1.cli.installation import check_installation
 from prompt_r1.config.train import TrainConfig, train_config, warnings_of
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError, first_line
 from tests.support.paths import ROOT
@@ -228,8 +229,12 @@ def test_a_bug_and_an_error_of_the_programs_exit_with_1_and_a_renamed_file_is_na
 def test_ctrl_c_ends_the_imports_silently_and_is_an_exception_afterwards():
     """A bug: Ctrl-C in the seconds of the imports printed a traceback of torch's modules."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    handlers = []
     try:
-        check_usage(lambda arguments: None)
+        check_installation()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+        check_usage(lambda arguments: handlers.append(signal.getsignal(signal.SIGINT)))
+        assert handlers == [signal.default_int_handler]
         assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
         with pytest.raises(SystemExit):
             run_program(lambda arguments: None)
