@@ -56,20 +56,3 @@ def stratified(questions: Sequence[Question]) -> list[Question]:
             places.append(((number + 0.5) / len(group), rng.random(), question))
     places.sort(key=lambda place: place[:2])
     return [question for _, _, question in places]
-
-
-def assign_questions(lengths: Sequence[int], count: int) -> list[list[int]]:
-    """Divide questions of these lengths among `count` ranks; returns the numbers of each rank's questions.
-
-    Of every `count` questions in a row each rank gets one, so that it has a share of every mini-batch. The
-    longest of them goes to the rank whose questions are shortest so far, so that all ranks play about as
-    long.
-    """
-    shares: list[list[int]] = [[] for _ in range(count)]
-    for start in range(0, len(lengths), count):
-        numbers = range(start, min(start + count, len(lengths)))
-        longest_first = sorted(numbers, key=lambda number: -lengths[number])
-        shortest_share_first = sorted(shares, key=lambda share: sum(lengths[number] for number in share))
-        for share, number in zip(shortest_share_first, longest_first, strict=False):
-            share.append(number)
-    return shares

@@ -19,7 +19,7 @@ from prompt_r1.agent.packing import Packed
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig, train_config, warnings_of
 from prompt_r1.data.questions import find_questions, training_and_validation
-from prompt_r1.data.sampler import assign_questions, questions_of_step
+from prompt_r1.data.sampler import questions_of_step
 from prompt_r1.distributed import Interrupt, Ranks, lost_ranks_resumable, start_ranks, stop_ranks
 from prompt_r1.environments.specs import Environments
 from prompt_r1.protocol import Codec
@@ -159,8 +159,7 @@ class RunQuestions:
     def of_rank(self, step: int, ranks: Ranks) -> dict[int, Question]:
         """This rank's questions of a step, by their numbers among the questions of all ranks."""
         questions = questions_of_step(self.training, step, count=self.per_step, seed=self.seed)
-        mine = assign_questions([len(question.text) for question in questions], ranks.count)[ranks.rank]
-        return {number: questions[number] for number in mine}
+        return {number: questions[number] for number in range(ranks.rank, len(questions), ranks.count)}
 
 
 def load_learner(start: Path | str, agent: Agent, ranks: Ranks, *, offload: bool) -> Policy:

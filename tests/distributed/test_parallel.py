@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor
 
 from prompt_r1.agent.lora import add_lora
 from prompt_r1.agent.policy import Policy
-from prompt_r1.data.sampler import assign_questions
 from prompt_r1.distributed import (
     RankLost,
     Ranks,
@@ -139,8 +138,7 @@ def four_steps(case: Case, ranks: Ranks) -> Outcome:
     metrics = []
     for step, broken in enumerate(BROKEN_GAMES):
         groups_PG = [random_group(100 * step + index, count) for index, count in enumerate(broken)]
-        lengths = [len(games[0].question.text) for games in groups_PG]
-        numbers = assign_questions(lengths, ranks.count)[ranks.rank]  # the questions of this rank
+        numbers = range(ranks.rank, len(groups_PG), ranks.count)  # the questions of this rank
         games_PG = [with_rewards(groups_PG[number], number) for number in numbers]
         for number, games in zip(numbers, games_PG, strict=True):
             record_logprobs_of(sampling_policy, games)

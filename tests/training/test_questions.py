@@ -1,6 +1,5 @@
 """The questions of each training step, on each rank."""
 
-import random
 from collections import Counter
 from dataclasses import replace
 
@@ -8,7 +7,7 @@ import pytest
 
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.files import write_questions
-from prompt_r1.data.sampler import assign_questions, questions_of_step
+from prompt_r1.data.sampler import questions_of_step
 from prompt_r1.errors import QuestionTooLong
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.training.run import RunQuestions
@@ -70,15 +69,3 @@ def test_every_rank_plays_its_own_questions_of_a_step():
     assert whole == dict(enumerate(questions_of_step(QUESTIONS, 2, count=5, seed=3)))
     shares = [run.of_rank(2, replace(ONE_RANK, rank=rank, count=2)) for rank in (0, 1)]
     assert all(shares) and shares[0] | shares[1] == whole and not shares[0].keys() & shares[1].keys()
-
-
-def test_questions_are_assigned_evenly_and_long_ones_to_different_ranks():
-    rng = random.Random(0)
-    lengths = [rng.choice([20, 30, 200]) for _ in range(64)]
-    shares = assign_questions(lengths, 4)
-    assert sorted(number for share in shares for number in share) == list(range(64))
-    assert all({number // 4 for number in share} == set(range(16)) for share in shares)  # one of every four
-    round_robin = [sum(lengths[rank::4]) for rank in range(4)]
-    assigned = [sum(lengths[number] for number in share) for share in shares]
-    assert max(assigned) - min(assigned) <= max(lengths) < max(round_robin) - min(round_robin)
-    assert assign_questions([5], 2) == [[0], []]
