@@ -1,5 +1,5 @@
-"""Measurements in the mini world, of which the documents quote the results. Not part of the package.
+"""Measurements of which the documents quote the results. Not part of the package.
 
 `seeds` prints one table from the evaluations of several seeds, `turns` the accuracy after each interaction.
-`parts` makes an agent that was shown no chain of two steps, `neural` environments that are language models.
+`parts` makes an agent that was shown no chain of two steps. `cities`: a pretrained model questions another.
 """

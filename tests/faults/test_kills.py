@@ -8,7 +8,6 @@ from statistics import median
 import pytest
 
 from tests.support.fault_harness import games_of, metrics_of, paid_calls, saved_tensors, signal_at
-from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.faults
 
@@ -56,7 +55,6 @@ def missed_phases(phases_hit: Counter[str]) -> list[str]:
     return [phases[0] for phases in PHASES_TO_HIT if not any(phases_hit[phase] for phase in phases)]
 
 
-NEURAL = f"hf:{ROOT}/studies/weights/mini-neural"
 BY_SESSION = "py:tests.faults.test_kills:BySession"
 
 
@@ -67,11 +65,12 @@ class BySession:
         return f"Anna, says {session} in game {sample} of run {seed} after {len(messages)} messages."
 
 
-@pytest.mark.parametrize(("env", "phase"), [(BY_SESSION, "save"), (NEURAL, "rollout")])
-def test_a_killed_run_with_an_environment_that_takes_sessions_or_a_neural_one_ends_the_same(
-    harness, arguments, tmp_path, env, phase
+@pytest.mark.parametrize(("env", "phase"), [(BY_SESSION, "save"), ("hf:", "rollout")])
+def test_a_killed_run_with_an_environment_that_takes_sessions_or_a_model_ends_the_same(
+    harness, arguments, tmp_path, asking_agent, env, phase
 ):
-    arguments = [*arguments, "--env", env]
+    own = ["hf:" + str(asking_agent), "--env-args", '{"max_tokens": 16}'] if env == "hf:" else [env]
+    arguments = [*arguments, "--env", *own]
     finished, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     ended = harness.run(killed, arguments, ranks=1, fault=signal_at(phase, occurrence=2, targets=(0,)))
     assert ended.exit_codes == [-9]
