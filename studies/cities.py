@@ -1,7 +1,15 @@
-"""A pretrained model learns how to question a pretrained model, whose failures nobody wrote.
+r"""A pretrained model learns how to question a pretrained model, whose failures nobody wrote.
 
     python -m studies.cities make --out runs/cities      # questions, demonstrations, fixed wordings
-    python -m studies.cities table EVALUATION …          # of evaluate.py, one folder for each seed
+    python -m prompt_r1.baselines.sft --agent smollm2 --games runs/cities/games.jsonl --out runs/warm
+    python train.py --config small --max-turns 2 --agent runs/warm/agent --env smollm2 --env-system "" \
+        --env-args '{"max_tokens": 32}' --test-data none \
+        --data runs/cities/train.jsonl --val-data runs/cities/validation.jsonl \
+        --seed 0 --out runs/cities-0
+    python evaluate.py --agent runs/cities-0 --env smollm2 --env-system "" --env-args '{"max_tokens": 32}' \
+        --data runs/cities/test.jsonl --train-data runs/cities/train.jsonl --optimize-calls 384 \
+        --method agent-only untrained rft prompt-r1 --out ev0
+    python -m studies.cities table ev0 ev1 ev2              # one folder for each seed
 
 "Zoe lives in Lisbon. Ben lives in Tunis. Ada lives in Bangkok. In which country does Ben live?" Asked this,
 the environment SmolLM2-135M usually fails; asked about the one city, it depends on the wording. The agent,
