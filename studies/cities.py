@@ -66,7 +66,7 @@ Stockholm Sweden|Bern Switzerland|Damascus Syria|Taipei Taiwan|Dushanbe Tajikist
 Bangkok Thailand|Lome Togo|Tunis Tunisia|Ankara Turkey|Kampala Uganda|Kyiv Ukraine|Montevideo Uruguay|\
 Tashkent Uzbekistan|Caracas Venezuela|Hanoi Vietnam|Sanaa Yemen|Lusaka Zambia|Harare Zimbabwe"""
 
-# The names of two words among the capitals.
+# Only these capitals have two words.
 CITY = re.compile("Buenos Aires|Addis Ababa|Phnom Penh|New Delhi|Kuala Lumpur|Port Louis|Port Moresby|\\w+")
 CITIES = {city: pair[len(city) + 1 :] for pair in CAPITALS.split("|") for city in CITY.findall(pair)[:1]}
 COUNTRY = re.compile(rf"\b({'|'.join(sorted(CITIES.values(), key=len, reverse=True))})\b")
@@ -200,7 +200,7 @@ async def make(folder: Path) -> None:
 
 
 def requests_of(predictions: Sequence[Prediction], cases: dict[str, Case]) -> str:
-    """Of the games' first requests: those about one city; of these the right one; its wordings."""
+    """Of the first requests of the games, those about one city; of these, the right one, by wording."""
     about, right = 0, dict.fromkeys([*WORDINGS, "other wordings"], 0)
     for one in predictions:
         case = cases[one.question.text]
@@ -216,7 +216,7 @@ def requests_of(predictions: Sequence[Prediction], cases: dict[str, Case]) -> st
 
 
 def table(folders: Sequence[Path]) -> str:
-    """A row for each method: right answers with each seed and their mean, calls, and the requests."""
+    """A row for each method: the share of right answers, also by seed and in any sample, and its requests."""
     answers = [read_predictions(folder / FILE) for folder in folders]
     cases = {case.text: case for split in SPLITS for case in cases_of(split)}
     rows = []
@@ -239,8 +239,8 @@ def table(folders: Sequence[Path]) -> str:
             "method",
             "right, % [95 %]",
             "by seed",
-            "of any sample",
-            "about one city; the right one: in which wording",
+            "any sample right",
+            "first requests about one city; of these the right one: its wordings",
         ],
         rows,
     )
