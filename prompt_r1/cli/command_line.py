@@ -40,7 +40,7 @@ def run_program(main: Callable[[list[str]], None], *, then: str = "") -> NoRetur
     prepare_standard_streams()
     if main.__module__ == "__main__":  # a program of its own, not a call inside another process
         gc.freeze()  # full collections then skip what was imported, a quarter of a second each time
-    _explain_ctrl_c()
+    _raise_on_ctrl_c()
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
@@ -49,7 +49,7 @@ def run_program(main: Callable[[list[str]], None], *, then: str = "") -> NoRetur
     sys.exit(0)
 
 
-def _explain_ctrl_c() -> None:
+def _raise_on_ctrl_c() -> None:
     """Let Ctrl-C raise KeyboardInterrupt again, after `let_ctrl_c_end_imports`."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -95,7 +95,7 @@ def check_usage(read: Callable[[list[str]], object]) -> None:
     file without permissions, and Ctrl-C while it reads are explained as by `run_program`.
     """
     prepare_standard_streams()
-    _explain_ctrl_c()
+    _raise_on_ctrl_c()
     try:
         read(sys.argv[1:])
     except (Exception, KeyboardInterrupt) as error:

@@ -9,7 +9,10 @@ PACKAGES = ("yaml", "httpx", "torch", "transformers")
 
 
 def check_installation() -> None:
-    """Exit with one line for a Python that is too old or lacks a package. Then Ctrl-C ends the imports."""
+    """Exit with one line if this Python is too old or lacks a package.
+
+    Otherwise let Ctrl-C end the imports that follow.
+    """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if sys.version_info < OLDEST:
         problem = f"this is Python {sys.version.split()[0]}, and 3.11 or newer is needed"
