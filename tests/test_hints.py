@@ -107,12 +107,13 @@ def test_no_command_is_printed_that_the_tests_below_do_not_try():
     assert {file for file, call in calls_of_command() if not is_fixed(call)} == set(PRINTING)
 
 
-@pytest.mark.parametrize("printing", PRINTING.values(), ids=PRINTING)
-def test_a_command_with_the_files_of_the_user_can_be_pasted(folder, printing, capfd):
-    printing()
+@pytest.mark.parametrize("file", PRINTING)
+def test_a_command_with_the_files_of_the_user_can_be_pasted(folder, file, capfd):
+    PRINTING[file]()
     shown = "".join(capfd.readouterr())
     lines = re.findall(r"`(python .*?)`|^\s*(python .*)$", shown, re.MULTILINE)
-    assert lines and all(FOLDER.split()[1] in "".join(found) for found in lines)
+    assert len(lines) == sum(place == file and not is_fixed(call) for place, call in calls_of_command())
+    assert all(FOLDER.split()[1] in "".join(found) for found in lines)
     for found in lines:
         assert_taken("".join(found))
 
