@@ -13,9 +13,12 @@ import pytest
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.cli.preflight import check_sft, check_train
 from prompt_r1.cli.question_input import check_infer
+from prompt_r1.config.fields import write_yaml
+from prompt_r1.config.train import train_config
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.systems import check_evaluate
-from prompt_r1.storage.run_folder import LOCK
+from prompt_r1.storage.atomic_folder import seal
+from prompt_r1.storage.run_folder import FORMAT, LOCK
 from tests.support.paths import ROOT
 from tests.support.programs import MAINS
 
@@ -76,7 +79,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --out notes.docx/run", "--out notes.docx/run: no folder can be made in "),
     ("train.py --out used", "used is in use by process 7"),
     ("train.py --agent AGENT --resume nowhere", "there is no checkpoint in it"),
-    ("train.py --out trained --seed 1", "trained was made with seed = 0, not 1: resume with the same value"),
+    ("train.py --out trained --seed 1", "step-000001 was made with seed = 0, not 1: resume"),
     ("evaluate.py --method direct --env mini --out notes.docx", "File exists; give a folder"),
     ("evaluate.py --method direct --env mini --out folder", "files in it that are not of an evaluation"),
     ("evaluate.py --method direct --env mini --out answered", "its answers have --top-p 0.5, not 1.0"),
@@ -129,14 +132,16 @@ def folder(tmp_path, asking_agent, monkeypatch) -> Path:
         "begun/metrics.jsonl": "",
         "folder/notes.txt": "",
         "held/config.yaml": "steps: 1\n",
-        "trained/config.yaml": "seed: 0\n",
-        "trained/checkpoints/step-000001/state.json": "{}",
+        "trained/checkpoints/new/state.json": f'{{"format": {FORMAT}}}',
         "answered/config.yaml": "top_p: 0.5\n",
         "answered/predictions.jsonl": "",
     }
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
+    checkpoints = tmp_path / "trained/checkpoints"
+    write_yaml(train_config([])[0], checkpoints / "new/config.yaml")
+    seal(checkpoints / "new", checkpoints / "step-000001")
     (tmp_path / "AGENT").symlink_to(asking_agent)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -172,6 +177,12 @@ def test_a_mistake_is_one_sentence(folder, line, words, monkeypatch, capfd):
         shown = sentence_of(line, (line, words) in SEEN_BEFORE_TORCH, monkeypatch, capfd)
     assert words in shown and shown.count("\n") == 1 and "Traceback" not in shown
     assert len(shown) < 2200
+
+
+def test_a_damaged_checkpoint_is_left_to_the_run_which_skips_it(folder):
+    path = folder / "trained/checkpoints/step-000001/config.yaml"
+    path.write_text(path.read_text()[:20])
+    check_train(["--out", "trained", "--seed", "1"])
 
 
 def test_what_needs_no_model_is_checked_before_torch_is_imported(tmp_path):

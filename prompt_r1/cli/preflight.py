@@ -17,6 +17,7 @@ from prompt_r1.data.files import load_questions, read_rows
 from prompt_r1.data.questions import MINI_KINDS, check_mini_part
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
+from prompt_r1.storage.atomic_folder import find_damage
 from prompt_r1.storage.run_folder import LOCK, check_settings, checkpoints_of, claim
 
 
@@ -35,8 +36,9 @@ def check_train(arguments: list[str]) -> None:
             raise UsageError(f"--resume {run}: there is no checkpoint in it")
     if os.environ.get("RANK") in (None, "", "0") and not config.dry_run:
         _check_unused(run)
-        if config.resume != "never" and checkpoints_of(run) and (run / "config.yaml").is_file():
-            check_settings(run, config)
+        for newest in checkpoints_of(run)[-1:] if config.resume != "never" else ():
+            if not find_damage(newest, only=("state.json", "config.yaml")):  # a damaged one is skipped later
+                check_settings(newest, config)
 
 
 def check_sft(arguments: list[str]) -> SftConfig:

@@ -135,6 +135,7 @@ class Environments:
         if name.startswith(OBJECT_PREFIX):
             if not is_users:  # importing runs code
                 raise UsageError(f"the agent's folder names {name!r}, which runs code: give it as --env")
+            # Here, so that what cannot be imported is reported before torch is.
             import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
             return partial(open_own, name, seed=seed)
         from prompt_r1.environments.client import parse_endpoint  # others need no HTTP

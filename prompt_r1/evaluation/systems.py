@@ -40,8 +40,7 @@ def check_evaluate(arguments: list[str]) -> None:
     begun = (folder / FILE).exists()
     if folder.exists():
         make_folder(folder, lambda folder: begun, "an evaluation")
-        settings = identifying_values(config)
-        check_settings(folder, {name: settings[name] for name in settings if name != "seed"})
+        check_settings(folder, identifying_values(config))
     # An evaluation that is complete asks nothing, and needs no key.
     check_environments(config, [] if begun else [*config.env, config.optimizer_env])
 
@@ -118,14 +117,14 @@ def trained_with(agents: Mapping[str, AgentSpec]) -> dict[str, str]:
 
 
 def check_settings(folder: Path, settings: Mapping[str, object]) -> dict[str, Any]:
-    """The settings that a folder keeps. Raises UsageError if its answers were made with others."""
+    """The settings in a folder's config.yaml. Raises UsageError if they contradict `settings`."""
     path, values = folder / SETTINGS, json.loads(json.dumps(settings))  # lists, as YAML has them
     kept = read_mapping(path) if path.exists() else {}
     for name in kept.keys() & values.keys():
         if kept[name] != values[name]:
             flag = f"{flag_of(name)} {kept[name]!r}, not {values[name]!r}"
             raise UsageError(f"--out {folder}: its answers have {flag}: give another --out")
-    return kept | values
+    return kept
 
 
 def keep_settings(folder: Path, settings: Mapping[str, object], contents: Mapping[str, str]) -> None:
@@ -136,12 +135,12 @@ def keep_settings(folder: Path, settings: Mapping[str, object], contents: Mappin
     if not (folder / SETTINGS).exists() and (folder / FILE).stat().st_size:
         raise UsageError(f"--out {folder}: its answers are of an older version: give another --out")
     kept = check_settings(folder, settings)
-    before = kept.pop("contents", {})
+    before = kept.get("contents", {})
     for name in before.keys() & contents.keys():
         if before[name] != contents[name]:
             raise UsageError(f"--out {folder}: {name} has changed since its answers: give another --out")
-    text = yaml.safe_dump({**kept, "contents": {**before, **contents}}, sort_keys=False, allow_unicode=True)
-    replace_file(folder / SETTINGS, text.encode())
+    values = {**settings, "contents": {**before, **contents}}
+    replace_file(folder / SETTINGS, yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
 
 
 def contents_of(config: EvaluateConfig, systems: Mapping[System, AgentSpec]) -> dict[str, str]:

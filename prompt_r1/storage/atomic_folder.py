@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from prompt_r1.foreign import json_object
@@ -54,14 +55,15 @@ def remove_leftovers(parent: Path) -> None:
     shutil.rmtree(parent / TEMPORARY, ignore_errors=True)
 
 
-def find_damage(folder: Path) -> str:
-    """Verify a sealed folder. Returns what is wrong with it, or ""."""
+def find_damage(folder: Path, *, only: Sequence[str] = ()) -> str:
+    """Verify a sealed folder, or `only` some of its files. Returns what is wrong with it, or ""."""
     try:
         written = json_object((folder / MANIFEST).read_bytes())
-        found = {path.name: _checksum(path) for path in folder.iterdir() if path.name != MANIFEST}
+        there = only or [path.name for path in folder.iterdir() if path.name != MANIFEST]
+        found = {name: _checksum(folder / name) for name in there}
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
-    changed = [name for name in written.keys() | found.keys() if written.get(name) != found.get(name)]
+    changed = [name for name in only or written.keys() | found.keys() if written.get(name) != found.get(name)]
     return f"{min(changed)} has changed since it was written" if changed else ""
 
 

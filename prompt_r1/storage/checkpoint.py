@@ -31,9 +31,8 @@ from prompt_r1.distributed import Ranks
 from prompt_r1.errors import Resumable, UsageError, first_line
 from prompt_r1.foreign import json_object
 from prompt_r1.storage import atomic_folder
-from prompt_r1.storage.run_folder import check_settings, checkpoints_of, step_of
+from prompt_r1.storage.run_folder import FORMAT, check_settings, checkpoints_of, step_of
 
-FORMAT = 3  # of checkpoints: increased with every change of state.json, of the tensors or the settings
 KEPT = 2  # newest checkpoints, beside the best one
 FILE_BYTES = 2**27  # DCP builds a whole file in memory before it writes it
 
@@ -107,13 +106,9 @@ def load_checkpoint(
 
     Raises UsageError if a setting that identifies the run differs, or the checkpoint's version.
     """
-    values = json_object((folder / "state.json").read_text("utf-8"))
-    if values.pop("format", None) != FORMAT:
-        raise UsageError(
-            f"{folder} was written by another version: its agent can play, but its training cannot be "
-            "resumed; start a new run with another --out"
-        )
     check_settings(folder, config)
+    values = json_object((folder / "state.json").read_text("utf-8"))
+    del values["format"]
     tensors, reader = tensors_of(policy, optimizer), HuggingFaceStorageReader(str(folder))
     try:
         dcp.load(tensors, storage_reader=reader, no_dist=ranks.count == 1)  # in place

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prompt_r1.distributed import Ranks
 
 LOCK = ".lock"
+FORMAT = 3  # of checkpoints: increased with every change of state.json, of the tensors or the settings
 
 
 def open_run(out: str, resume: str, name: str) -> Path:
@@ -48,17 +49,22 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name[5:])
 
 
-def check_settings(folder: Path, config: AgentConfig) -> None:
-    """Raise UsageError if a setting that identifies the run differs from those of a run or checkpoint.
+def check_settings(checkpoint: Path, config: AgentConfig) -> None:
+    """Raise UsageError for a checkpoint of another version, or of a run that other settings identify.
 
-    Other settings may differ: a run may be resumed with more steps or on another machine.
+    Settings that do not identify a run may differ: it may be resumed with more steps or on another machine.
     """
-    before = read_mapping(folder / "config.yaml")
+    if json_object((checkpoint / "state.json").read_text("utf-8")).get("format") != FORMAT:
+        raise UsageError(
+            f"{checkpoint} was written by another version: its agent can play, but its training cannot be "
+            "resumed; start a new run with another --out"
+        )
+    before = read_mapping(checkpoint / "config.yaml")
     for name, now in identifying_values(config).items():
         now = list(now) if isinstance(now, tuple) else now
-        if name in before and before[name] != now:  # folders of another version lack some
+        if before.get(name) != now:
             raise UsageError(
-                f"{folder} was made with {name} = {before[name]!r}, not {now!r}: "
+                f"{checkpoint} was made with {name} = {before.get(name)!r}, not {now!r}: "
                 "resume with the same value, or start a new run with another --out"
             )
 

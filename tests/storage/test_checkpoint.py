@@ -292,6 +292,21 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_the_next_save_tries_again(sa
     assert saved.newest().name == "step-000003"
 
 
+@pytest.mark.parametrize(
+    ("first", "then"), [(0, "begins again"), (3, "resumes from the checkpoint before it")]
+)
+def test_a_full_disk_names_the_checkpoint_before_it_only_if_there_is_one(saved, tmp_path, first, then):
+    run = saved if first else TinyRun(tmp_path / "new")
+    run.folder.mkdir(exist_ok=True)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(Resumable, match=f"make room, and the same command {then}$"):
+            run.save(first)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def another(value: object) -> object:
     """Another value of the same type."""
     if isinstance(value, bool):
