@@ -126,7 +126,7 @@ def attend_in_window(
     if query.is_cuda and query.dtype.itemsize == 2 and count < window == length:
         from torch.nn.attention.bias import causal_lower_right  # slow to import
 
-        visible = causal_lower_right(count, length)  # FlashAttention takes no mask. Not measured.
+        visible = causal_lower_right(count, length)  # FlashAttention takes no mask
     elif min(count, window) < length:
         visible = torch.ones(count, length, dtype=torch.bool, device=query.device).tril(length - count)
         visible = visible.triu(length - count + 1 - window)

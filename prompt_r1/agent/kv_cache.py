@@ -240,7 +240,7 @@ def _flash(
     query: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch, scale: float, window: Window
 ) -> Tensor:
     """All sequences in one call of FlashAttention. With one split, a sequence's result does not depend on
-    the other sequences of the batch. Not measured.
+    the other sequences of the batch.
     """
     from torch.nn.attention.varlen import varlen_attn  # importing it compiles where torch has no CUDA
 
@@ -251,7 +251,7 @@ def _flash(
         keys,
         values,
         batch.starts,
-        None,
+        batch.starts,  # must be given; the lengths and the block table are read instead
         batch.most_new,
         batch.longest,
         scale=scale,

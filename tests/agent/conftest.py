@@ -15,7 +15,7 @@ def varlen_attn(
     key: Tensor,  # (pages, S, Hkv, D)
     value: Tensor,
     starts_q: Tensor,
-    starts_k: None,
+    starts_k: Tensor,
     longest_q: int,
     longest_k: int,
     *,
@@ -28,6 +28,7 @@ def varlen_attn(
 ) -> Tensor:
     """The contract of `torch.nn.attention.varlen.varlen_attn`: queries are the last of a sequence's keys."""
     assert enable_gqa and num_splits == 1
+    assert len(starts_k) == len(starts_q), "the kernel refuses one without the other"
     left, right = window_size
     out = torch.empty_like(query)
     for number, (start, end) in enumerate(pairwise(starts_q.tolist())):
