@@ -9,16 +9,22 @@ It learns the format from demonstrations of these parts:
 
 No request holds what only a reply has told. An agent that uses a reply in its next request, which bridge
 questions, comparisons and word problems need, combines the parts in a way that it was never shown.
+
+With `--games 128` it writes so many of them, the training mix being bridge questions, for another model:
+
+    python -m studies.parts --games 128 --out runs/parts.jsonl
+    python -m prompt_r1.baselines.sft --agent smollm2 --games runs/parts.jsonl --out runs/warm
 """
 
 import argparse
+import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from prompt_r1.miniworld.agent import build_agent
+from prompt_r1.miniworld.agent import build_agent, demonstrations
 from prompt_r1.miniworld.demonstrations import PlannedTurn, ask_clearly, decompose, guess, perform
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import (
@@ -137,12 +143,23 @@ def _draw_sum(rng: random.Random) -> Step:
     return Step(rng.choice(texts), request, str(answer), thoughts)
 
 
+def game_line(question: Question, turns: list[Turn]) -> str:
+    """A demonstration as a line of `sft --games`."""
+    said = [{"text": turn.text, "reply": turn.reply} for turn in turns]
+    return json.dumps({"question": question.text, "turns": said}) + "\n"
+
+
 def main() -> None:
-    """Build the agent of a seed."""
+    """Build the agent of a seed, or write demonstrations."""
     parser = argparse.ArgumentParser("python -m studies.parts")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--games", type=int, default=0, help="demonstrations to write, in place of an agent")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
+    if given.games:
+        shown = demonstrations(given.seed, 8, -(-given.games // 8), kinds=["bridge"], show=show_part)
+        given.out.write_text("".join(game_line(*game) for game in list(shown)[: given.games]))
+        return
     torch.set_num_threads(1)
     agent = build_agent(given.seed, show=show_part)
     agent.model.save_pretrained(given.out)
