@@ -60,7 +60,7 @@ def page(run: Path) -> str:
             result=_result(lines, best),
             counts=_counts(lines),
             settings=_text(run / "config.yaml"),
-            test=_text(run / "test.md"),
+            test=_cells(_text(run / "test.md")),
             charts=charts_of(lines),
             groups=groups,
             most=MOST_GROUPS,
@@ -108,6 +108,12 @@ def _counts(lines: Lines) -> dict[str, int]:
 
     last = max((line["step"] for line in lines), default=0)
     return {"steps": int(last)} | {label: round(total(pattern)) for label, pattern in COUNTS.items()}
+
+
+def _cells(table: str) -> list[list[str]]:
+    """The rows of a Markdown table, its header first."""
+    rows = [line[1:-1].split(" | ") for line in table.splitlines() if not line.startswith("| ---")]
+    return [[cell.strip(" *").replace(r"\|", "|") for cell in row] for row in rows]
 
 
 def _text(path: Path) -> str:
