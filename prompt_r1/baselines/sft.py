@@ -98,7 +98,8 @@ def learn_games(source: str, config: SftConfig, out: Path) -> Path:
         return [record(question, _sampled(turns, codec), codec) for question, turns in games]
 
     preset = agent_preset(game_preset(config))
-    return fine_tune_agent(examples, config, replace(preset, agent=config.agent, seed=config.seed), out)
+    # Reinforcement learning has not begun: the agent is its own start.
+    return fine_tune_agent(examples, config, replace(preset, agent=str(out / "agent"), seed=config.seed), out)
 
 
 def game_preset(config: SftConfig) -> str:

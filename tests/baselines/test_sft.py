@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from prompt_r1.agent.agent import Agent, load_agent, make_agent
 from prompt_r1.agent.lora import add_lora
-from prompt_r1.agent.names import trained_config
+from prompt_r1.agent.names import resolve_agent, trained_config
 from prompt_r1.baselines.sft import (
     _sampled,
     batch_size_for,
@@ -185,6 +185,7 @@ def test_a_warm_start_on_recorded_games_teaches_a_model_without_the_format_to_pl
     start, games = tiny.save_agent(tmp_path / "start"), games_file(tmp_path, *[GAME] * 8)
     settings = replace(SMALL, agent=str(start), rank=0, preset="small", epochs=60, lr=3e-3)
     folder = learn_games(str(games), settings, tmp_path / "out")
+    assert resolve_agent(str(folder)).start == str(folder), "`untrained` was the agent before the warm start"
     game = trained_config(folder)
     assert game is not None and (game.env, game.instruction, game.max_turns) == ("mini", "short", 4)
     agent = load_agent(folder, replace(game, max_new=100, max_tokens=700), torch.device("cpu"))
