@@ -13,6 +13,7 @@ import math
 import os
 import random
 import re
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -339,6 +340,20 @@ def parse_endpoint(name: str, *, key: str) -> Callable[..., Endpoint]:
             "OPENAI_API_KEY contains a line break, a blank or a non-ASCII character: copy it again"
         )
     return partial(Endpoint, model, base_url, key=key.strip())
+
+
+def check_listening(name: str) -> None:
+    """Raise UsageError if the server of MODEL@URL is on this machine, and nothing listens there."""
+    base_url = name.partition("@")[2]
+    if not is_loopback(base_url):
+        return
+    url = httpx.URL(base_url)
+    try:
+        socket.create_connection((url.host, url.port or (443 if url.scheme == "https" else 80)), 1).close()
+    except ConnectionRefusedError:
+        raise UsageError(f"{name}: no server answers there: start it, or correct the port") from None
+    except OSError:
+        return  # a request will tell
 
 
 def is_loopback(base_url: str) -> bool:

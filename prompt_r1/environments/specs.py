@@ -102,6 +102,10 @@ class Environments:
         parse_weights(self._config.route, len(names))
         for name in names:
             self._opener(name, names, self._fields)
+            if "@http" in name:
+                from prompt_r1.environments.client import check_listening
+
+                check_listening(name)
 
     def open(self, spec: str, *, fields: Mapping[str, object] | None = None, price: str = "") -> Environment:
         """Open the environments of a SPEC. `fields` and `price` replace --env-args and --env-price."""
