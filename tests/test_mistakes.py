@@ -4,6 +4,7 @@ import fcntl
 import gc
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.cli.preflight import check_sft, check_train
 from prompt_r1.cli.question_input import check_infer
+from prompt_r1.config.agent import GAME_FILE
 from prompt_r1.config.fields import write_yaml
 from prompt_r1.config.train import train_config
 from prompt_r1.errors import UsageError
@@ -86,6 +88,7 @@ SEEN_BEFORE_TORCH = [
     ("evaluate.py --method direct --env mini --out folder", "files in it that are not of an evaluation"),
     ("evaluate.py --method direct --env mini --out answered", "its answers have --top-p 0.5, not 1.0"),
     ("evaluate.py", "run `python train.py` first"),
+    ("evaluate.py --agent AGENT --data good.jsonl --method rft", "rft needs training questions: give --tr"),
     ("evaluate.py --method direct --env mini --ssim-model nowhere", "nowhere: not a folder with a config"),
     ("sft.py --agent AGENT", "give the games to learn from: --games FILE, or --games mini"),
     ("sft.py --agent folder --games mini", "there is no config.json in it"),
@@ -102,6 +105,8 @@ SEEN_BEFORE_TORCH = [
     ("train.py --agent AGENT --env m@localhost/v1", "a URL begins with http:// or https://"),
     ("train.py --agent AGENT --env m@http://localhost:65536/v1", "port at most 65535"),
     ("train.py --agent AGENT --env gpt-4o-mini", "needs a key: set OPENAI_API_KEY"),
+    ("infer.py --question Who? --agent own", "'m' at https://api.openai.com/v1 needs a key"),
+    ("infer.py --question Who? --agent foreign", "'py:json:loads', which runs code: give it as --env"),
     ("infer.py --question Who? --agent AGENT --env mini,mini-z", "there is no environment 'mini-z'"),
     ("train.py --agent AGENT --env hf:folder", "there is no Hugging Face model in 'folder'"),
     ("train.py --agent AGENT --env x@http://me:pw@host/v1", "without user, password or query"),
@@ -145,6 +150,9 @@ def folder(tmp_path, asking_agent, monkeypatch) -> Path:
     write_yaml(train_config([])[0], checkpoints / "new/config.yaml")
     seal(checkpoints / "new", checkpoints / "step-000001")
     (tmp_path / "AGENT").symlink_to(asking_agent)
+    for name, environment in (("own", "m"), ("foreign", "py:json:loads")):
+        shutil.copytree(asking_agent, tmp_path / name)
+        (tmp_path / name / GAME_FILE).write_text(f"env: {environment}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     return tmp_path

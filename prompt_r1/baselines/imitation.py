@@ -62,10 +62,8 @@ async def imitate_own_games(
 ) -> None:
     """`rft`: rounds of games and of fine-tuning; `calls`, after which the last one ends (0: CALLS).
 
-    Raises UsageError if there are no questions, or if none of the first games ended right.
+    Raises UsageError if none of the first games ended right.
     """
-    if not train:
-        raise UsageError("rft needs training questions: give --train-data")
     rng, right = random.Random(f"rft {settings.seed}"), list[Trajectory]()
     for number in range(1, ROUNDS + 1):
         made = tried = 0

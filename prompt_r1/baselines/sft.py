@@ -77,8 +77,6 @@ def main(arguments: list[str]) -> None:
 
 def learn_answers(questions: Sequence[Question], config: SftConfig, out: Path) -> Path:
     """Fine-tune an agent on the answers of questions; the folder of the result."""
-    if not questions:
-        raise UsageError("sft needs training questions: give --train-data")
 
     def examples(codec: Codec) -> list[Trajectory]:
         return [example_of(question, codec) for question in questions]

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from prompt_r1.agent.gguf import gguf_file
-from prompt_r1.agent.names import find_agent, newest_mini_run
+from prompt_r1.agent.names import find_agent, newest_mini_run, trained_config
 from prompt_r1.config.agent import HELD_OUT, MINI_AGENT, EnvironmentConfig, is_mini_data
 from prompt_r1.config.evaluate import SftConfig
 from prompt_r1.config.fields import parse_arguments
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.pair import PairConfig
-from prompt_r1.config.train import train_config
+from prompt_r1.config.train import agent_preset, preset_of, train_config
 from prompt_r1.data.files import load_questions, read_rows
 from prompt_r1.data.questions import MINI_KINDS, check_mini_part
 from prompt_r1.environments.specs import Environments
@@ -60,8 +60,13 @@ def check_sft(arguments: list[str]) -> SftConfig:
 def check_pair(config: PairConfig) -> None:
     """Raise UsageError for a device, an agent or an environment that cannot be opened."""
     check_device(config.device)
-    check_agents([config.agent or str(newest_mini_run())])
-    check_environments(config, [config.env])
+    agent = config.agent or str(newest_mini_run())
+    check_agents([agent])
+    is_made = agent == MINI_AGENT or gguf_file(agent)
+    trained = None if is_made else trained_config(find_agent(agent, seed=0))
+    spec = config.env or (trained or agent_preset(preset_of(agent))).env
+    # What an agent's folder names may come from anyone, so it is no SPEC of the user's.
+    Environments(config, user_specs=[config.env]).check(spec)
 
 
 def check_agents(names: Iterable[str]) -> None:

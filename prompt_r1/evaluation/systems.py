@@ -36,6 +36,9 @@ def check_evaluate(arguments: list[str]) -> None:
     if config.ssim_model not in ("", "auto") and not (Path(config.ssim_model) / "config.json").is_file():
         raise UsageError(f"--ssim-model {config.ssim_model}: not a folder with a config.json")
     check_data([*config.data, *config.train_data, *config.val_data])
+    learning = [method for method in methods_of(config) if METHODS[method].training]
+    if learning and not config.train_data and not all(map(is_mini_data, config.data)):
+        raise UsageError(f"{learning[0]} needs training questions: give --train-data")
     folder = results_folder(config)
     begun = (folder / FILE).exists()
     if folder.exists():

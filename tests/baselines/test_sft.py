@@ -236,11 +236,6 @@ def test_the_method_sft_fine_tunes_only_once(start, tmp_path):
     assert prepared() == prepared()
 
 
-def test_missing_questions_are_a_usage_error(tmp_path):
-    with pytest.raises(UsageError, match="--train-data"):
-        learn_answers([], SMALL, tmp_path)
-
-
 def test_grpo_only_without_an_agent_that_was_trained_alone_says_how_to_train_one(tmp_path):
     for agent in ("", str(tiny.save_agent(tmp_path))):
         with pytest.raises(UsageError, match="--env none"):
