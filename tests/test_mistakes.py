@@ -79,7 +79,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --agent no/such/agent", "there is no such folder"),
     ("train.py --agent tiny@http://127.0.0.1:9/v1", "an agent plays in this process"),
     ("train.py --env tiny@http://localhost:9/v1", "tiny@http://localhost:9/v1: no server answers there"),
-    ("evaluate.py --agent AGENT --env tiny@http://127.0.0.1:9", "no server answers there: start it"),
+    ("evaluate.py --agent AGENT --env tiny@v2@http://127.0.0.1:9", "no server answers there: start it"),
     ("train.py --out notes.docx/run", "--out notes.docx/run: no folder can be made in "),
     ("train.py --out used", "used is in use by process 7"),
     ("train.py --agent AGENT --resume nowhere", "there is no checkpoint in it"),

@@ -344,10 +344,9 @@ def parse_endpoint(name: str, *, key: str) -> Callable[..., Endpoint]:
 
 def check_listening(name: str) -> None:
     """Raise UsageError if the server of MODEL@URL is on this machine, and nothing listens there."""
-    base_url = name.partition("@")[2]
-    if not is_loopback(base_url):
+    url = httpx.URL("http" + name.partition("@http")[2])  # the name of a model may hold an @ too
+    if not is_loopback(str(url)):
         return
-    url = httpx.URL(base_url)
     try:
         socket.create_connection((url.host, url.port or (443 if url.scheme == "https" else 80)), 1).close()
     except ConnectionRefusedError:
