@@ -31,7 +31,6 @@ class LoRA(nn.Module):
         super().__init__()
         self.base = base.requires_grad_(False)
         self.scale = alpha / rank
-        self.active = True  # False: the layer without its adapter
         a = torch.empty(rank, base.in_features)
         nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
         self.a = nn.Parameter(a.to(base.weight.device))
@@ -39,7 +38,7 @@ class LoRA(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.base(x)
-        return out + F.linear(self.scale * F.linear(x, self.a), self.b) if self.active else out
+        return out + F.linear(self.scale * F.linear(x, self.a), self.b)
 
     @torch.no_grad()
     def merged_weight(self) -> Tensor:
@@ -79,19 +78,6 @@ def add_lora(model: PreTrainedModel, *, rank: int, alpha: float, seed: int = 0) 
 def adapters_of(model: nn.Module) -> dict[str, LoRA]:
     """The adapted layers of a model, by the names of the layers."""
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoRA)}
-
-
-@contextmanager
-def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Let a model compute what it did before `add_lora`."""
-    layers = adapters_of(model).values()
-    for layer in layers:
-        layer.active = False
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.active = True
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from prompt_r1.agent.agent import Agent, check_question_lengths, load_agent
 from prompt_r1.agent.loading import load_policy
-from prompt_r1.agent.lora import ADAPTER_ALPHA, adapters_off
+from prompt_r1.agent.lora import ADAPTER_ALPHA, adapters_removed
 from prompt_r1.agent.model_check import add_checked_lora
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.packing import Packed
@@ -128,7 +128,7 @@ class Run:
             return None
         if self.reference is not self.policy:
             return self.reference(packed).logprobs
-        with adapters_off(self.policy.model):
+        with adapters_removed(self.policy.model):
             return self.policy(packed).logprobs
 
 
