@@ -117,7 +117,7 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniA
     return folder
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, seed: int, *, feed_forward: int = 256) -> Qwen3ForCausalLM:
+def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
     """Make a tiny Qwen3 whose output projections start as the transposes of the value projections.
 
     With this mimetic initialisation, attending to a token adds a multiple of the token's embedding to the
@@ -130,7 +130,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int, *, feed_forward: in
         num_attention_heads=4,
         num_key_value_heads=4,
         head_dim=32,
-        intermediate_size=feed_forward,
+        intermediate_size=256,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},

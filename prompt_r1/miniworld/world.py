@@ -126,19 +126,17 @@ class World:
         return tables.get(relation, people)
 
 
-def make_world(
-    seed: int | str, *, films: int | None = None, people: int | None = None, cities: int | None = None
-) -> World:
-    """Make the world of `seed`: 600 films, 768 people, 256 cities or fewer, the same in every process.
+def make_world(seed: int | str) -> World:
+    """Make the world of `seed`: 600 films, 768 people, 256 cities, the same in every process.
 
     Worlds for training and evaluation have integer seeds; worlds of the warm start have strings, so that an
     agent never starts with knowledge of a world that it plays in.
     """
     rng = random.Random(f"world {seed}")
     cuts = (
-        _cut(rng, [f"{adjective} {noun}" for adjective in ADJECTIVES for noun in NOUNS], films),
-        _cut(rng, [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES], people),
-        _cut(rng, [f"{prefix} {last}" for prefix in CITY_PREFIXES for last in LAST_NAMES], cities),
+        _cut(rng, [f"{adjective} {noun}" for adjective in ADJECTIVES for noun in NOUNS]),
+        _cut(rng, [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]),
+        _cut(rng, [f"{prefix} {last}" for prefix in CITY_PREFIXES for last in LAST_NAMES]),
     )
     train, test = (Names(*names) for names in zip(*cuts, strict=True))
     facts: dict[tuple[str, str], str] = {}
@@ -147,10 +145,9 @@ def make_world(
     return World(seed=seed, train=train, test=test, facts=facts)
 
 
-def _cut(rng: random.Random, names: list[str], count: int | None) -> list[tuple[str, ...]]:
-    """Shuffle the names, and divide `count` of them (None: all) 75/25."""
+def _cut(rng: random.Random, names: list[str]) -> list[tuple[str, ...]]:
+    """Shuffle the names, and divide them 75/25."""
     rng.shuffle(names)
-    names = names[:count]
     cut = len(names) * 3 // 4
     return [tuple(names[:cut]), tuple(names[cut:])]
 
