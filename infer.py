@@ -20,6 +20,7 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
 import asyncio
 import json
 import sys
+from functools import partial
 
 from prompt_r1.cli.command_line import run_program, teaching_command
 from prompt_r1.cli.dialogue import Dialogue, cost_line, game_as_json
@@ -65,7 +66,8 @@ class Session:
         self.environment = pair.environment.name
         self._config = config
         self._pair = pair
-        self._view = Dialogue(_ignore if config.json else _write_out)
+        # With --json, only the games are printed.
+        self._view = Dialogue((lambda text: None) if config.json else partial(print, end="", flush=True))
         print(printable(pair.about), file=sys.stderr, flush=True)
 
     async def ask(self, text: str) -> None:
@@ -82,7 +84,7 @@ class Session:
         self.games.append(game)
         if self._config.json:
             names = {"agent": self._pair.path, "environment": self.environment}
-            _write_out(json.dumps(game_as_json(game, names, priced=priced)) + "\n")
+            print(json.dumps(game_as_json(game, names, priced=priced)), flush=True)
         if game.stop != "answered":
             view.note("no answer", f"the game ended: {(game.error or game.stop).replace('_', ' ')}")
         if game.turns and not any(tag in turn.text for turn in game.turns for tag in ACTION_TAGS):
@@ -97,15 +99,6 @@ class Session:
             seconds = sum(game.seconds for game in self.games)
             total = cost_line(spent, seconds, priced=bool(self._config.env_price))
             self._view.note("total", f"{len(self.games)} questions, {total}")
-
-
-def _write_out(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def _ignore(text: str) -> None:
-    """Write nothing: with --json, only the games are printed."""
 
 
 if __name__ == "__main__":

@@ -114,13 +114,6 @@ class Ranks:
                     weight.grad = torch.zeros_like(weight)
                 dist.all_reduce(weight.grad)
 
-    def clip_gradients(self, module: nn.Module, limit: float) -> float:
-        """Scale the gradients down to a norm of at most `limit`; returns their norm before.
-
-        The norm is over all weights and ranks.
-        """
-        return full_tensor(nn.utils.clip_grad_norm_(module.parameters(), limit)).item()
-
     @torch.no_grad()
     def weight_norm(self, module: nn.Module) -> float:
         """The norm of all weights of a module; not finite if any of them is not, or if they overflow it."""

@@ -127,8 +127,6 @@ def open_pair(
     else:
         environment = environment_of(own)
     run(environment.check())
-    agent, about = (
-        load_agent(spec.path, spec.config, device),
-        spec.describe(environment=environment.name, seed=seed),
-    )
+    agent = load_agent(spec.path, spec.config, device)
+    about = spec.describe(environment=environment.name, seed=seed)
     return OpenPair(agent, environment, seed, config.temperature, str(spec.path), about)

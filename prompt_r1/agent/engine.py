@@ -234,5 +234,5 @@ class Engine:
                 job.watch(token)
             finished = token in self.stop_ids
             if finished or len(job.logprobs) == job.max_new:
-                self._scheduler.finish(job)
+                self._scheduler.running.remove(job)  # its sequence stays cached for the game's next call
                 job.done.set_result(Completion(job.tokens[job.prompt_length :], job.logprobs, finished))

@@ -93,10 +93,6 @@ class Scheduler:
         """Let a job wait for admission."""
         insort(self.waiting, job, key=lambda other: other.order)
 
-    def finish(self, job: Job) -> None:
-        """Remove a running job. Its sequence stays cached for the game's next call."""
-        self.running.remove(job)
-
     def end(self, game: CachedGame) -> None:
         """Free the pages of a game, and forget its jobs, which are not awaited any longer."""
         self.running = [job for job in self.running if job.game is not game]

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from prompt_r1.agent.packing import Packed
 from prompt_r1.agent.policy import Policy, TokenScores, blocks_of
-from prompt_r1.distributed import Ranks
+from prompt_r1.distributed import Ranks, full_tensor
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss
 from prompt_r1.training.batches import Batch
@@ -142,7 +143,8 @@ class Update:
             self._check_gap()
         step, self._current = self._current, []
         self._ranks.sum_gradients(self.policy)
-        grad_norm = self._ranks.clip_gradients(self.policy, GRADIENT_LIMIT)
+        # The norm over all weights and ranks, before it is clipped.
+        grad_norm = full_tensor(clip_grad_norm_(self.policy.parameters(), GRADIENT_LIMIT)).item()
         broken = not math.isfinite(grad_norm + sum(batch.loss for batch in step))
         if self._ranks.sum([broken])[0]:
             self.skipped += 1

@@ -51,7 +51,7 @@ def compare_on_test(run: Run) -> str:
         gc.collect()  # an engine is part of a reference cycle, and two more agents may not fit in memory
     if run.ranks.first:
         (run.folder / TEST_FILE).write_text(results_table(rows, datasets) + "\n", "utf-8")
-    return printed_table(rows)
+    return text_table(["test", *COLUMNS], [[method, *_cells(own)] for method, own in rows.items()])
 
 
 def play_share(run: Run, agent: Agent, questions: Sequence[Question], *, name: str) -> list[Row]:
@@ -114,12 +114,6 @@ def results_table(rows_of: dict[str, list[Row]], datasets: Sequence[str]) -> str
         if len(names) > 1:
             lines.append([f"**{method}**", "**all**", *_cells(rows)])
     return markdown_table(["method", "dataset", *COLUMNS], lines, left=2)
-
-
-def printed_table(rows: dict[str, list[Row]]) -> str:
-    """A row for each method, over all questions."""
-    lines = [[method, *_cells(own)] for method, own in rows.items()]
-    return text_table(["test", *COLUMNS], lines)
 
 
 def _cells(rows: Sequence[Row]) -> list[str]:

@@ -31,7 +31,7 @@ def compute(
     scheduler.admit()
     while job.uncached:
         scheduler.schedule()
-    scheduler.finish(job)
+    scheduler.running.remove(job)
 
 
 def scheduler_of(*, pages: int, prefill_tokens: int = 100) -> Scheduler:
