@@ -15,13 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from prompt_r1.baselines.ask_once import task_score
-from prompt_r1.baselines.optimise import (
-    VALIDATED_ON,
-    PromptSearch,
-    check_questions,
-    draw_questions,
-    mean_score,
-)
+from prompt_r1.baselines.optimise import VALIDATED_ON, PromptSearch, mean_score
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.types import Question
 
@@ -51,11 +45,9 @@ async def gepa(
     seed: int,
 ) -> str:
     """The prompt with the best mean score on the validation questions; the first of equals."""
-    check_questions(train, validation)
-    held_out = draw_questions(validation, examples or VALIDATED_ON, seed)
+    held_out = await search.begin(validation, examples or VALIDATED_ON, seed)
     rng = random.Random(seed)
     batches = minibatches(train, rng)
-    await search.begin_with(held_out)
     while search.takes_step(2 * BATCH + 1 + len(held_out), ended=search.asked >= METRIC_CALLS):
         parent, batch = draw_parent(search.scores, rng), next(batches)
         before = await search.try_prompt(parent, batch)

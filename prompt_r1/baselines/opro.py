@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from prompt_r1.baselines.optimise import PromptSearch, check_questions, draw_questions, text_between
+from prompt_r1.baselines.optimise import PromptSearch, text_between
 from prompt_r1.types import Question
 
 STEPS, PER_STEP, SCORED_ON = 200, 8, 261  # the authors': steps, new instructions in each, questions
@@ -35,11 +35,9 @@ async def opro(
     search: PromptSearch, train: Sequence[Question], _: Sequence[Question], *, examples: int, seed: int
 ) -> str:
     """The instruction with the best score on the training questions. Validation questions are not used."""
-    check_questions(train)
-    train = draw_questions(train, examples or SCORED_ON, seed)
+    train = await search.begin(train, examples or SCORED_ON, seed)
     # In an instruction for mathematical questions, a number could give away an answer.
     digits_allowed = not all(question.kind == "math" for question in train)
-    await search.begin_with(train)
     while search.takes_step(PER_STEP + len(train), ended=search.steps == STEPS):
         for instruction in await propose(search, train, search.steps, seed):
             usable = is_usable(instruction, digits_allowed=digits_allowed)

@@ -56,10 +56,17 @@ class PromptSearch:
     last_new: int = field(init=False, default=0)  # … and the calls that had begun when there was a new one
     scores: dict[str, list[float]] = field(init=False, default_factory=dict)  # prompt → of each question
 
-    async def begin_with(self, questions: Sequence[Question]) -> None:
-        """Score the seed prompt, if the limit allows it."""
-        if self.can_afford(len(questions)):
-            await self.score(SEED_PROMPT, questions)
+    async def begin(self, questions: Sequence[Question], count: int, seed: int) -> list[Question]:
+        """Draw at most `count` questions that score prompts, and score the seed prompt, if calls allow it.
+
+        Raises UsageError if there are no questions.
+        """
+        if not questions:
+            raise UsageError("a prompt search needs more questions: give --train-data and --val-data")
+        drawn = random.Random(f"chosen {seed}").sample(list(questions), len(questions))[:count]
+        if self.can_afford(len(drawn)):
+            await self.score(SEED_PROMPT, drawn)
+        return drawn
 
     def takes_step(self, calls: int, *, ended: bool) -> bool:
         """Whether there is another step, which makes at most `calls` calls until its first prompt is scored.
@@ -169,18 +176,6 @@ def file_name(text: str) -> str:
 def mean_score(predictions: Sequence[Prediction]) -> float:
     """The mean score of at least one prediction."""
     return fmean(map(task_score, predictions))
-
-
-def draw_questions(questions: Sequence[Question], limit: int, seed: int) -> list[Question]:
-    """At most `limit` of the questions, drawn by seed."""
-    order = random.Random(f"chosen {seed}").sample(list(questions), len(questions))
-    return order[:limit]
-
-
-def check_questions(*splits: Sequence[Question]) -> None:
-    """Raise UsageError if a split that a search needs is empty."""
-    if not all(splits):
-        raise UsageError("a prompt search needs more questions: give --train-data and --val-data")
 
 
 def text_between(text: str, opening: str, closing: str) -> str | None:

@@ -11,14 +11,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from prompt_r1.baselines.ask_once import task_score
-from prompt_r1.baselines.optimise import (
-    SEED_PROMPT,
-    VALIDATED_ON,
-    PromptSearch,
-    check_questions,
-    draw_questions,
-    text_between,
-)
+from prompt_r1.baselines.optimise import SEED_PROMPT, VALIDATED_ON, PromptSearch, text_between
 from prompt_r1.types import Question
 
 EPOCHS, UPDATES, BATCH = 3, 4, 3  # updates in an epoch, training questions in an update
@@ -42,11 +35,9 @@ async def textgrad(
     seed: int,
 ) -> str:
     """The last prompt that validation did not reject."""
-    check_questions(train, validation)
-    held_out = draw_questions(validation, examples or VALIDATED_ON, seed)
+    held_out = await search.begin(validation, examples or VALIDATED_ON, seed)
     batches = minibatches(train, random.Random(f"textgrad {seed}"))
     prompt = SEED_PROMPT
-    await search.begin_with(held_out)
     while search.takes_step(3 * BATCH + 1 + len(held_out), ended=search.steps == EPOCHS * UPDATES):
         proposed = await rewrite(search, prompt, next(batches))
         if await search.score(proposed, held_out) >= await search.score(prompt, held_out):
