@@ -54,7 +54,9 @@ def export_agent(
 
     def write() -> None:
         with resumable_writes(folder, ranks, then="exports it"):
-            home, temporary = base_folder(base), atomic_folder.new_temporary(folder)
+            # The folder of the base model: its own, or the one in the hub cache.
+            home = Path(str(cached_file(str(base), "config.json"))).parent
+            temporary = atomic_folder.new_temporary(folder)
             _save(policy.model, weights, home, temporary)
             for pattern in COPIED:
                 for path in home.glob(pattern):
@@ -71,15 +73,6 @@ def export_agent(
         for name, layer in adapted.items() if ranks.first else ():
             weights[f"{name}.weight"] = layer.merged_weight().cpu()
         ranks.from_first(write)
-
-
-def base_folder(base: Path | str) -> Path:
-    """The folder with the files of a model: its own, or the one in the hub cache."""
-    if Path(base).is_dir():
-        return Path(base)
-    file = cached_file(str(base), "config.json")
-    assert file is not None, "cached_file raises if the model is missing"
-    return Path(file).parent
 
 
 def _save(model: PreTrainedModel, weights: Mapping[str, Any], home: Path, folder: Path) -> None:
