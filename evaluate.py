@@ -30,7 +30,6 @@ from pathlib import Path
 from tqdm import tqdm
 
 from prompt_r1.agent.agent import check_question_lengths, load_codec
-from prompt_r1.agent.names import AgentSpec
 from prompt_r1.baselines.ask_once import Answer
 from prompt_r1.baselines.make import MethodMaker, preparation_questions
 from prompt_r1.cli.command_line import command, run_program
@@ -85,8 +84,18 @@ def main(arguments: list[str]) -> None:
             system: [pair for pair in wanted if file.find(system, *pair) is None] for system in systems
         }
         if any(missing.values()):  # a complete evaluation needs no journal
+            device = pick_device(config.device)
+            specs = (*(system.environment for system in systems), config.optimizer_env)
+            environments = Environments(
+                config,
+                seed=seed,
+                device=device,
+                folder=folder,
+                other_specs={spec for spec in specs if spec},
+                user_specs=[*config.env, config.optimizer_env],
+            )
             datasets = list(dict.fromkeys(question.dataset for question in questions))
-            maker = open_maker(config, systems, datasets, seed, folder)
+            maker = MethodMaker(config, systems, datasets, environments, device, seed, folder)
             asyncio.run(answer_missing(missing, maker, file))
         predictions = file.answers_to(wanted, systems)
         print(write_results(folder, score(predictions), trained_with(agents)))
@@ -154,27 +163,6 @@ async def answer_all(
                     group.create_task(answer_one(*pair))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
-
-
-def open_maker(
-    config: EvaluateConfig,
-    systems: Mapping[System, AgentSpec],
-    datasets: Sequence[str],
-    seed: int,
-    folder: Path,
-) -> MethodMaker:
-    """What makes the methods, with one journal and one budget for all."""
-    device = pick_device(config.device)
-    specs = (*(system.environment for system in systems), config.optimizer_env)
-    environments = Environments(
-        config,
-        seed=seed,
-        device=device,
-        folder=folder,
-        other_specs={spec for spec in specs if spec},
-        user_specs=[*config.env, config.optimizer_env],
-    )
-    return MethodMaker(config, systems, datasets, environments, device, seed, folder)
 
 
 if __name__ == "__main__":

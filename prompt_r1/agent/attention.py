@@ -24,11 +24,6 @@ class AttentionShape:
     kv_heads: int
     dim: int  # of a head
 
-    @property
-    def cache_entries(self) -> int:
-        """Numbers in the KV cache for each token: keys and values of all layers."""
-        return 2 * self.layers * self.kv_heads * self.dim
-
 
 def attention_shape(config: PretrainedConfig) -> AttentionShape:
     """The sizes of the attention of a model with this config."""

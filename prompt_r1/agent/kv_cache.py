@@ -124,7 +124,8 @@ def allocate_pool(policy: Policy, *, tokens: int, longest: int, games: int, page
     kind = policy.device.type
     page_size = page_size or (min(longest, PAGE_SIZE["cpu"]) if kind == "cpu" else PAGE_SIZE["cuda"])
     pages_of_game = -(-longest // page_size)
-    page_bytes = page_size * attention_shape(policy.model.config).cache_entries * policy.compute.itemsize
+    shape = attention_shape(policy.model.config)
+    page_bytes = 2 * shape.layers * shape.kv_heads * page_size * shape.dim * policy.compute.itemsize
     affordable = int(MEMORY_SHARE[kind] * free_memory(policy.device)) // page_bytes
     # A game never takes more pages than `longest` needs, so a cache that holds one game always holds it.
     pages = max(tokens // page_size, pages_of_game) if tokens else min(affordable, games * pages_of_game)

@@ -12,12 +12,13 @@ from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object
 from prompt_r1.data.files import as_questions, load_questions, question_key
 from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.world import TRAINING_MIX, MiniWorld, mini_world
+from prompt_r1.miniworld.world import TRAINING_MIX, mini_world
 from prompt_r1.terminal import printable
 from prompt_r1.types import Question
 
 MINI_SPLITS = ("train", "validation", "test", "ood")
 MINI_KINDS = tuple(TRAINING_MIX)
+_mini_world = lru_cache(maxsize=2)(mini_world)  # programs read its splits one by one
 
 
 def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question]:
@@ -110,8 +111,3 @@ def check_mini_part(name: str) -> None:
     part, parts = name.partition(":")[2], (*MINI_SPLITS, *MINI_KINDS)
     if part and part not in parts:
         raise UsageError(f"the mini world has no part {part!r}: choose one of {', '.join(parts)}")
-
-
-@lru_cache(maxsize=2)  # programs read its splits one by one
-def _mini_world(seed: int) -> MiniWorld:
-    return mini_world(seed)

@@ -38,9 +38,9 @@ def short_names(systems: Iterable[System]) -> dict[System, str]:
     names, systems = {}, list(systems)
     for system in systems:
         same = [other for other in systems if other.method == system.method]
-        parts = [system.environment] if len({other.environment for other in same}) > 1 else []
-        parts += [system.agent] if len({other.agent for other in same}) > 1 else []
-        names[system] = printable_line(f"{system.method} ({', '.join(parts)})" if parts else system.method)
+        environment = system.environment if len({other.environment for other in same}) > 1 else ""
+        agent = system.agent if len({other.agent for other in same}) > 1 else ""
+        names[system] = str(System(system.method, environment, agent))
     return names
 
 
