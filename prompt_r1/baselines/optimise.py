@@ -96,7 +96,7 @@ class PromptSearch:
         """Whether the limit allows this many more calls."""
         return not self.max_calls or self.begun + calls <= self.max_calls
 
-    def _begin(self, calls: int) -> None:
+    def _count_calls(self, calls: int) -> None:
         assert self.can_afford(calls), f"{self.begun} + {calls} calls exceed the limit of {self.max_calls}"
         self.begun += calls
 
@@ -105,7 +105,7 @@ class PromptSearch:
 
         Raises Resumable if a call fails: a score over fewer questions could select another prompt.
         """
-        self._begin(len(questions))
+        self._count_calls(len(questions))
         self.asked += len(questions)
         self.tried.add(prompt)
         answer = partial(direct, self.environment, self.answer_format, sample=0, prompt=prompt)
@@ -117,7 +117,7 @@ class PromptSearch:
 
     async def ask_optimizer(self, system: str, request: str, *, sample: int = 0) -> str:
         """One call of the optimiser; `sample` numbers several replies to the same request."""
-        self._begin(1)
+        self._count_calls(1)
         messages: list[Message] = [
             {"role": "system", "content": system},
             {"role": "user", "content": request},

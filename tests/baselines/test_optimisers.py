@@ -274,4 +274,4 @@ def test_gepa_uses_each_question_once_per_epoch_and_fills_the_last_batch():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_search_without_questions_names_the_flag_that_gives_them(name):
     with pytest.raises(UsageError, match="--train-data"):
-        asyncio.run(ALGORITHMS[name](new_search(), [], VALIDATION, examples=20, seed=0))
+        asyncio.run(ALGORITHMS[name](new_search(), [], [], examples=20, seed=0))
