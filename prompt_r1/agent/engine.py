@@ -218,9 +218,7 @@ class Engine:
         return self.policy.hidden_states(tokens[None], position_ids=positions, paged=batch.attend)[0]
 
     def _sample(self, jobs: list[Job], hidden: Tensor) -> None:
-        """Append a token to each job, sampled from its last hidden state (R, hidden), and resolve the jobs
-        that are finished.
-        """
+        """Sample a token of each job from its last hidden state (R, hidden); resolve finished jobs."""
         drawn = draw(
             self.policy.logits(hidden), [job.sampling for job in jobs], [job.uniform for job in jobs]
         )

@@ -152,9 +152,7 @@ class PredictionFile:
     def answers_to(
         self, wanted: Iterable[tuple[Question, int]], systems: Iterable[System]
     ) -> list[Prediction]:
-        """The stored answers to these questions and samples, including failed calls: of `systems`, then of
-        all others.
-        """
+        """The stored answers to these questions and samples, also failed calls; those of `systems` first."""
         questions = {(question.dataset, question.id, sample): question for question, sample in wanted}
         order = dict.fromkeys([*systems, *(key[0] for key in self._predictions)])
         stored = [self._predictions.get((system, *key)) for system in order for key in questions]
