@@ -13,6 +13,7 @@ from prompt_r1.baselines import sft
 from prompt_r1.cli.command_line import command, teaching_command
 from prompt_r1.cli.preflight import check_sft, check_train
 from prompt_r1.cli.question_input import check_infer
+from prompt_r1.config.agent import GAME_FILE
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.__main__ import main as data_main
 from prompt_r1.data.files import load_questions
@@ -92,6 +93,7 @@ def folder(tmp_path, asking_agent, monkeypatch) -> Path:
     Path(FOLDER).mkdir()
     for file in asking_agent.iterdir():
         Path(FOLDER, file.name).symlink_to(file)
+    Path(FOLDER, GAME_FILE).write_text("env: mini\n")  # as a training exports it
     return tmp_path
 
 
