@@ -80,7 +80,9 @@ SEEN_BEFORE_TORCH = [
     ("train.py --agent tiny@http://127.0.0.1:9/v1", "an agent plays in this process"),
     ("train.py --env tiny@http://localhost:9/v1", "tiny@http://localhost:9/v1: no server answers there"),
     ("evaluate.py --agent AGENT --env tiny@v2@http://127.0.0.1:9", "no server answers there: start it"),
-    ("train.py --out notes.docx/run", "--out notes.docx/run: no folder can be made in "),
+    ("train.py --out notes.docx/run", "--out notes.docx/run: Not a directory; give a folder"),
+    ("train.py --out folder", "there are files in it that are not of a run"),
+    ("train.py --agent AGENT --out held --resume never", "held holds a run already"),
     ("train.py --out used", "used is in use by process 7"),
     ("train.py --agent AGENT --resume nowhere", "there is no checkpoint in it"),
     ("train.py --out trained --seed 1", "step-000001 was made with seed = 0, not 1: resume"),
@@ -117,8 +119,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --agent AGENT --env-args {", "--env-args is not JSON"),
 ]
 SEEN_LATER = [
-    ("train.py --agent AGENT --out held --resume never", "held holds a run already"),
-    ("train.py --config mini --agent AGENT --data long.jsonl --val-data none", "question 'long' ('"),
+    ("train.py --config mini --agent AGENT --data long.jsonl --val-data none", "question 'long' ('")
 ]
 
 

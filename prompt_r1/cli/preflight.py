@@ -18,7 +18,7 @@ from prompt_r1.data.questions import MINI_KINDS, check_mini_part
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
 from prompt_r1.storage.atomic_folder import find_damage
-from prompt_r1.storage.run_folder import LOCK, check_settings, checkpoints_of, claim
+from prompt_r1.storage.run_folder import LOCK, check_settings, checkpoints_of, claim, open_run
 
 
 def check_train(arguments: list[str]) -> None:
@@ -29,12 +29,8 @@ def check_train(arguments: list[str]) -> None:
     check_agents([config.agent])
     check_environments(config, [] if config.dry_run else [config.env])  # an estimate needs no key
     check_data([*config.data, *config.val_data, *config.test_data])
-    run = Path(config.out or f"runs/{name}-seed{config.seed}")
-    if config.resume not in ("auto", "never"):
-        run = Path(config.resume)
-        if not checkpoints_of(run):
-            raise UsageError(f"--resume {run}: there is no checkpoint in it")
     if os.environ.get("RANK") in (None, "", "0") and not config.dry_run:
+        run = open_run(config.out, config.resume, f"{name}-seed{config.seed}")
         _check_unused(run)
         for newest in checkpoints_of(run)[-1:] if config.resume != "never" else ():
             if not find_damage(newest, only=("state.json", "config.yaml")):  # a damaged one is skipped later
@@ -116,10 +112,9 @@ def _check_rank() -> None:
 
 
 def _check_unused(run: Path) -> None:
-    """Raise UsageError if a process holds the lock of a run folder, or if the folder cannot be made."""
-    existing = next(path for path in (run, *run.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise UsageError(f"--out {run}: no folder can be made in {existing}; give one that can be written")
+    """Raise UsageError if a process holds the lock of a run folder, or if nothing can be written into it."""
+    if not os.access(run, os.W_OK):
+        raise UsageError(f"--out {run}: Permission denied; give a folder that can be written")
     if (run / LOCK).is_file():
         with (run / LOCK).open("a+") as file:
             claim(file, run)

@@ -35,6 +35,11 @@ def open_run(out: str, resume: str, name: str) -> Path:
         raise UsageError(f"--resume never: {run} holds a run already; choose another --out or delete it")
     # A copy of a run may lack the hidden file.
     make_folder(run, lambda run: (run / LOCK).exists() or bool(checkpoints_of(run)), "a run")
+    if (run / "report.html").exists() and not checkpoints_of(run):  # it is written after a checkpoint
+        raise UsageError(
+            f"{run}: its checkpoints are gone or unreadable, and a new run would replace its agent: put them "
+            "back, or give another --out"
+        )
     return run
 
 

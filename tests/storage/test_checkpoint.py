@@ -271,6 +271,17 @@ def test_a_run_folder_and_its_copy_without_the_lock_are_opened_again(saved, tmp_
         assert open_run(out, "auto", "mini") == tmp_path
 
 
+def test_a_run_whose_checkpoints_were_deleted_is_not_replaced(saved, tmp_path):
+    """A bug: whoever had deleted them to free space lost the trained agent, its games and metrics."""
+    (tmp_path / "report.html").touch()
+    shutil.rmtree(saved.folder / "checkpoints")
+    with (
+        lock_run(tmp_path, ONE_RANK),
+        pytest.raises(UsageError, match="its checkpoints are gone or unreadable"),
+    ):
+        open_run(str(tmp_path), "auto", "mini")
+
+
 def test_a_run_folder_that_cannot_be_made_is_reported_in_one_sentence(tmp_path):
     (tmp_path / "file").touch()
     for out in ("file", "file/run", "a" * 300):
