@@ -20,8 +20,10 @@ OBJECT_PREFIX = "py:"  # of an environment that is an object of the user's: py:M
 def import_object(name: str, *, where: str) -> Any:
     """Import MODULE:NAME, also from the current folder. Raises UsageError, which begins with `where`."""
     module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise UsageError(f"{where}: give MODULE:NAME, such as my_file:my_name, not {name!r}")
+    if not all(map(str.isidentifier, f"{module}.{attribute}".split("."))) or module.endswith(".py"):
+        raise UsageError(
+            f"{where}: give MODULE:NAME, such as my_file:my_name or folder.my_file:my_name, not {name!r}"
+        )
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
@@ -31,7 +33,7 @@ def import_object(name: str, *, where: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"{where}: cannot import {name!r}: {error}") from None
-    except Exception as error:  # the module is the user's: anything may go wrong in it
+    except (Exception, SystemExit) as error:  # the module is the user's: anything may go wrong in it
         raise UsageError(f"{where}: cannot import {name!r}: {described(error)}") from error
     return found
 
@@ -53,7 +55,7 @@ def import_reward(name: str) -> OwnReward:
         what = f"{where}, question {game.question.id!r} (game: {end}),"
         try:
             value = float(function(game, paper))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UsageError(f"{what} raised {described(error)}") from error
         if not math.isfinite(value):
             raise UsageError(f"{what} returned {value}, not a finite number")
@@ -62,7 +64,7 @@ def import_reward(name: str) -> OwnReward:
     return reward
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """An error in a user's own code as one line: its type, its text, and the line of the file."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, SyntaxError):  # its text names the file

@@ -101,7 +101,7 @@ def _questions_of_function(name: str, split: str, seed: int) -> list[Question]:
         rows = list(function(split, seed))
     except UsageError:
         raise
-    except Exception as error:  # the function is the user's
+    except (Exception, SystemExit) as error:  # the function is the user's
         raise UsageError(f"{where}, called with a split and a seed, raised {described(error)}") from error
     return as_questions(where, enumerate(rows, start=1), dataset=name.rpartition(":")[2])
 

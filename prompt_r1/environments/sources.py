@@ -156,7 +156,7 @@ class OwnSource(Source):
             return await reply if inspect.isawaitable(reply) else reply
         except (EnvError, FatalEnvError, UsageError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UsageError(f"the environment {self.name} raised {described(error)}") from error
 
 
@@ -176,6 +176,6 @@ def open_own(spec: str, *, seed: int) -> OwnSource:
     if inspect.isclass(own):
         try:
             own = own()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UsageError(f"the environment {spec!r} raised {described(error)}") from error
     return OwnSource(own, seed=seed, name=spec)

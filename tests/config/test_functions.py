@@ -26,6 +26,10 @@ class Broken:
     def ask(self, messages):
         return messages["no such key"]
 
+class Leaves:
+    def ask(self, messages):
+        raise SystemExit(3)
+
 seen = []
 
 def frugal(game, paper):
@@ -37,6 +41,9 @@ def divides(game, paper):
 
 def infinite(game, paper):
     return float("inf")
+
+def leaves(game, paper):
+    raise SystemExit("no key")
 
 def nothing_returned(game, paper):
     pass
@@ -52,7 +59,7 @@ def own(tmp_path, monkeypatch):
     """A working folder with a module of the user."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
-    for module in ("own_code", "typo", "crash"):
+    for module in ("own_code", "typo", "crash", "script"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     (tmp_path / "own_code.py").write_text(OWN)
     importlib.invalidate_caches()
@@ -76,17 +83,22 @@ def test_the_users_reward_replaces_the_papers_and_is_called_once_for_each_unbrok
             r"divides, question 'q' \(game: answered .*\), raised ZeroDivisionError: .*own_code.py, line",
         ),
         ("own_code:infinite", "own_code:infinite, question 'q' .*, returned inf, not a finite number"),
+        ("own_code:leaves", r"raised SystemExit: no key \(own_code.py, line"),
         ("own_code:nothing_returned", "own_code:nothing_returned, question 'q' .* not 'NoneType'"),
         ("own_code:one_argument", "must take 2 arguments, game and reward of the paper"),
         ("own_code:Oracle", "not a function"),
         ("own_code:OWN", "cannot import"),
         ("typo:f", r"cannot import 'typo:f': SyntaxError: .* \(typo.py, line 1\)"),
+        ("script:f", r"cannot import 'script:f': SystemExit: usage: TOKEN \(script.py, line 1\)"),
+        ("./own_code:divides", "give MODULE:NAME, such as my_file:my_name or folder.my_file:my_name"),
+        ("own_code.py:divides", "give MODULE:NAME"),
         ("crash:f", r"cannot import 'crash:f': ZeroDivisionError: .* \(crash.py, line 1\)"),
     ],
 )
 def test_an_error_in_the_users_reward_is_one_sentence(own, name, sentence):
     (own / "typo.py").write_text("def f(:\n")
     (own / "crash.py").write_text("1 / 0\n")
+    (own / "script.py").write_text("raise SystemExit('usage: TOKEN')\n")
     game = play_game(Question("q", "d", "Who?", answers=("Anna",)), GOOD_TURNS, ["Anna."])
     with pytest.raises(UsageError, match=f"^--reward.*{sentence}") as refused:
         score(game, rule=replace(RULES["release"], own=import_reward(name)))
@@ -94,5 +106,7 @@ def test_an_error_in_the_users_reward_is_one_sentence(own, name, sentence):
 
 
 def test_an_error_in_the_users_environment_is_one_sentence(own):
+    with pytest.raises(UsageError, match=r"own_code:Leaves raised SystemExit: 3 \(own_code.py, line"):
+        asyncio.run(outcome_of(open_own("py:own_code:Leaves", seed=0)))
     with pytest.raises(UsageError, match=r"own_code:Broken raised TypeError: .*own_code.py, line"):
         asyncio.run(outcome_of(open_own("py:own_code:Broken", seed=0)))
