@@ -12,6 +12,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.foreign import is_finite_number, json_object
 
 RUNS = Path("runs")
+LFS_POINTER = b"version https://git-lfs"  # how files begin that `git lfs` has not fetched
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -60,8 +61,14 @@ def _check_agent_folder(folder: Path) -> None:
         raise UsageError(f"--agent {folder}: this run has saved no agent yet")
     if not (folder / "config.json").exists():
         raise UsageError(f"--agent {folder} is no model: there is no config.json in it")
+    for file in filter(Path.is_file, folder.iterdir()):
+        with file.open("rb") as content:
+            if content.read(len(LFS_POINTER)) == LFS_POINTER:
+                raise UsageError(f"{file} is a pointer of Git LFS: `git lfs pull` fetches the file itself")
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
         raise UsageError(f"--agent {folder} has no tokenizer: there is no tokenizer.json in it")
+    if not any(folder.glob("*.safetensors")):
+        raise UsageError(f"--agent {folder} has no weights: there is no model.safetensors in it")
 
 
 def trained_config(path: str | Path) -> AgentConfig | None:

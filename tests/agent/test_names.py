@@ -22,6 +22,7 @@ def save_run(folder: Path, *, seed: int, step: int, saved: int, env: str = "mini
     write_yaml(TrainConfig(**{**PRESETS["mini"], "seed": seed, "env": env}), agent / GAME_FILE)
     (agent / "config.json").write_text("{}")
     (agent / "tokenizer.json").touch()
+    (agent / "model.safetensors").touch()
     (agent / STEP_FILE).write_text(json.dumps({"step": step}))
     os.utime(agent / GAME_FILE, (saved, saved))
 
