@@ -228,7 +228,11 @@ class Endpoint(Source):
             return failed(f"no complete response within {self._attempt_timeout:g} s", lost=True)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, ExceptionGroup) as error:
             # asyncio's errors are a group where a proxy's port is above the highest one
-            return failed(f"no server answers ({str(error) or type(error).__name__})", misdirected=True)
+            said = f"({str(error) or type(error).__name__}): check the host and the port"
+            if "[SSL" not in said:
+                return failed(f"no server answers {said}", misdirected=True)
+            own = "for a certificate of your own, set SSL_CERT_FILE"
+            return failed(f"no secure connection {said}, and http or https; {own}", misdirected=True)
         except (httpx.HTTPError, OSError) as error:
             said = f"{type(error).__name__}: {error}".removesuffix(": ")
             is_no_http = "illegal" in said  # h11's word for lines that are none of HTTP

@@ -187,7 +187,7 @@ def _described(text: str, headers: Mapping[str, str]) -> str:
         return "a stream, which was not asked for, that breaks off"
     if encoding := headers.get("sent-content-encoding"):
         return f"no chat completion in a body encoded as {encoding[:40]!r}"
-    return "the response is no chat completion"
+    return "the response is no chat completion: check the base URL, which often ends in /v1"
 
 
 def _classify_completion(data: Mapping[str, object], choice: Mapping[str, object]) -> Attempt:

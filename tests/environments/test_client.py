@@ -72,7 +72,8 @@ def test_of_answers_that_are_no_replies_a_call_gets_six() -> None:
     provider, account = Provider(httpx.Response(200, json={})), RecordedAccount()
     outcome = asyncio.run(outcome_of(endpoint(provider), account=account))
     assert outcome.reason == (
-        "large did not reply: in 6 requests, the last problem: the response is no chat completion"
+        "large did not reply: in 6 requests, the last problem: the response is no chat completion: "
+        "check the base URL, which often ends in /v1"
     )
     assert len(provider.requests) == account.requests == account.lost == MOST_ANSWERS
 
@@ -188,6 +189,8 @@ def test_a_refused_connection_a_proxy_that_refuses_and_what_is_no_http_fail_the_
         asyncio.run(Environment([endpoint(base_url="http://127.0.0.1:9/v1")]).check())
     with pytest.raises(FatalEnvError, match=r"no server answers \(407 Proxy"):
         check(httpx.ProxyError("407 Proxy Authentication Required"))
+    with pytest.raises(FatalEnvError, match=r"no secure connection .*WRONG_VERSION.*, and http or https"):
+        check(httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number"))  # https for http
     with pytest.raises(FatalEnvError, match="check http or https and the port"):
         check(httpx.RemoteProtocolError("illegal request line"))  # a TLS alert
 
