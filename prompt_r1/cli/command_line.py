@@ -71,6 +71,8 @@ def _explain(error: BaseException, then: str = "") -> NoReturn:
         _exit(130, f"interrupted{then}")
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         _exit(75, f"{error}: free some space or check the disk{then}")
+    if isinstance(error, OSError) and error.errno == errno.ENOENT and not error.filename:  # of getcwd
+        _exit(2, "the current folder has been deleted: change to one that exists")
     if isinstance(error, OSError) and error.filename:
         path = error.filename2 or error.filename
         _exit(2, f"{path}: {error.strerror}; check the path and its permissions")
@@ -97,6 +99,7 @@ def check_usage(read: Callable[[list[str]], object]) -> None:
     prepare_standard_streams()
     _raise_on_ctrl_c()
     try:
+        Path.cwd()  # raises if it has been deleted
         read(sys.argv[1:])
     except (Exception, KeyboardInterrupt) as error:
         _explain(error)

@@ -265,3 +265,16 @@ def test_the_check_of_a_command_line_explains_every_error(error, code, sentence,
         check_usage(check)
     assert left.value.code == code
     assert capsys.readouterr().err == f"train.py: {sentence}\n"
+
+
+def test_a_current_folder_that_has_been_deleted_is_reported(tmp_path, monkeypatch, capsys):
+    """A bug: a traceback, after the folder had been cloned anew in another terminal."""
+    (tmp_path / "old").mkdir()
+    monkeypatch.chdir(tmp_path / "old")
+    (tmp_path / "old").rmdir()
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    with pytest.raises(SystemExit) as left:
+        check_usage(lambda arguments: None)
+    assert left.value.code == 2
+    sentence = "the current folder has been deleted: change to one that exists"
+    assert capsys.readouterr().err == f"train.py: {sentence}\n"
