@@ -33,6 +33,9 @@ def replace_file(path: Path, content: bytes) -> None:
         with partial.open("xb") as file:  # "x" follows no symbolic link
             file.write(content)
         os.replace(partial, path)
+    except OSError as error:
+        error.filename = str(path)  # the name that the user knows
+        raise
     finally:
         partial.unlink(missing_ok=True)
 
