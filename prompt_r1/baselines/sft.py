@@ -118,8 +118,8 @@ def read_games(path: Path) -> Iterator[tuple[Question, list[Turn]]]:
         try:
             fields, turns = fields_of(row), list[Turn]()
             asked, played = fields["question"], fields["turns"]
-            if not isinstance(played, list):
-                raise BadRow("`turns` is no list")
+            if not isinstance(played, list) or not played:
+                raise BadRow("`turns` is no list, or empty")
             for turn in played:
                 text, reply = text_field(turn, "text"), turn["reply"]
                 turns.append(Turn(text, parse(text), None if reply is None else text_field(turn, "reply")))
