@@ -54,6 +54,7 @@ SEEN_BEFORE_TORCH = [
     # YAML files
     ("train.py --config nowhere.yaml", "--config nowhere.yaml: neither a preset (paper, mini, small) nor"),
     ("train.py --config unknown.yaml", "unknown.yaml: unknown key 'lerning_rate'"),
+    ("train.py --config folder", "--config folder: neither a preset (paper, mini, small) nor a YAML file"),
     ("train.py --config list.yaml", "list.yaml has no `key: value` lines"),
     ("train.py --config broken.yaml", "broken.yaml is not YAML"),
     # functions
@@ -74,9 +75,9 @@ SEEN_BEFORE_TORCH = [
     ("infer.py --question Who? --agent notes.docx", "notes.docx is a file"),
     ("infer.py --question Who? --agent folder", "there is no config.json in it"),
     ("infer.py --question Who? --agent untokenized", "there is no tokenizer.json in it"),
-    ("infer.py --question Who? --agent evaluation", "is a folder of evaluate.py"),
     ("infer.py --question Who? --agent unweighted", "has no weights: there is no model.safetensors"),
     ("infer.py --question Who? --agent pointer", "pointer/model.safetensors is a pointer of Git LFS"),
+    ("infer.py --question Who? --agent evaluation", "is a folder of evaluate.py"),
     ("infer.py --question Who? --agent begun", "this run has saved no agent yet"),
     ("train.py --agent no/such/agent", "there is no such folder"),
     ("train.py --agent tiny@http://127.0.0.1:9/v1", "an agent plays in this process"),
@@ -119,6 +120,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --agent AGENT --env-price cheap", "--env-price takes IN,OUT"),
     ("train.py --agent AGENT --env py:no_module:x", "cannot import 'no_module:x'"),
     ("train.py --agent AGENT --env-args {", "--env-args is not JSON"),
+    ("train.py --agent AGENT --env-args t=0", """write '{"temperature": 0.7}', with both kinds of quotes"""),
 ]
 SEEN_LATER = [
     ("train.py --config mini --agent AGENT --data long.jsonl --val-data none", "question 'long' ('")
@@ -138,13 +140,13 @@ def folder(tmp_path, asking_agent, monkeypatch) -> Path:
         "long.jsonl": json.dumps({"id": "long", "question": "why " * 500, "answer": "x"}),
         "notes.docx": "notes",
         "untokenized/config.json": "{}",
-        "evaluation/predictions.jsonl": "",
-        "begun/metrics.jsonl": "",
         "unweighted/config.json": "{}",
         "unweighted/tokenizer.json": "{}",
         "pointer/config.json": "{}",
         "pointer/tokenizer.json": "{}",
         "pointer/model.safetensors": "version https://git-lfs.github.com/spec/v1\n",
+        "evaluation/predictions.jsonl": "",
+        "begun/metrics.jsonl": "",
         "folder/notes.txt": "",
         "held/config.yaml": "steps: 1\n",
         "trained/checkpoints/new/state.json": f'{{"format": {FORMAT}}}',

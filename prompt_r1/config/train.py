@@ -188,7 +188,7 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     given = given_values(TrainConfig, "train.py", about, arguments, PRESETS)
     chosen = given.pop("config")
     source = chosen or preset_of(given.get("agent", ""), "mini")
-    if source not in PRESETS and not Path(source).exists():
+    if source not in PRESETS and not Path(source).is_file():
         raise UsageError(f"--config {source}: neither a preset ({', '.join(PRESETS)}) nor a YAML file")
     values = PRESETS[source] if source in PRESETS else _read_settings(Path(source), given)
     config, asked = TrainConfig(**{**values, **given}), {**values, **given}

@@ -165,7 +165,9 @@ def parse_fields(text: str) -> dict[str, object]:
     try:
         fields = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"--env-args is not JSON: {error}") from None
+        raise UsageError(
+            f"--env-args is not JSON ({error}): write '{{\"temperature\": 0.7}}', with both kinds of quotes"
+        ) from None
     if not isinstance(fields, dict):
         raise UsageError(f'--env-args takes a JSON object such as {{"temperature": 0.7}}, not {text!r}')
     for name in RESERVED_FIELDS:
