@@ -116,7 +116,7 @@ class ChatServer:
     def _check_key(self, request: Request) -> None:
         """Raise Failure for a wrong key."""
         given = request.headers.get("authorization", "")
-        if self.key and not hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode()):
+        if self.key and not hmac.compare_digest(given.encode("latin-1"), f"Bearer {self.key}".encode()):
             message = "the request needs the server's key"
             raise Failure(401, "authentication_error", message, code="invalid_api_key")
 

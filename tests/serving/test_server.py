@@ -124,6 +124,13 @@ def test_with_a_key_only_requests_that_have_it_are_answered():
         assert httpx.get(f"{root}/health").json() == {"status": "ok", "sessions": 0, "max_sessions": 64}
 
 
+def test_a_key_with_an_umlaut_is_accepted_as_curl_sends_it() -> None:
+    """A bug: no request had the right key."""
+    with serving(pair_of(key="schlüssel")) as url:
+        headers = {"Authorization": "Bearer schlüssel".encode()}
+        assert httpx.get(f"{url}/models", headers=headers).status_code == 200
+
+
 # --- Limits and failures --------------------------------------------------------------------------
 
 
