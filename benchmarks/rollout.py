@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.rollout [--questions 8] [--rounds 3]
     python -m benchmarks.rollout --model Qwen3-4B --lengths long --questions 16 --rivals lockstep
+    python -m benchmarks.rollout --model smollm2 --lengths decode --group-size 1 --rivals lockstep
 
 The rivals: lockstep `model.generate`, which recomputes every turn from its first token (as the released code
 does), and transformers' continuous batching (pages of 32 tokens, shared blocks, independent games). Rounds
@@ -27,11 +28,13 @@ from benchmarks.workload import (
     plan,
     play_async,
     random_model,
+    smollm2,
     totals,
 )
 from prompt_r1.agent import attention
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.policy import Policy
+from prompt_r1.config.agent import SMOLLM2
 
 RIVALS = ("lockstep", "continuous")
 
@@ -51,18 +54,24 @@ def play_ours(policy: Policy, games: list[PlannedGame], *, latency: bool) -> Pla
 def main() -> None:
     """Play all variants, and print the table and the summary."""
     parser = make_parser(__doc__)
-    parser.add_argument("--questions", type=int, default=8, help="questions, each played 5 times")
+    parser.add_argument("--questions", type=int, default=8)
+    parser.add_argument("--group-size", type=int, default=5, help="games of a question")
     parser.add_argument("--rounds", type=int, default=3, help="alternating rounds")
     parser.add_argument("--rivals", nargs="*", choices=RIVALS, default=RIVALS, help="to compare with")
-    parser.add_argument("--model", choices=SHAPES, default="small", help="random weights, large in bfloat16")
+    about = "smollm2, or random weights, of the large shapes in bfloat16"
+    parser.add_argument("--model", choices=(*SHAPES, SMOLLM2), default="small", help=about)
     parser.add_argument("--lengths", choices=LENGTHS, default="short", help="lengths of the games")
     parser.add_argument("--batch", type=int, default=256, help="most tokens of a continuous batch")
     choice = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.float32 if choice.model == "small" else torch.bfloat16
-    load = partial(random_model, choice.model, dtype=dtype, device=device)
+    dtype = torch.float32 if choice.model in ("small", SMOLLM2) else torch.bfloat16
+    load = (
+        smollm2
+        if choice.model == SMOLLM2
+        else partial(random_model, choice.model, dtype=dtype, device=device)
+    )
     attention.register()
-    games = plan(choice.questions, 5, seed=1, lengths=LENGTHS[choice.lengths])
+    games = plan(choice.questions, choice.group_size, seed=1, lengths=LENGTHS[choice.lengths])
     print(totals(games), flush=True)
     policy = Policy(load(attention=attention.NAME), compute=dtype)
     rival = load(attention="sdpa")

@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.update [--questions 4] [--rounds 2]
     OMP_NUM_THREADS=1 python -m benchmarks.update --vocabulary 151936 --questions 1 --rivals trl
+    OMP_NUM_THREADS=1 python -m benchmarks.update --model smollm2 --vocabulary 49152 --lengths smollm2
 
 The naive update computes all logits of padded rows: with a large vocabulary, 12 GB. TRL is left out where it
 is not installed. Each variant runs in a process of its own, which holds
@@ -23,14 +24,14 @@ import torch
 
 from benchmarks.measuring import Cost, compare, make_parser, measuring, ratio_to_ours, table
 from benchmarks.update_rivals import naive_backward, padded, trl_backward, trl_trainer
-from benchmarks.workload import learn_from, plan, random_games, random_model
+from benchmarks.workload import LENGTHS, learn_from, plan, random_games, random_model, smollm2
 from prompt_r1.agent import attention
 from prompt_r1.agent.policy import Policy
+from prompt_r1.config.agent import SMOLLM2
 from prompt_r1.types import ScoredGame
 
 RIVALS = ("trl", "naive")
 GAMES = 5  # of a question
-TOKENS_PER_BATCH = 6144  # enough for the five games of any question, with the opening once
 
 
 @dataclass
@@ -44,12 +45,15 @@ class MeasuredUpdate(Cost):
 class Variant:
     """A model, its optimiser and the games, in this process."""
 
-    def __init__(self, name: str, games: list[ScoredGame], vocabulary: int) -> None:
+    def __init__(self, name: str, games: list[ScoredGame], model: str, vocabulary: int) -> None:
         attention.register()
         self.name = name
         self.games = games
         kind = attention.NAME if name == "ours" else "sdpa"
-        self.model = random_model(attention=kind, vocabulary=vocabulary)
+        is_real = model == SMOLLM2
+        self.model = (
+            smollm2(attention=kind) if is_real else random_model(attention=kind, vocabulary=vocabulary)
+        )
         self.policy = Policy(self.model, compute=torch.float32)
         self.optimizer = torch.optim.AdamW(self.policy.trained_parameters(), lr=1e-6, fused=True)
         for parameter in self.model.parameters():
@@ -65,7 +69,7 @@ class Variant:
     def update(self) -> float:
         """Do one update; returns its loss."""
         if self.name == "ours":
-            size = TOKENS_PER_BATCH
+            size = most_tokens(self.games)
             return learn_from(self.games, self.policy, self.optimizer, tokens_per_batch=size)["loss"]
         micro_batches = []
         for start in range(0, len(self.games), GAMES):
@@ -96,21 +100,31 @@ class Variant:
         return run
 
 
+def most_tokens(games: list[ScoredGame]) -> int:
+    """The largest number of tokens that the games of a question have, with the opening once."""
+    played = [game.trajectory for game in games]
+    own = [len(game.tokens) - game.opening for game in played]
+    return max(
+        played[start].opening + sum(own[start : start + GAMES]) for start in range(0, len(games), GAMES)
+    )
+
+
 def some_entries(model: torch.nn.Module) -> list[float]:
     """A few hundred entries of the gradient of each parameter."""
     flat = [parameter.grad.flatten() for parameter in model.parameters()]
     return torch.cat([gradient[:: max(1, len(gradient) // 500)] for gradient in flat]).tolist()
 
 
-def games_of(questions: int, vocabulary: int) -> list[ScoredGame]:
+def games_of(questions: int, lengths: str, vocabulary: int) -> list[ScoredGame]:
     """The games of the update, with the lengths of the rollout benchmark."""
-    return random_games(plan(questions, GAMES, seed=1, vocabulary=vocabulary), vocabulary)
+    planned = plan(questions, GAMES, seed=1, lengths=LENGTHS[lengths], vocabulary=vocabulary)
+    return random_games(planned, vocabulary)
 
 
 @cache
-def variant_of_this_process(name: str, vocabulary: int, questions: int) -> Variant:
+def variant_of_this_process(name: str, model: str, vocabulary: int, *games: str | int) -> Variant:
     """Make the variant at the first call."""
-    return Variant(name, games_of(questions, vocabulary), vocabulary)
+    return Variant(name, games_of(*games, vocabulary), model, vocabulary)
 
 
 def measure(*variant: str | int) -> MeasuredUpdate:
@@ -129,13 +143,15 @@ def difference(ours: MeasuredUpdate, theirs: MeasuredUpdate) -> float:
 def main() -> None:
     """Measure the variants in alternating rounds, and print the table and the summary."""
     parser = make_parser(__doc__)
+    parser.add_argument("--model", choices=("small", SMOLLM2), default="small")
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--questions", type=int, default=4, help="questions, each played 5 times")
+    parser.add_argument("--lengths", choices=LENGTHS, default="short", help="lengths of the games")
     parser.add_argument("--rounds", type=int, default=2, help="alternating rounds")
     parser.add_argument("--rivals", nargs="*", choices=RIVALS, default=RIVALS, help="to compare with")
     given = parser.parse_args()
     rivals = [name for name in given.rivals if name != "trl" or find_spec("trl")]
-    games = games_of(given.questions, given.vocabulary)
+    games = games_of(given.questions, given.lengths, given.vocabulary)
     tokens = sum(len(game.trajectory.tokens) for game in games)
     scored = sum(sum(game.trajectory.sampled) for game in games)
     print(f"{len(games)} games, {tokens:,} tokens, {scored:,} the agent's", flush=True)
@@ -143,7 +159,7 @@ def main() -> None:
         variants = {}
         for name in ("ours", *rivals):
             process = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
-            arguments = name, given.vocabulary, given.questions
+            arguments = name, given.model, given.vocabulary, given.questions, given.lengths
             variants[name] = lambda run=process.submit, arguments=arguments: run(measure, *arguments).result()
         runs = compare(variants, given.rounds)
     print(table(runs), flush=True)

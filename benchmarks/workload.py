@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 import torch
 from torch.optim import Optimizer
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from prompt_r1.agent.engine import Engine
+from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.policy import Policy
+from prompt_r1.config.agent import SMOLLM2
 from prompt_r1.distributed import Ranks
 from prompt_r1.training.batches import micro_batches_of
 from prompt_r1.training.update import GAP, Limit, Update
@@ -59,6 +61,8 @@ LENGTHS = {
     "short": Lengths(400, (1, 2, 3, 4), (60, 200), (100, 300), 0.5, 1.0),
     # Guesses for a large model: the lengths of real games are not published.
     "long": Lengths(600, (1, 1, 1, 1, 1), (120, 320), (200, 400), 2.0, 0.8),
+    "smollm2": Lengths(100, (0, 1), (40, 40), (30, 30), 0.5, 1.0),  # two turns, as in `--config small`
+    "decode": Lengths(16, (1,), (100, 100), (1, 1), 0.5, 1.0),  # hardly any prompt, and no reply
 }
 
 
@@ -151,6 +155,14 @@ def random_model(
         if small:
             torch.nn.init.normal_(model.lm_head.weight, std=0.3)
     return model
+
+
+def smollm2(*, attention: str) -> PreTrainedModel:
+    """SmolLM2-135M-Instruct in float32, without an end token: the plan sets the length of each turn."""
+    folder, dtype = find_agent(SMOLLM2, seed=0), torch.float32
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, dtype=dtype)
+    model.generation_config.eos_token_id = None
+    return model.eval()
 
 
 def random_games(planned: list[PlannedGame], vocabulary: int) -> list[ScoredGame]:
