@@ -33,6 +33,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line, is_out_of_memory
+from prompt_r1.foreign import launched
 
 T = TypeVar("T")
 
@@ -141,7 +142,7 @@ def pick_device(name: str) -> torch.device:
         return torch.device(name)
     # Batches of changing sizes then leave fewer holes between the allocator's segments.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    local_rank, visible = _launched("LOCAL_RANK", 0), torch.cuda.device_count()
+    local_rank, visible = launched("LOCAL_RANK", 0), torch.cuda.device_count()
     if visible > 1 and local_rank >= visible:
         raise UsageError(
             f"process {local_rank} of this machine sees {visible} GPUs: start as many processes as there are "
@@ -150,21 +151,13 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", 0 if visible == 1 else local_rank)
 
 
-def _launched(name: str, default: int) -> int:
-    """A number in a variable of the launcher. Raises UsageError."""
-    text = os.environ.get(name) or str(default)
-    if not text.isdecimal():
-        raise UsageError(f"the environment variable {name} is {text!r}, not a number: unset it")
-    return int(text)
-
-
 def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 3600.0) -> Ranks:
     """Join the process group of torchrun; without torchrun, this process is the only rank.
 
     `parallel` is ddp, fsdp, or auto: fsdp on several GPUs. A rank that has waited `timeout` seconds for
     another gives up. Raises UsageError where the processes do not find each other.
     """
-    count, device = _launched("WORLD_SIZE", 1), pick_device(device_name)
+    count, device = launched("WORLD_SIZE", 1), pick_device(device_name)
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)

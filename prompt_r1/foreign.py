@@ -1,4 +1,4 @@
-"""Files and folders that others may have written: read what is sound, overwrite nothing of theirs."""
+"""What others may have written: read what is sound of it, overwrite nothing of theirs."""
 
 import json
 import os
@@ -9,6 +9,14 @@ from typing import Any, TypeGuard
 from prompt_r1.errors import UsageError
 
 LARGEST = 1e300  # of a number that is believed: larger integers overflow a float
+
+
+def launched(name: str, default: int) -> int:
+    """A number in a variable of the launcher. Raises UsageError."""
+    text = os.environ.get(name) or str(default)
+    if not text.isdecimal():
+        raise UsageError(f"the environment variable {name} is {text!r}, not a number: unset it")
+    return int(text)
 
 
 def is_finite_number(value: object) -> TypeGuard[float]:

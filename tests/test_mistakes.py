@@ -102,6 +102,7 @@ SEEN_BEFORE_TORCH = [
     ("sft.py --agent AGENT --games mini:ood", "--games mini:ood: choose mini, or mini: and bridge"),
     # machine
     ("train.py --agent AGENT --device cuda", "no usable GPU"),
+    ("train.py --device gpu", "--device gpu: no such device; choose auto, cpu or cuda"),
     ("evaluate.py --method direct --device cuda", "no usable GPU"),
     ("train.py --agent AGENT --offload", "give --parallel fsdp"),
     # environments
@@ -268,4 +269,7 @@ def test_ranks_without_an_address_are_refused_at_once(folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(UsageError, match="WORLD_SIZE is 2, but MASTER_ADDR does not say where rank 0 is"):
+        check_train([])
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(UsageError, match="WORLD_SIZE is 'two', not a number: unset it"):
         check_train([])

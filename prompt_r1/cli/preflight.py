@@ -17,6 +17,7 @@ from prompt_r1.data.files import load_questions, read_rows
 from prompt_r1.data.questions import MINI_KINDS, check_mini_part
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
+from prompt_r1.foreign import launched
 from prompt_r1.storage.atomic_folder import find_damage
 from prompt_r1.storage.run_folder import LOCK, check_settings, checkpoints_of, claim, open_run
 
@@ -89,7 +90,9 @@ def check_data(names: Iterable[str]) -> None:
 
 
 def check_device(name: str) -> None:
-    """Raise UsageError for `cuda` on a machine without a driver of CUDA or ROCm."""
+    """Raise UsageError for no device, and for `cuda` on a machine without a driver of CUDA or ROCm."""
+    if name not in ("auto", "cpu") and not name.startswith("cuda"):
+        raise UsageError(f"--device {name}: no such device; choose auto, cpu or cuda")
     if name.startswith("cuda") and not Path("/dev/kfd").exists():
         try:
             ctypes.CDLL("libcuda.so.1")
@@ -99,12 +102,12 @@ def check_device(name: str) -> None:
 
 def _check_rank() -> None:
     """Raise UsageError for a rank that would wait in vain for the others."""
-    count, rank = os.environ.get("WORLD_SIZE") or "1", os.environ.get("RANK") or "0"
-    if count.isdecimal() and rank.isdecimal() and int(rank) >= int(count):
+    count, rank = launched("WORLD_SIZE", 1), launched("RANK", 0)
+    if rank >= count:
         raise UsageError(
             f"RANK is {rank} of {count} ranks (WORLD_SIZE), which count from 0: start with torchrun"
         )
-    if count.isdecimal() and int(count) > 1 and not os.environ.get("MASTER_ADDR"):
+    if count > 1 and not os.environ.get("MASTER_ADDR"):
         raise UsageError(
             f"WORLD_SIZE is {count}, but MASTER_ADDR does not say where rank 0 is: start with torchrun, or "
             "unset WORLD_SIZE"

@@ -7,6 +7,7 @@ from io import BufferedReader
 from prompt_r1.cli.preflight import check_pair
 from prompt_r1.config.pair import infer_config
 from prompt_r1.errors import UsageError
+from prompt_r1.foreign import json_object
 
 
 def check_infer(arguments: list[str]) -> None:
@@ -39,6 +40,8 @@ def given_questions(question: str) -> list[str]:
     questions = [line.strip() for line in text.split("\n") if line.strip()]
     if not questions:
         raise UsageError('nothing to ask: give --question "…", or lines on standard input')
+    if "question" in json_object(questions[0]):
+        raise UsageError("standard input holds JSON: give each question as a line of text")
     return questions
 
 

@@ -31,6 +31,8 @@ class SentenceEncoder:
             model = AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **local)
         except (OSError, ValueError, KeyError) as error:
             raise UsageError(f"{folder}: cannot be loaded as an encoder ({str(error)[:200]})") from None
+        if any("CausalLM" in name for name in model.config.architectures or ()):
+            raise UsageError(f"{folder} holds a causal language model, no encoder of sentences")
         self.model = model.to(device).eval()
 
     @torch.inference_mode()

@@ -326,11 +326,6 @@ def test_a_launch_that_cannot_work_is_one_sentence():
 def test_empty_variables_of_a_launcher_are_those_of_a_single_process():
     with patch.dict(os.environ, {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": ""}):
         assert start_ranks("cpu") == ONE_RANK
-    with (
-        patch.dict(os.environ, {"WORLD_SIZE": "two"}),
-        pytest.raises(UsageError, match="WORLD_SIZE is 'two', not a number: unset it"),
-    ):
-        start_ranks("cpu")
 
 
 def test_a_process_takes_the_gpu_of_its_local_rank_or_the_only_one_that_it_sees(monkeypatch):

@@ -96,10 +96,12 @@ def test_the_encoder_is_found_in_the_hubs_cache(
     SentenceEncoder(find_encoder())
 
 
-def test_a_folder_without_a_valid_encoder_is_a_usage_error(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_a_folder_without_an_encoder_is_a_usage_error(asking_agent: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UsageError, match="cannot be loaded"):
         SentenceEncoder(tmp_path)
+    with pytest.raises(UsageError, match="holds a causal language model, no encoder"):
+        SentenceEncoder(asking_agent)
 
 
 # Recorded with sentence-transformers 6.2.0, transformers 5.23.0 and torch 2.13.0 on a CPU: six coordinates of
