@@ -77,7 +77,8 @@ def check_question_lengths(questions: Iterable[Question], codec: Codec, game: Ga
     for question in questions:
         length = len(codec.opening(question.text))
         if length >= game.max_tokens:
-            name = f"question {question.id!r}" if question.id else "the question"
+            has_name = question.id not in ("", question.text)
+            name = f"question {question.id!r}" if has_name else "the question"
             raise QuestionTooLong(
                 f"{name} ({question.text[:40]!r}…) takes {length} tokens of a game of {game.max_tokens}: "
                 "shorten it, or train with a larger --max-tokens"

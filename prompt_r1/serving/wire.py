@@ -21,8 +21,12 @@ Body = dict[str, object]
 T = TypeVar("T")
 # Types of errors that OpenAI's client, which repeats failed requests by itself, must not repeat.
 FINAL = ("time_limit", "budget_exhausted", "environment_unusable", "internal_error")
-# Fields that would change what is answered. Others that we do not know are ignored, as elsewhere.
-UNSUPPORTED = ("tools", "functions", "logprobs", "audio", "response_format", "stop")
+# Fields that would change what is answered, except with this value. Others that we do not know are ignored.
+UNSUPPORTED = {
+    **dict.fromkeys(("tools", "functions", "logprobs", "audio", "stop")),
+    "response_format": {"type": "text"},
+    "n": 1,
+}
 RULING = ("system", "developer")
 
 
@@ -83,8 +87,8 @@ def read_request(content: bytes) -> ChatRequest:
         given = None
     if not isinstance(given, dict):
         raise bad_request("the body is not a JSON object")
-    for name in UNSUPPORTED:
-        if given.get(name):
+    for name, usual in UNSUPPORTED.items():
+        if given.get(name) and given[name] != usual:
             raise bad_request(f"`{name}` is not supported: the pair answers one question with text", name)
     temperature = given.get("temperature")
     if temperature is not None and not (is_finite_number(temperature) and temperature >= 0):

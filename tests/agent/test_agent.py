@@ -1,6 +1,7 @@
 """The settings of an agent's games, and what a user's names mean."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,8 @@ def test_a_question_must_leave_room_for_one_token():
         UsageError, match=rf"question 'q7' \(.*\) takes {length} tokens of a game of {length}"
     ):
         check_question_lengths([QUESTION], CODEC, GameSettings(max_tokens=length))
+    with pytest.raises(UsageError, match=r"^the question "):  # not its whole text
+        check_question_lengths([replace(QUESTION, id=QUESTION.text)], CODEC, GameSettings(max_tokens=2))
 
 
 def test_a_split_or_a_kind_named_after_mini_is_chosen():

@@ -20,6 +20,7 @@ def read(**fields: object) -> ChatRequest:
 def test_a_request_without_options_is_neither_streamed_nor_seeded():
     plain = ChatRequest("pair", "Who?", False, None, 0)
     assert read() == read(stream=None, stream_options=None, tools=[], seed=None, user="me") == plain
+    assert read(response_format={"type": "text"}, n=1, logprobs=False) == plain
     assert read(stream=True, temperature=0, seed=7) == ChatRequest("pair", "Who?", True, 0, 7)
 
 
@@ -33,6 +34,7 @@ def message(content: object, *, role: str = "user") -> dict[str, object]:
         ({"tools": [{}]}, "tools", "`tools` is not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "is not supported"),
         ({"stop": "x"}, "stop", "is not supported"),
+        ({"n": 2}, "n", "is not supported"),
         ({"logprobs": True}, "logprobs", "is not supported"),
         ({"stream": "false"}, "stream", "`stream` must be of type bool"),
         ({"model": 3}, "model", "must be of type str"),
