@@ -149,7 +149,7 @@ def spending(environment: Environment, ranks: Ranks) -> dict[str, float]:
 def _odd_replies(line: Mapping[str, float], calls: float) -> str:
     """An alarm for too many replies that are filtered, cut or empty; "" if there are fewer."""
     counts = {name: count for name, count in line.items() if name.startswith(ODD)}
-    share = sum(counts.values()) / calls
+    share = min(sum(counts.values()) / calls, 1.0)  # the check's call is none of a game
     if share <= MOST_ODD:
         return ""
     label = max(counts, key=counts.__getitem__).removeprefix(ODD)
