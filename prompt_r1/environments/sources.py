@@ -64,7 +64,7 @@ def without_thinking(outcome: Outcome) -> Outcome:
     found = next(filter(None, (pattern.fullmatch(outcome.text) for pattern in THINKING)), None)
     if found is None:
         return outcome
-    thought, text = found[1].strip(), re.sub(r"<\|\w+\|>\Z", "", found[2].strip())
+    thought, text = found[1].strip(), re.sub(r"\A<\|\w+\|>|<\|\w+\|>\Z", "", found[2].strip())
     stripped = replace(outcome, text=text, reasoning=outcome.reasoning or thought)
     if text or outcome.verdict != "ok":
         return stripped
