@@ -26,38 +26,36 @@ FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.5, 30.0  # seconds
 
 RETRIED_STATUSES = (408, 409, 425, 429)
 NEVER_RETRIED = (501, 505, 511)  # no such method, no such protocol, log in to the network first
-RATE_LIMIT = 429
 CODE_FIELDS = ("code", "type", "status", "status_code", "reason", "__type")  # anywhere in an error
-TEMPORARY = re.compile("throttl|rate.?limit|overload|unavailable|too.?many.?requests|busy", re.IGNORECASE)
+TEMPORARY = re.compile("(?i)throttl|rate.?limit|overload|unavailable(?!_)|server.?error|too.?many.?req|busy")
+MESSAGE_FIELD = re.compile("(error|status)?_?(message|msg)|detail|errors?", re.IGNORECASE)  # errorMessage
 FILTERED = ("content_filter", "content_policy_violation")
 # In codes as in messages: context_length_exceeded, "maximum prompt length is 9", "input is too long", …
 TOO_LONG = re.compile(
-    r"context.?(length|window|size|limit)|too.?(long|large|many tokens)"
+    r"(context|tokens?).?(length|window|size|limit)|too.?(long|large|many tokens)"
     r"|max.{0,9}((prompt|model|input).?)?length|must have less than"
     r"|(prompt|input).{0,30}(length|tokens?.{0,30}(exceed|limit|must|max))",
     re.IGNORECASE,
 )
-LONG_STATUSES = (400, 413, 422, 500)
 # A field that is rejected as such, whatever its value: only then the request is sent without it.
 REJECTED = re.compile(
     r"un(known|supported|recogni[sz]ed|expected)|(not|n't)( be)? (support|allow|permit|accept|recogni)"
     r"|forbidden|deprecated|cannot (both )?be (used|set|specified)",
     re.IGNORECASE,
 )
-# How a `finish_reason` begins where the model has ended or is full, and what those of a failure contain. Any
-# other is the name of a filter, of which each provider has its own.
+# How a word of a `finish_reason` begins where the model has ended or is full, and what those of a failure
+# contain. Any other is the name of a filter, of which each provider has its own.
 NORMAL_END = re.compile(
-    r"stop|eos|end|complete|done|success|normal|nul|none|tool|function|(\w*limit|max|length|model|trunc|incompl)|$",
+    r"^$|(?<![a-z])(stop|eos|end|complete|done|success|normal|nul|none|tool|function|"
+    r"(?P<full>\w*limit|max|length|context|trunc|incompl))",
     re.IGNORECASE,
 )
 FAILED_END = re.compile("error|abort|fail|cancel|interrupt|time.?out|resource|unavailable", re.IGNORECASE)
 ADVICE = {
-    400: "",
     401: " (check OPENAI_API_KEY; a URL from an agent's folder gets it only if --env names it too)",
     402: " (the account has no credit)",
     403: " (check that OPENAI_API_KEY may use this model)",
     404: " (check the model's name and the base URL)",
-    422: "",
 }
 PAGE_ADVICE = " (a web page, not the API's answer: check the base URL and the proxy)"
 
@@ -107,21 +105,21 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
     raw = _decompressed(body)
     if len(raw) > MOST_BYTES:
         return failed(f"a response of over {MOST_BYTES:,} bytes", lost=True, misdirected=True)
-    text = raw.decode(json.detect_encoding(raw), "replace")
-    data = _parse(text)
+    text = _decoded(raw, headers.get("content-type", ""))
+    data, is_unknown = _parse(text), False
     choice = _first(data.get("choices"))
     sent = data.get("error") or choice.get("error")
     error = _error_of(data, sent)
     if 200 <= status < 300:
         is_error = bool(sent) and bool(error.message or error.codes)
-        feedback = data.get("promptFeedback")  # Gemini's, of a dialogue that it filters
-        if not choice and isinstance(feedback, dict) and feedback.get("blockReason"):
+        if not choice and _first(data.get("promptFeedback")).get("blockReason"):  # Gemini's
             choice = {"finish_reason": "content_filter"}
         if choice and not is_error:
             return _classify_completion(data, choice)
         statuses = [int(code) for code in error.codes if re.fullmatch("[45]\\d\\d", code)]
         if not is_error and not (statuses and error.message):
-            return failed(_described(text, headers), lost=True, misdirected=True)
+            return failed(_described(text, headers, error.message), lost=True, misdirected=True)
+        is_unknown = not statuses and not TEMPORARY.search(" ".join((*error.codes, error.message)))
         reason, status = f"HTTP {status}", statuses[0] if statuses else 500
     else:
         reason = f"HTTP {status}" + (f" to {headers['sent-location']}" if "sent-location" in headers else "")
@@ -129,21 +127,22 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
     if "insufficient_quota" in (*error.codes, *error.message.split()):
         return Attempt(Outcome("refused", reason=f"{reason} (check plan and billing)"))
     codes = " ".join(error.codes)
-    if status not in RETRIED_STATUSES and status <= 500:
+    is_busy = status in RETRIED_STATUSES or status > 500
+    is_busy |= status in (400, 403) and bool(TEMPORARY.search(codes))
+    if not is_busy:
         if set(FILTERED) & set(error.codes):
             return Attempt(Outcome("outcome", label="content_filter", reason=reason))
-        is_long = status in LONG_STATUSES and TOO_LONG.search(f"{codes} {error.message}")
+        is_long = status in (400, 422, 500) and TOO_LONG.search(f"{codes} {error.message}")
         if is_long or status == 413:
             return Attempt(Outcome("outcome", label="context_length", reason=reason))
-    is_temporary = status in RETRIED_STATUSES or status >= 500
-    is_temporary |= status in (400, 403) and bool(TEMPORARY.search(codes))
-    if is_temporary and status not in NEVER_RETRIED:
-        wait = requested_wait(headers, data, now=now, limited=status == RATE_LIMIT)
-        return failed(reason, wait=wait)
+    if (is_busy or status == 500) and status not in NEVER_RETRIED:
+        wait = requested_wait(headers, data, now=now, limited=status == 429)
+        return failed(reason + ADVICE[404] * is_unknown, wait=wait, misdirected=is_unknown)
     # Some errors name the field only in the message: "Unsupported value: 'temperature' does not support 0".
     is_rejected = status in (400, 422) and REJECTED.search(f"{error.message} {codes}")
     blamed = (error.field or error.message) if is_rejected else ""
-    reason += PAGE_ADVICE if text.lstrip().startswith("<") else ADVICE.get(status, " (check the base URL)")
+    said = "" if error.message else " (check the base URL and any proxy)"
+    reason += PAGE_ADVICE if text.lstrip().startswith("<") else ADVICE.get(status, said)
     return Attempt(Outcome("refused", reason=reason), blamed=blamed)
 
 
@@ -179,58 +178,52 @@ def back_off(failures: int, rng: random.Random) -> float:
     return rng.uniform(0, longest)
 
 
-def _described(text: str, headers: Mapping[str, str]) -> str:
-    """What a successful response is that is no chat completion."""
-    if text.lstrip().startswith("<"):
-        return "it answers with a web page, not with JSON: check the base URL, which often ends in /v1"
+def _described(text: str, headers: Mapping[str, str], message: str) -> str:
+    """What a successful response is that is no chat completion, and what it says."""
     if text.startswith("data:"):
         return "a stream, which was not asked for, that breaks off"
     if encoding := headers.get("sent-content-encoding"):
         return f"no chat completion in a body encoded as {encoding[:40]!r}"
-    return "the response is no chat completion: check the base URL, which often ends in /v1"
+    what = "a web page" if text.lstrip().startswith("<") else "no chat completion"
+    said = f"; it says: {message}" if message else ""
+    return f"the response is {what}: check the base URL, which often ends in /v1{said}"
 
 
 def _classify_completion(data: Mapping[str, object], choice: Mapping[str, object]) -> Attempt:
-    sent = choice.get("finish_reason")
-    finish = sent if isinstance(sent, str) else ""
-    message = choice.get("message") or choice.get("delta") or choice.get("text")
-    if not isinstance(message, dict):
-        message = {"content": message}
+    finish = _text_of(choice.get("finish_reason"))
+    message = _message_of(choice)
     text = _text_of(message.get("content"))
     refusal = _text_of(message.get("refusal")) or _text_of(message.get("content"), "refusal")
     reasoning = _text_of(message.get("reasoning_content")) or _text_of(message.get("reasoning"))
     reply = Outcome("ok", text or refusal, "", "", finish, reasoning, *_counts(data.get("usage")))
-    end = NORMAL_END.match(finish)
+    end = NORMAL_END.search(finish)
     if FAILED_END.search(finish):
-        return failed(f"the reply was cut off by an error (finish_reason {clean(finish)})", lost=True)
+        return failed(f"the reply was cut off by an error (finish_reason {finish})", lost=True)
     if end is None:
         return Attempt(replace(reply, verdict="outcome", label="content_filter"))
     if text.strip():
         return Attempt(reply)
     if refusal.strip():
         return Attempt(replace(reply, verdict="outcome", label="refusal"))
-    if end[1]:
+    if end["full"]:
         return Attempt(replace(reply, verdict="outcome", label="length"))
     hint = "; all text is in reasoning_content: turn the server's reasoning parser off" if reasoning else ""
-    return failed(f"an empty reply (finish_reason {clean(finish)}){hint}", lost=True, misdirected=True)
+    return failed(f"an empty reply (finish_reason {finish}){hint}", lost=True, misdirected=True)
 
 
-def _error_of(data: Mapping[str, object], error: object) -> ProviderError:
-    if not isinstance(error, dict):  # other forms: {"error": "text"}, {"message": "text"}, {"detail": [...]}
-        error = {**data, "message": error or data.get("message") or data.get("detail")}
-    message = error.get("message") or ""
-    field = str(error.get("param") or "")
-    if isinstance(message, list) and message and isinstance(message[0], dict):  # others may echo the input
-        first = message[0]
-        place = first.get("loc")
-        field = ".".join(map(str, place)) if isinstance(place, list) else str(place or "")
-        message = f"{field}: {first.get('msg')}"
-    values = [fields.get(name) for fields in _objects(error) for name in CODE_FIELDS]
-    return ProviderError(
-        message=clean(message if isinstance(message, str) else json.dumps(message))[:LONGEST_SAID],
-        codes=tuple(str(value) for value in values if value and isinstance(value, str | int)),
-        field=field,
-    )
+def _error_of(data: Mapping[str, object], sent: object) -> ProviderError:
+    """The error in any provider's form. Outer objects go first, because inner ones may echo the request."""
+    objects = list(_objects(sent if isinstance(sent, dict) else data))
+    said = [value for fields in objects for name, value in fields.items() if MESSAGE_FIELD.fullmatch(name)]
+    texts = [text for value in said for text in (value if isinstance(value, list) else [value])]
+    message = next((text for text in texts if text and isinstance(text, str)), "")
+    field = next(filter(None, (fields.get("param") or fields.get("loc") for fields in objects)), "")
+    if isinstance(field, list):  # FastAPI's
+        field = ".".join(map(str, field))
+        message = f"{field}: {message}"
+    values = [fields.get(name) for fields in objects for name in CODE_FIELDS]
+    codes = tuple(str(value) for value in values if value and isinstance(value, str | int))
+    return ProviderError(clean(message)[:LONGEST_SAID], codes, str(field))
 
 
 def _objects(value: object) -> Iterator[Mapping[str, object]]:
@@ -252,16 +245,19 @@ def _decompressed(body: bytes) -> bytes:
     return body
 
 
+def _decoded(raw: bytes, content_type: str) -> str:
+    """A body as text: JSON is UTF-8, whatever its header says, unless it cannot be."""
+    for encoding in (json.detect_encoding(raw), content_type.rpartition("charset=")[2].strip('" ')):
+        with suppress(UnicodeError, LookupError):
+            return raw.decode(encoding)
+    return raw.decode(errors="replace")
+
+
 def _parse(text: str) -> dict[str, object]:
     """The JSON object of a response, which Google puts into a list; of other text, what it says."""
-    try:
-        data = json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        data = None
-    if isinstance(data, list) and data:
-        data = data[0]
-    if isinstance(data, dict):
-        return data
+    with suppress(ValueError, RecursionError):
+        if data := _first(json.loads(text, strict=False)):
+            return data
     if re.search("^data:", text, re.MULTILINE):
         return _joined(text)
     said = re.sub("<[^<>]*>", " ", text[:LONGEST_SAID])  # of a web page
@@ -278,9 +274,8 @@ def _joined(text: str) -> dict[str, object]:
         joined |= {name: value for name, value in event.items() if value}
         choice = _first(event.pop("choices", None))
         finish = choice.get("finish_reason") or finish
-        delta = choice.get("delta") or choice.get("message")
-        for name, piece in delta.items() if isinstance(delta, dict) else ():
-            message[name] = message.get(name, "") + (piece if isinstance(piece, str) else "")
+        for name, piece in _message_of(choice).items():
+            message[name] = message.get(name, "") + _text_of(piece)
     is_whole = finish or re.search(r"^data: ?\[DONE\]", text, re.MULTILINE)
     joined["choices"] = [{"message": message, "finish_reason": finish}] if is_whole else []
     return joined
@@ -289,6 +284,11 @@ def _joined(text: str) -> dict[str, object]:
 def _first(choices: object) -> dict[str, object]:
     first = choices[0] if isinstance(choices, list) and choices else choices
     return first if isinstance(first, dict) else {}
+
+
+def _message_of(choice: Mapping[str, object]) -> Mapping[str, object]:
+    message = choice.get("message") or choice.get("delta") or choice.get("text")
+    return message if isinstance(message, dict) else {"content": message}
 
 
 def _text_of(content: object, kind: str = "text") -> str:
@@ -311,7 +311,7 @@ def clean(text: str) -> str:
 
 def _counts(usage: object) -> tuple[int, int]:
     """The tokens in and out. Where only the total contains those of the thinking, they count as well."""
-    sent = usage if isinstance(usage, dict) else {}
+    sent = _first(usage)
     tokens_in = _count(sent.get("prompt_tokens")) or _count(sent.get("input_tokens"))
     tokens_out = _count(sent.get("completion_tokens")) or _count(sent.get("output_tokens"))
     return tokens_in, max(tokens_out, _count(sent.get("total_tokens")) - tokens_in if tokens_in else 0)

@@ -73,7 +73,7 @@ def test_of_answers_that_are_no_replies_a_call_gets_six() -> None:
     outcome = asyncio.run(outcome_of(endpoint(provider), account=account))
     assert outcome.reason == (
         "large did not reply: in 6 requests, the last problem: the response is no chat completion: "
-        "check the base URL, which often ends in /v1"
+        "check the base URL, which often ends in /v1; it says: {}"
     )
     assert len(provider.requests) == account.requests == account.lost == MOST_ANSWERS
 
@@ -199,10 +199,33 @@ def test_a_server_of_web_pages_fails_the_check_but_a_single_page_does_not() -> N
     """A bug: a good endpoint was refused as a web page because a proxy before it was busy once."""
     page = httpx.Response(200, text="<!doctype html><title>Log in</title>")
     with pytest.raises(
-        FatalEnvError, match=r"https://llm.test/v1: it answers with a web page, .* often ends in /v1"
+        FatalEnvError,
+        match=r"https://llm.test/v1: the response is a web page: .* ends in /v1; it says: Log in",
     ):
         check(page)
     assert len(check(page, page, OK)) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (
+            {"error": "Unexpected endpoint or method. (POST /chat/completions)"},
+            r"Unexpected .* the base URL\)",
+        ),
+        (
+            {"success": False, "errors": [{"code": 5007, "message": "No such model"}]},
+            "it says: No such model",
+        ),
+        ({"code": 5, "msg": "invalid token", "data": None}, "it says: invalid token"),
+    ],
+)
+def test_an_error_inside_a_200_fails_the_check_unless_it_is_temporary(body: object, words: str) -> None:
+    """A bug: LM Studio, at a URL without /v1, passed the check, and each call took ten minutes."""
+    with pytest.raises(FatalEnvError, match=words):
+        check(httpx.Response(200, json=body))
+    busy = {"error": {"type": "server_error", "message": "Overloaded"}}
+    assert len(check(httpx.Response(200, json=busy))) == 1
 
 
 def test_a_reply_without_text_fails_the_check() -> None:

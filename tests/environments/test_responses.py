@@ -15,7 +15,7 @@ from prompt_r1.environments.sources import Outcome, without_thinking
 from tests.support.providers import NOW, body_of, classify_body, error_of
 
 FAILED_ENDS = ("error", "ERROR", "network_error", "abort", "insufficient_system_resource")
-FULL_ENDS = ("length", "MAX_TOKENS", "token_limit", "truncated")
+FULL_ENDS = ("length", "MAX_TOKENS", "token_limit", "tokenLimit", "truncated", "FINISH_REASON_MAX_TOKENS")
 LONG_CODES = ("input_too_long", "string_above_max_length", "exceed_context_size_error")
 TOO_LONG = [
     (400, "This model's maximum prompt length is 131072 but the request contains 537812 tokens."),  # xAI
@@ -26,6 +26,7 @@ TOO_LONG = [
     (500, "the request exceeds the available context size. try increasing the context size"),  # llama.cpp
     (400, "prompt is too long: 208310 tokens > 200000 maximum"),  # Anthropic
     (400, "Input tokens exceeds limit"),  # Baichuan
+    (400, "Your request exceeded model token limit: 8192"),  # Moonshot
     (422, "Input validation error: `inputs` must have less than 1024 tokens. Given: 1100"),  # TGI
 ]
 
@@ -57,7 +58,7 @@ def test_a_reply_is_a_string_or_a_list_of_parts(content: object, text: str) -> N
         (200, body_of([{"type": "refusal", "refusal": "I cannot."}]), "refusal", "I cannot."),
         (200, body_of("", finish="content_filter"), "content_filter", ""),
         *((200, body_of("", finish=name), "length", "") for name in FULL_ENDS),
-        (200, body_of(None, finish="SAFETY"), "content_filter", ""),
+        *((200, body_of(None, finish=name), "content_filter", "") for name in ("SAFETY", "MODEL_ARMOR")),
         (200, body_of("Half", finish="content_filter: hate"), "content_filter", "Half"),
         (200, {"choices": [{"finish_reason": "PROHIBITED_CONTENT"}]}, "content_filter", ""),
         (200, {"choices": [], "promptFeedback": {"blockReason": "SAFETY"}}, "content_filter", ""),
@@ -85,7 +86,7 @@ def test_refusals_and_limits_are_labelled_outcomes(status: int, body: object, la
         (200, {"status_code": "429", "message": "slow down"}),
         (200, {"choices": [{**body_of("Par")["choices"][0], "error": {"code": 502}}]}),
         (400, {"__type": "ThrottlingException", "message": "Too many requests"}),
-        (400, error_of("slow down", type="rate_limit_error")),
+        (400, error_of("slow down: the token limit per minute is 9", type="rate_limit_error")),
         (403, error_of("slow down", errors=[{"reason": "rateLimitExceeded"}])),
         (200, {"choices": [None]}),
         (200, {"choices": "none"}),
@@ -113,6 +114,10 @@ def test_a_temporary_failure_is_retried(status: int, body: object) -> None:
         (403, {"message": "Not in your country"}, "Not in your country"),
         (404, error_of("The model `larg` does not exist", code="model_not_found"), "`larg`"),
         (404, b"<html>nginx</html>", "base URL"),
+        (404, {"errors": [{"code": "x", "message": "No such model"}], "status_code": 404}, "No such model"),
+        (400, {"errors": ["model is required"]}, "model is required"),
+        (400, error_of("Unavailable model: x", code="unavailable_model"), "Unavailable model: x"),
+        (403, {"base_resp": {"status_code": 1004, "status_msg": "login fail"}}, "login fail"),
         (429, error_of("You exceeded your current quota", code="insufficient_quota"), "quota"),
         (429, error_of("insufficient_quota"), "billing"),
         (400, [error_of("API key not valid")], "API key not valid"),
@@ -190,10 +195,11 @@ CHUNKS = [
     {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4}},
 ]
 EVENTS = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in CHUNKS)
+PARTS = EVENTS.replace(b'"Pa"', b'[{"type": "thinking", "thinking": []}, {"type": "text", "text": "Pa"}]')
 GOOD = json.dumps(body_of("Zürich"), ensure_ascii=False)
 
 
-@pytest.mark.parametrize("body", [EVENTS, b": ping\r\n\r\n" + EVENTS + b"data: [DONE]\n\n"])
+@pytest.mark.parametrize("body", [EVENTS, PARTS, b": ping\r\n\r\n" + EVENTS + b"data: [DONE]\n\n"])
 def test_a_stream_that_was_not_asked_for_is_read(body: bytes) -> None:
     """A bug: "the response is no chat completion", or "turn that off", after six paid requests."""
     assert outcome_of_body(200, body) == Outcome("ok", text="Paris", finish="stop", tokens_in=9, tokens_out=4)
@@ -213,12 +219,28 @@ def test_a_stream_that_was_not_asked_for_is_read(body: bytes) -> None:
         {"choices": body_of("Zürich")["choices"][0]},
         {"choices": [{"text": "Zürich"}]},
         {"choices": [{"message": "Zürich"}]},
+        b'data: {"choices": [{"text": "Z\\u00fc"}]}\n\ndata: {"choices": [{"text": "rich"}]}\n\ndata: [DONE]',
         {**body_of("Zürich"), "error": {"code": 0, "message": ""}},
     ],
 )
 def test_a_reply_is_read_in_the_forms_that_servers_give_it(body: object) -> None:
     outcome = outcome_of_body(200, body)
     assert (outcome.verdict, outcome.text) == ("ok", "Zürich")
+
+
+@pytest.mark.parametrize("charset", ["iso-8859-1", "GB18030", "utf-8"])
+def test_a_body_that_is_not_utf_8_is_read_as_its_header_says(charset: str) -> None:
+    """A bug: "Zürich" became "Z\ufffdrich" without a word."""
+    headers = {"content-type": f'application/json; charset="{charset}"'}
+    assert classify(200, headers, GOOD.encode(charset), now=NOW).outcome.text == "Zürich"
+
+
+@pytest.mark.parametrize(
+    "finish", ["FINISH_REASON_STOP", "matched_stop", "<|im_end|>", "FINISH_REASON_MAX_TOKENS"]
+)
+def test_a_finish_reason_may_have_a_prefix(finish: str) -> None:
+    """A bug: every reply of a server with such names counted as filtered."""
+    assert outcome_of_body(200, body_of("Paris", finish=finish)).verdict == "ok"
 
 
 HARMONY = "<|channel|>analysis<|message|>Who?<|end|>"  # of gpt-oss
@@ -301,6 +323,13 @@ def test_back_off_has_full_jitter_under_a_doubling_limit() -> None:
         ('<think duration="3">Who?</think>Anna.', "stop", "Who?", "Anna.", ""),
         ("<|begin_of_thought|>Who?<|end_of_thought|>Anna.", "stop", "Who?", "Anna.", ""),
         ("<|START_THINKING|>Who?<|END_THINKING|>Anna.", "stop", "Who?", "Anna.", ""),
+        (
+            "<|start_thought|>Who?<|end_thought|><|begin_of_solution|>Anna.<|end|>",
+            "stop",
+            "Who?",
+            "Anna.",
+            "",
+        ),
         ("◁think▷Who?◁/think▷Anna.", "stop", "Who?", "Anna.", ""),  # Kimi
         ("<think>\n</think>\n<think>Who?</think>Anna.", "stop", "Who?", "Anna.", ""),
         ("<thoughtful> Anna.", "stop", "", "<thoughtful> Anna.", ""),
