@@ -229,14 +229,17 @@ class Endpoint(Source):
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, ExceptionGroup) as error:
             # asyncio's errors are a group where a proxy's port is above the highest one
             said = f"({str(error) or type(error).__name__}): check the host and the port"
+            if (proxies := _variables("PROXY")) and not is_loopback(self.base_url):
+                said += f", and {proxies}"
             if "[SSL" not in said:
                 return failed(f"no server answers {said}", misdirected=True)
             own = "for a certificate of your own, set SSL_CERT_FILE"
             return failed(f"no secure connection {said}, and http or https; {own}", misdirected=True)
         except (httpx.HTTPError, OSError) as error:
-            said = f"{type(error).__name__}: {error}".removesuffix(": ")
+            said = f"{type(error).__name__}: {error}".rstrip(":. ")
             is_no_http = "illegal" in said  # h11's word for lines that are none of HTTP
-            said += "; check http or https and the port" if is_no_http else ""
+            if is_no_http or "without sending" in said:
+                said += "; check http or https and the port"
             return failed(said, lost=True, misdirected=is_no_http)
 
     async def _traffic_of_loop(self) -> Traffic:
@@ -253,23 +256,26 @@ class Endpoint(Source):
         headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._concurrency)
+        transport = self._transport
         try:
+            if transport is None and is_loopback(self.base_url):  # a proxy cannot reach this machine's ports
+                is_tls = self.base_url.startswith("https:")
+                transport = httpx.AsyncHTTPTransport(limits=limits, trust_env=is_tls)
             client = httpx.AsyncClient(
                 headers=headers,
                 timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),  # other deadlines are our own
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=self._concurrency),
-                trust_env=not is_loopback(self.base_url),  # a proxy cannot reach this machine's ports
+                limits=limits,
                 event_hooks={"response": [_hide_headers]},
-                transport=self._transport,
+                transport=transport,
             )
         except Exception as error:  # nothing else can fail
             kind = "SSL" if isinstance(error, OSError) else "PROXY"
-            names = [name for name in os.environ if VARIABLES.fullmatch(name) and kind in name.upper()]
             said = "it is no URL; write # / @ of a password as %23 %2F %40"  # an error may quote a password
             if isinstance(error, OSError | ImportError):
                 said = self._scrubbed(str(error))
             raise UsageError(
-                f"the environment variable {' or '.join(filter(os.environ.get, names))} cannot be used for "
+                f"the environment variable {_variables(kind)} cannot be used for "
                 f"{self.base_url}: {said}; correct or unset it"
             ) from None
         async with client:
@@ -317,7 +323,7 @@ def parse_endpoint(name: str, *, key: str) -> Callable[..., Endpoint]:
     error that httpx raises there contains the key.
     """
     match = re.fullmatch(r"(?!https?:)([^\s,]+?)(?:@(https?://[^\s,]+))?", name)
-    if match is None or "://" in match[1] or HOST.search(match[1]):
+    if match is None or re.search("://|@https?:", match[1], re.IGNORECASE) or HOST.search(match[1]):
         raise UsageError(
             f"there is no environment {name!r}: give mini, MODEL, MODEL@http://host:port/v1 or hf:DIR "
             "(a URL begins with http:// or https://)"
@@ -325,10 +331,11 @@ def parse_endpoint(name: str, *, key: str) -> Callable[..., Endpoint]:
     model, given = match.groups()
     try:
         url = httpx.URL((given or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).strip())
-    except httpx.InvalidURL:
-        url = httpx.URL("")
+        host = url.host  # raises ValueError for an xn--… that is no name
+    except (httpx.InvalidURL, ValueError):
+        url, host = httpx.URL(""), ""
     is_plain = not (url.userinfo or url.query or url.fragment) and (url.port or 0) <= HIGHEST_PORT
-    if url.scheme not in ("http", "https") or not url.host or not is_plain:
+    if url.scheme not in ("http", "https") or not host or not is_plain:
         raise UsageError(
             "the base URL of an endpoint must look like http://host:port/v1 "
             f"(without user, password or query; port at most {HIGHEST_PORT}; a key goes to OPENAI_API_KEY)"
@@ -357,6 +364,12 @@ def check_listening(name: str) -> None:
         raise UsageError(f"{name}: no server answers there: start it, or correct the port") from None
     except OSError:
         return  # a request will tell
+
+
+def _variables(kind: str) -> str:
+    """The names of the environment variables of proxies ("PROXY") or certificates ("SSL") that are set."""
+    names = [name for name in os.environ if VARIABLES.fullmatch(name) and kind in name.upper()]
+    return " or ".join(filter(os.environ.get, names))
 
 
 def is_loopback(base_url: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from prompt_r1.environments.sources import Outcome
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import FatalEnvError, UsageError
 from tests.support.mini_server import LocalServer, response_of, with_server
 from tests.support.providers import (
     HELLO,
@@ -136,7 +136,7 @@ def test_a_redirect_is_not_followed_and_named_without_the_key() -> None:
     """A bug: a target that is no URL made a call repeat its request for ten minutes."""
     outcome, account = call_server("elsewhere")
     assert outcome.verdict == "refused" and account.requests == 1
-    assert outcome.reason == "HTTP 302 to http://xn--/[key] (check the base URL)"
+    assert outcome.reason == "HTTP 302 to http://xn--/[key] (check the base URL and any proxy)"
 
 
 def test_all_calls_share_the_connections_of_one_client() -> None:
@@ -225,7 +225,7 @@ def test_a_local_endpoint_is_called_without_key_and_proxy(monkeypatch: pytest.Mo
     ],
 )
 def test_a_variable_that_breaks_the_client_is_named_in_one_sentence(name, value, monkeypatch) -> None:
-    """A bug: "internal error, this is a bug". A local endpoint reads none of them."""
+    """A bug: "internal error, this is a bug". A local endpoint reads none of them without TLS."""
     for other in ("NO_PROXY", "ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR"):
         monkeypatch.delenv(other, raising=False)
         monkeypatch.delenv(other.lower(), raising=False)
@@ -236,3 +236,20 @@ def test_a_variable_that_breaks_the_client_is_named_in_one_sentence(name, value,
         with pytest.raises(UsageError, match=sentence) as caught:
             asyncio.run(asked.check() if work == "check" else asked.ask(HELLO))
         assert "hunter2" not in str(caught.value)
+
+
+def test_a_local_endpoint_over_tls_reads_the_certificate_variables_and_no_proxy(monkeypatch) -> None:
+    """A bug: SSL_CERT_FILE was ignored for https://localhost, though the error said to set it."""
+    monkeypatch.setenv("HTTPS_PROXY", "ftp://proxy")
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/certificates.pem")
+    with pytest.raises(UsageError, match=r"SSL_CERT_FILE cannot be used for https://127.0.0.1:9/v1"):
+        asyncio.run(open_environment("large@https://127.0.0.1:9/v1").check())
+    with pytest.raises(FatalEnvError, match=r"no server answers .*: check the host and the port$"):
+        asyncio.run(open_environment("large@http://127.0.0.1:9/v1").check())
+
+
+def test_a_server_that_cannot_be_reached_may_be_behind_a_wrong_proxy(monkeypatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:hunter2secret@127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with pytest.raises(FatalEnvError, match=r"the port, and .*HTTPS_PROXY"):
+        asyncio.run(open_environment("large@https://llm.test/v1").check())

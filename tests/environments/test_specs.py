@@ -16,6 +16,7 @@ from tests.support.providers import HELLO, KEY, open_environment
 INVALID = [
     *("", "mini-z", "mini,mini-z", "hf:models/x", "a b", "gpt@localhost:8000", "http://localhost:8000/v1"),
     *("m@localhost/v1", "m@api.together.xyz/v1", "m@10.0.0.7", "m@[::1]:8000/v1", "x@http://host:65536/v1"),
+    *("m@http:/h/v1", "m@http://xn--a.test/v1"),
     *("x@http://", "x@http://user:Secret@host/v1", "x@http://host/v1?key=Secret", "x@http://h:port/v1"),
 ]
 
