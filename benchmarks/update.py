@@ -122,9 +122,9 @@ def games_of(questions: int, lengths: str, vocabulary: int) -> list[ScoredGame]:
 
 
 @cache
-def variant_of_this_process(name: str, model: str, vocabulary: int, *games: str | int) -> Variant:
+def variant_of_this_process(name: str, model: str, vocabulary: int, questions: int, lengths: str) -> Variant:
     """Make the variant at the first call."""
-    return Variant(name, games_of(*games, vocabulary), model, vocabulary)
+    return Variant(name, games_of(questions, lengths, vocabulary), model, vocabulary)
 
 
 def measure(*variant: str | int) -> MeasuredUpdate:
