@@ -239,6 +239,8 @@ def test_a_python_without_the_packages_is_named_in_one_line(program):
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stdout == ""
     assert "is not installed; activate the virtual environment" in done.stderr
+    done = subprocess.run([sys.executable, "-OO", *program.split()], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "which transformers reads; unset PYTHONOPTIMIZE" in done.stderr
 
 
 def test_an_estimate_needs_no_key(folder):

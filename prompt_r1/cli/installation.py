@@ -9,19 +9,22 @@ PACKAGES = ("yaml", "httpx", "torch", "transformers")
 
 
 def check_installation() -> None:
-    """Exit with one line if this Python is too old or lacks a package.
+    """Exit with one line if this Python is too old, lacks a package or removes docstrings.
 
     Otherwise let Ctrl-C end the imports that follow.
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
+    repair = "activate the virtual environment, or pip install -r requirements.txt into a new one"
     if sys.version_info < OLDEST:
         problem = f"this is Python {sys.version.split()[0]}, and 3.11 or newer is needed"
     elif missing:
         problem = f"the package {missing[0]} is not installed"
+    elif sys.flags.optimize > 1:
+        problem = "this Python removes docstrings, which transformers reads"
+        repair = "unset PYTHONOPTIMIZE, or omit -OO"
     else:
         let_ctrl_c_end_imports()
         return
-    repair = "activate the virtual environment, or pip install -r requirements.txt into a new one"
     name = "prompt_r1" if sys.argv[0] == "-m" else sys.argv[0]
     print(f"{name}: {problem}; {repair}", file=sys.stderr)
     sys.exit(2)
