@@ -4,7 +4,7 @@
     untrained   the agent before training, in the same game
     prompt-r1   the trained agent
 
-docs/evaluation.md describes the other methods, the tables and the comparisons. Each answer is appended to
+docs/evaluation.md describes the other methods and the tables. Each answer is appended to
 predictions.jsonl in the folder --out. The same command again asks only for missing and failed answers, and
 writes the tables anew.
 """
@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> None:
     if config.tables and not config.method and not config.grpo_agent:
         train = command("train", "--env", "none")
         print(f"\ngrpo-only is left out: `{train}` trains its agent for --grpo-agent RUN")
-    print(f"\nIn {folder / TABLES}: all datasets, the paper's tables, and comparisons")
+    print(f"\nIn {folder / TABLES}: all datasets, and the paper's tables")
     if errors:
         raise Resumable(
             f"{errors.total()} answers are missing because calls failed; the same command asks for them "

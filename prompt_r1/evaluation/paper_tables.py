@@ -10,7 +10,6 @@ from statistics import fmean
 
 from prompt_r1.cli.tables import markdown_table
 from prompt_r1.evaluation.aggregate import LABELS, Rate, Results
-from prompt_r1.evaluation.comparison import FULL
 from prompt_r1.evaluation.paper_numbers import (
     MINI,
     NUMBERS,
@@ -27,6 +26,7 @@ from prompt_r1.terminal import printable_line
 
 ENVIRONMENTS = {"gpt-4o-mini": MINI, "gpt-oss-20b": OSS, "qwen3-4b": QWEN}  # a model → the paper's name
 AVERAGE = "Average"
+FULL = "prompt-r1"  # the method with a row for each agent and environment in Table 5
 
 
 def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]:

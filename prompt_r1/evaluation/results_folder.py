@@ -1,6 +1,6 @@
 """The results in an evaluation folder.
 
-tables.md       every system and dataset, the paper's Tables 2 to 5, and paired comparisons
+tables.md       every system and dataset, and the paper's Tables 2 to 5
 results.json    means, intervals and costs of each system
 """
 
@@ -13,7 +13,6 @@ from typing import Any
 
 from prompt_r1.cli.tables import markdown_table, text_table
 from prompt_r1.evaluation.aggregate import Results
-from prompt_r1.evaluation.comparison import comparison_tables
 from prompt_r1.evaluation.paper_tables import paper_tables
 from prompt_r1.evaluation.predictions import AMOUNTS, System, short_names
 from prompt_r1.foreign import replace_file
@@ -35,8 +34,8 @@ def write_results(folder: Path, results: Results, trained_with: Mapping[str, str
     notes = [EXTRACTION]
     if results.lacks_similarity:
         notes.append("SSim was not measured: `--ssim-model DIR` names its encoder.")
-    tables = [*paper_tables(results, trained_with), *comparison_tables(results)]
-    replace_file(folder / TABLES, ("\n\n".join([results_table(results), *notes, *tables]) + "\n").encode())
+    parts = [results_table(results), *notes, *paper_tables(results, trained_with)]
+    replace_file(folder / TABLES, ("\n\n".join(parts) + "\n").encode())
     return _printed(results, found)
 
 
