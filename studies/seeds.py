@@ -17,7 +17,7 @@ from prompt_r1.cli.tables import markdown_table
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE, Prediction, read_predictions
 from prompt_r1.metrics.em_f1 import exact_match, f1
-from prompt_r1.metrics.statistics import difference_interval, macro_interval, mean_interval
+from prompt_r1.metrics.statistics import bounds_text, difference_interval, macro_interval, mean_interval
 
 # Of Student's t: ± what holds 95 %, by degrees of freedom.
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -99,7 +99,7 @@ def percent(scores: Scores, interval: Callable = mean_interval, form: str = ".1f
     if interval is mean_interval:
         low, high = max(0.0, low), min(1.0, high)
     mean = fmean(means_of_seeds(scores))
-    return f"{100 * mean:{form}} [{100 * low:{form}}, {100 * high:{form}}]"
+    return f"{100 * mean:{form}} {bounds_text(100 * low, 100 * high, form)}"
 
 
 def means_of_seeds(scores: Mapping[tuple[int, str], Mapping[str, float]]) -> list[float]:
