@@ -31,9 +31,8 @@ COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "data_source", "kind")
 CONVERTER = "`python -m prompt_r1.data convert` reads the raw files of the datasets"
 LIST_OF_TEXTS = re.compile(r"""^\s*[({]\s*["']|\[\s*["']""")  # ['a' 'b'], ("a", "b"), array(['a'])
 LIST_OR_PIPE = re.compile(r"^\s*\[|\S\s*(\|)\s*\S")  # ordinary in mathematics: [0, 1), |x|
-SPREADSHEET = re.compile(
-    r"\s*-?\d+(\.0+|(\.\d+)?[eE][+-]\d+)\s*"
-)  # 1945.0 and 1.9E+05, as programs write numbers
+# Numbers and days as programs write them: 1945.0, 1.9E+05, 2020-01-02 00:00:00.
+SPREADSHEET = re.compile(r"\s*(-?\d+(\.0+|(\.\d+)?[eE][+-]\d+)|\d{4}-\d\d-\d\d[ T]00:00:00(\.0+)?)\s*")
 MISSING = re.compile(r"\s*(nan|NaN|NaT|None|null|NULL|<NA>|#?N/A|#(REF|VALUE|NAME|NUM|NULL|DIV/0)[!?])\s*")
 LABEL = re.compile(r"\s*\(?([A-Za-z]|\d+)[.)]?\s*")  # of a choice
 # GSM8K's calculator and mark of the answer, and LaTeX's box around it.
@@ -475,7 +474,7 @@ def _golds_in_text(text: str, found: str, kind: Kind) -> list[str]:
         return items
     one = f"write {json.dumps([text], ensure_ascii=False)[:80]}"
     if SPREADSHEET.fullmatch(text):
-        raise BadRow(f"{found}, a number as programs write it: write its digits alone, or {one}")
+        raise BadRow(f"{found}, as programs write a number or a day: write it as people do, or {one}")
     if MISSING.fullmatch(text):
         raise BadRow(f"{found}, as programs write a missing value: remove the row, or {one}")
     if LIST_OF_TEXTS.search(text) or (kind != "math" and LIST_OR_PIPE.search(text)):
