@@ -64,15 +64,16 @@ async def imitate_own_games(
 
     Raises UsageError if none of the first games ended right.
     """
-    rng, right = random.Random(f"rft {settings.seed}"), list[Trajectory]()
+    rng, right, epoch = random.Random(f"rft {settings.seed}"), list[Trajectory](), 0
     for number in range(1, ROUNDS + 1):
         made = tried = 0
         play = partial(play_question, agent, environment, temperature=1.0)
         while made < (calls or CALLS) / ROUNDS and (right or tried < GAMES_WITHOUT_RIGHT):
             asked = rng.sample(train, min(QUESTIONS_AT_ONCE, len(train)))
             seeds = [f"rft {settings.seed}/{number}/{made}/{sample}" for sample in range(GROUP_SIZE)]
+            epoch += 1  # a question that is drawn again gets new replies where the environment samples
             games = [
-                play(question, seed=f"{seed}/{question.id}", sample=sample)
+                play(question, seed=f"{seed}/{question.id}", sample=sample, epoch=epoch)
                 for question in asked
                 for sample, seed in enumerate(seeds)
             ]

@@ -14,6 +14,7 @@ from prompt_r1.metrics.em_f1 import f1
 from prompt_r1.miniworld import make_world, world
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.rollout import play_question
 from prompt_r1.types import Trajectory
 from tests.support import tiny
 from tests.support.methods import CONFIG, PricedSource, method, priced
@@ -44,8 +45,15 @@ def learned(monkeypatch) -> list[list[Trajectory]]:
 
 
 def test_rft_learns_once_from_its_right_games(tmp_path, learned, monkeypatch):
+    keys = []
+
+    async def recorded(agent, environment, question, **options):
+        keys.append((question.id, options["sample"], options["epoch"]))
+        return await play_question(agent, environment, question, **options)
+
+    monkeypatch.setattr(imitation, "play_question", recorded)
     monkeypatch.setattr(imitation, "QUESTIONS_AT_ONCE", 4)
-    settings = {"agent": "mini", "folder": tmp_path, "train": QUESTIONS, "optimize_calls": 20}
+    settings = {"agent": "mini", "folder": tmp_path, "train": QUESTIONS[:6], "optimize_calls": 20}
     environment = mini_world()
     answer = method("rft", environment, **settings)
     first, both = learned
@@ -55,6 +63,7 @@ def test_rft_learns_once_from_its_right_games(tmp_path, learned, monkeypatch):
     folder = tmp_path / "large/rft/agent"
     weights, start = load_tensors(folder), load_tensors(find_agent("mini", 0))
     assert any(not weights[name].equal(start[name]) for name in start)
+    assert len(set(keys)) == len(keys) == 40  # where the environment samples, no two games share a reply
     most = 4 * imitation.GROUP_SIZE * (CONFIG.max_turns - 1)  # calls between two looks at the limit
     assert 0.6 * 20 < environment.budget.spent.calls < 20 + imitation.ROUNDS * most
     assert asyncio.run(answer(QUESTIONS[0], sample=0, seed="0")).spent.calls > 0  # it plays, and asks
