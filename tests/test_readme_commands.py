@@ -76,7 +76,6 @@ COMMANDS = {
     "pip install '.[serve]'": f"{PIP} '.[serve]'",
     "prompt-r1 serve": "",  # below
     "report.html": "test -s runs/mini-seed0/report.html",
-    "--help": "python train.py --help",
     "--help-all": "python train.py --help-all",
     f"{SET_UP} -r requirements-dev.txt && python -m pytest": (
         f"{PIP} '.[dev]' && python -m pytest -q -n 0 tests/test_reward.py"
