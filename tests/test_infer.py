@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import infer
 from prompt_r1.cli.dialogue import Dialogue, Pieces
 from prompt_r1.config.agent import GAME_FILE
+from prompt_r1.environments.sources import OwnSource
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from tests.support.paths import ROOT
 
@@ -62,18 +63,28 @@ def ask(agent, tmp_path, monkeypatch, capsys):
     return call
 
 
-def test_json_output_has_one_object_per_question_with_its_own_cost(ask):
-    """Without that of the questions before it."""
+@pytest.mark.parametrize("lost", [0, 1])  # requests of each call
+def test_json_output_has_one_object_per_question_with_its_own_cost(ask, monkeypatch, lost):
+    """Without that of the questions before it, and with that of lost requests."""
+    reply = OwnSource.reply
+
+    async def lose_some(source, call):
+        for _ in range(lost):
+            await call.begin()
+            call.give_up(True)
+        return await reply(source, call)
+
+    monkeypatch.setattr(OwnSource, "reply", lose_some)
     flags = ["--json", "--env-price", "1,2", "--temperature", "1", "--seed", "0"]
     lines = ask(*flags, typed="abc def?\nabc def?\n").splitlines()
-    first, second = games = [json.loads(line) for line in lines]
+    games = [json.loads(line) for line in lines]
     assert [game["question"] for game in games] == ["abc def?"] * 2
     for game in games:
         asked = sum(turn["reply"] is not None for turn in game["turns"])
-        assert game["calls"] == asked > 0 and game["seconds"] > 0
+        assert game["calls"] == asked * (1 + lost) > 0 and game["seconds"] > 0
+        assert (game["lost_usd"] > 0) == bool(lost)
         price = (game["tokens_in"] + 2 * game["tokens_out"]) / 1e6
         assert game["usd"] == pytest.approx(price) and price > 0
-    assert first["usd"] == pytest.approx(second["usd"])
 
 
 def test_input_that_is_no_text_is_refused(ask):

@@ -5,8 +5,9 @@ from itertools import islice
 
 import pytest
 
-from prompt_r1.agent.agent import load_codec
+from prompt_r1.agent.agent import load_agent, load_codec
 from prompt_r1.agent.names import find_agent
+from prompt_r1.agent.packing import pack
 from prompt_r1.baselines import imitation
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
@@ -17,6 +18,7 @@ from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.rollout import play_question
 from prompt_r1.types import Trajectory
 from tests.support import tiny
+from tests.support.games import CPU
 from tests.support.methods import CONFIG, PricedSource, method, priced
 from tests.support.tensors import load_tensors
 
@@ -58,6 +60,10 @@ def test_rft_learns_once_from_its_right_games(tmp_path, learned, monkeypatch):
     answer = method("rft", environment, **settings)
     first, both = learned
     assert len(both) > len(first) > 0 and both[: len(first)] == first  # the second round starts anew
+    second = load_agent(tmp_path / "large/rft-round-1/agent", CONFIG, CPU).policy  # plays the second round
+    played = pack([[both[-1]]], CPU)
+    sampled = [logprob for logprob, own in zip(both[-1].logprobs, both[-1].sampled, strict=True) if own]
+    assert second(played).logprobs.tolist() == pytest.approx(sampled, abs=1e-4)
     for game in both:
         assert f1(game.answer, game.question.answers) == 1 and len(game.turns) > 1
     folder = tmp_path / "large/rft/agent"

@@ -16,6 +16,7 @@ from prompt_r1.baselines.gepa import draw_parent, minibatches, read_fenced_promp
 from prompt_r1.baselines.make import ALGORITHMS
 from prompt_r1.baselines.opro import is_usable, meta_prompt, read_instruction
 from prompt_r1.baselines.optimise import SEED_PROMPT, PromptSearch, mean_score, optimised_prompt
+from prompt_r1.baselines.textgrad import minibatches as textgrad_minibatches
 from prompt_r1.baselines.textgrad import rewrite
 from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.errors import Resumable, UsageError
@@ -255,12 +256,18 @@ def test_textgrad_shows_the_rewriter_the_prompt_and_each_conversation():
 
 
 def test_gepa_draws_parents_from_the_pareto_front_in_proportion_to_their_wins():
-    """a is best on three of four questions, d on one; b only ties with a, and c is never best."""
-    scores = {"a": (1, 1, 1, 0), "b": (1, 0, 0, 0), "c": (0, 0, 0, 0.5), "d": (0, 0, 0, 1)}
+    """a is best on three of four questions, d on two, one of which a is too; b only ties; c is never best."""
+    scores = {"a": (1, 1, 1, 0), "b": (1, 0, 0, 0), "c": (0, 0, 0, 0.5), "d": (1, 0, 0, 1)}
     rng = random.Random(0)
     drawn = [draw_parent(scores, rng) for _ in range(4000)]
     assert set(drawn) == {"a", "d"}
-    assert drawn.count("a") / 4000 == pytest.approx(0.75, abs=0.03)
+    assert drawn.count("a") / 4000 == pytest.approx(0.6, abs=0.03)
+
+
+def test_textgrad_uses_twelve_questions_of_each_epoch_once():
+    batches = textgrad_minibatches(QUESTIONS[:14], random.Random(0))
+    for _ in range(10):
+        assert len({question for _ in range(4) for question in next(batches)}) == 12
 
 
 def test_gepa_uses_each_question_once_per_epoch_and_fills_the_last_batch():

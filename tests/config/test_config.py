@@ -80,6 +80,8 @@ def test_a_text_in_a_config_file_is_read_as_on_the_command_line(tmp_path):
     [
         ("reward: stranger:metric", "--reward stranger:metric"),
         ("env: mini, py:stranger:Oracle", "--env mini, py:stranger:Oracle"),
+        ("val_data: py:stranger:rows", "--val-data py:stranger:rows"),
+        ("test_data: [mini, 'py:stranger:rows']", "--test-data mini py:stranger:rows"),
     ],
 )
 def test_code_is_imported_only_if_the_command_line_names_it(tmp_path, monkeypatch, line, flag):
@@ -93,8 +95,8 @@ def test_code_is_imported_only_if_the_command_line_names_it(tmp_path, monkeypatc
     with pytest.raises(UsageError, match=f"names code.*give {flag}$"):
         train_config(["--config", str(file)])
     assert not (tmp_path / "executed").exists()
-    named = ["--config", str(file), "--env", "mini", "--reward", "stranger:metric"]
-    assert train_config(named)[0].reward == "stranger:metric"
+    own = "--env mini --reward stranger:metric --val-data mini --test-data mini"
+    assert train_config(["--config", str(file), *own.split()])[0].reward == "stranger:metric"
     assert (tmp_path / "executed").exists()
     sys.modules.pop("stranger")
 

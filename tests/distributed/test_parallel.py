@@ -1,6 +1,5 @@
 """Several ranks with replicated (ddp) or sharded weights (fsdp) train like one process."""
 
-import asyncio
 import multiprocessing
 import os
 import random
@@ -36,6 +35,7 @@ from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 from tests.support import tiny
 from tests.support.games import CPU, ONE_RANK, Learner, record_logprobs_of
 from tests.support.ports import free_ports
+from tests.training.thread_ranks import on_each_rank
 
 GROUP_SIZE = 4
 SHORT = timedelta(seconds=0.2)
@@ -285,30 +285,19 @@ def test_an_error_in_a_collective_can_be_resumed_and_another_one_is_a_bug():
         fail(collective, count=1)
 
 
-def test_a_failure_is_shared_with_the_other_ranks_and_raised_on_those_that_succeeded():
-    shared: list[object] = []
-    failed_elsewhere: list[Exception | None] = [None]
+@pytest.mark.parametrize("kind", [UsageError, Resumable, FatalEnvError, OSError])
+def test_a_failure_of_one_rank_is_raised_on_those_that_succeeded_too(kind):
+    def work(ranks: Ranks) -> int:
+        if ranks.rank == 1:
+            raise kind("no room")
+        return ranks.rank
 
-    class FirstOfTwoRanks(Ranks):
-        def gather(self, item: object) -> list:
-            shared.append(item)
-            return [item, *failed_elsewhere]
+    def share(ranks: Ranks) -> bool:
+        with pytest.raises(kind, match="no room"):
+            ranks.run(lambda: work(ranks))
+        return ranks.run(lambda: True)
 
-    async def succeed() -> str:
-        return "done"
-
-    async def fail() -> str:
-        raise FatalEnvError("the key is wrong")
-
-    ranks = FirstOfTwoRanks(rank=0, count=1, device=CPU)
-    with asyncio.Runner() as runner:
-        assert ranks.run(lambda: runner.run(succeed())) == "done"
-        with pytest.raises(FatalEnvError, match="the key is wrong"):
-            ranks.run(lambda: runner.run(fail()))
-        assert len(shared) == 2 and "the key is wrong" in str(shared[1])
-        failed_elsewhere[0] = Resumable("the budget is used up")
-        with pytest.raises(Resumable, match="the budget is used up"):
-            ranks.run(lambda: runner.run(succeed()))
+    assert on_each_rank(2, share) == [True, True]
 
 
 def test_a_launch_that_cannot_work_is_one_sentence():

@@ -285,6 +285,7 @@ def test_the_end_of_a_rate_limits_window_counts_where_nothing_remains_in_it() ->
         "x-ratelimit-reset-tokens": "12s",
     }
     assert requested_wait(windows, now=NOW) == 12
+    assert requested_wait({**windows, "x-ratelimit-remaining-requests": "0"}, now=NOW) == 60  # the later end
     assert requested_wait({**windows, "x-ratelimit-remaining-tokens": "5"}, now=NOW) is None
     assert requested_wait({**windows, "retry-after": "3"}, now=NOW) == 3
     assert classify(500, {"x-ratelimit-reset": "30"}, b"", now=NOW).wait is None  # says nothing of this error

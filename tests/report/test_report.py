@@ -87,6 +87,20 @@ def test_the_page_opens_on_a_training_group_of_right_and_wrong_games(tmp_path):
     assert page.of_class("up3") and page.of_class("l3")  # of the fixture's log-probabilities and ratios
 
 
+def test_each_token_has_its_own_log_probability_and_ratio(tmp_path):
+    run = write_run(tmp_path / "run", [[group_of(question())]])
+    file = run / "trajectories/step-000001-rank0.jsonl"
+    row = json.loads(file.read_text().splitlines()[0])
+    numbers = range(1, 1 + len(row["logprobs"]))
+    row |= {"logprobs": [-n for n in numbers], "log_ratios": [*numbers]}
+    file.write_text(json.dumps(row))
+    written = read_groups(run, best=1)[0].games[0].written
+    assert len(written) == 2, "the game has two turns"
+    assert [token.numbers for turn in written for token in turn] == [
+        f"log-probability -{n}.00, log of the ratio {n}.000" for n in numbers
+    ]
+
+
 def test_a_group_without_a_right_game_has_no_tick(tmp_path):
     """ "✓ 0/5" had a tick where none is right."""
     wrong = [group_of(question())[1]] * 2

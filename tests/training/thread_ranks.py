@@ -26,6 +26,9 @@ class ThreadRanks(Ranks):
         self.barrier_of_all.wait(timeout=30)
         return items
 
+    def barrier(self):
+        self.barrier_of_all.wait(timeout=30)
+
 
 def on_each_rank(count: int, work: Callable[[Ranks], T]) -> list[T]:
     """The results of `work` on each of `count` ranks."""
