@@ -80,3 +80,14 @@ def test_the_prompts_of_a_forward_have_together_at_most_so_many_tokens(loop):
         scheduler.add(job_of(CachedGame(number), [number] * 4, loop))
     scheduler.admit()
     assert [len(scheduler.schedule().tokens) for _ in range(2)] == [6, 6]
+
+
+def test_a_job_beside_others_leaves_a_sixteenth_of_the_pages_free_for_them_to_grow(loop):
+    scheduler = scheduler_of(pages=16)
+    for number, pages in enumerate((8, 8)):
+        scheduler.add(job_of(CachedGame(number), [number] * 4 * pages, loop))
+        scheduler.admit()
+    assert len(scheduler.running) == 1
+    scheduler.add(job_of(CachedGame(0), [2] * 4 * 7, loop))  # of an older game, which is admitted first
+    scheduler.admit()
+    assert len(scheduler.running) == 2
