@@ -145,6 +145,12 @@ def test_gepa_makes_seven_calls_per_iteration_and_validates_new_candidates(seed)
     assert 150 <= calls < 150 + 6 + 20
 
 
+def test_gepa_validates_no_prompt_that_only_equals_its_parent_on_their_questions():
+    search = new_search(writer=PricedSource(lambda _: "```\nBe quick.\n```"))
+    find("gepa", search)
+    assert list(search.scores) == [SEED_PROMPT] and len(search.tried) == 2
+
+
 @pytest.mark.parametrize("tagged", [True, False])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_no_search_exceeds_its_limit_of_calls_whatever_the_limit(name, tagged):

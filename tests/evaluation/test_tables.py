@@ -64,6 +64,8 @@ def test_repeats_of_a_question_count_as_one_observation():
     five = [replace(one, sample=sample) for one in once for sample in range(5)]
     rates = [score_predictions(predictions).average(DIRECT, ["towns"], "em") for predictions in (once, five)]
     assert rates[0] == rates[1] and rates[0].n == 10
+    differing = score_predictions([predict(1), predict(1, "Lyon", sample=1)])
+    assert differing.scores(DIRECT, "towns", "em") == {"q1": 0.5}
 
 
 def test_failed_calls_are_counted_and_do_not_lower_the_mean():
