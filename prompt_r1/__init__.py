@@ -49,5 +49,5 @@ def __getattr__(name: str) -> object:
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
-def __dir__() -> list[str]:
+def __dir__() -> "list[str]":  # quoted: an old Python must reach `check_installation`
     return sorted([*globals(), *_HOMES])

@@ -1,5 +1,6 @@
 """Deliberate mistakes of users: each ends with exit code 2 and one sentence that names what is wrong."""
 
+import ast
 import fcntl
 import gc
 import io
@@ -241,6 +242,14 @@ def test_a_python_without_the_packages_is_named_in_one_line(program):
     assert "is not installed; activate the virtual environment" in done.stderr
     done = subprocess.run([sys.executable, "-OO", *program.split()], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and "which transformers reads; unset PYTHONOPTIMIZE" in done.stderr
+
+
+@pytest.mark.parametrize("file", ["__init__.py", "version.py", "cli/installation.py"])
+def test_what_runs_before_the_version_is_checked_runs_in_an_old_python(file):
+    """A bug: list[str] as an annotation was a traceback of Python 3.8."""
+    tree = ast.parse((ROOT / "prompt_r1" / file).read_text("utf-8"), feature_version=(3, 7))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert not [node.name for node in functions if isinstance(node.returns, ast.Subscript | ast.BinOp)]
 
 
 def test_an_estimate_needs_no_key(folder):
