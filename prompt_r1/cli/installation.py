@@ -9,13 +9,15 @@ PACKAGES = ("yaml", "httpx", "torch", "transformers")
 
 
 def check_installation() -> None:
-    """Exit with one line if this Python is too old, lacks a package or removes docstrings.
+    """Exit with one line on Windows, and if this Python is too old, lacks a package or removes docstrings.
 
     Otherwise let Ctrl-C end the imports that follow.
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     repair = "activate the virtual environment, or pip install -r requirements.txt into a new one"
-    if sys.version_info < OLDEST:
+    if sys.platform == "win32":  # no locks of files (fcntl), no SIGUSR1
+        problem, repair = "Windows is not supported", "run it in its Linux subsystem (WSL)"
+    elif sys.version_info < OLDEST:
         problem = f"this is Python {sys.version.split()[0]}, and 3.11 or newer is needed"
     elif missing:
         problem = f"the package {missing[0]} is not installed"

@@ -226,6 +226,13 @@ def test_a_bug_and_an_error_of_the_programs_exit_with_1_and_a_renamed_file_is_na
     assert capsys.readouterr().err == "train.py: b: Permission denied; check the path and its permissions\n"
 
 
+def test_windows_is_named_before_an_import_fails(monkeypatch, capsys):
+    monkeypatch.setattr("sys.platform", "win32")
+    with pytest.raises(SystemExit) as left:
+        check_installation()
+    assert left.value.code == 2 and "Windows is not supported; run it in its Linux" in capsys.readouterr().err
+
+
 def test_ctrl_c_ends_the_imports_silently_and_is_an_exception_afterwards():
     """A bug: Ctrl-C in the seconds of the imports printed a traceback of torch's modules."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
