@@ -1,6 +1,5 @@
 """The settings of an agent's games, and what a user's names mean."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -12,27 +11,12 @@ from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import mini_world
 from prompt_r1.protocol import INSTRUCTIONS, Codec
-from prompt_r1.rollout import play
 from prompt_r1.types import GameSettings, Question
 from tests.support import tiny
 from tests.support.games import CPU
-from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 QUESTION = Question("q7", "test", "Who made it?", ("Anna",))
 CODEC = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
-
-
-@pytest.mark.parametrize(("most", "reply"), [(3, "012 [cut]"), (0, "0123456")])
-def test_a_game_has_the_settings_of_its_run(most, reply):
-    sizes = {"max_turns": 2, "max_tokens": 900, "max_new": 64, "max_reply_tokens": most}
-    config = TrainConfig(**{**PRESETS["mini"], **sizes})
-    agent = ScriptedAgent([think("1", prompt="a"), think("2", prompt="b")])
-    ask = ScriptedEnvironment(["0123456"]).ask
-    game = asyncio.run(play(QUESTION, agent.generate, ask, CODEC, config.game, seed="7/q7/3"))
-    assert len(game.turns) == 2
-    assert agent.limits == [64, 64]
-    assert agent.seeds == ["7/q7/3/1", "7/q7/3/2"]
-    assert f">{reply}<" in tiny.tokenizer().decode(agent.read[1]).replace("\n", "")
 
 
 def test_a_turn_ends_at_every_end_token_of_the_model():

@@ -27,6 +27,13 @@ def sentencepiece_only(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
+def foreign_code(folder: Path) -> None:
+    (folder / "mine.py").write_text(f"open({str(folder / 'executed')!r}, 'w')\nclass Mine: pass\n")
+    settings = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
+    for name in ("config.json", "tokenizer_config.json"):
+        (folder / name).write_text(json.dumps({"model_type": "mine", **settings}))
+
+
 def cut(folder: Path) -> None:
     file = folder / "tokenizer.json"
     file.write_text(file.read_text()[:500])
@@ -44,6 +51,7 @@ DAMAGES = [
     (sentencepiece_only, "there is no tokenizer.json .sentencepiece reads a tokenizer.model"),
     (cut, "no tokenizer at .*Unterminated string"),
     (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "no tokenizer at"),
+    (foreign_code, "no tokenizer at .*custom code"),
     (template(b""), "has no chat template: give it one"),
     (template(b"\xff\xfe"), "no tokenizer at .*utf-8"),
 ]
@@ -58,4 +66,4 @@ def test_a_tokenizer_that_cannot_be_used_is_refused_in_one_sentence(damage, sent
     damage(tmp_path)
     with pytest.raises(UsageError, match=sentence) as error:
         load_codec(tmp_path, CONFIG)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and not (tmp_path / "executed").exists()

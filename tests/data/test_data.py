@@ -16,7 +16,7 @@ import pytest
 from prompt_r1.data.__main__ import main as data_main
 from prompt_r1.data.files import load_questions, write_questions
 from prompt_r1.data.questions import find_questions, sample_questions, training_and_validation
-from prompt_r1.data.sampler import digest_of, questions_of_step, stratified
+from prompt_r1.data.sampler import digest_of, stratified
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import mini_world
 from prompt_r1.types import Question
@@ -392,26 +392,6 @@ QUESTIONS = [Question(str(number), "d", f"Question {number}?", ("x",)) for numbe
 
 def ids(questions: list[Question]) -> list[str]:
     return [question.id for question in questions]
-
-
-def taken(*, steps: int, count: int, seed: int) -> list[Question]:
-    """The questions of the first steps."""
-    numbers = range(1, steps + 1)
-    return [q for step in numbers for q in questions_of_step(QUESTIONS, step, count=count, seed=seed)]
-
-
-def test_each_epoch_has_every_question_once_in_a_new_order() -> None:
-    order = ids(questions_of_step(QUESTIONS, 1, count=30, seed=0))
-    epochs = [order[:10], order[10:20], order[20:]]
-    assert all(sorted(epoch) == sorted(ids(QUESTIONS)) for epoch in epochs)
-    assert epochs[0] != epochs[1] != epochs[2]
-
-
-@pytest.mark.parametrize("count", [1, 3, 5, 10, 30])
-def test_the_order_depends_on_the_seed_and_not_on_how_many_a_step_takes(count: int) -> None:
-    """So a resumed run continues as if it had never stopped."""
-    at_once = questions_of_step(QUESTIONS, 1, count=30, seed=3)
-    assert taken(steps=30 // count, count=count, seed=3) == at_once != taken(steps=30, count=1, seed=4)
 
 
 def test_the_digest_depends_on_the_questions_their_answers_and_their_order() -> None:

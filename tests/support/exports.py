@@ -1,6 +1,8 @@
-"""Exports an agent on one rank."""
+"""Exports an agent on one rank; and a disk that is full."""
 
-from collections.abc import Mapping
+import resource
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from prompt_r1.agent.policy import Policy
@@ -15,3 +17,14 @@ def export(policy: Policy, base: Path, config: TrainConfig, folder: Path, metric
     """Export the agent; returns the folder."""
     export_agent(policy, base, config, folder, metrics=metrics, ranks=ONE_RANK)
     return folder
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """No file can grow beyond `size` bytes, as if the disk were full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,9 +1,6 @@
 """When a run saves, exports, stops and resumes."""
 
 import json
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +22,7 @@ from prompt_r1.training import lifecycle
 from prompt_r1.training.lifecycle import IDLE_STEPS, Lifecycle
 from prompt_r1.types import Question
 from tests.support import tiny
+from tests.support.exports import file_size_limit
 from tests.support.games import ONE_RANK
 
 CONFIG = TrainConfig(
@@ -43,17 +41,6 @@ def base(tmp_path_factory) -> Path:
 def scripted_validation(monkeypatch):
     """A validation has the metrics of the scripted step."""
     monkeypatch.setattr(lifecycle, "validation_metrics", lambda run, *, step: run.validation)
-
-
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """No file can grow beyond `size` bytes, as if the disk were full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 class ScriptedRun:
