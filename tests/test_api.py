@@ -9,21 +9,21 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 import prompt_r1
-from prompt_r1.agent.names import resolve_agent
 from prompt_r1.api import Pair, _start_loop
-from prompt_r1.config.agent import GAME_FILE, AgentConfig, EnvironmentConfig
+from prompt_r1.config.agent import GAME_FILE
 from prompt_r1.config.fields import write_yaml
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.environments.environment import Environment, environment_of
-from prompt_r1.environments.specs import open_for_agent
+from prompt_r1.environments.journal import Journal
+from prompt_r1.environments.sources import OwnSource
 from prompt_r1.playing import OpenPair
+from prompt_r1.rollout import play_question
+from prompt_r1.types import Question
 from tests.support.echo_agent import EchoAgent, Shouting, paid_environment
 from tests.support.paths import ROOT
 
@@ -190,13 +190,9 @@ def test_a_seed_and_a_temperature_of_the_pair_are_those_of_every_turn():
     assert {(seed.split("/")[0], temperature) for seed, temperature in agent.sampled_with} == {("7", 0.5)}
 
 
-def test_load_refuses_what_cannot_play_in_one_sentence(asking_agent):
+def test_load_refuses_an_environment_that_cannot_be_asked(asking_agent):
     with pytest.raises(prompt_r1.UsageError, match="has no method `ask"):
         prompt_r1.load(asking_agent, env=object())
-    with pytest.raises(
-        prompt_r1.UsageError, match="there is no folder 'nosuch', and the Hub cannot be asked"
-    ):
-        prompt_r1.load("nosuch", env="mini")
 
 
 def test_an_environment_that_cannot_play_is_reported_before_the_weights_are_loaded(folder):
@@ -206,21 +202,6 @@ def test_an_environment_that_cannot_play_is_reported_before_the_weights_are_load
     with pytest.raises(prompt_r1.FatalEnvError, match=r"http://127\.0\.0\.1:9/v1: no server answers"):
         prompt_r1.load(folder, env="m@http://127.0.0.1:9/v1")
     check_ended(before)
-
-
-def test_an_agents_folder_cannot_name_code_to_import(asking_agent):
-    spec = resolve_agent(str(asking_agent))
-    hostile = replace(spec, config=replace(spec.config, env="py:os:environ"))
-    with pytest.raises(prompt_r1.UsageError, match="runs code: give it as --env"):
-        open_for_agent("", hostile.config, EnvironmentConfig(), seed=0, device=torch.device("cpu"))
-
-
-def test_the_environment_of_an_agent_gets_the_fields_of_its_training_unless_others_are_given(asking_agent):
-    trained = AgentConfig(env=f"hf:{asking_agent}", env_args='{"unknown": 1}')
-    with pytest.raises(prompt_r1.UsageError, match="takes max_tokens and temperature, not"):
-        open_for_agent("", trained, EnvironmentConfig(), seed=0, device=torch.device("cpu"))
-    own = EnvironmentConfig(env_args='{"max_tokens": 5}')
-    open_for_agent("", trained, own, seed=0, device=torch.device("cpu"))
 
 
 def test_the_package_imports_nothing_slow_until_a_name_is_used():
@@ -234,3 +215,29 @@ def test_the_package_imports_nothing_slow_until_a_name_is_used():
     with pytest.raises(AttributeError, match="has no attribute 'lod'"):
         prompt_r1.lod  # noqa: B018
     assert all(getattr(prompt_r1, name) for name in prompt_r1.__all__)
+
+
+def test_a_game_samples_with_its_temperature_and_top_p():
+    heard = set()
+
+    class Listening(EchoAgent):
+        async def generate(self, tokens, *, temperature, top_p=1.0, **how):
+            heard.add((temperature, top_p))
+            return await super().generate(tokens, temperature=temperature, **how)
+
+    asked = Question("q", "d", "Who?", ("a",))
+    asyncio.run(
+        play_question(Listening(), environment_of(Shouting()), asked, seed="3", temperature=0.5, top_p=0.9)
+    )
+    assert heard == {(0.5, 0.9)}
+
+
+def test_a_game_that_is_played_again_pays_nothing_and_another_sample_or_epoch_asks_anew(tmp_path):
+    environment = Environment([OwnSource(Shouting(), seed=0)], journal=Journal(tmp_path))
+
+    def calls_paid(**game: int) -> float:
+        asked = Question("q", "d", "2: a", ("a",))
+        asyncio.run(play_question(EchoAgent(), environment, asked, seed="0", **game))
+        return environment.take_metrics()["env/paid"]
+
+    assert [calls_paid(), calls_paid(), calls_paid(sample=1), calls_paid(epoch=1)] == [2, 0, 2, 2]

@@ -70,17 +70,14 @@ def run(program: str, agent: Path, *flags: str) -> None:
         evaluate.main([*names, *data, "--val-data", "questions.jsonl", "--optimize-calls", "2", *flags])
 
 
+@pytest.mark.parametrize("is_named", [False, True])
 @pytest.mark.parametrize("program", ["infer", "evaluate"])
-def test_a_url_in_an_agents_folder_gets_no_key(program, foreign, listener):
+def test_a_url_in_an_agents_folder_gets_the_key_only_if_the_user_names_it(
+    program, is_named, foreign, listener
+):
     """A bug: `infer.py --agent FOREIGN` sent OPENAI_API_KEY to the host that the folder named."""
-    run(program, foreign)
-    assert len(listener.headers) > 1 and set(listener.headers) == {None}
-
-
-@pytest.mark.parametrize("program", ["infer", "evaluate"])
-def test_a_url_that_the_user_names_gets_the_key(program, foreign, listener):
-    run(program, foreign, "--env", listener.spec)
-    assert len(listener.headers) > 1 and set(listener.headers) == {f"Bearer {KEY}"}
+    run(program, foreign, *(["--env", listener.spec] if is_named else []))
+    assert len(listener.headers) > 1 and set(listener.headers) == {f"Bearer {KEY}" if is_named else None}
 
 
 @pytest.mark.parametrize("program", ["infer", "evaluate"])

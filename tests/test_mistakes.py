@@ -50,6 +50,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --rule alone", "--env none and --rule alone go together"),
     ("train.py --env none --max-turns 3", "the agent answers at once"),
     ("train.py --adapter-rank 4 --parallel fsdp", "which cannot be sharded or offloaded"),
+    ("train.py --adapter-rank 4 --offload", "sharded or offloaded: give --parallel ddp"),
     ("train.py --config paper", "no training questions"),
     ("train.py --agent AGENT --data good.jsonl", "say how it learns and plays: --config paper"),
     # YAML files

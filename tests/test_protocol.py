@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_r1.errors import UsageError
 from prompt_r1.protocol import INSTRUCTIONS, TAGS, Codec, parse
 from prompt_r1.types import Action
 from tests.support import tiny
@@ -139,10 +138,3 @@ def test_the_cache_of_encoded_texts_keeps_no_long_text():
     assert c.encode_untrusted("ab") is c.encode_untrusted("ab")
     assert c.encode_untrusted(long) == c.encode_untrusted(long)
     assert c.encode_untrusted(long) is not c.encode_untrusted(long)
-
-
-def test_a_tokenizer_without_a_chat_template_is_refused():
-    bare = copy.deepcopy(tiny.tokenizer())
-    bare.chat_template = None
-    with pytest.raises(UsageError, match="has no chat template"):
-        Codec(bare, "")

@@ -10,30 +10,15 @@ from tqdm import tqdm
 from prompt_r1 import terminal
 from prompt_r1.terminal import prepare_standard_streams, printable, printable_line, progress_style, scrub
 
+# Such as the CSI of eight bits, right to left, and a line separator.
+ACTING = "\x1b\0\x7f\x9b\xad\u0600\u200b\u202e\u2028\u2029\ud800\ue000\uffff\U0001d173\U000f0000"
 
-@pytest.mark.parametrize(
-    ("letter", "shown"),
-    [
-        ("\x1b", "\\x1b"),
-        ("\0", "\\x00"),
-        ("\x7f", "\\x7f"),
-        ("\x9b", "\\x9b"),  # the CSI of eight bits
-        ("\xad", "\\xad"),
-        ("\u0600", "\\u0600"),
-        ("\u200b", "\\u200b"),
-        ("\u202e", "\\u202e"),  # right to left
-        ("\u2028", "\\u2028"),
-        ("\u2029", "\\u2029"),
-        ("\ud800", "\\ud800"),
-        ("\ue000", "\\ue000"),
-        ("\uffff", "\\uffff"),
-        ("\U0001d173", "\\U0001d173"),
-        ("\U000f0000", "\\U000f0000"),
-        ("\r", "\\x0d"),
-    ],
-)
-def test_a_letter_that_could_act_on_the_terminal_is_escaped_as_python_writes_it(letter, shown):
+
+@pytest.mark.parametrize("letter", ACTING)
+def test_a_letter_that_could_act_on_the_terminal_is_escaped_as_python_writes_it(letter):
+    shown = letter.encode("unicode_escape").decode()
     assert printable(f"a{letter}b") == f"a{shown}b" == printable_line(f"a{letter}b")
+    assert printable("a\rb") == "a\\x0db" == printable_line("a\rb")
 
 
 def test_visible_text_of_any_script_is_left_as_it_is():

@@ -54,3 +54,10 @@ def test_a_split_or_a_kind_named_after_mini_is_chosen():
     pop = [question for question in world.validation if question.dataset == "pop"]
     assert find_questions(["mini:ood"], "validation", 0) == world.ood
     assert pop and find_questions(["mini:pop"], "validation", 0) == pop
+
+
+def test_a_game_has_the_settings_of_its_run_and_by_default_the_papers():
+    """Table 6: 5 turns of 1,024 tokens, 8,192 in all; the released script cuts a reply to 1,024."""
+    assert GameSettings() == TrainConfig().game == GameSettings("paper", 5, 1024, 8192, 1024)
+    other = {"instruction": "short", "max_turns": 1, "max_new": 2, "max_tokens": 3, "max_reply_tokens": 4}
+    assert TrainConfig(**other).game == GameSettings(**other)

@@ -223,11 +223,6 @@ def test_the_program_teaches_the_package_s_own_demonstrations_and_says_how_to_tr
     assert losses[-1] < losses[0]
 
 
-def test_the_program_needs_games():
-    with pytest.raises(UsageError, match="give the games to learn from: --games FILE"):
-        main(["--agent", "mini"])
-
-
 def test_the_method_sft_fine_tunes_only_once(start, tmp_path):
     def prepared() -> float:
         method("sft", priced(PricedSource(str)), agent=start, folder=tmp_path / "out", train=QUESTIONS)

@@ -6,8 +6,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,10 @@ HOSTILE = "reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b"
 SHOWN = r"reply \x1b[2J\x1b]0;owned\x07 \u202eabc\x0d\x9b"
 
 
-def exit_code(error: BaseException | None, monkeypatch: pytest.MonkeyPatch, then: str = "") -> object:
-    """The exit code of a program whose main function raises this error (None: returns)."""
+def exit_code(
+    error: BaseException | None, monkeypatch: pytest.MonkeyPatch, run: Callable[..., None] = run_program
+) -> object:
+    """The exit code of a program, or of its check, whose function raises this error (None: returns)."""
 
     def main(arguments: list[str]) -> None:
         assert arguments == ["--seed", "1"]
@@ -35,7 +38,7 @@ def exit_code(error: BaseException | None, monkeypatch: pytest.MonkeyPatch, then
     monkeypatch.setattr("sys.argv", ["/somewhere/train.py", "--seed", "1"])
     monkeypatch.setenv("WORLD_SIZE", "")  # an empty variable of a launcher was a traceback
     with pytest.raises(SystemExit) as left:
-        run_program(main, then=then)
+        run(main)
     return left.value.code
 
 
@@ -68,9 +71,14 @@ def exit_code(error: BaseException | None, monkeypatch: pytest.MonkeyPatch, then
 def test_an_error_that_the_user_can_fix_has_an_exit_code_and_one_sentence(
     error, code, sentence, monkeypatch, capsys
 ):
+    """By the program, and by the check of its command line, which has no checkpoint to resume from. A bug: an
+    unreadable file, or Ctrl-C while infer.py waited for its first question, was a traceback.
+    """
     then = "resumes from the last checkpoint"
-    assert exit_code(error, monkeypatch, then if then in sentence else "") == code
+    assert exit_code(error, monkeypatch, partial(run_program, then=then if then in sentence else "")) == code
     assert capsys.readouterr().err == sentence
+    assert exit_code(error, monkeypatch, check_usage) == code
+    assert capsys.readouterr().err == sentence.replace(f"; the same command {then}", "")
 
 
 @pytest.mark.parametrize(
@@ -250,38 +258,11 @@ def test_ctrl_c_ends_the_imports_silently_and_is_an_exception_afterwards():
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "sentence"),
-    [
-        (
-            PermissionError(errno.EACCES, "Permission denied", "mine.csv"),
-            2,
-            "mine.csv: Permission denied; check the path and its permissions",
-        ),
-        (KeyboardInterrupt(), 130, "interrupted"),
-    ],
-)
-def test_the_check_of_a_command_line_explains_every_error(error, code, sentence, monkeypatch, capsys):
-    """A bug: an unreadable file, or Ctrl-C while infer.py waited for its first question, was a traceback."""
-
-    def check(arguments):
-        raise error
-
-    monkeypatch.setattr("sys.argv", ["train.py"])
-    with pytest.raises(SystemExit) as left:
-        check_usage(check)
-    assert left.value.code == code
-    assert capsys.readouterr().err == f"train.py: {sentence}\n"
-
-
 def test_a_current_folder_that_has_been_deleted_is_reported(tmp_path, monkeypatch, capsys):
     """A bug: a traceback, after the folder had been cloned anew in another terminal."""
     (tmp_path / "old").mkdir()
     monkeypatch.chdir(tmp_path / "old")
     (tmp_path / "old").rmdir()
-    monkeypatch.setattr("sys.argv", ["train.py"])
-    with pytest.raises(SystemExit) as left:
-        check_usage(lambda arguments: None)
-    assert left.value.code == 2
+    assert exit_code(None, monkeypatch, check_usage) == 2
     sentence = "the current folder has been deleted: change to one that exists"
     assert capsys.readouterr().err == f"train.py: {sentence}\n"

@@ -1,6 +1,7 @@
-"""What a game looks like as text, its cost, and its form for programs."""
+"""What a game looks like as text, its cost, its form for programs, and where its question comes from."""
 
 import builtins
+import io
 from dataclasses import replace
 
 import pytest
@@ -105,3 +106,23 @@ def test_a_markdown_table_aligns_numbers_to_the_right_and_keeps_pipes_in_their_c
         "| \\\\\\| |     |   4 |",
     ]
     assert markdown_table(["a", "b"], []).splitlines()[1] == "| --- | --: |"
+
+
+class Terminal(io.StringIO):
+    """Standard input of a user at a keyboard."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stdin", "question", "asked"),
+    [
+        (Terminal("not read\n"), "", []),  # the user types the questions
+        (io.StringIO("Who?\n\n When? \n"), "", ["Who?", "When?"]),
+        (io.StringIO("not read\n"), " Who? ", ["Who?"]),
+    ],
+)
+def test_without_a_question_the_lines_of_standard_input_are_asked(stdin, question, asked, monkeypatch):
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert question_input.given_questions(question) == asked

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.fields import read_yaml, write_yaml
+from prompt_r1.config.fields import Range, check_number, read_yaml, write_yaml
 from prompt_r1.config.train import TrainConfig, train_config, warnings_of
 from prompt_r1.errors import UsageError
 
@@ -80,6 +80,7 @@ def test_a_text_in_a_config_file_is_read_as_on_the_command_line(tmp_path):
     [
         ("reward: stranger:metric", "--reward stranger:metric"),
         ("env: mini, py:stranger:Oracle", "--env mini, py:stranger:Oracle"),
+        ("data: ['py:stranger:rows']", "--data py:stranger:rows"),
         ("val_data: py:stranger:rows", "--val-data py:stranger:rows"),
         ("test_data: [mini, 'py:stranger:rows']", "--test-data mini py:stranger:rows"),
     ],
@@ -91,11 +92,11 @@ def test_code_is_imported_only_if_the_command_line_names_it(tmp_path, monkeypatc
         "open('executed', 'w').close()\n\n\ndef metric(_, __):\n    return 1.0\n"
     )
     file = tmp_path / "foreign.yaml"
-    file.write_text(f"data: mini\n{line}\n")
+    file.write_text(f"{line}\n")
     with pytest.raises(UsageError, match=f"names code.*give {flag}$"):
         train_config(["--config", str(file)])
     assert not (tmp_path / "executed").exists()
-    own = "--env mini --reward stranger:metric --val-data mini --test-data mini"
+    own = "--env mini --data mini --reward stranger:metric --val-data mini --test-data mini"
     assert train_config(["--config", str(file), *own.split()])[0].reward == "stranger:metric"
     assert (tmp_path / "executed").exists()
     sys.modules.pop("stranger")
@@ -110,3 +111,20 @@ def test_the_learning_rate_of_the_toy_agent_is_warned_of_with_any_other_agent():
     assert warned("--config mini --agent real")
     assert not warned("") and not warned("--config mini --agent real --lr 3e-5")
     assert not warned("--config small") and not warned("--config paper --env mini")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "inside", "outside"),
+    [
+        (Range(above=0), (1e-9, 1e14), (0, -1, 10**15, 1e30, float("inf"), float("nan"))),
+        (Range(at_least=2), (2,), (1, 1.999)),
+        (Range(at_least=0, below=1), (0, 0.999), (1, -1e-9)),
+        (Range(), (-1e14,), (-(10**15), -1e30, float("-inf"))),
+    ],
+)
+def test_the_bounds_of_a_range_are_meant_as_they_are_called(allowed, inside, outside):
+    for value in inside:
+        check_number("--x", value, allowed)
+    for value in outside:
+        with pytest.raises(UsageError, match="--x must be "):
+            check_number("--x", value, allowed)

@@ -63,11 +63,3 @@ def test_a_function_that_makes_no_questions_is_explained_in_one_sentence(in_fold
     with pytest.raises(UsageError, match=sentence) as error:
         find_questions([name], "train", 0)
     assert "\n" not in str(error.value)
-
-
-def test_only_the_command_line_may_name_a_function(in_folder):
-    """A settings file and an agent's folder may come from a stranger, and importing runs code."""
-    (in_folder / "own_sums.py").write_text("raise SystemExit('imported')")
-    (in_folder / "theirs.yaml").write_text("data: ['py:own_sums:sums']\nagent: mini\nenv: mini\n")
-    with pytest.raises(UsageError, match=r"data names code.*give --data py:own_sums:sums"):
-        train_config(["--config", "theirs.yaml"])

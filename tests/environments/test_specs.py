@@ -92,12 +92,20 @@ def test_the_settings_of_the_command_line_reach_the_client() -> None:
     assert source.parameters["temperature"] == 0.7 and "helpful assistant" in str(source.parameters["system"])
 
 
-@pytest.mark.parametrize(("given", "sent"), [({}, "As trained."), ({"env_system": "Own."}, "Own.")])
-def test_the_system_message_of_the_training_is_sent_unless_the_user_gives_another(given, sent) -> None:
-    trained = AgentConfig(env="large@http://localhost:8000/v1", env_system="As trained.")
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({}, {"system": "As trained.", "top_p": 0.5}),
+        ({"env_system": "Own.", "env_args": '{"seed": 1}'}, {"system": "Own.", "seed": 1}),
+    ],
+)
+def test_system_message_and_fields_of_the_training_are_sent_unless_the_user_gives_others(given, sent) -> None:
+    spec, args = "large@http://localhost:8000/v1", '{"top_p": 0.5}'
+    trained = AgentConfig(env=spec, env_system="As trained.", env_args=args)
     calls = EnvironmentConfig(**given)
     [member] = open_for_agent("", trained, calls, seed=0, device=torch.device("cpu")).members
-    assert member.source.parameters["system"] == sent
+    shown = {name: member.source.parameters.get(name) for name in ("system", "top_p", "seed")}
+    assert shown == {"top_p": None, "seed": None} | sent
 
 
 def test_fields_and_prices_of_one_environment_replace_those_of_the_run() -> None:

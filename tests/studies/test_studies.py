@@ -1,17 +1,23 @@
-"""The tables of the studies, and the games with a forced answer."""
+"""The tables of the studies, the games with a forced answer, and the demonstrations of the agent of parts."""
 
 import asyncio
+import re
+from collections import Counter
 from itertools import combinations
 
 import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, System
+from prompt_r1.metrics.em_f1 import exact_match
+from prompt_r1.miniworld.agent import demonstrations
+from prompt_r1.miniworld.world import TRAINING_MIX
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
 from prompt_r1.spending import Spending
 from prompt_r1.types import GameSettings, Question
 from studies import seeds, turns
+from studies.parts import show_part
 from studies.turns import THOUGHT_AFTER_ASKING, THOUGHT_BEFORE_ASKING, answer_in_turn
 from tests.support import tiny
 from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
@@ -132,3 +138,23 @@ def test_missing_answers_are_refused():
         seeds.table([answers("direct", 1)], "direct", k=32)
     with pytest.raises(UsageError, match="have answered different questions"):
         seeds.table([[*answers("direct", 1), *answers("opro", 1, of=9)]], "direct")
+
+
+def test_no_demonstration_chains_two_facts():
+    """No request holds what only a reply has told; questions of two steps get a single request."""
+    asked: Counter[str] = Counter()
+    answered, right = 0, 0
+    for question, shown in demonstrations(0, worlds=2, games=600, show=show_part):
+        told: set[str] = set()
+        for turn in shown:
+            used = set(re.findall(r"\d+|[A-Z]\w+ [A-Z]\w+", turn.action.prompt or ""))
+            assert not used & told, (question.text, shown)
+            words = re.findall(r"\d+|[A-Z]\w+ [A-Z]\w+", turn.reply or "")
+            told |= {word for word in words if word not in question.text}
+            asked[question.dataset] += turn.action.prompt is not None
+        if question.dataset == "parts":
+            answered += shown[-1].action.answer is not None
+            right += exact_match(shown[-1].action.answer or "", question.answers) == 1
+        else:
+            assert sum(turn.action.prompt is not None for turn in shown) <= 1
+    assert set(asked) == {"parts", *TRAINING_MIX} and right > 0.95 * answered

@@ -1,4 +1,4 @@
-"""When a run saves, exports, stops and resumes."""
+"""When a run saves, exports, stops and resumes, and its warm-up on a GPU."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ from prompt_r1.storage.checkpoint import State
 from prompt_r1.storage.run_folder import checkpoints_of
 from prompt_r1.storage.run_log import Clock, Log, read_metrics
 from prompt_r1.training import lifecycle
-from prompt_r1.training.lifecycle import IDLE_STEPS, Lifecycle
+from prompt_r1.training.lifecycle import IDLE_STEPS, Lifecycle, warm_up
 from prompt_r1.types import Question
 from tests.support import tiny
 from tests.support.exports import file_size_limit
@@ -236,3 +236,16 @@ def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(bas
     resumed = ScriptedRun(tmp_path, base)
     assert resumed.state.step == 5 and resumed.state.line == {"step": 5, "em": 0.25}
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4]
+
+
+def test_a_warm_up_leaves_weights_gradients_and_optimiser_as_they_were():
+    policy, reference = tiny.policy(), tiny.policy()
+    before = {name: weight.clone() for name, weight in policy.named_parameters()}
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2, weight_decay=0.1)
+    run = SimpleNamespace(
+        policy=policy, optimizer=optimizer, reference_logprobs=lambda packed: reference(packed).logprobs
+    )
+    warm_up(run, game_tokens=20, tokens=100)
+    for name, weight in policy.named_parameters():
+        assert torch.equal(weight, before[name]) and weight.grad is None, name
+    assert not optimizer.state
