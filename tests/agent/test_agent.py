@@ -31,7 +31,7 @@ def test_a_turn_ends_at_every_end_token_of_the_model():
 
 
 def test_an_agent_is_refused_for_games_that_are_longer_than_its_positions(tmp_path):
-    tiny.save_model(tmp_path, "gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=256)
+    tiny.save_model(tmp_path, "gpt2")
     tiny.tokenizer().save_pretrained(tmp_path)
     config = TrainConfig(**{**PRESETS["mini"], "agent": str(tmp_path), "max_tokens": 257})
     with pytest.raises(UsageError, match="games of 257 tokens exceed the 256 positions"):

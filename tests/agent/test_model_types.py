@@ -4,8 +4,6 @@ log-probabilities of two turns of the engine and of rows without a cache.
 """
 
 import asyncio
-import math
-import random
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PretrainedConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.loading import load_policy
@@ -22,26 +18,11 @@ from prompt_r1.agent.model_check import eager_attention
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
-from prompt_r1.types import Completion, Question, Trajectory
-from tests.support.games import CPU
+from prompt_r1.types import Question, Trajectory
+from tests.support import tiny
+from tests.support.games import CPU, naive_logprobs, small_games
 
-# Sizes of the tiny models, under every name that the config of a tested type has for them.
-SIZES: dict[str, object] = {
-    "vocab_size": 99,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    "hidden_size": 32, "n_embd": 32, "word_embed_proj_dim": 32, "attention_hidden_size": 32,
-    "intermediate_size": 48, "ffn_dim": 48, "ffn_hidden_size": 48,
-    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
-    "num_hidden_layers": 4, "n_layer": 4, "num_attention_heads": 4, "n_head": 4,
-    "num_key_value_heads": 2, "head_dim": 16,
-    "max_position_embeddings": 256, "n_positions": 256, "sliding_window": 8,
-    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
-    "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
-    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
-    "initializer_range": 0.2,
-}  # fmt: skip
-# Fields whose default is None, but which have other values in published models.
-OPTIONAL = {"num_key_value_heads", "head_dim"}
+LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 # Kinds of a type that its default config does not have, under the name in the table.
 VARIANTS: dict[str, dict[str, object]] = {
     "cohere with larger logits": {"logit_scale": 0.3},
@@ -63,10 +44,7 @@ VARIANTS: dict[str, dict[str, object]] = {
         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
     },
     "phi3 with RoPE longrope": {
-        "rope_parameters": {
-            "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64,
-            "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
-        },
+        "rope_parameters": LONG_ROPE | {"original_max_position_embeddings": 64},
         "head_dim": 8,
     },
     "qwen2 with windows": {"use_sliding_window": True, "max_window_layers": 2},
@@ -75,10 +53,7 @@ VARIANTS: dict[str, dict[str, object]] = {
 }  # fmt: skip
 # Float32 rounding; larger errors are wrong.
 LOGPROB_LIMIT, GRADIENT_LIMIT = 1e-3, 1e-2
-LENGTHS = (47, 30, 41)  # tokens of the packed games
-OPENING = 11
 TEMPERATURE = 0.8
-TURN = 12  # tokens sampled in a turn of the engine
 
 
 @dataclass(frozen=True)
@@ -89,58 +64,10 @@ class Errors:
     gradient: float  # relative, in norm, of the worst tensor
 
 
-def tiny_config(name: str) -> PretrainedConfig:
-    """A config of this type or variant with small sizes."""
-    config_class = CONFIG_MAPPING[name.split()[0]]
-    default = config_class()
-    known = {**default.to_dict(), **dict.fromkeys(default.attribute_map, 0)}
-    chosen: dict[str, object] = {}
-    for field, value in SIZES.items():
-        given = known.get(field) is not None or (field in known and field in OPTIONAL)
-        if given and field not in default.attribute_map:
-            chosen[field] = value
-    if "kv_lora_rank" in known:  # latent attention has no groups of heads
-        chosen["num_key_value_heads"] = SIZES["num_attention_heads"]
-    return config_class(**(chosen | VARIANTS.get(name, {})))
-
-
-def build(name: str, folder: Path) -> None:
-    """Save a random model of this type. Its weights are large, so that every part of it matters."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(tiny_config(name)).float()
-        for weight in model.parameters():
-            if weight.ndim == 1:
-                weight.data += 0.2 * torch.randn_like(weight)
-            else:
-                weight.data = torch.randn_like(weight) * min(0.5, 1.5 / math.sqrt(weight.shape[-1]))
-    model.save_pretrained(folder)
-
-
-def games(vocabulary: int) -> list[Trajectory]:
-    """Games of random tokens with one opening."""
-    rng = random.Random(1)
-    opening = [rng.randrange(3, vocabulary) for _ in range(OPENING)]
-    played: list[Trajectory] = []
-    for length in LENGTHS:
-        game = Trajectory(Question("q", "d", "?", ()))
-        game.add_context(opening)
-        new = [rng.randrange(3, vocabulary) for _ in range(length - OPENING)]
-        game.add_sampled(Completion(new, [0.0] * len(new), True))
-        played.append(game)
-    return played
-
-
-def logprobs_of(policy: Policy, tokens: list[int]) -> Tensor:
-    """(T - 1,) log-probabilities of all tokens but the first, from one row without a cache."""
-    logits = policy.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, :-1] / TEMPERATURE
-    return torch.log_softmax(logits.float(), -1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
-
-
-def own_logprobs(policy: Policy, tokens: list[int]) -> Tensor:
-    """The same from the unmodified model."""
+def own_logprobs(policy: Policy, game: Trajectory) -> Tensor:
+    """The log-probabilities of a game from the unmodified model."""
     with eager_attention(policy.model):
-        return logprobs_of(policy, tokens)
+        return naive_logprobs(policy.model, game, TEMPERATURE)
 
 
 def gradients(policy: Policy, logprobs: Tensor) -> dict[str, Tensor]:
@@ -151,46 +78,47 @@ def gradients(policy: Policy, logprobs: Tensor) -> dict[str, Tensor]:
     return {name: weight.grad for name, weight in policy.named_parameters() if weight.grad is not None}
 
 
+@torch.no_grad()
 def engine_error(policy: Policy) -> float:
     """The largest error of a log-probability in two turns of two games that share their opening."""
     engine = Engine(policy, stop_ids=frozenset(), max_tokens=128, kv_tokens=512, prefill_tokens=16)
-    opening = games(policy.model.get_input_embeddings().weight.shape[0])[0].tokens[:OPENING]
+    opening = small_games()[0].tokens[:11]
 
-    async def play(number: int) -> float:
-        tokens, worst = list(opening), 0.0
+    async def play(number: int) -> Trajectory:
+        game = Trajectory(Question("q", "d", "?", ()))
+        game.add_context(opening)
         for turn in range(2):
-            start = len(tokens)
-            completion = await engine.generate(
-                tokens, max_new=TURN, seed=f"{number}/{turn}", temperature=TEMPERATURE
-            )
-            tokens += completion.tokens
-            own = own_logprobs(policy, tokens)[start - 1 :]
-            worst = max(worst, float((own - torch.tensor(completion.logprobs)).abs().max()))
-            tokens += opening[number : number + 7]  # a reply
-        return worst
+            seed = f"{number}/{turn}"
+            new = await engine.generate(game.tokens, max_new=12, seed=seed, temperature=TEMPERATURE)
+            game.add_sampled(new)
+            game.add_context(opening[number : number + 7])  # a reply
+        return game
 
-    async def play_both() -> list[float]:
+    async def play_both() -> list[Trajectory]:
         return await asyncio.gather(play(0), play(1))
 
-    with torch.no_grad():
-        return max(asyncio.run(play_both()))
+    errors = [
+        own_logprobs(policy, game) - torch.tensor(game.logprobs)[torch.tensor(game.sampled)]
+        for game in asyncio.run(play_both())
+    ]
+    return float(torch.cat(errors).abs().max())
 
 
 def measure(folder: Path) -> Errors:
     """Load the model as an agent, and compare. Raises UsageError if it is refused."""
     policy = load_policy(folder, device=CPU, max_tokens=128, temperature=TEMPERATURE)
-    played = games(policy.model.get_input_embeddings().weight.shape[0])
-    packed = pack([played], CPU)
+    games = small_games()
+    packed = pack([games], CPU)
     found = policy(packed).logprobs
     found_gradients = gradients(policy, found)
-    own = torch.cat([own_logprobs(policy, game.tokens)[OPENING - 1 :] for game in played])
+    own = torch.cat([own_logprobs(policy, game) for game in games])
     own_gradients = gradients(policy, own)
     worst, largest = 0.0, max(gradient.norm() for gradient in own_gradients.values())
     for name, gradient in own_gradients.items():
         scale = max(gradient.norm(), 1e-3 * largest)  # the gradient of a key's bias, for example, is 0
         worst = max(worst, float((found_gradients[name] - gradient).norm() / scale))
     with torch.no_grad():
-        rows = torch.cat([logprobs_of(policy, game.tokens)[OPENING - 1 :] for game in played])
+        rows = torch.cat([naive_logprobs(policy.model, game, TEMPERATURE) for game in games])
     packed_error, row_error = (float((logprobs - own).detach().abs().max()) for logprobs in (found, rows))
     errors = Errors(max(packed_error, row_error, engine_error(policy)), worst)
     policy.checkpoint_activations()
@@ -201,7 +129,7 @@ def measure(folder: Path) -> Errors:
 def verdict(name: str) -> str:
     """Whether a type is right, refused or wrong."""
     with tempfile.TemporaryDirectory() as folder:
-        build(name, Path(folder))
+        tiny.save_model(Path(folder), name.split()[0], **VARIANTS.get(name, {}))
         try:
             errors = measure(Path(folder))
         except UsageError:

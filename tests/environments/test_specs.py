@@ -130,6 +130,7 @@ def test_all_environments_of_a_run_share_one_journal_and_one_budget(tmp_path: Pa
 
     asyncio.run(calls())
     assert (tmp_path / "journal/rank0.jsonl").read_text().count('"text"') == 2
+    assert Environments(EnvironmentConfig(), folder=tmp_path).open("mini").budget.spent.calls == 2
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -88,39 +87,6 @@ def test_the_key_is_in_no_file_and_no_output(faulty) -> None:
     files = [path for path in out.rglob("*") if path.is_file()]
     assert len(files) > 10
     assert not [path for path in files if KEY.lower().encode() in path.read_bytes().lower()]
-
-
-def test_an_exhausted_budget_exits_with_75_and_recorded_calls_are_not_paid_again(
-    locked, asking_agent, tmp_path, monkeypatch, call_here
-) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    line = ["--agent", str(asking_agent), "--env", f"mini@{locked}", *GAMES]
-    line += ["--steps", "2", "--test-data", "mini", "--out", "run", "--max-env-calls", "4"]
-    for _ in range(2):
-        stopped = call_here(tmp_path, "train.py", *line)
-        assert stopped.returncode == 75
-        assert "--max-env-calls 4 has no room for another call; spent: 4 calls" in stopped.stderr
-        assert Journal(tmp_path / "run/journal").spent.calls == 4
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "sentence"),
-    [
-        ("mini", "sk-wrong-0123456789", "check OPENAI_API_KEY"),
-        ("minni", KEY, "The model `minni` does not exist"),
-    ],
-)
-def test_an_endpoint_that_refuses_fails_at_once_with_one_sentence(
-    name, key, sentence, locked, asking_agent, tmp_path, monkeypatch, call_here
-) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    begin = time.perf_counter()
-    line = ["--agent", str(asking_agent), "--env", f"{name}@{locked}", *GAMES]
-    refused = call_here(tmp_path, "train.py", *line, "--steps", "1")
-    message = refused.stderr
-    assert refused.returncode == 2
-    assert sentence in message and len(message.strip().splitlines()) == 1 and "sk-wrong" not in message
-    assert time.perf_counter() - begin < 5
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def random_scored_games(count: int = 6) -> list[ScoredGame]:
 def naive_logprobs(model, trajectory: Trajectory, temperature: float = 1.0) -> torch.Tensor:
     """(N,) float64 log-probabilities of the agent's tokens of one game, from the logits of all its tokens."""
     tokens = torch.tensor(trajectory.tokens)
-    log_p = torch.log_softmax(model(tokens[None]).logits[0, :-1].double() / temperature, -1)
+    log_p = torch.log_softmax(model(tokens[None], use_cache=False).logits[0, :-1].double() / temperature, -1)
     return log_p.gather(1, tokens[1:, None])[torch.tensor(trajectory.sampled[1:]), 0]
 
 
@@ -112,6 +112,13 @@ def _continue_opening(opening: list[int], *, seed: int) -> Trajectory:
         new = tiny.random_tokens(rng.randint(1, 9), seed=300 + seed + turn)
         game.add_sampled(Completion(new, [rng.uniform(-3, -0.1) for _ in new], True))
     return game
+
+
+def small_games() -> list[Trajectory]:
+    """Games in the vocabulary of the models of `tiny.save_model`, without special tokens."""
+    for game in (games := siblings(0, 3)):
+        game.tokens = [3 + token % 96 for token in game.tokens]
+    return games
 
 
 class Learner:

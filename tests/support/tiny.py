@@ -1,5 +1,6 @@
 """Tiny models and fakes: a byte-level ChatML tokenizer, a random Qwen3, a scripted agent and environment."""
 
+import math
 import random
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -8,13 +9,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from prompt_r1.agent import attention
 from prompt_r1.agent.policy import Policy
@@ -89,22 +85,45 @@ def save_asking_agent(folder: Path) -> Path:
     return folder
 
 
-# Sizes of other models, under the names of most configs.
-SIZES = {
-    "vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "max_position_embeddings": 256,
-    "initializer_range": 0.3, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
+# Sizes of other models, under every name that the config of a tested type has for them.
+SIZES: dict[str, object] = {
+    "vocab_size": 99,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_size": 32, "n_embd": 32, "word_embed_proj_dim": 32, "attention_hidden_size": 32,
+    "intermediate_size": 48, "ffn_dim": 48, "ffn_hidden_size": 48,
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+    "num_hidden_layers": 4, "n_layer": 4, "num_attention_heads": 4, "n_head": 4,
+    "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 256, "n_positions": 256, "sliding_window": 8,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
+    "initializer_range": 0.2,
 }  # fmt: skip
+# Fields whose default is None, but which have other values in published models.
+OPTIONAL = {"num_key_value_heads", "head_dim"}
 
 
-def save_model(folder: Path, kind: str, **options) -> Path:
-    """Save a random model of another type, without a tokenizer."""
+def save_model(folder: Path, kind: str, **options: object) -> Path:
+    """Save a random model of another type, without a tokenizer. Its weights are large: each part matters."""
+    config_class = CONFIG_MAPPING[kind]
+    default = config_class()
+    known = {**default.to_dict(), **dict.fromkeys(default.attribute_map, 0)}
+    chosen: dict[str, object] = {}
+    for field, value in SIZES.items():
+        given = known.get(field) is not None or (field in known and field in OPTIONAL)
+        if given and field not in default.attribute_map:
+            chosen[field] = value
+    if "kv_lora_rank" in known:  # latent attention has no groups of heads
+        chosen["num_key_value_heads"] = SIZES["num_attention_heads"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        other = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(SIZES | options)))
+        other = AutoModelForCausalLM.from_config(config_class(**(chosen | options))).float()
         for weight in other.parameters():
             if weight.ndim == 1:  # biases and sinks, often 0
-                weight.data += 0.3 * torch.randn_like(weight)
+                weight.data += 0.2 * torch.randn_like(weight)
+            else:
+                weight.data = torch.randn_like(weight) * min(0.5, 1.5 / math.sqrt(weight.shape[-1]))
     other.save_pretrained(folder)
     return folder
 

@@ -27,6 +27,12 @@ from tests.support.games import (
 from tests.training.thread_ranks import on_each_rank
 
 
+def policy_and_games(count: int) -> tuple[Policy, list[ScoredGame]]:
+    """A policy, and games in which its log-probabilities are recorded."""
+    policy = tiny.policy()
+    return policy, record_logprobs_of(policy, random_scored_games(count))
+
+
 def copy_of_weights(policy: Policy) -> list[torch.Tensor]:
     return [weight.detach().clone() for weight in policy.parameters()]
 
@@ -42,11 +48,9 @@ def log_likelihood(policy: Policy, game: ScoredGame) -> float:
 
 
 def test_the_gap_between_engine_and_policy_is_measured_before_the_weights_move():
-    policy = tiny.policy()
-    games = record_logprobs_of(policy, random_scored_games(4))
+    policy, games = policy_and_games(4)
     assert Learner(policy).learn([games[:2], games[2:]])["engine/logprob_gap"] < 1e-5
-    policy = tiny.policy()
-    games = record_logprobs_of(policy, random_scored_games(4))
+    policy, games = policy_and_games(4)
     position = games[0].trajectory.sampled.index(True)
     games[0].trajectory.logprobs[position] -= 0.25
     assert Learner(policy).learn([games])["engine/logprob_gap"] == pytest.approx(0.25, abs=1e-4)
@@ -62,8 +66,7 @@ def test_a_mini_batch_without_games_takes_no_optimiser_step():
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
     """The other optimiser steps of the update are taken, and the metrics are those of these steps."""
-    policy, twin = tiny.policy(), tiny.policy()
-    games = record_logprobs_of(policy, random_scored_games(4))
+    (policy, games), twin = policy_and_games(4), tiny.policy()
     with_infinity = [replace(games[0], advantage=math.inf), games[1]]
     metrics = Learner(policy).learn([games[2:], with_infinity])
     expected = Learner(twin).learn([games[2:]])
@@ -74,8 +77,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
 
 def test_an_infinite_loss_with_a_finite_gradient_is_skipped():
     """Where the reference gives every token probability 0, the KL to it is infinite."""
-    policy = tiny.policy()
-    games = record_logprobs_of(policy, random_scored_games(2))
+    policy, games = policy_and_games(2)
     before = copy_of_weights(policy)
     finite: list[bool] = []  # of each gradient
     for parameter in policy.parameters():
@@ -90,8 +92,7 @@ def test_an_infinite_loss_with_a_finite_gradient_is_skipped():
 
 
 def test_an_infinite_gradient_of_a_finite_loss_is_skipped():
-    policy = tiny.policy()
-    games = record_logprobs_of(policy, random_scored_games(2))
+    policy, games = policy_and_games(2)
     before = copy_of_weights(policy)
     first = next(policy.parameters())
     hook = first.register_hook(lambda gradient: gradient.fill_(math.inf))
@@ -114,8 +115,7 @@ class RanksWithSums(Ranks):
 
 
 def test_a_step_that_is_not_finite_on_another_rank_is_skipped_and_the_largest_gap_is_reported():
-    policy = tiny.policy()
-    games = record_logprobs_of(policy, random_scored_games(2))
+    policy, games = policy_and_games(2)
     before = copy_of_weights(policy)
     ranks = RanksWithSums(rank=0, count=1, device=CPU)
     metrics = Learner(policy, ranks=ranks).learn([games])
@@ -125,8 +125,7 @@ def test_a_step_that_is_not_finite_on_another_rank_is_skipped_and_the_largest_ga
 
 @pytest.mark.parametrize("scale", [10.0, 0.01])
 def test_a_gradient_above_the_limit_is_clipped_and_its_norm_before_clipping_is_reported(scale):
-    policy = tiny.policy()
-    games = record_logprobs_of(policy, random_scored_games(4))
+    policy, games = policy_and_games(4)
     learner = Learner(policy)
     gradients, metrics = gradients_of_steps(
         learner, [[replace(game, advantage=scale * game.advantage) for game in games]]
@@ -337,16 +336,14 @@ def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, cl
 
 def test_weights_that_overflow_end_the_run_before_they_are_saved():
     """They were saved and exported, and the run ended as a success."""
-    policy = tiny.policy()
-    games = record_logprobs_of(policy, random_scored_games(4))
+    policy, games = policy_and_games(4)
     with pytest.raises(UsageError, match=r"the weights are not finite after an optimiser step: .*--lr"):
         Learner(policy, lr=1e30).learn([games])
 
 
 def test_the_kl_of_an_update_is_that_of_the_tokens_after_the_first_optimiser_step():
     """Against the log-probabilities before and after one step, by hand; 0 where there is only one."""
-    policy, twin = tiny.policy(), tiny.policy()
-    games = record_logprobs_of(policy, random_scored_games(4))
+    (policy, games), twin = policy_and_games(4), tiny.policy()
     later = games[2:]
     before = sum(log_likelihood(twin, game) for game in later)
     assert Learner(twin).learn([games[:2]])["update/kl"] == 0.0
