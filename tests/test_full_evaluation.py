@@ -107,27 +107,19 @@ NAMES = {
 }  # fmt: skip
 
 
-async def run_and_finish(server: KnowingServer, folder: Path) -> None:
-    """A whole evaluation."""
+async def run(server: KnowingServer, folder: Path, *, killed: bool) -> None:
+    """A whole evaluation, or one that is killed when the server hangs, and then repeated."""
     await server.start()
     try:
-        assert await (await evaluate(server, folder)).wait() == 0
-    finally:
-        await server.stop()
-
-
-async def run_kill_and_finish(server: KnowingServer, folder: Path) -> None:
-    """An evaluation that is killed when the server hangs, and then repeated."""
-    await server.start()
-    try:
-        process = await evaluate(server, folder)
-        await server.reached.wait()
-        while (folder / "journal/rank0.jsonl").read_text().count('"verdict"') < 700:
-            await asyncio.sleep(0.1)  # the last replies are still on their way
-        process.kill()
-        await process.wait()
-        server.last = 10**9
-        server.released.set()
+        if killed:
+            process = await evaluate(server, folder)
+            await server.reached.wait()
+            while (folder / "journal/rank0.jsonl").read_text().count('"verdict"') < 700:
+                await asyncio.sleep(0.1)  # the last replies are still on their way
+            process.kill()
+            await process.wait()
+            server.last = 10**9
+            server.released.set()
         assert await (await evaluate(server, folder)).wait() == 0
     finally:
         await server.stop()
@@ -136,8 +128,8 @@ async def run_kill_and_finish(server: KnowingServer, folder: Path) -> None:
 def test_a_killed_evaluation_continues_and_gives_independently_computed_numbers(tmp_path):
     assert sum(len(published(path)) for path in FILES) == 1536
     undisturbed, interrupted = KnowingServer(), KnowingServer(last=700)
-    asyncio.run(run_and_finish(undisturbed, tmp_path / "whole"))
-    asyncio.run(run_kill_and_finish(interrupted, tmp_path / "parts"))
+    asyncio.run(run(undisturbed, tmp_path / "whole", killed=False))
+    asyncio.run(run(interrupted, tmp_path / "parts", killed=True))
     # A question that occurs twice is asked once: the second reply comes from the journal.
     assert max(interrupted.asked.values()) == max(undisturbed.asked.values()) == 1
     assert interrupted.asked == undisturbed.asked

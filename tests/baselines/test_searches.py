@@ -46,7 +46,6 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
 @pytest.mark.parametrize(
     ("validation", "searched"),
     [
-        (["a", "b"], {"a", "b"}),
         (["a"], {"a", "all-questions"}),  # no validation questions for b
         ([], {"a", "b"}),  # opro needs none
     ],

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.data.__main__ import main
-from prompt_r1.data.datasets import CONVERTED, detokenise
+from prompt_r1.data.datasets import detokenise
 from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, load_questions
 from prompt_r1.errors import UsageError
 
@@ -148,10 +148,6 @@ def test_a_raw_file_is_read_or_refused_with_the_command_that_converts_it(tmp_pat
         main(shlex.split(command.removeprefix("python -m prompt_r1.data")))
         found = load_questions(shlex.split(command)[-1])
     assert [(question.text, question.answers) for question in found] == [(layout.question, layout.answers)]
-
-
-def test_every_dataset_that_convert_knows_is_tested() -> None:
-    assert {layout.source for layout in LAYOUTS} | {"writingprompts"} == set(CONVERTED)
 
 
 def test_writingprompts_pairs_the_lines_of_two_files_and_detokenises_them(tmp_path: Path) -> None:

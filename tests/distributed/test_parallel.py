@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -28,12 +27,12 @@ from prompt_r1.distributed import (
     stop_ranks,
 )
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
-from prompt_r1.grpo import group_advantages
+from prompt_r1.grpo import compare_games
 from prompt_r1.storage.run_folder import lock_run
 from prompt_r1.training.batches import mini_batches_of
-from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
+from prompt_r1.types import Reward, ScoredGame, Trajectory
 from tests.support import tiny
-from tests.support.games import CPU, ONE_RANK, Learner, record_logprobs_of
+from tests.support.games import CPU, ONE_RANK, Learner, record_logprobs_of, siblings
 from tests.support.ports import free_ports
 from tests.training.thread_ranks import on_each_rank
 
@@ -80,33 +79,12 @@ class Outcome:
     steps: int  # optimiser steps
 
 
-def random_group(seed: int, broken: int) -> list[Trajectory]:
-    """The games of a question: a common opening, then random turns. The first `broken` games are broken."""
-    rng = random.Random(seed)
-    opening = tiny.random_tokens(rng.randint(3, 20), seed=seed)
-    games = []
-    for number in range(GROUP_SIZE):
-        game = Trajectory(Question(str(seed), "d", "?" * len(opening), ("a",)), stop="answered")
-        game.add_context(opening)
-        for turn in range(rng.randint(1, 3)):
-            sampled = tiny.random_tokens(rng.randint(1, 25), seed=seed + 10 * number + turn)
-            game.add_sampled(Completion(sampled, [0.0] * len(sampled), True))
-            game.add_context(tiny.random_tokens(rng.randint(1, 9), seed=number))
-        game.stop = "env_error" if number < broken else "answered"
-        games.append(game)
-    return games
-
-
-def with_rewards(group: list[Trajectory], question: int) -> list[ScoredGame]:
-    """The games of a question with rewards that depend on their lengths, and the advantages of these."""
-    rewards = [None if game.stop == "env_error" else len(game.tokens) % 7 / 3 - 1 for game in group]
-    advantages = group_advantages(rewards)
-    indices = range(question * GROUP_SIZE, (question + 1) * GROUP_SIZE)
-    columns = zip(group, rewards, advantages, indices, strict=True)
-    return [
-        ScoredGame(game, None if reward is None else Reward(1, 0, reward), advantage, index)
-        for game, reward, advantage, index in columns
-    ]
+def with_rewards(group: list[Trajectory], broken: int) -> list[Reward | None]:
+    """Rewards that depend on the lengths of the games of a question; the first `broken` games are broken."""
+    for game in group[:broken]:
+        game.stop = "env_error"
+    lengths = [len(game.tokens) for game in group]
+    return [None] * broken + [Reward(1, 0, length % 7 / 3 - 1) for length in lengths[broken:]]
 
 
 def record_a_gap(games: list[ScoredGame], nats: float) -> None:
@@ -137,9 +115,10 @@ def four_steps(case: Case, ranks: Ranks) -> Outcome:
     learner.optimizer.register_step_pre_hook(lambda *_: gradients.append(full_gradients(policy)))
     metrics = []
     for step, broken in enumerate(BROKEN_GAMES):
-        groups_PG = [random_group(100 * step + index, count) for index, count in enumerate(broken)]
-        numbers = range(ranks.rank, len(groups_PG), ranks.count)  # the questions of this rank
-        games_PG = [with_rewards(groups_PG[number], number) for number in numbers]
+        numbers = range(ranks.rank, len(broken), ranks.count)  # the questions of this rank
+        groups_PG = [siblings(100 * step + number, GROUP_SIZE) for number in numbers]
+        rewards_PG = [with_rewards(group, broken[n]) for group, n in zip(groups_PG, numbers, strict=True)]
+        games_PG = compare_games(groups_PG, rewards_PG, numbers=numbers)
         for number, games in zip(numbers, games_PG, strict=True):
             record_logprobs_of(sampling_policy, games)
             record_a_gap(games, 0.1 * (number + 1))

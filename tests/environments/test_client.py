@@ -1,7 +1,6 @@
 """The HTTP client against scripted responses: retries, limits, requests, the key."""
 
 import asyncio
-import random
 from pathlib import Path
 
 import httpx
@@ -121,22 +120,6 @@ def test_waiting_for_a_slot_does_not_count_against_the_deadline() -> None:
         return httpx.Response(200, json=body_of())
 
     assert ask_at_once(endpoint(slow, concurrency=1, call_deadline=0.4), 40) == ["Paris"] * 40
-
-
-def test_concurrency_is_never_exceeded() -> None:
-    running, peak = 0, 0
-    statuses = random.Random(0)
-
-    async def busy(request: httpx.Request) -> httpx.Response:
-        nonlocal running, peak
-        running += 1
-        peak = max(peak, running)
-        await asyncio.sleep(0.002)
-        running -= 1
-        return httpx.Response(statuses.choice([200, 500]), json=body_of())
-
-    ask_at_once(endpoint(busy, concurrency=7), 100)
-    assert peak == 7
 
 
 # --- Requests ---

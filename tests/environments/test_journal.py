@@ -16,18 +16,6 @@ from prompt_r1.types import Message
 from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
 
 
-def test_a_recorded_call_is_not_sent_again_and_games_of_a_group_differ(tmp_path: Path) -> None:
-    first = CountingSource()
-    asked = environment(first, folder=tmp_path)
-    assert [ask(asked, sample=n) for n in (0, 1, 0)] == ["reply 1", "reply 2", "reply 1"]
-    again = CountingSource()
-    resumed = environment(again, folder=tmp_path)
-    assert [ask(resumed, sample=n) for n in (0, 1)] == ["reply 1", "reply 2"]
-    assert (first.calls, again.calls) == (2, 0)
-    metrics = resumed.take_metrics()
-    assert (metrics["env/paid"], metrics["env/reused"]) == (0, 2)
-
-
 def test_calls_share_a_reply_only_where_nothing_that_shapes_it_differs(tmp_path: Path) -> None:
     """A bug: two servers with a model of one name shared replies, so the second one was never asked."""
     games = [Game("q1"), Game("q1", sample=1), Game("q1", epoch=1), Game("q2")]

@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from prompt_r1.storage.run_log import read_metrics
 from tests.support.fault_harness import games_of, paid_calls
 from tests.support.llama_server import LlamaServer, llama_server
-from tests.support.programs import call, command
+from tests.support.programs import call, command, wait_for
 
 pytestmark = [
     pytest.mark.slow,
@@ -79,10 +79,3 @@ def test_killed_server_and_killed_run_lose_no_game_and_pay_no_call_twice(server,
     assert max(paid_calls(tmp_path / "run").values()) == 1
     # Twice only what was on its way to the server or to the run when one of the two was killed.
     assert llama.answered.total() - len(llama.answered) <= 16
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Wait until a condition holds, while the process runs."""
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)

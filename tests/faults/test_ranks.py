@@ -4,35 +4,15 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from prompt_r1.storage.run_log import read_metrics
 from tests.support.fault_harness import saved_tensors, signal_at
-from tests.support.programs import call, command
+from tests.support.programs import call, command, wait_for
 
 pytestmark = pytest.mark.faults
-
-
-def start_under_torchrun(folder: Path, arguments: list[str]) -> subprocess.Popen[str]:
-    """Start `train.py` on two ranks under torchrun itself."""
-    return subprocess.Popen(
-        command("train.py", *arguments, ranks=2),
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def processes_by_rank(launcher: subprocess.Popen) -> list[int]:
@@ -46,17 +26,15 @@ def processes_by_rank(launcher: subprocess.Popen) -> list[int]:
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def metrics_lines(run: Path) -> list[str]:
-    path = run / "metrics.jsonl"
-    return path.read_text().splitlines() if path.exists() else []
-
-
 def test_a_killed_rank_stops_the_others_and_a_second_run_in_the_folder_is_refused(
     arguments, harness, tmp_path
 ):
     """torchrun names the killed rank. The resumed run ends like one that was not interrupted."""
-    with start_under_torchrun(tmp_path, arguments) as launcher:
-        wait_until(lambda: len(metrics_lines(tmp_path / "run")) >= 2)
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    line = command("train.py", *arguments, ranks=2)  # torchrun itself
+    with subprocess.Popen(line, cwd=tmp_path, env=one_thread, **pipes) as launcher:
+        wait_for(lambda: len(read_metrics(tmp_path / "run")) >= 2, launcher)
         processes = processes_by_rank(launcher)
         for process in processes:  # pause the run, so that it cannot end before the second one starts
             os.kill(process, signal.SIGSTOP)

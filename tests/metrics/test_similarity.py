@@ -105,7 +105,7 @@ def test_a_folder_without_an_encoder_is_a_usage_error(asking_agent: Path, tmp_pa
 
 
 # Recorded with sentence-transformers 6.2.0, transformers 5.23.0 and torch 2.13.0 on a CPU: six coordinates of
-# SentenceTransformer(folder).encode(TEXTS, normalize_embeddings=True), and util.cos_sim of all pairs.
+# SentenceTransformer(folder).encode(TEXTS, normalize_embeddings=True), and util.cos_sim.
 LONG = " ".join(WORDS[index * 7 % len(WORDS)] + str(index) for index in range(600))
 TEXTS = [
     "The film was directed by Greta Rossi.",
@@ -121,13 +121,7 @@ VECTORS = [
     [-0.03643294, 0.03470346, -0.04595986, 0.0343255, -0.08082334, 0.03283866],
     [0.03671773, -0.006573, -0.02444454, -0.00430766, -0.03681035, 0.01179977],
 ]
-COSINES = [
-    [1.0, 0.93721473, 0.05718482, 0.03833813, -0.00663092],
-    [0.93721473, 1.0, 0.0371425, 0.05801478, -0.01640737],
-    [0.05718482, 0.0371425, 1.0, 0.11646986, 0.14672138],
-    [0.03833813, 0.05801478, 0.11646986, 1.0, 0.1915254],
-    [-0.00663092, -0.01640737, 0.14672138, 0.1915254, 1.0],
-]
+COSINES = [1.0, 0.93721473, 0.05718482, 0.03833813, -0.00663092]  # of the first text with each
 
 
 def real_encoder() -> Path:
@@ -143,6 +137,5 @@ def test_ssim_equals_sentence_transformers() -> None:
         pytest.skip(str(reason))
     encoder = SentenceEncoder(folder)
     assert torch.allclose(encoder.embed(TEXTS)[:, :6], torch.tensor(VECTORS), atol=1e-6, rtol=0)
-    for text, cosines in zip(TEXTS, COSINES, strict=True):
-        measured = semantic_similarity(encoder, [text] * 5, [[other] for other in TEXTS])
-        assert measured == pytest.approx(cosines, abs=1e-6)
+    measured = semantic_similarity(encoder, TEXTS[:1] * 5, [[other] for other in TEXTS])
+    assert measured == pytest.approx(COSINES, abs=1e-6)

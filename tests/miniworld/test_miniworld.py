@@ -162,13 +162,6 @@ def test_a_recorded_demonstration_has_the_tokens_of_the_dialogue_and_the_mask_of
         assert tokenizer.decode(written) == "".join(turn.text + "<|im_end|>" for turn in turns)
 
 
-@pytest.mark.parametrize(("style", "digest"), [("A", "a20332136ccf95d2"), ("B", "dc9802dc95a957f1")])
-def test_the_replies_of_seed_0_are_those_of_the_published_results(style, digest):
-    """The figures of the README hold for these replies: measure them again if one is meant to change."""
-    environment, questions = MiniEnvironment(make_world(0), style, seed=0), mini_world(0, train=0).test
-    assert digest_of(environment.reply(question.text).text for question in questions) == digest
-
-
 def digest_of(lines) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
@@ -189,9 +182,11 @@ def test_the_questions_of_seed_0_are_those_of_the_published_results(split, diges
     assert digest_of(map(repr, getattr(mini, split))) == digest
 
 
-@pytest.mark.parametrize(("style", "digest"), [("A", "6808ab8523a6a945"), ("B", "56ee02f320f60263")])
+@pytest.mark.parametrize(("style", "digest"), [("A", "fbb50ab19b36e3dc"), ("B", "418d96b87dc4900f")])
 def test_single_steps_of_seed_0_get_the_published_replies(style, digest):
-    """Every step of the right strategy, a vague prompt, and the question with "Answer only."."""
+    """Every step of the right strategy, a vague prompt, and the question alone and with "Answer only.". The
+    figures of the README hold for these replies: measure them again if one is meant to change.
+    """
     environment, replies = MiniEnvironment(WORLD, style, seed=0), []
     for mini in make_questions(WORLD, "validation", 160, 0):
         value = ""
@@ -199,7 +194,8 @@ def test_single_steps_of_seed_0_get_the_published_replies(style, digest):
             reply = environment.reply(step.prompt.format(value=value))
             value = reply.value
             replies.append(f"{step.think} {step.prompt} {reply.text} {value}")
-        replies.append(environment.reply(f"{mini.question.text} Answer only.").text)
+        for question in (mini.question.text, f"{mini.question.text} Answer only."):
+            replies.append(environment.reply(question).text)
         if hasattr(mini.slots, "film"):
             replies.append(environment.reply(f"Tell me about {mini.slots.film}.").text)
     replies += [environment.reply(f"Who is the hero of nothing {number}?").text for number in range(9)]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,6 +50,13 @@ def call(
         capture_output=True,
         text=True,
     )
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait until a condition holds, while the process runs."""
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
 
 
 CallHere = Callable[..., subprocess.CompletedProcess[str]]

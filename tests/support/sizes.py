@@ -94,7 +94,6 @@ def main() -> None:
     """Print the table, or the files of one training step."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step", action="store_true", help="print the files of one training step")
-    parser.add_argument("--rooms", action="store_true", help="print the lines of each folder too")
     arguments = parser.parse_args()
     if arguments.step:
         files = files_of_a_step()
@@ -114,12 +113,6 @@ def main() -> None:
     }
     for name, count in rows.items():
         print(f"{count:7,}  {name}")
-    if arguments.rooms:
-        for part in ("prompt_r1", "tests"):
-            for folder in sorted(path for path in (ROOT / part).iterdir() if path.is_dir()):
-                if count := lines(folder.rglob("*.py")):
-                    print(f"{count:7,}  {folder.relative_to(ROOT)}")
-            print(f"{lines((ROOT / part).glob('*.py')):7,}  {part}/*.py")
 
 
 if __name__ == "__main__":
