@@ -187,7 +187,7 @@ def test_a_seed_and_a_temperature_of_the_pair_are_those_of_every_turn():
     with pair_of(agent=agent, seed=7, temperature=0.5) as pair:
         pair.ask(QUESTION)
         list(pair.stream(QUESTION))
-    assert {(seed.split("/")[0], temperature) for seed, temperature in agent.sampled_with} == {("7", 0.5)}
+    assert {(seed.split("/")[0], temperature) for seed, temperature, _ in agent.sampled_with} == {("7", 0.5)}
 
 
 def test_load_refuses_an_environment_that_cannot_be_asked(asking_agent):
@@ -218,18 +218,10 @@ def test_the_package_imports_nothing_slow_until_a_name_is_used():
 
 
 def test_a_game_samples_with_its_temperature_and_top_p():
-    heard = set()
-
-    class Listening(EchoAgent):
-        async def generate(self, tokens, *, temperature, top_p=1.0, **how):
-            heard.add((temperature, top_p))
-            return await super().generate(tokens, temperature=temperature, **how)
-
-    asked = Question("q", "d", "Who?", ("a",))
-    asyncio.run(
-        play_question(Listening(), environment_of(Shouting()), asked, seed="3", temperature=0.5, top_p=0.9)
-    )
-    assert heard == {(0.5, 0.9)}
+    agent, asked = EchoAgent(), Question("q", "d", "Who?", ("a",))
+    how = {"temperature": 0.5, "top_p": 0.9}
+    asyncio.run(play_question(agent, environment_of(Shouting()), asked, seed="3", **how))
+    assert {sampled_with[1:] for sampled_with in agent.sampled_with} == {(0.5, 0.9)}
 
 
 def test_a_game_that_is_played_again_pays_nothing_and_another_sample_or_epoch_asks_anew(tmp_path):

@@ -16,9 +16,9 @@ from prompt_r1.data.files import write_questions
 from prompt_r1.miniworld import mini_world
 from prompt_r1.storage.run_log import read_metrics
 from tests.support import tiny
+from tests.support.exports import load_tensors
 from tests.support.paths import ROOT
 from tests.support.programs import FOUR_STEPS, SMALL, call
-from tests.support.tensors import load_tensors
 
 pytestmark = pytest.mark.timeout(600)  # trainings in processes of their own, on a machine that may be busy
 

@@ -4,7 +4,6 @@ import ast
 import fcntl
 import gc
 import io
-import json
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from prompt_r1.evaluation.systems import check_evaluate
 from prompt_r1.storage.atomic_folder import seal
 from prompt_r1.storage.run_folder import FORMAT, LOCK
 from tests.support.paths import ROOT
-from tests.support.programs import MAINS
 
 CHECKS = {
     "train.py": check_train,
@@ -125,9 +123,6 @@ SEEN_BEFORE_TORCH = [
     ("train.py --agent AGENT --env-args {", "--env-args is not JSON"),
     ("train.py --agent AGENT --env-args t=0", """write '{"temperature": 0.7}', with both kinds of quotes"""),
 ]
-SEEN_LATER = [
-    ("train.py --config mini --agent AGENT --data long.jsonl --val-data none", "question 'long' ('")
-]
 
 
 @pytest.fixture
@@ -140,7 +135,6 @@ def folder(tmp_path, asking_agent, monkeypatch) -> Path:
         "empty.jsonl": "\n",
         "good.jsonl": '{"question": "Who?", "answer": "Anna"}\n',
         "deep.jsonl": "[" * 100_000,
-        "long.jsonl": json.dumps({"id": "long", "question": "why " * 500, "answer": "x"}),
         "notes.docx": "notes",
         "untokenized/config.json": "{}",
         "unweighted/config.json": "{}",
@@ -171,33 +165,27 @@ def folder(tmp_path, asking_agent, monkeypatch) -> Path:
     return tmp_path
 
 
-def sentence_of(line: str, check_only: bool, monkeypatch: pytest.MonkeyPatch, capfd) -> str:
+def sentence_of(line: str, monkeypatch: pytest.MonkeyPatch, capfd) -> str:
     """What a program prints that ends with exit code 2."""
     program, *arguments = line.split(" ")
     if "deep" in line:
         gc.collect()  # a finalizer that runs at the recursion limit, in the middle of json, fails
     monkeypatch.setattr("sys.argv", [program, *arguments])
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO())))
-
-    def main(arguments: list[str]) -> None:
-        CHECKS[program](arguments)
-        if not check_only:
-            MAINS[program](arguments)
-
     with pytest.raises(SystemExit) as left:
-        run_program(main)
+        run_program(CHECKS[program])
     assert left.value.code == 2
     return capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("line", "words"), [*SEEN_BEFORE_TORCH, *SEEN_LATER], ids=lambda text: text[:60])
+@pytest.mark.parametrize(("line", "words"), SEEN_BEFORE_TORCH, ids=lambda text: text[:60])
 def test_a_mistake_is_one_sentence(folder, line, words, monkeypatch, capfd):
     (folder / "used").mkdir()
     with (folder / "used" / LOCK).open("w") as lock:
         lock.write("process 7")
         lock.flush()
         fcntl.flock(lock, fcntl.LOCK_SH)
-        shown = sentence_of(line, (line, words) in SEEN_BEFORE_TORCH, monkeypatch, capfd)
+        shown = sentence_of(line, monkeypatch, capfd)
     assert words in shown and shown.count("\n") == 1 and "Traceback" not in shown
     assert len(shown) < 2200
 

@@ -1,4 +1,6 @@
-"""Every command of the README runs: on a CPU, offline, in a copy of the repository, with tiny settings."""
+"""Every command of the README runs: on a CPU, offline, in a copy of the repository, with tiny settings; and
+those of docs/using.md.
+"""
 
 import asyncio
 import json
@@ -16,6 +18,7 @@ import pytest
 
 from prompt_r1.storage.run_log import read_metrics
 from tests.support import tiny
+from tests.support.json_server import free_ports
 from tests.support.mini_server import FaultyServer, with_server
 from tests.support.paths import ROOT
 
@@ -174,3 +177,29 @@ def serve_and_ask(folder: Path) -> None:
             assert process.wait(60) == 0
         finally:
             process.kill()
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run_in_their_order(tmp_path):
+    """Those of docs/using.md, up to its Python section, as they are printed, in one folder."""
+    page = (ROOT / "docs/using.md").read_text("utf-8").split("## From Python")[0]
+    for name in ("train.py", "evaluate.py", "prompt_r1"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    blocks = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 6
+    script = "\n".join(blocks).replace("8123", str(*free_ports(1)))
+    paths = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-e", "-m", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": paths, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=850,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = ["my-questions", "my-model", "my-llm", "my-object", "my-game", "my-metric"]
+    for run in runs:
+        lines = (tmp_path / "runs" / run / "metrics.jsonl").read_text().splitlines()
+        assert len(lines) >= 2, run
+    assert "prompt-r1" in done.stdout

@@ -1,10 +1,18 @@
-"""Sliding windows against a loop over queries; test_model_types.py tests whole models."""
+"""Sliding windows, and attention in packed rows, against a loop over queries; packed rows hold every game
+without padding. test_model_types.py tests whole models.
+"""
+
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from prompt_r1.agent.attention import attend, attend_in_window
+from prompt_r1.agent.packing import Group, Packed, pack
+from tests.support.games import CPU, siblings
 
 
 def naive_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
@@ -37,3 +45,47 @@ def test_a_model_that_gives_no_scale_gets_that_of_the_head_dimension():
     out, _ = attend(torch.nn.Identity(), query, key, value, None)
     expected = naive_attention(query[0], key[0], value[0], 16**-0.5, window=7)
     torch.testing.assert_close(out[0].transpose(0, 1), expected)
+
+
+some_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4).map(
+    lambda shapes: [siblings(seed, count) for seed, count in shapes]
+)
+
+
+def columns_of(*groups: tuple[int, tuple[int, ...]]) -> tuple[Group, ...]:
+    """Groups in a row, of the lengths of their opening and of what each game has after it."""
+    ends = [0, *accumulate(length for opening, games in groups for length in (opening, *games))]
+    columns = iter([slice(*pair) for pair in pairwise(ends)])
+    return tuple(Group(next(columns), tuple(next(columns) for _ in games)) for _, games in groups)
+
+
+@given(some_groups)
+def test_a_row_holds_each_opening_once_and_every_token_of_each_game(groups):
+    row = pack(groups, CPU)
+    own = sum(len(game.tokens) - 1 - game.opening for group in groups for game in group)
+    assert len(row.tokens) == sum(group[0].opening for group in groups) + own
+    expected = [
+        (token, game.tokens[t - 1], t - 1)
+        for group in groups
+        for game in group
+        for t, token in enumerate(game.tokens)
+        if game.sampled[t]
+    ]
+    sources = row.sources
+    previous, positions = row.tokens[sources].tolist(), row.positions[sources].tolist()
+    found = list(zip(row.targets.tolist(), previous, positions, strict=True))
+    assert found == expected  # the token, the token before it, and the position of that one in its game
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("window", [None, 1, 9, 33])
+def test_attention_in_a_row_equals_a_loop_over_the_queries_of_each_game(kv_heads, window):
+    groups = columns_of((7, (40, 3, 9)), (25, ()), (1, (1, 30)))
+    torch.manual_seed(0)
+    rows = [torch.randn(heads, 116, 16, dtype=torch.float64) for heads in (4, kv_heads, kv_heads)]
+    found = Packed(*[torch.empty(0)] * 2, groups, *[torch.empty(0)] * 2).attend(*rows, 0.3, window)
+    for group in groups:
+        for own in group.games or (slice(0, 0),):
+            game = [*range(group.opening.start, group.opening.stop), *range(own.start, own.stop)]
+            expected = naive_attention(*(row[:, game] for row in rows), 0.3, window)
+            torch.testing.assert_close(found[:, game], expected)

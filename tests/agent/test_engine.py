@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import gpu_check
 from benchmarks.workload import Lengths, greedy_game, plan, play_async, totals
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.policy import Policy
@@ -593,3 +594,17 @@ def test_the_turn_of_a_game_samples_with_its_own_top_p():
             return asyncio.run(engine.generate(prompt, max_new=9, seed="0", game=game, **how)).tokens
 
     assert turn(temperature=2.0, top_p=1e-6) == turn(temperature=0.0)
+
+
+@pytest.mark.slow
+def test_every_check_of_a_new_gpu_passes_on_a_cpu(capsys):
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main()
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert ended.value.code == 0, lines
+    assert [line.split()[:2] for line in lines] == [
+        ["PASS", "model"],
+        ["PASS", "engine"],
+        ["PASS", "decode"],
+        ["PASS", "update"],
+    ]

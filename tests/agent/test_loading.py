@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from prompt_r1.agent.agent import load_agent
+from prompt_r1.agent.agent import load_agent, load_codec
 from prompt_r1.agent.loading import load_policy, load_tokenizer
 from prompt_r1.config.agent import AgentConfig
+from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.errors import UsageError
 from tests.support import tiny
 from tests.support.games import CPU
@@ -37,8 +38,8 @@ def written(name: str, text: str) -> Break:
     return lambda folder: (folder / name).write_text(text)
 
 
-def removed(name: str) -> Break:
-    return lambda folder: (folder / name).unlink()
+def removed(*patterns: str) -> Break:
+    return lambda folder: [path.unlink() for pattern in patterns for path in folder.glob(pattern)]
 
 
 def config(**changes: object) -> Break:
@@ -105,11 +106,50 @@ BROKEN: list[tuple[Break, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("break_it", "cause"), BROKEN, ids=[cause for _, cause in BROKEN])
-def test_a_broken_folder_is_refused_with_its_cause_and_nothing_is_executed(tmp_path, break_it, cause):
-    break_it(tiny.save_agent(tmp_path))
+def sentencepiece_only(folder: Path) -> None:
+    removed("tokenizer*")(folder)
+    (folder / "tokenizer.model").write_bytes(b"\n\1")
+    settings = {"tokenizer_class": "LlamaTokenizer", "chat_template": tiny.QWEN3_LIKE_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def foreign_tokenizer(folder: Path) -> None:
+    (folder / "mine.py").write_text(f"open({str(folder / 'executed')!r}, 'w')\nclass Mine: pass\n")
+    settings = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
+    for name in ("config.json", "tokenizer_config.json"):
+        (folder / name).write_text(json.dumps({"model_type": "mine", **settings}))
+
+
+def cut_tokenizer(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text()[:500])
+
+
+BROKEN_TOKENIZERS: list[tuple[Break, str]] = [
+    (removed("tokenizer*", "chat_template*"), "there is no tokenizer.json"),
+    (sentencepiece_only, "there is no tokenizer.json (sentencepiece reads a tokenizer.model"),
+    (cut_tokenizer, "Unterminated string"),
+    (written("tokenizer_config.json", "[]"), "no tokenizer at"),
+    (foreign_tokenizer, "custom code"),
+    (written("chat_template.jinja", ""), "has no chat template: give it one"),
+    (lambda folder: (folder / "chat_template.jinja").write_bytes(b"\xff\xfe"), "utf-8"),
+]
+LOADERS = {
+    "model": lambda folder: load_policy(folder, device=CPU),
+    "tokenizer": lambda folder: load_codec(folder, TrainConfig(**PRESETS["mini"])),
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "break_it", "cause"),
+    [*(("model", *row) for row in BROKEN), *(("tokenizer", *row) for row in BROKEN_TOKENIZERS)],
+    ids=[cause for _, cause in [*BROKEN, *BROKEN_TOKENIZERS]],
+)
+def test_a_broken_folder_is_refused_with_its_cause_and_nothing_is_executed(tmp_path, part, break_it, cause):
+    LOADERS[part](tiny.save_agent(tmp_path))
+    break_it(tmp_path)
     with pytest.raises(UsageError) as refused:
-        load_policy(tmp_path, device=CPU)
+        LOADERS[part](tmp_path)
     message = str(refused.value)
     assert str(tmp_path) in message and cause in message and "\n" not in message, message
     assert not (tmp_path / "executed").exists()

@@ -18,9 +18,9 @@ from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.rollout import play_question
 from prompt_r1.types import Trajectory
 from tests.support import tiny
+from tests.support.exports import load_tensors
 from tests.support.games import CPU
 from tests.support.methods import CONFIG, PricedSource, method, priced
-from tests.support.tensors import load_tensors
 
 
 def mini_world(seed: int = 0) -> Environment:

@@ -1,4 +1,4 @@
-"""Exit codes and error messages of the entry points, and the ranges of their flags."""
+"""Exit codes, error messages and help of the entry points, and the ranges of their flags."""
 
 import errno
 import os
@@ -14,11 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from infer import InferConfig
 from prompt_r1.cli.command_line import check_usage, command, run_program
 from prompt_r1.cli.installation import check_installation
+from prompt_r1.config.evaluate import EvaluateConfig
+from prompt_r1.config.fields import flag_of
 from prompt_r1.config.train import TrainConfig, train_config, warnings_of
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError, first_line
 from tests.support.paths import ROOT
+from tests.support.programs import MAINS
 from tests.support.providers import KEY
 
 HOSTILE = "reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b"
@@ -266,3 +270,23 @@ def test_a_current_folder_that_has_been_deleted_is_reported(tmp_path, monkeypatc
     assert exit_code(None, monkeypatch, check_usage) == 2
     sentence = "the current folder has been deleted: change to one that exists"
     assert capsys.readouterr().err == f"train.py: {sentence}\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [("train.py", TrainConfig), ("infer.py", InferConfig), ("evaluate.py", EvaluateConfig)],
+)
+def test_help_fits_one_screen_and_help_all_has_every_flag(program, kind, monkeypatch, capsys):
+    shown = {}
+    for flag in ("--help", "--help-all"):
+        monkeypatch.setattr("sys.argv", [program, flag])
+        with pytest.raises(SystemExit) as left:
+            run_program(MAINS[program])
+        assert left.value.code == 0
+        shown[flag] = capsys.readouterr().out
+    lines = shown["--help"].splitlines()
+    assert len(lines) <= 36 and max(map(len, lines)) <= 80 and "--help-all" in shown["--help"]
+    for field in fields(kind):
+        line = re.compile(f"^  {flag_of(field.name)}( |$)", re.MULTILINE)
+        assert line.search(shown["--help-all"])
+        assert bool(line.search(shown["--help"])) == field.metadata["everyday"]

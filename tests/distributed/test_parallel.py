@@ -33,7 +33,7 @@ from prompt_r1.training.batches import mini_batches_of
 from prompt_r1.types import Reward, ScoredGame, Trajectory
 from tests.support import tiny
 from tests.support.games import CPU, ONE_RANK, Learner, record_logprobs_of, siblings
-from tests.support.ports import free_ports
+from tests.support.json_server import free_ports
 from tests.training.thread_ranks import on_each_rank
 
 GROUP_SIZE = 4

@@ -124,6 +124,17 @@ def test_too_many_failed_calls_warn_once_each_time_and_then_stop_the_run(
     ask_often(asked, source, 28, DOWN)
     with pytest.raises(Resumable, match="41 of the last 200 calls of a failed"):
         ask_often(asked, source, 1, DOWN)
+
+
+def test_the_alarm_names_the_number_of_calls_that_were_made(caplog) -> None:
+    """A bug: "11 of the last 200 calls failed" when 14 were made."""
+    source = Named("a")
+    asked = environment(source)
+    ask_often(asked, source, 3, None)
+    ask_often(asked, source, 11, DOWN)
+    assert "6 of the last 9 calls of a failed" in caplog.text
+    with pytest.raises(Resumable, match="21 of the last 24 calls of a failed"):
+        ask_often(asked, source, 99, DOWN)
     ask_often(asked, source, 1, None)  # an environment that replies again can be used
 
 

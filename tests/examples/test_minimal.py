@@ -10,7 +10,7 @@ import torch
 import train
 from examples import minimal
 from prompt_r1.storage.run_log import read_metrics
-from tests.support.tensors import load_tensors
+from tests.support.exports import load_tensors
 
 
 @pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -19,7 +19,7 @@ from prompt_r1.storage.checkpoint import (
     tensors_of,
 )
 from tests.support import tiny
-from tests.support.ports import free_ports
+from tests.support.json_server import free_ports
 
 pytestmark = pytest.mark.faults
 

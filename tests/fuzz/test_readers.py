@@ -20,6 +20,7 @@ from prompt_r1.data.files import load_questions, write_questions
 from prompt_r1.environments.sources import Verdict
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, to_row
+from prompt_r1.foreign import json_object, replace_file
 from prompt_r1.report.page import page
 from prompt_r1.serving.wire import Failure, read_request
 from prompt_r1.types import Question
@@ -84,3 +85,15 @@ def test_a_damaged_body_is_classified_or_refused_in_a_sentence(tmp_path):
                 read_request(file.read_bytes())
             except Failure as refused:
                 assert len(str(refused)) < 1000
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "null", '{"a": 1', "[" * 100_000, b"\xff", '{"a": ' * 5_000])
+def test_a_text_that_holds_no_json_object_is_read_as_an_empty_one(text):
+    assert json_object(text) == {}
+    assert json_object('{"a": 1}') == {"a": 1}
+
+
+def test_a_file_that_cannot_be_written_is_called_by_its_own_name(tmp_path):
+    with pytest.raises(FileNotFoundError) as error:
+        replace_file(tmp_path / "none/report.html", b"")
+    assert error.value.filename == str(tmp_path / "none/report.html")

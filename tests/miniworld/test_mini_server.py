@@ -18,11 +18,11 @@ import train
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.environments.journal import Journal
 from prompt_r1.storage.run_log import read_metrics
+from tests.support.exports import load_tensors
 from tests.support.mini_server import BILLED, FAULTS, GAMES, FaultyServer, with_server
 from tests.support.paths import ROOT
 from tests.support.programs import command
 from tests.support.providers import KEY
-from tests.support.tensors import load_tensors
 
 ERROR_TEXT = "request failed"  # begins every message of the server's faults
 

@@ -14,7 +14,7 @@ from prompt_r1.environments.environment import Environment, environment_of
 from prompt_r1.playing import Limits, OpenPair
 from prompt_r1.serving.app import ChatServer
 from tests.support.echo_agent import EchoAgent, Shouting
-from tests.support.ports import free_ports
+from tests.support.json_server import free_ports
 
 
 def pair_of(

@@ -77,7 +77,7 @@ def test_a_request_samples_with_its_own_temperature_and_seed():
     with serving(pair_of(agent, temperature=0.7)) as url:
         for fields in ({}, {"temperature": 0, "seed": 3}, {"temperature": 1.5, "seed": 4}, {"seed": 3}):
             assert ask(url, **fields).status_code == 200
-    seeds, temperatures = zip(*agent.sampled_with[::2], strict=True)  # the first of two turns
+    seeds, temperatures, _ = zip(*agent.sampled_with[::2], strict=True)  # the first of two turns
     assert temperatures == (0.7, 0.0, 1.5, 0.7)
     assert seeds[1] == seeds[3] != seeds[2]
 

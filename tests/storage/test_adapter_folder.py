@@ -16,8 +16,7 @@ from prompt_r1.config.train import TrainConfig
 from prompt_r1.storage.run_folder import checkpoints_of
 from prompt_r1.storage.run_log import read_metrics
 from tests.support import tiny
-from tests.support.exports import export
-from tests.support.tensors import load_tensors
+from tests.support.exports import export, load_tensors
 
 TOKENS = torch.tensor([tiny.random_tokens(30, seed=1)])
 SETTINGS = """

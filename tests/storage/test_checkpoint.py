@@ -30,9 +30,8 @@ from prompt_r1.storage.checkpoint import (
 )
 from prompt_r1.storage.run_folder import checkpoints_of, lock_run, open_run, trim_run
 from tests.support import tiny
-from tests.support.exports import export, file_size_limit
+from tests.support.exports import export, file_size_limit, load_tensors
 from tests.support.games import ONE_RANK
-from tests.support.tensors import load_tensors
 
 CONFIG = TrainConfig(agent="tiny", data=("own.jsonl",), lr=1e-2)
 

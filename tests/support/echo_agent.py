@@ -29,7 +29,7 @@ class EchoAgent:
         self.game = GAME
         self.seconds = seconds  # of a turn
         self.running = self.peak = 0
-        self.sampled_with: list[tuple[str, float]] = []  # seed and temperature of each turn
+        self.sampled_with: list[tuple[str, float, float]] = []  # seed, temperature and top-p of each turn
 
     def new_game(self) -> AbstractContextManager[CachedGame]:
         """The handle of a game, which this agent does not need."""
@@ -46,7 +46,7 @@ class EchoAgent:
         game: CachedGame | None = None,
         watch: Callable[[int], None] | None = None,
     ) -> Completion:
-        self.sampled_with.append((seed, temperature))
+        self.sampled_with.append((seed, temperature, top_p))
         self.running += 1
         self.peak = max(self.peak, self.running)
         try:

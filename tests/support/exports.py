@@ -1,9 +1,12 @@
-"""Exports an agent on one rank; and a disk that is full."""
+"""Exports an agent on one rank, reads its tensors, and fills the disk."""
 
 import resource
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
 
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
@@ -28,3 +31,11 @@ def file_size_limit(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def load_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of the safetensors files of a folder, by name."""
+    tensors: dict[str, torch.Tensor] = {}
+    for path in folder.glob("*.safetensors"):
+        tensors |= load_file(path)
+    return tensors

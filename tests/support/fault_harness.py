@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prompt_r1.storage.run_log import read_metrics
+from tests.support.exports import load_tensors
 from tests.support.paths import ROOT
-from tests.support.tensors import load_tensors
 
 STOP_READING = b"stop reading"
 

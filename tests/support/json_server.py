@@ -1,6 +1,7 @@
-"""HTTP servers on this machine that answer with JSON, for tests that need a real socket."""
+"""HTTP servers on this machine that answer with JSON, for tests that need a real socket; and free ports."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,3 +39,12 @@ def serving(handler: type[JsonHandler]) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now. All probes stay open until the last one is bound, so no port comes twice."""
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports

@@ -24,7 +24,7 @@ import train
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.storage import atomic_folder
 from prompt_r1.training import lifecycle
-from tests.support.ports import free_ports
+from tests.support.json_server import free_ports
 
 SHORT_PHASES = ("backward", "step", "seal")
 
