@@ -66,22 +66,6 @@ def test_attention_over_pages_equals_a_loop_over_queries(attention, page_size, w
         torch.testing.assert_close(found[part].transpose(0, 1), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_new_keys_and_values_are_written_to_their_rows():
-    pool, games = filled_pool(4)
-    chunks = [Chunk(0, 3, 37, games[0].pages), Chunk(3, 1, 5, games[2].pages)]
-    batch = PagedBatch.of(chunks, pool)
-    kv_heads, dim = pool.keys.shape[3:]
-    key, value, before = torch.randn(kv_heads, 4, dim), torch.randn(kv_heads, 4, dim), pool.keys.clone()
-    batch.attend(0, torch.randn(2 * kv_heads, 4, dim), key, value, 0.3, None)
-    places = [(games[0], 34), (games[0], 35), (games[0], 36), (games[2], 4)]
-    for column, (game, token) in enumerate(places):
-        page, row = game.pages[token // 4], token % 4
-        assert torch.equal(pool.keys[0, page, row], key[:, column])
-        assert torch.equal(pool.values[0, page, row], value[:, column])
-        before[0, page, row] = key[:, column]
-    assert torch.equal(pool.keys, before)
-
-
 @pytest.mark.parametrize(("length", "shared"), [(4, 1), (7, 1), (8, 2), (3, 0)])
 def test_a_fork_shares_full_pages_and_copies_the_rest(length, shared):
     pool, games = filled_pool(4, layers=2)
@@ -96,17 +80,6 @@ def test_a_fork_shares_full_pages_and_copies_the_rest(length, shared):
         assert torch.equal(pool.keys[:, mine, token % 4], pool.keys[:, theirs, token % 4])
     pool.truncate(target, 0)
     assert len(pool.free) == free and pool.users[source.pages[0]] == 1
-
-
-def test_a_sequence_that_is_cut_inside_a_shared_page_leaves_it():
-    pool, games = filled_pool(4)
-    source, target = games[0], CachedGame(9)
-    source.tokens = [*range(37)]
-    pool.fork(source, target, 10)
-    pool.truncate(target, 6)
-    assert target.tokens == [0, 1, 2, 3] and target.pages == source.pages[:1]
-    pool.truncate(source, 9)
-    assert source.tokens == [*range(9)] and len(source.pages) == 3
 
 
 def test_the_cache_takes_its_share_of_the_free_memory_and_no_more_than_the_games_fill(monkeypatch):

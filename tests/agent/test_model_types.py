@@ -3,7 +3,6 @@ agent is, and compared with the unmodified model: log-probabilities and gradient
 log-probabilities of two turns of the engine and of rows without a cache.
 """
 
-import asyncio
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,9 @@ from prompt_r1.agent.model_check import eager_attention
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
-from prompt_r1.types import Question, Trajectory
+from prompt_r1.types import Trajectory
 from tests.support import tiny
-from tests.support.games import CPU, naive_logprobs, small_games
+from tests.support.games import CPU, naive_logprobs, play_with, small_games
 
 LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 # Kinds of a type that its default config does not have, under the name in the table.
@@ -82,24 +81,9 @@ def gradients(policy: Policy, logprobs: Tensor) -> dict[str, Tensor]:
 def engine_error(policy: Policy) -> float:
     """The largest error of a log-probability in two turns of two games that share their opening."""
     engine = Engine(policy, stop_ids=frozenset(), max_tokens=128, kv_tokens=512, prefill_tokens=16)
-    opening = small_games()[0].tokens[:11]
-
-    async def play(number: int) -> Trajectory:
-        game = Trajectory(Question("q", "d", "?", ()))
-        game.add_context(opening)
-        for turn in range(2):
-            seed = f"{number}/{turn}"
-            new = await engine.generate(game.tokens, max_new=12, seed=seed, temperature=TEMPERATURE)
-            game.add_sampled(new)
-            game.add_context(opening[number : number + 7])  # a reply
-        return game
-
-    async def play_both() -> list[Trajectory]:
-        return await asyncio.gather(play(0), play(1))
-
     errors = [
         own_logprobs(policy, game) - torch.tensor(game.logprobs)[torch.tensor(game.sampled)]
-        for game in asyncio.run(play_both())
+        for game in play_with(engine, [small_games()[0].tokens[:11]] * 2, max_new=12, temperature=TEMPERATURE)
     ]
     return float(torch.cat(errors).abs().max())
 

@@ -35,9 +35,6 @@ def sha1(text: str) -> str:
     return hashlib.sha1(text.encode()).hexdigest()
 
 
-# --- JSON lines -----------------------------------------------------------------------------------
-
-
 def test_a_json_line_becomes_a_question(tmp_path: Path) -> None:
     full = {"id": "q1", "question": "Where?", "answers": ["Paris", "P."], "dataset": "towns", "kind": "math"}
     minimal = {"question": "Why?", "answer": "Because"}
@@ -194,9 +191,6 @@ def test_layouts_that_can_be_read_in_one_way_only_are_read(tmp_path, name, conte
     assert (question.text, question.answers) == ("Q?", ("a",))
 
 
-# --- Tables ---------------------------------------------------------------------------------------
-
-
 def test_two_columns_of_one_name_are_refused(tmp_path):
     """Readers keep the last one."""
     columns = pa.Table.from_arrays([pa.array(["a"])] * 3, names=["question", "answer", "answer"])
@@ -319,9 +313,6 @@ def test_dates_and_durations_that_are_no_answers_are_refused(tmp_path, column, r
         load_questions(tmp_path / "own.parquet")
 
 
-# --- Published parquet ----------------------------------------------------------------------------
-
-
 def test_a_published_row_becomes_a_question(tmp_path: Path) -> None:
     tricky = "What begins with\nFirst, provide a simple explanation of the question"
     path = parquet(
@@ -371,9 +362,6 @@ def test_all_published_test_files_load() -> None:
         "math": {"GSM8K", "DAPO-Math", "MathQA"},
         "text": {"BookSum", "WritingPrompts", "XSum"},
     }
-
-
-# --- Sampling -------------------------------------------------------------------------------------
 
 
 QUESTIONS = [Question(str(number), "d", f"Question {number}?", ("x",)) for number in range(10)]

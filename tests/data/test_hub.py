@@ -12,19 +12,15 @@ from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
 
 
-class Table:
-    """A loaded dataset."""
-
-    def __init__(self, rows: list[dict[str, object]]) -> None:
-        self.rows = rows
+class Table(list):
+    """The rows of a loaded dataset."""
 
     def with_format(self, name: str) -> "Table":
         assert name == "arrow"
         return self
 
     def iter(self, batch_size: int) -> list[pa.Table]:
-        starts = range(0, len(self.rows), batch_size)
-        return [pa.Table.from_pylist(self.rows[start : start + batch_size]) for start in starts]
+        return [pa.Table.from_pylist(self[n : n + batch_size]) for n in range(0, len(self), batch_size)]
 
 
 @pytest.fixture

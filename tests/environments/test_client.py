@@ -122,9 +122,6 @@ def test_waiting_for_a_slot_does_not_count_against_the_deadline() -> None:
     assert ask_at_once(endpoint(slow, concurrency=1, call_deadline=0.4), 40) == ["Paris"] * 40
 
 
-# --- Requests ---
-
-
 def test_a_dialogue_keeps_its_own_system_message() -> None:
     own = [{"role": "system", "content": "Be long."}, *HELLO]
     ask(endpoint(provider := Provider(OK), system="Be brief."), own)
@@ -148,9 +145,6 @@ def test_a_rejected_field_is_left_out_of_all_later_requests(
     plain = {"model": "large", "messages": HELLO, "seed": 1}
     assert provider.requests == [{**plain, field: value}, {**plain, **left}, {**plain, **left}]
     assert sleep == []
-
-
-# --- The check before a run ---
 
 
 def check(*script: httpx.Response | Exception, **settings: object) -> list[dict[str, object]]:
@@ -235,9 +229,6 @@ def test_the_check_is_paid_for_once_in_a_run(tmp_path: Path) -> None:
         asked = Environment([endpoint(provider)], journal=Journal(tmp_path))
         asyncio.run(asked.check())
     assert len(provider.requests) == 1 and Journal(tmp_path).spent.calls == 1
-
-
-# --- The key ---
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,6 @@ def test_a_route_that_does_not_match_the_environments_is_a_usage_error(route: st
         open_environment("mini,mini-b", route=route)
 
 
-# --- Failures ---
-
-
 def ask_often(asked: Environment, source: Named, count: int, down: Outcome | None) -> None:
     source.down = down
     for _ in range(count):

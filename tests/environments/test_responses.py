@@ -260,9 +260,6 @@ def test_any_response_can_be_classified(status: int, body: bytes) -> None:
     assert outcome_of_body(status, body).verdict in ("ok", "outcome", "failed", "refused")
 
 
-# --- Waiting ---
-
-
 def test_a_requested_wait_is_honoured_up_to_120_seconds() -> None:
     dates = {seconds: formatdate(NOW + seconds, usegmt=True) for seconds in (20, -20, 500)}
     honoured = {"20": 20, "0.5": 0.5, "120": 120, "121": 120, dates[20]: 20, dates[500]: 120}

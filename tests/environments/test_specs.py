@@ -66,20 +66,6 @@ def test_a_key_that_cannot_be_a_header_is_rejected_without_showing_it(key, monke
     assert "Secr" not in str(caught.value)
 
 
-def test_with_a_price_the_tokens_of_the_mini_world_are_counted() -> None:
-    def usd(price: str) -> float:
-        asked = open_environment("mini", seed=1, env_price=price)
-        asyncio.run(asked.ask(HELLO))
-        return asked.budget.spent.usd
-
-    free, dear, cheap = usd(""), usd("2,8"), usd("0.1,0.4")
-    assert free == 0 < dear
-    assert cheap == pytest.approx(dear / 20)
-
-
-# --- Settings ---
-
-
 def endpoint_of(spec: str, **settings: object) -> Endpoint:
     [member] = open_environment(spec, **settings).members
     assert isinstance(member.source, Endpoint)

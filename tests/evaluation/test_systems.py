@@ -59,9 +59,6 @@ def test_agents_with_other_seeds_have_other_questions_of_generated_data(agents, 
     assert common_seed(EvaluateConfig(data=("own.jsonl",)), agents) == 0
 
 
-# --- The settings of a folder -----------------------------------------------------------------------------
-
-
 @pytest.fixture
 def run_here(tmp_path, monkeypatch):
     """Evaluate the environment alone on one question, in the same folder; returns the number of lines."""

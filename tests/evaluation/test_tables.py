@@ -25,9 +25,6 @@ COT = System("cot", "large")
 FULL = System("prompt-r1", "large", "runs/a")
 
 
-# --- The paper's numbers ----------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(not PAPER_TEXT.exists(), reason="the paper's text is not here")
 def test_every_number_occurs_in_the_text_of_the_paper():
     rows = []
@@ -47,9 +44,6 @@ def test_every_number_occurs_in_the_text_of_the_paper():
         names = paper_numbers.OUT_OF_DISTRIBUTION
         where = [(name, metric) for name in names for metric in REPORTED_METRICS[kind_of(name)]]
         assert tuple(numbers[*column, *row] for row in where) in rows
-
-
-# --- Means and intervals ----------------------------------------------------------------------------------
 
 
 def drawn(seed: int, rate: float, count: int = 16) -> dict[str, list[bool]]:
@@ -124,9 +118,6 @@ def test_ssim_is_measured_for_texts_and_the_table_says_when_it_was_not(tmp_path)
     assert "SSim was not measured" not in texts[0]
     assert any(row[:2] == ["XSum (n = 2)", "SSim"] and "**70.0** [" in row[2] for row in cells_of(texts[0]))
     assert "SSim was not measured" in texts[1] and "| SSim " not in texts[1]
-
-
-# --- The layout of the paper ------------------------------------------------------------------------------
 
 
 def cells_of(text: str) -> list[list[str]]:
@@ -220,9 +211,6 @@ def test_names_of_datasets_and_agents_cannot_move_the_cursor_or_reorder_text(tmp
         assert not hidden, f"{name}: {hidden}"
     lines = [line for line in written["tables.md"].splitlines() if line.startswith("|")]
     assert lines and all(line.endswith("|") for line in lines)
-
-
-# --- The folder -------------------------------------------------------------------------------------------
 
 
 def test_the_answer_that_is_read_stands_beside_the_official_score(tmp_path):

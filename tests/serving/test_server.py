@@ -41,9 +41,6 @@ def ask(url: str, content: object = "Who is Anna?", **fields: object) -> httpx.R
     return post(url, {"model": MODEL, "messages": [{"role": "user", "content": content}], **fields})
 
 
-# --- OpenAI's client ------------------------------------------------------------------------------
-
-
 def test_openais_client_gets_the_answer_and_the_usage(url):
     with client_of(url) as client:
         reply = client.chat.completions.create(model=MODEL, messages=HELLO)
@@ -80,9 +77,6 @@ def test_a_request_samples_with_its_own_temperature_and_seed():
     seeds, temperatures, _ = zip(*agent.sampled_with[::2], strict=True)  # the first of two turns
     assert temperatures == (0.7, 0.0, 1.5, 0.7)
     assert seeds[1] == seeds[3] != seeds[2]
-
-
-# --- Requests -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -129,9 +123,6 @@ def test_a_key_with_an_umlaut_is_accepted_as_curl_sends_it() -> None:
     with serving(pair_of(key="schlüssel")) as url:
         headers = {"Authorization": "Bearer schlüssel".encode()}
         assert httpx.get(f"{url}/models", headers=headers).status_code == 200
-
-
-# --- Limits and failures --------------------------------------------------------------------------
 
 
 def test_a_full_server_answers_429_and_the_client_comes_back():

@@ -63,10 +63,6 @@ class ProcessRun:
         return [end - begin for begin, end in zip(times[::2], times[1::2], strict=False)]
 
 
-def no_fault(event: PhaseEvent, processes: list[int]) -> bool:
-    return False
-
-
 def signal_at(
     phase: str,
     *,
@@ -152,7 +148,7 @@ class FaultHarness:
         *,
         ranks: int = 2,
         launcher: bool = True,
-        fault: Fault = no_fault,
+        fault: Fault = lambda event, processes: False,
     ) -> ProcessRun:
         """Run `train.py` in a folder until all its ranks have exited.
 

@@ -1,5 +1,6 @@
 """Makes games without an engine, from random tokens or from given turns."""
 
+import asyncio
 import math
 import random
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.agent.policy import Policy, TokenScores
 from prompt_r1.distributed import Ranks
@@ -119,6 +121,22 @@ def small_games() -> list[Trajectory]:
     for game in (games := siblings(0, 3)):
         game.tokens = [3 + token % 96 for token in game.tokens]
     return games
+
+
+def play_with(engine: Engine, openings: list[list[int]], **how: Any) -> list[Trajectory]:
+    """Games of two turns, all at once; the reply has some tokens of the opening. `how` is sampled."""
+
+    async def play(number: int) -> Trajectory:
+        game = Trajectory(Question("q", "d", "?", ("a",)), stop="answered")
+        for turn in range(2):
+            game.add_context(openings[number][number * turn :])
+            game.add_sampled(await engine.generate(game.tokens, seed=f"{number}/{turn}", **how))
+        return game
+
+    async def play_all() -> list[Trajectory]:
+        return await asyncio.gather(*map(play, range(len(openings))))
+
+    return asyncio.run(play_all())
 
 
 class Learner:

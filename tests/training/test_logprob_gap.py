@@ -1,6 +1,5 @@
 """The gap between engine and policy: small for right models, an alarm or a stop for injected errors."""
 
-import asyncio
 import copy
 import math
 from collections.abc import Callable
@@ -13,9 +12,9 @@ from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
 from prompt_r1.training.update import GAP, GAP_MEAN, gap_metrics, limit_of
-from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
+from prompt_r1.types import Reward, ScoredGame
 from tests.support import tiny
-from tests.support.games import Learner
+from tests.support.games import Learner, play_with
 
 
 def played_games(network: PreTrainedModel, compute: torch.dtype) -> list[ScoredGame]:
@@ -24,18 +23,9 @@ def played_games(network: PreTrainedModel, compute: torch.dtype) -> list[ScoredG
         Policy(network.to(compute), compute=compute), stop_ids=frozenset(), max_tokens=200, kv_tokens=2000
     )
 
-    async def play_one(number: int) -> ScoredGame:
-        game = Trajectory(Question("q", "d", "?", ("a",)), stop="answered")
-        for turn in range(2):
-            game.add_context(tiny.random_tokens(20, seed=turn * number))
-            seed = f"{number}/{turn}"
-            game.add_sampled(await engine.generate(game.tokens, max_new=40, seed=seed, temperature=1.0))
-        return ScoredGame(game, Reward(1, 0, 0), advantage=1.0 - number)
-
-    async def play_all() -> list[ScoredGame]:
-        return await asyncio.gather(*map(play_one, range(3)))
-
-    return asyncio.run(play_all())
+    openings = [tiny.random_tokens(20, seed=number) for number in range(3)]
+    games = play_with(engine, openings, max_new=40, temperature=1.0)
+    return [ScoredGame(game, Reward(1, 0, 0), advantage=1.0 - number) for number, game in enumerate(games)]
 
 
 def slower_rope(network: PreTrainedModel) -> None:
