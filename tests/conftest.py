@@ -2,6 +2,7 @@
 
 import gc
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,10 +36,19 @@ def asking_agent(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def call_here(monkeypatch, capfd) -> Callable[..., object]:
-    """Runs an entry point as from a shell, but in this process."""
-    from tests.support.programs import caller_in_this_process
+    """A function that runs an entry point in a folder in this process, which saves the imports."""
+    from prompt_r1.cli.command_line import run_program
+    from tests.support.programs import MAINS
 
-    return caller_in_this_process(monkeypatch, capfd)
+    def call(folder: Path, *line: str | Path) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr("sys.argv", list(map(str, line)))
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            run_program(MAINS[str(line[0])])
+        return subprocess.CompletedProcess(line, exit_.value.code, *capfd.readouterr())
+
+    return call
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -58,17 +58,13 @@ WRONG = {
 }
 
 
-def test_a_usage_error_imports_nothing_slow():
+def test_the_version_and_a_usage_error_import_nothing_slow():
     """A mistyped flag was reported after 12 s."""
-    done = start(*WRONG)
-    assert done.stdout == "ended with 2 imported []\n" * len(WRONG)
+    done = start("prompt_r1 --version", *WRONG)
+    shown = f"prompt-r1 {prompt_r1.__version__}\nended with 0 imported []\n"
+    assert done.stdout == shown + "ended with 2 imported []\n" * len(WRONG)
     for shown, sentence in zip(done.stderr.splitlines(), WRONG.values(), strict=True):
         assert shown.startswith(sentence)
-
-
-def test_the_version_is_that_of_the_package():
-    expected = f"prompt-r1 {prompt_r1.__version__}\nended with 0 imported []\n"
-    assert start("prompt_r1 --version").stdout == expected
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from prompt_r1.data.files import write_questions
 from prompt_r1.miniworld import mini_world
 from prompt_r1.storage.run_log import read_metrics
 from tests.support import tiny
-from tests.support.exports import load_tensors
+from tests.support.exports import newest_tensors
+from tests.support.fault_harness import games_of
 from tests.support.paths import ROOT
 from tests.support.programs import FOUR_STEPS, SMALL, call
 
@@ -38,11 +39,6 @@ def trained(tmp_path_factory, asking_agent) -> Path:
         train.main(["--agent", str(asking_agent), "--test-data", "test.jsonl", *FOUR_STEPS])
     assert all(line["grad_norm"] > 0 for line in read_metrics(folder / "runs/small")[1:])
     return folder
-
-
-def newest_checkpoint(run: Path) -> dict[str, torch.Tensor]:
-    """Weights and Adam states of the newest checkpoint of a run."""
-    return load_tensors(max((run / "checkpoints").iterdir()))
 
 
 def test_a_run_folder_has_the_documented_files_and_metrics(trained):
@@ -106,7 +102,7 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_metrics(
     resumed = call_here(tmp_path, "train.py", *line)
     assert resumed.returncode == 0 and "Resuming after step 2" in resumed.stdout
     assert "report.html could not be written: Is a directory" in resumed.stdout
-    expected, tensors = newest_checkpoint(uninterrupted_run), newest_checkpoint(resumed_run)
+    expected, tensors = newest_tensors(uninterrupted_run), newest_tensors(resumed_run)
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
     expected_lines, lines = read_metrics(uninterrupted_run), read_metrics(resumed_run)
@@ -127,15 +123,9 @@ def test_two_ranks_with_sharded_weights_train_like_one_process(trained, asking_a
         for name in names:
             expected = pytest.approx(want.get(name, 0), rel=1e-3, abs=1e-6)
             assert got.get(name, 0) == expected, (want["step"], name)
-    assert games_of_first_step(trained / "runs/small") == games_of_first_step(tmp_path / "runs/small")
-
-
-def games_of_first_step(run: Path) -> set[tuple[int, ...]]:
-    """The tokens of each game of step 1, on all ranks."""
-    games: set[tuple[int, ...]] = set()
-    for path in (run / "trajectories").glob("step-000001-*"):
-        games |= {tuple(json.loads(line)["tokens"]) for line in path.read_text().splitlines()}
-    return games
+    games = [games_of(folder / "runs/small") for folder in (trained, tmp_path)]
+    of_ranks = [*games[1]["step-000001-rank0"], *games[1]["step-000001-rank1"]]
+    assert sorted(game[0] for game in games[0]["step-000001-rank0"]) == sorted(game[0] for game in of_ranks)
 
 
 def test_the_paper_preset_runs_end_to_end(agent, tmp_path, call_here):

@@ -32,10 +32,6 @@ def listener() -> Iterator[Listener]:
     listener = Listener()
 
     class Handler(JsonHandler):
-        def do_GET(self) -> None:
-            listener.headers.append(self.headers["Authorization"])
-            self.answer(404, {})
-
         def do_POST(self) -> None:
             listener.headers.append(self.headers["Authorization"])
             self.body()

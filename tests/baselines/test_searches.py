@@ -29,11 +29,9 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
         await search.ask_optimizer("", "write")
         return " and ".join(sorted({question.dataset for question in train}))
 
-    def open_search(dataset: str) -> PromptSearch:
-        return PromptSearch("opro", environment, environment, FORMATS["tags"])
-
+    search = PromptSearch("opro", environment, environment, FORMATS["tags"])
     asked, datasets = (questions("a", "b", "c"), questions("a", "b")), ["a", "b", "ood"]
-    answer = asyncio.run(optimised_prompt(name_datasets, open_search, datasets, tmp_path, *asked))
+    answer = asyncio.run(optimised_prompt(name_datasets, lambda _: search, datasets, tmp_path, *asked))
     assert len(source.asked) == 3
     source.asked.clear()
     for dataset in datasets:
@@ -56,11 +54,10 @@ def test_a_dataset_needs_training_and_validation_questions_for_a_search_of_its_o
     async def find(search, train, validation) -> str:
         return "found"
 
-    def open_search(dataset: str) -> PromptSearch:
-        return PromptSearch(dataset, priced(PricedSource(str)), priced(PricedSource(str)), FORMATS["tags"])
-
+    unasked = priced(PricedSource(str))
+    search = PromptSearch("opro", unasked, unasked, FORMATS["tags"])
     asked = questions("a", "b"), questions(*validation)
-    asyncio.run(optimised_prompt(find, open_search, ["a", "b"], tmp_path, *asked))
+    asyncio.run(optimised_prompt(find, lambda _: search, ["a", "b"], tmp_path, *asked))
     assert {path.stem for path in tmp_path.iterdir()} == searched
 
 
@@ -70,9 +67,6 @@ def endpoint() -> Iterator[tuple[str, list[dict]]]:
     bodies: list[dict] = []
 
     class Handler(JsonHandler):
-        def do_GET(self) -> None:
-            self.answer(200, {"data": [{"id": "large"}]})
-
         def do_POST(self) -> None:
             bodies.append(self.body())
             if bodies[-1]["messages"][-1]["content"] == "Hi":

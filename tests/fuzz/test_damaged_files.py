@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.damage import FIXED, RANDOM
-from tests.support.exports import load_tensors
+from tests.support.exports import newest_tensors
 from tests.support.programs import CallHere
 from tests.support.providers import KEY
 
@@ -114,18 +114,13 @@ def sandbox(tmp_path, asking_agent, call_here, monkeypatch) -> Sandbox:
     return Sandbox(tmp_path, asking_agent, call_here)
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Weights and Adam states of the newest checkpoint of a run."""
-    return load_tensors(max((folder / "checkpoints").iterdir()))
-
-
 def test_a_run_resumes_bit_for_bit_from_a_damaged_folder_or_refuses(sandbox: Sandbox):
     assert sandbox.run("train.py", *TRAIN, "--steps", "2") == DONE
     good = sandbox.folder / "out"
     shutil.move(good, sandbox.folder / "two")
     assert sandbox.run("train.py", *TRAIN, "--steps", "3") == DONE
-    expected = weights(good)
-    assert not equal(weights(sandbox.folder / "two"), expected), "the last step changes nothing"
+    expected = newest_tensors(good)
+    assert not equal(newest_tensors(sandbox.folder / "two"), expected), "the last step changes nothing"
     shutil.move(good, sandbox.folder / "three")
     sandbox.keep_as_it_is()
     rng = random.Random("run")
@@ -137,7 +132,7 @@ def test_a_run_resumes_bit_for_bit_from_a_damaged_folder_or_refuses(sandbox: San
             sandbox.about = f"{damage.__name__} in {name}"
             code = sandbox.run("train.py", *TRAIN, "--steps", "3", own=("out",))
             if code == DONE:
-                assert equal(weights(good), expected), f"other weights: {sandbox.about}"
+                assert equal(newest_tensors(good), expected), f"other weights: {sandbox.about}"
             sandbox.clean()
 
 

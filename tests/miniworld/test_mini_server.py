@@ -6,7 +6,6 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -28,41 +27,31 @@ ERROR_TEXT = "request failed"  # begins every message of the server's faults
 
 
 @pytest.fixture(scope="module")
-def locked() -> Iterator[str]:
-    """The URL of a server that accepts one key only, and fails three requests in ten."""
-    line = [sys.executable, "-m", "tests.support.mini_server", "--port", "0", "--fail", "0.3", "--key", KEY]
-    line += ["--faults", "500", "429", "reset", "garbage"]
-    with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().split()[-1]
-        finally:
-            process.kill()
-
-
-@pytest.fixture(scope="module")
-def faulty(
-    locked: str, asking_agent: Path, tmp_path_factory
-) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """A step of training through the failing server, and their run folder."""
+def faulty(asking_agent: Path, tmp_path_factory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """A step of training, and its run folder. The server accepts one key and fails three requests in ten."""
     folder = tmp_path_factory.mktemp("faulty")
     (folder / "own.jsonl").write_text('{"question": "Who made Silver River?", "answer": "Anna"}\n')
-    line = [
-        *("--agent", str(asking_agent), "--env", f"mini@{locked}"),
-        *(*GAMES, "--group-size", "8", "--temperature", "0.5", "--steps", "1"),
-        *("--test-data", "own.jsonl", "--env-price", "1,2", "--out", "run"),
-    ]
+    serve = [sys.executable, "-m", "tests.support.mini_server", "--port", "0", "--fail", "0.3", "--key", KEY]
+    serve += ["--faults", "500", "429", "reset", "garbage"]
     with (
+        subprocess.Popen(serve, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server,
         pytest.MonkeyPatch.context() as patch,
         redirect_stdout(StringIO()) as out,
         redirect_stderr(StringIO()) as err,
     ):
+        assert server.stdout is not None
+        line = [
+            *("--agent", str(asking_agent), "--env", f"mini@{server.stdout.readline().split()[-1]}"),
+            *(*GAMES, "--group-size", "8", "--temperature", "0.5", "--steps", "1"),
+            *("--test-data", "own.jsonl", "--env-price", "1,2", "--out", "run"),
+        ]
         patch.setenv("OPENAI_API_KEY", KEY)
         patch.setattr("prompt_r1.environments.client.back_off", lambda failures, rng: 0.01)
         patch.chdir(folder)
         patch.setattr("sys.argv", ["train.py", *line])
         with pytest.raises(SystemExit) as left:
             run_program(train.main)
+        server.kill()
     return subprocess.CompletedProcess([], left.value.code, out.getvalue(), err.getvalue()), folder / "run"
 
 

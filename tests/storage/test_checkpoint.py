@@ -29,6 +29,7 @@ from prompt_r1.storage.checkpoint import (
     save_checkpoint,
 )
 from prompt_r1.storage.run_folder import checkpoints_of, lock_run, open_run, trim_run
+from tests.agent.test_loading import Attack
 from tests.support import tiny
 from tests.support.exports import export, file_size_limit, load_tensors
 from tests.support.games import ONE_RANK
@@ -335,20 +336,10 @@ def test_a_checkpoint_with_other_tensors_than_were_saved_is_refused(saved):
         TinyRun(saved.folder).load(folder)
 
 
-class Bomb:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple:
-        return Path.touch, (self.path,)
-
-
 @pytest.mark.parametrize("name", [SHARD, ".metadata"])
 def test_a_malicious_pickle_in_a_checkpoint_is_not_executed(saved, tmp_path, name):
     folder, mark = saved.folder / "checkpoints" / "step-000002", tmp_path / "executed"
-    (folder / name).write_bytes(pickle.dumps(Bomb(mark)))
+    (folder / name).write_bytes(pickle.dumps(Attack(mark)))
     try:
         saved.load(folder)
     except UsageError as error:

@@ -39,3 +39,8 @@ def load_tensors(folder: Path) -> dict[str, torch.Tensor]:
     for path in folder.glob("*.safetensors"):
         tensors |= load_file(path)
     return tensors
+
+
+def newest_tensors(run: Path) -> dict[str, torch.Tensor]:
+    """Weights and Adam states of the newest checkpoint of a run."""
+    return load_tensors(max((run / "checkpoints").iterdir()))

@@ -200,12 +200,12 @@ def saved_tensors(run: Path) -> dict[str, bytes]:
 
     File names are left out: they depend on which rank wrote a tensor.
     """
-    newest = sorted((run / "checkpoints").glob("step-*"))[-1]
-    tensors: dict[str, bytes] = {}
-    for folder in (newest, run / "agent"):
-        for name, tensor in load_tensors(folder).items():
-            tensors[f"{folder.name} {name}"] = tensor.numpy().tobytes()
-    return tensors
+    newest = max((run / "checkpoints").glob("step-*"))
+    return {
+        f"{folder.name} {name}": tensor.numpy().tobytes()
+        for folder in (newest, run / "agent")
+        for name, tensor in load_tensors(folder).items()
+    }
 
 
 def games_of(run: Path) -> dict[str, list[tuple]]:

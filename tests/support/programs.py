@@ -7,12 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 import evaluate
 import infer
 import train
-from prompt_r1.cli.command_line import run_program
 from prompt_r1.report import __main__ as report
 from tests.support.paths import ROOT
 
@@ -60,17 +57,3 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
 
 
 CallHere = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def caller_in_this_process(monkeypatch, capfd) -> CallHere:
-    """A function that runs an entry point in a folder in this process, which saves the imports."""
-
-    def call_here(folder: Path, *line: str | Path) -> subprocess.CompletedProcess[str]:
-        monkeypatch.chdir(folder)
-        monkeypatch.setattr("sys.argv", list(map(str, line)))
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            run_program(MAINS[str(line[0])])
-        return subprocess.CompletedProcess(line, exit_.value.code, *capfd.readouterr())
-
-    return call_here

@@ -9,9 +9,8 @@ The definitions agree in the clipped surrogate, the k3 KL (TRL with `use_bias_co
 
 With an importance weight for each token, TRL's `token_truncate`, both weight the policy term and not the KL.
 
-They differ in these points: TRL's default KL is multiplied by the ratio, its advantages divide by std + 1e-4
-instead of 1e-6 (here both get the same advantages), and `bnpo` averages over the tokens of a micro-batch, as
-the released code does.
+They differ: TRL's default KL is multiplied by the ratio, its advantages divide by std + 1e-4 instead of 1e-6
+(here both get the same), and `bnpo` averages over the tokens of a micro-batch, as the released code does.
 """
 
 import itertools
