@@ -77,16 +77,6 @@ def test_games_are_played_with_the_weights_of_the_previous_step(asking_agent, tm
     assert first["kl"] < 1e-6 and second["kl"] > 1e-4
 
 
-def test_every_game_has_its_own_random_seed(random_agent, tmp_path):
-    """Two steps with the same question twice, and one step with another seed: 24 different games."""
-    data = write_questions(tmp_path, "Who?")
-    line = ["--data", data, "--questions", 2, "--lr", "1e-9", "--max-new", 12]
-    first = train_run(tmp_path / "0", random_agent, *line, "--steps", 2)
-    second = train_run(tmp_path / "1", random_agent, *line, "--seed", 1)
-    games = [*games_of(first, 1), *games_of(first, 2), *games_of(second, 1)]
-    assert len({game["turns"][0]["text"] for game in games}) == len(games) == 24
-
-
 def test_the_order_in_which_a_rank_plays_its_questions_does_not_change_the_mini_batches(
     asking_agent, tmp_path, monkeypatch
 ):

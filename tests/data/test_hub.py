@@ -1,4 +1,4 @@
-"""Datasets of the Hub become questions; a stand-in for the package `datasets` reads from memory."""
+"""Questions of the Hub, whose package `datasets` has a stand-in that reads from memory, and of a function."""
 
 import sys
 from types import SimpleNamespace
@@ -72,3 +72,61 @@ def test_a_missing_package_is_one_sentence_that_says_how_to_install_it(monkeypat
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match="pip install datasets"):
         find_questions(["hf:org/name:train"], "train", 0)
+
+
+CODE = """
+SIZES = {"train": 3, "validation": 2, "test": 1}
+
+def sums(split, seed):
+    for number in range(SIZES[split]):
+        text = f"{number} + {seed}?"
+        yield {"id": f"{split}/{seed}/{number}", "question": text, "answer": number + seed, "n": 1}
+
+def broken(split, seed):
+    raise ZeroDivisionError("no\\nsum")
+
+def texts(split, seed):
+    return ["Who?"]
+
+def counts():
+    return []
+"""
+
+
+@pytest.fixture
+def in_folder(tmp_path, monkeypatch):
+    (tmp_path / "own_sums.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_function_is_called_with_the_split_and_the_seed_and_its_rows_are_questions(in_folder):
+    found = find_questions(["py:own_sums:sums"], "validation", 5)
+    rows = [("validation/5/0", "0 + 5?", ("5",)), ("validation/5/1", "1 + 5?", ("6",))]
+    assert found == [Question(name, "sums", text, golds, extra={"n": 1}) for name, text, golds in rows]
+
+
+def test_a_function_brings_its_own_validation_and_test_questions(in_folder):
+    config, name = train_config(["--data", "py:own_sums:sums"])
+    assert config.val_data == config.test_data == ("py:own_sums:sums",)
+    assert name == "mini-py-own_sums-sums"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "py:own_sums:broken",
+            r"called with a split and a seed, raised ZeroDivisionError: no sum \(own_sums",
+        ),
+        ("py:own_sums:counts", "called with a split and a seed, raised TypeError: "),
+        ("py:own_sums:texts", "row 1: expected a JSON object, not str 'Who"),
+        ("py:own_sums:absent", "cannot import 'own_sums:absent'"),
+        ("py:own_sums", "give MODULE:NAME"),
+    ],
+)
+def test_a_function_that_makes_no_questions_is_explained_in_one_sentence(in_folder, name, sentence):
+    with pytest.raises(UsageError, match=sentence) as error:
+        find_questions([name], "train", 0)
+    assert "\n" not in str(error.value)

@@ -66,19 +66,14 @@ def llama_server() -> Iterator[tuple[LlamaServer, str]]:
     llama = LlamaServer()
 
     class Proxy(JsonHandler):
-        def do_GET(self) -> None:
-            self.pass_on("GET", b"")
-
         def do_POST(self) -> None:
-            self.pass_on("POST", self.rfile.read(int(self.headers["Content-Length"])))
-
-        def pass_on(self, method: str, body: bytes) -> None:
+            content = self.rfile.read(int(self.headers["Content-Length"]))
             url = f"http://127.0.0.1:{llama.port}{self.path}"
             try:
-                response = httpx.request(method, url, content=body, timeout=300)
+                response = httpx.post(url, content=content, timeout=300)
             except httpx.HTTPError:
                 return  # as the server would, had it been asked: the connection closes
-            llama.answered[body.decode()] += method == "POST" and response.status_code == 200
+            llama.answered[content.decode()] += response.status_code == 200
             self.answer(response.status_code, response.json())
 
     try:

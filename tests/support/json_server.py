@@ -10,7 +10,7 @@ from typing import Any
 
 
 class JsonHandler(BaseHTTPRequestHandler):
-    """Reads and writes JSON bodies, and logs nothing. Subclasses define do_GET and do_POST."""
+    """Reads and writes JSON bodies, and logs nothing. Subclasses define do_POST."""
 
     def body(self) -> Any:
         """The JSON body of the request."""
