@@ -52,10 +52,6 @@ def pair_of(
     return Pair(OpenPair(agent, environment, seed, temperature), _start_loop())
 
 
-def environment_in(pair: Pair) -> Environment:
-    return pair._pair.environment
-
-
 def loop_threads() -> set[threading.Thread]:
     """The loops of pairs that are open. Threads of other tests may end at any time."""
     return {thread for thread in threading.enumerate() if thread.name == "prompt-r1"}
@@ -135,7 +131,7 @@ def test_a_call_that_may_exceed_the_limit_in_dollars_is_not_made():
     with pair_of(paid_environment()) as pair:
         with pytest.raises(prompt_r1.LimitReached, match=r"the limit of \$0.04; spent: \$0.02") as reached:
             pair.ask("2: a", limits=prompt_r1.Limits(usd=0.04))
-        assert environment_in(pair).budget.spent.usd == pytest.approx(0.02)
+        assert pair._pair.environment.budget.spent.usd == pytest.approx(0.02)
     assert reached.value.limit == "usd"
 
 
@@ -173,11 +169,11 @@ def test_load_passes_its_settings_to_the_agent_and_to_every_call(folder):
     before = loop_threads()
     with prompt_r1.load(folder, device="cpu") as pair:
         assert (pair._pair.seed, pair._pair.temperature, pair.environment) == (5, 0.0, "mini")
-        assert environment_in(pair).budget._limits == {"calls": 0, "usd": 0.0}
+        assert pair._pair.environment.budget._limits == {"calls": 0, "usd": 0.0}
     given = {"env": "mini-b", "env_price": "1,2", "max_env_usd": 0.5, "seed": 0, "temperature": 0.25}
     with prompt_r1.load(folder, device="cpu", **given) as pair:
         assert (pair._pair.seed, pair._pair.temperature, pair.environment) == (0, 0.25, "mini-b")
-        assert environment_in(pair).budget._limits == {"calls": 0, "usd": 0.5}
+        assert pair._pair.environment.budget._limits == {"calls": 0, "usd": 0.5}
     check_ended(before)
     pair.close()  # a second time: nothing happens
 
