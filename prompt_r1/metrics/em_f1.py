@@ -23,14 +23,17 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 # Plain forms of characters that neither NFKC nor their Unicode category makes plain: accents that stand alone
-# and letters of the shape of an apostrophe, the minus, and the slashes of fractions.
-PLAIN = dict.fromkeys("´ʹʻʼ", "'") | {"\u2212": "-", "\u2044": "/", "\u2215": "/"}
+# and letters of the shape of an apostrophe, the minus, the slashes of fractions, the sign of multiplication,
+# the point and the comma of Arabic numbers, and the selectors of an emoji's colour.
+PLAIN = dict.fromkeys("´ʹʻʼ", "'") | {"\u2212": "-", "\u2044": "/", "\u2215": "/", "\u00d7": "x"}
+PLAIN |= {"\u066b": ".", "\u066c": ",", "\ufe0e": "", "\ufe0f": ""}
 OF_CATEGORY = {"Pd": "-", "Cf": ""}  # dashes, and characters without a width; other punctuation is a quote
 # "10³" is 10^3 and not 103, "3½" is 3 1/2. By the tag of the character's decomposition in Unicode.
 WRITTEN_BEFORE = {"<super>": "^", "<sub>": "_", "<fraction>": " "}
 
 FRACTION = re.compile(r"(?<=\d)\s*/\s*(?=-?\d)")  # MathQA writes "33 1 / 3"
-THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+THOUSANDS = re.compile(r"(?<=\d)[,'](?=\d{3}(?!\d))")
+SPACED_THOUSANDS = re.compile("(?<=\\d)[\u00a0\u2009\u202f](?=\\d{3}(?!\\d))")  # but "5 100" is two
 # "18-20", "3:2", "(1,2)" and "10^5" are two numbers each. Without a blank they would become one other number.
 BETWEEN_NUMBERS = re.compile(r"(?<=\d)(?:[,:-]|[!\"#$%&'()*+;<=>?@\[\\\]^_`{|}~]+)(?=\d)")
 NUMBER_SIGN = r"(?<!\w)-(?=\$?\.?\d)"
@@ -49,16 +52,19 @@ def normalise(text: str, *, official: bool = False) -> str:
     if official:
         text = text.lower().translate(DROP_PUNCTUATION)
     else:
-        text = text if text.isascii() else _plain(text)
-        text = FRACTION.sub("/", LEADING_SIGN.sub(r"\1-", text.lower()))
+        text = plain_characters(text)
+        text = FRACTION.sub("/", LEADING_SIGN.sub(r"\1-", text.casefold()))
         text = BETWEEN_NUMBERS.sub(" ", THOUSANDS.sub("", text))
         text = PUNCTUATION.sub(r"\1", text)
     return " ".join(ARTICLES.sub(" ", text).split())
 
 
-def _plain(text: str) -> str:
-    """Replace compatibility forms (NFKC), then dashes, quotes and other punctuation by ASCII characters."""
-    runs = groupby(text.replace("´", "'"), lambda one: unicodedata.decomposition(one).partition(" ")[0])
+def plain_characters(text: str) -> str:
+    """Replace compatibility forms (NFKC), then digits, dashes, quotes and other punctuation by ASCII ones."""
+    if text.isascii():
+        return text
+    text = SPACED_THOUSANDS.sub(",", text.replace("´", "'"))
+    runs = groupby(text, lambda one: unicodedata.decomposition(one).partition(" ")[0])
     marked = "".join(WRITTEN_BEFORE.get(tag, "") + "".join(run) for tag, run in runs)
     return "".join(map(_plain_character, unicodedata.normalize("NFKC", marked)))
 
@@ -67,6 +73,8 @@ def _plain_character(one: str) -> str:
     if one.isascii() or one in PLAIN:
         return PLAIN.get(one, one)
     category = unicodedata.category(one)
+    if category == "Nd":
+        return str(unicodedata.decimal(one))
     return OF_CATEGORY.get(category, "'" if category.startswith("P") else one)
 
 
@@ -97,7 +105,8 @@ def _best(
         wanted = normalise(gold, official=official)
         if wanted or official:
             return metric(predicted, wanted) if predicted or official else 0.0
-        return bool(gold.strip()) and prediction.strip().lower() == gold.strip().lower()
+        said, meant = (plain_characters(text).strip().casefold() for text in (prediction, gold))
+        return bool(meant) and said == meant
 
     return float(max(map(score, answers), default=0.0))
 

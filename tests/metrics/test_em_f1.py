@@ -121,7 +121,8 @@ def test_spellings_of_the_same_answer_are_equal(left: str, right: str) -> None:
      ("H₂O", "H2O"), ("m²", "m^2"), ("10³", "10^3"), ("‒5", "-5"), ("6′2″", "6'2\""),
      ("rock ʼn’ roll", "rock 'n' roll"), ("¡Three Amigos!", "Three Amigos"), ("「Heroes」", "Heroes"),
      ("1914〜1918", "1914-1918"), ("A⸺Z", "A-Z"), ("\u202aParis\u202c", "Paris"), ("１，０００", "1,000"),
-     ("Gal·la", "Galla")],
+     ("Gal·la", "Galla"), ("٣٫٥", "3.5"), ("१२", "12"), ("1\u202f000\xa0000", "1,000,000"),
+     ("1’000", "1000"), ("5×3", "5x3"), ("❤\ufe0f", "❤"), ("Straße", "STRASSE")],
 )  # fmt: skip
 def test_strict_rules_read_typographic_characters_as_plain_ones(typographic: str, plain: str) -> None:
     """Each of these scored 0, though a reader sees the same answer. The official rules are not changed."""
@@ -139,7 +140,7 @@ def test_an_empty_prediction_scores_zero(empty: str, gold: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gold", "right", "wrong"), [("a", "A ", "an"), ("$", "$", "a"), ("The", "the", ""), ("...", "...", "..")]
+    ("gold", "right", "wrong"), [("a", "A ", "an"), ("$", "＄", "a"), ("The", "the", ""), ("...", "…", "..")]
 )
 def test_a_gold_answer_of_which_normalisation_leaves_nothing_is_matched_by_the_same_text(
     gold: str, right: str, wrong: str
