@@ -5,18 +5,23 @@ replies, while a trained agent has learned to write "Tokyo". So results show two
 answer as it stands, and EM of the answer or of what this rule reads in it, whichever is higher. It reads:
 
 1. the content of the last `\\boxed{}`, or what follows the last "answer is" or "answer:";
-2. of a mathematical question the last number, and of a sentence that begins with yes or no this word;
+2. of a mathematical question the last number (in a box: the only one), and of a sentence that begins with
+   yes or no this word;
 3. else the first sentence with a form of "to be" (or the first of all): the side of the verb that repeats
    fewer words of the question, without words of the question and function words at its ends.
 """
 
 import re
 
+from prompt_r1.metrics.em_f1 import plain_characters
 from prompt_r1.types import Kind
 
-BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 MARK = re.compile(r"\banswer(?: is|:)\s*:?\s*", re.IGNORECASE)
-NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+# 1,000.5 or .5, 1e5, 10^5, 3/4, 2 1/2. No exponent, index or part of a word: cm^2, x_1, \frac{1}{2}, H2O.
+FRACTION = r"(?:\d+ )?\d+ ?/ ?-?\d+"
+DECIMAL = r"(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+|\^\{?-?\d+\}?)?"
+NUMBER = re.compile(rf"(?<![\w^{{.])-?\$?(?:{FRACTION}|{DECIMAL})")
 VERDICT = re.compile(r"(yes|no)\b", re.IGNORECASE)
 SENTENCE_END = re.compile(r"(?<=\w\w[.!?])\s+")  # not after an initial: "J. R. R. Tolkien"
 # "was written by" is one verb; "is not" says what an answer is not.
@@ -30,8 +35,8 @@ def extract_answer(answer: str, question: str, kind: Kind) -> str:
     """The short answer that a longer one contains; the whole one if no rule applies."""
     boxed = BOXED.findall(answer)
     text = str(boxed[-1]) if boxed else MARK.split(answer)[-1]
-    numbers = NUMBER.findall(text) if kind == "math" else []
-    if numbers:
+    numbers = NUMBER.findall(plain_characters(text)) if kind == "math" else []
+    if len(numbers) == 1 or (numbers and not boxed):
         return str(numbers[-1])
     if verdict := VERDICT.match(text):
         return verdict[1]

@@ -260,9 +260,24 @@ def test_the_short_answer_is_read_without_a_look_at_the_gold_answer(answer, ques
 
 
 @pytest.mark.parametrize(
-    ("answer", "read"), [("She has 42 apples left.", "42"), ("3 + 4 = $7", "$7"), ("none", "none")]
+    ("answer", "read"),
+    [
+        ("She has 42 apples left.", "42"),
+        ("3 + 4 = $7", "$7"),
+        ("none", "none"),
+        ("It is −5.", "-5"),
+        ("It is .5", ".5"),
+        ("From 3-5", "5"),
+        ("It is 2 1/2 cups.", "2 1/2"),
+        ("It is 25 cm^2.", "25"),
+        ("It is 10^5.", "10^5"),
+        (r"The answer is $\frac{1}{2}$.", r"$\frac{1}{2}$"),
+        (r"So it is \boxed{\frac{1}{\sqrt{2}}}.", r"\frac{1}{\sqrt{2}}"),
+        (r"So it is \boxed{5 \text{ apples}}, not 6.", "5"),
+    ],
 )
 def test_of_a_mathematical_answer_the_last_number_is_read(answer, read):
+    """The minus, the point, or half of a fraction was lost, and another gold answer was right."""
     assert extract_answer(answer, "How many apples does she have?", "math") == read
 
 
