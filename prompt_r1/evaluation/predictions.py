@@ -5,7 +5,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +156,8 @@ class PredictionFile:
         questions = {(question.dataset, question.id, sample): question for question, sample in wanted}
         order = dict.fromkeys([*systems, *(key[0] for key in self._predictions)])
         stored = [self._predictions.get((system, *key)) for system in order for key in questions]
-        return [one for one in stored if one and _is_same(one.question, questions[one.key[1:]])]
+        asked = [(one, questions[one.key[1:]]) for one in stored if one]
+        return [replace(one, question=now) for one, now in asked if _is_same(one.question, now)]
 
     def add(self, prediction: Prediction) -> None:
         """Append a line with a single write, so that a kill leaves at most the last line incomplete."""

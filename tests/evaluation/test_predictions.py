@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,16 @@ def test_a_failed_answer_or_one_to_another_question_is_asked_again(tmp_path, oth
         assert file.find(DIRECT, question_of(), 0) is None
         file.add(predict())
         assert file.find(DIRECT, question_of(), 0) == predict()
+
+
+def test_a_stored_answer_is_scored_as_the_question_is_now(tmp_path):
+    """A corrected kind was ignored: a long text was still scored as a short answer."""
+    now = replace(predict().question, kind="text")
+    with closing(PredictionFile(tmp_path / "predictions.jsonl")) as file:
+        file.add(predict())
+        assert file.find(DIRECT, now, 0)
+        [found] = file.answers_to([(now, 0)], [DIRECT])
+    assert found.question.kind == "text"
 
 
 def test_two_evaluations_cannot_write_the_same_file(tmp_path):
