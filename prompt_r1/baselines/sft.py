@@ -120,8 +120,10 @@ def read_games(path: Path) -> Iterator[tuple[Question, list[Turn]]]:
             asked, played = fields["question"], fields["turns"]
             if not isinstance(played, list) or not played:
                 raise BadRow("`turns` is no list, or empty")
-            for turn in played:
+            for turn in map(fields_of, played):
                 text, reply = text_field(turn, "text"), turn["reply"]
+                if turns and turns[-1].reply is None:
+                    raise BadRow("a turn before the last has no reply")
                 turns.append(Turn(text, parse(text), None if reply is None else text_field(turn, "reply")))
             question = text_field(asked if isinstance(asked, dict) else {"text": asked}, "text")
         except (BadRow, KeyError, TypeError) as reason:

@@ -197,7 +197,12 @@ def test_the_think_block_that_a_template_opens_is_not_learned_twice():
 
 
 @pytest.mark.parametrize(
-    "row", [{"turns": GAME["turns"]}, *(GAME | {"turns": wrong} for wrong in ([{"text": "x"}], 3, [])), 7]
+    "row",
+    [
+        {"turns": GAME["turns"]},
+        *(GAME | {"turns": wrong} for wrong in ([{"text": "x"}], [None], GAME["turns"][::-1], 3, [])),
+        7,
+    ],
 )
 def test_a_line_that_is_no_game_is_named(tmp_path, row):
     path = games_file(tmp_path, GAME, row)
