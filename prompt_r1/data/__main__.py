@@ -44,8 +44,9 @@ def main(arguments: list[str]) -> None:
     add("--seed", type=int, default=0, metavar="N", help="seed of the draw (0)")
 
     options = parser.parse_args(arguments)
-    if options.out.resolve() in [Path(name).resolve() for name in options.files]:
-        raise UsageError(f"{options.out}: --out must not be among the files of --in")
+    read = [*options.files, *vars(options).get("exclude", [])]
+    if options.out.resolve() in [Path(name).resolve() for name in read]:
+        raise UsageError(f"{options.out}: --out must not be among the files that are read")
     options.command(options)
 
 

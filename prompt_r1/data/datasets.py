@@ -55,7 +55,7 @@ def hotpotqa(row: Fields) -> Draft:
 
 def musique(row: Fields) -> Draft:
     """MuSiQue. The Full variant has an unanswerable copy of each question."""
-    if row.get("answerable") is False:
+    if str(row.get("answerable", True)).lower() != "true":  # a table holds a text
         raise LeftOut("unanswerable")
     text, golds = text_field(row, "question"), _golds(row.get("answer"), "answer")
     aliases = _list(row.get("answer_aliases") or [], "answer_aliases")
@@ -79,7 +79,9 @@ def gsm8k(row: Fields) -> Draft:
     _, mark, number = text_field(row, "answer").rpartition("####")
     if not mark:
         raise BadRow("the field answer has no ####")
-    number = re.sub(r"[,$\s]", "", number)
+    number = re.sub(r"[,$]", "", number).strip()
+    if len(number.split()) > 1:
+        raise BadRow(f"the field answer has {number[:40]!r} after its ####, not a number alone")
     return text_field(row, "question"), (text_or_number(number, "answer"),)
 
 
@@ -153,14 +155,16 @@ def triviaqa(row: Fields) -> Draft:
 
 def natural_questions(row: Fields) -> Draft:
     """Natural Questions, as on the Hub: the annotators' short answers, or yes or no."""
-    question, annotations = row.get("question"), row["annotations"]
-    if not isinstance(question, dict) or not isinstance(annotations, dict):
+    try:
+        question, annotations = row["question"], row["annotations"]
+        golds = [text for short in annotations["short_answers"] for text in short["text"]]
+        golds += [{0: "no", 1: "yes"}[label] for label in annotations["yes_no_answer"] if label != -1]
+        text = text_field(question, "text")
+    except (LookupError, TypeError):
         raise BadRow(
             "question and annotations must be objects, as in google-research-datasets/natural_questions"
-        )
-    golds = [text for short in annotations["short_answers"] for text in short["text"]]
-    golds += [("no", "yes")[label] for label in annotations["yes_no_answer"] if label >= 0]
-    return text_field(question, "text"), _golds(golds, "annotations")
+        ) from None
+    return text, _golds(golds, "annotations")
 
 
 def math(row: Fields) -> Draft:
@@ -168,8 +172,9 @@ def math(row: Fields) -> Draft:
     problem, gold = text_field(row, "problem"), row.get("answer")
     if gold is None:
         _, mark, rest = text_field(row, "solution").rpartition("\\boxed{")
-        # The brace that closes it is the first one before which more are closed than opened.
-        ends = (end for end in range(len(rest)) if rest.count("}", 0, end + 1) > rest.count("{", 0, end + 1))
+        # The brace that closes it is the first one before which more are closed than opened; \} is none.
+        bare = re.sub(r"\\.", "..", rest, flags=re.DOTALL)
+        ends = (end for end in range(len(rest)) if bare.count("}", 0, end + 1) > bare.count("{", 0, end + 1))
         gold = rest[: next(ends, 0)]
         if not mark or not gold:
             raise LeftOut("no \\boxed{} with an answer")

@@ -87,6 +87,7 @@ NQ_ROW = {
     "question": {"text": "Who?", "tokens": []},
     "annotations": {"short_answers": [{"text": ["Bob"]}, {"text": []}], "yes_no_answer": [-1, 1]},
 }
+NO_VERDICT = {"short_answers": [], "yes_no_answer": [5]}
 MATH_ROW = {"problem": "Who?", "solution": "\\boxed{1}, so \\boxed{\\frac{1}{2}}.", "level": "Level 5"}
 MUSIQUE_ROW = BOB | {"id": "2hop__1", "answer_aliases": ["Rob", " ", "Bob"], "answerable": True}
 UNANSWERABLE = MUSIQUE_ROW | {"id": "2hop__2", "question": "Why?", "answerable": False}
@@ -106,6 +107,7 @@ LAYOUTS = [
     Layout("hotpotqa", "train.parquet", [{**BOB, "id": "5a", "type": "bridge"}]),
     Layout("2wiki", "dev.json", [{**BOB, "_id": "1", "answer_id": "Q1"}]),
     Layout("musique", "musique_full_v1.0_train.jsonl", [MUSIQUE_ROW, UNANSWERABLE], ("Bob", "Rob")),
+    Layout("musique", "train.csv", [MUSIQUE_ROW | {"answer_aliases": ""}, UNANSWERABLE]),
     Layout("popqa", "test.tsv", [POPQA_ROW], ("Bob", "R. Ö.")),
     Layout("gsm8k", "train.jsonl", [BOB | {"answer": SOLUTION}], ("-1024",)),
     Layout("gsm8k", "test.jsonl", [BOB | {"answer": "#### is a heading.\n3 + 4 = 7\n#### 7"}], ("7",)),
@@ -129,6 +131,7 @@ LAYOUTS = [
     Layout("nq", "train.jsonl", [NQ_ROW], ("Bob", "yes")),
     Layout("math", "algebra.jsonl", [MATH_ROW], ("\\frac{1}{2}",)),
     Layout("math", "test.jsonl", [MATH_ROW | {"answer": "0.5"}], ("0.5",)),
+    Layout("math", "sets.jsonl", [{"problem": "Who?", "solution": "\\boxed{\\{1\\}\\}}"}], ("\\{1\\}\\}",)),
     Layout("xsum", "train.parquet", [ARTICLE], ("Long article.",), "Please write an article: Short."),
 ]
 
@@ -211,6 +214,11 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
     ("source", "name", "rows", "reason"),
     [
         ("gsm8k", "x.jsonl", [{"question": "Q?", "answer": "no mark"}], "row 1: .*####"),
+        ("gsm8k", "x.jsonl", [{"question": "Q?", "answer": "#### 1 1/2"}], "row 1: .*'1 1/2' after its ####"),
+        ("nq", "x.jsonl", [NQ_ROW | {"annotations": {}}], "row 1: .*as in google"),
+        ("nq", "x.jsonl", [NQ_ROW | {"annotations": {"short_answers": "a"}}], "row 1: .*as in google"),
+        ("nq", "x.jsonl", [NQ_ROW | {"annotations": NO_VERDICT}], "row 1: .*as in google"),
+        ("nq", "x.jsonl", [BOB], "row 1: .*as in google"),
         ("hotpotqa", "x.json", [BOB, {"_id": "2", "answer": "a"}], "row 2: the field question is missing"),
         ("hotpotqa", "x.json", ('[{"question": "Q?", "answer": "a"},',), "row 1: not JSON .*line 2"),
         ("hotpotqa", "x.json", ("<html>",), "is a web page"),
@@ -224,7 +232,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
         ("booksum", "x.jsonl", [{"book_id": "Emma"}], "row 1: .*summary_text is missing; .*kmfoda/booksum"),
         ("xsum", "x.parquet", ("no parquet",), "row 1: not readable as parquet"),
         ("xsum", "x.txt", ("x",), "not a file of rows"),
-        ("hotpotqa", "out.jsonl", [BOB], "--out must not be among the files of --in"),
+        ("hotpotqa", "out.jsonl", [BOB], "--out must not be among the files that"),
         ("hotpotqa", "x.json", [], r"no question is left \(no rows"),
     ],
 )
@@ -275,6 +283,7 @@ def test_a_question_is_drawn_once_despite_differences_in_case_blanks_and_dataset
     ("line", "reason"),
     [
         ("mix --in own.jsonl --out own.jsonl", "must not be among"),
+        ("mix --in own.jsonl --exclude o.jsonl --out o.jsonl", "must not be among"),
         ("mix --in own.jsonl --out o.jsonl --per-dataset 0", "--per-dataset must be above 0 and below"),
         ("convert --from hotpotqa --in nowhere.json --out o.jsonl", "no such file"),
     ],
