@@ -28,15 +28,16 @@ PARQUET_ROWS = 64  # decoded at a time: a row may contain a book
 
 ANSWER_FIELDS = ("answers", "golden_answers", "answer")
 COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "data_source", "kind")
+BY_LETTERS = {column.replace("_", ""): column for column in COLUMNS if column != "id"}
 CONVERTER = "`python -m prompt_r1.data convert` reads the raw files of the datasets"
 LIST_OF_TEXTS = re.compile(r"""^\s*[({]\s*["']|\[\s*["']""")  # ['a' 'b'], ("a", "b"), array(['a'])
 LIST_OR_PIPE = re.compile(r"^\s*\[|\S\s*(\|)\s*\S")  # ordinary in mathematics: [0, 1), |x|
 # Numbers and days as programs write them: 1945.0, 1.9E+05, 2020-01-02 00:00:00.
-SPREADSHEET = re.compile(r"\s*(-?\d+(\.0+|(\.\d+)?[eE][+-]\d+)|\d{4}-\d\d-\d\d[ T]00:00:00(\.0+)?)\s*")
-MISSING = re.compile(r"\s*(nan|NaN|NaT|None|null|NULL|<NA>|#?N/A|#(REF|VALUE|NAME|NUM|NULL|DIV/0)[!?])\s*")
-LABEL = re.compile(r"\s*\(?([A-Za-z]|\d+)[.)]?\s*")  # of a choice
-# GSM8K's calculator and mark of the answer, and LaTeX's box around it.
-SOLUTION = re.compile(r"####|<<[^<>\n]*=[^<>\n]*>>|\\boxed\{")
+SPREADSHEET = re.compile(r"\s*(-?\d+(\.0+|(\.\d+)?[eE][+-]\d+)|\d{4}-\d\d-\d\d[ T]00:00:00[.0Z+:]*)\s*")
+MISSING = re.compile(r"\s*(-?inf|nan|NaN|NaT|None|null|NULL|<NA>|#?N/A|#[A-Z/0]+[!?])\s*")
+LABEL = re.compile(r"\s*\(?([A-Za-z]|\d+)([.):](\s.*)?|(, ?[A-Za-z])+)?\s*")  # of a choice, or with its text
+# GSM8K's calculator and mark of the answer, LaTeX's boxes around it, and tags.
+SOLUTION = re.compile(r"####|<<[^<>\n]*=[^<>\n]*>>|\\(boxed|fbox)\b|</think>|<answer>")
 # Columns that only the raw rows of a dataset have.
 RAW_COLUMNS = {
     "popqa": ("possible_answers",),
@@ -78,7 +79,6 @@ OTHER_FILES = {
     **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"), "compressed: unpack it"),
     b"PK\x03\x04": "a zip archive or an Excel file: unpack it, or save the table as CSV",
     b"PAR1": "a parquet file: name it .parquet",
-    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), "in UTF-16: save the file as UTF-8"),
 }
 QUESTION_MARK = "Question: "
 INSTRUCTION_START = "\nFirst, provide a simple explanation of the question"
@@ -170,9 +170,9 @@ def fields_of(row: object) -> Fields:
 
 def _question(row: Fields, dataset: str) -> Question:
     for name in row:
-        column = str(name).strip().lower()
-        if column != name and column in COLUMNS and column != "id":
-            raise BadRow(f"the field {name!r} differs from {column!r} only in case or blanks: rename it")
+        column = BY_LETTERS.get(re.sub(r"\.\d+$|[\W_]", "", str(name).lower()), name)
+        if column != name:
+            raise BadRow(f"the field {name!r} differs from {column!r} only in case or signs: rename it")
     answered = [name for name in ANSWER_FIELDS if name in row]
     if "question" not in row or not answered:
         missing = "answers" if "question" in row else "question"
@@ -193,12 +193,10 @@ def _question(row: Fields, dataset: str) -> Question:
     golds, *others = (gold_answers(row[name], name, kind) for name in filled)
     if any(not {*other} <= {*golds} for other in others):
         raise BadRow(f"the fields {' and '.join(filled)} differ: leave one of them empty")
-    value = row[filled[0]]
-    for gold in value if isinstance(value, list) else [value]:
-        if (label := LABEL.fullmatch(str(gold))) and (name := _field_of_choice(row, gold, label[1])):
-            raise BadRow(
-                f"the answer {gold!r} stands for a choice (field {name}): write the text of the choice"
-            )
+    value = golds if isinstance(row[filled[0]], str) else row[filled[0]]
+    for gold in value if isinstance(value, list | tuple) else [value]:
+        if label := LABEL.fullmatch(str(gold)):
+            _check_choice(row, gold, label[1])
     return Question(
         id=text_or_number(row["id"], "id") if "id" in row else id_from_text(text),
         dataset=dataset,
@@ -209,18 +207,18 @@ def _question(row: Fields, dataset: str) -> Question:
     )
 
 
-def _field_of_choice(row: Fields, gold: object, label: str) -> str:
-    """The field with the choice that a gold answer such as 2 or "B" stands for; "" if it is a text itself."""
+def _check_choice(row: Fields, gold: object, label: str) -> None:
+    """Raise BadRow for a gold answer that stands for a choice, such as 2, "B" or "B. Paris"."""
+    column = rf"(choice|option|opt?|answer)?[\s_]?{label}"
     for name, choices in row.items():
-        if re.fullmatch(rf"(choice|option|opt?|answer)?[\s_]?{label}", str(name), re.IGNORECASE):
-            return str(name)
+        found = bool(re.fullmatch(column, str(name), re.IGNORECASE))
         if name in ("choices", "options") and choices:
             texts = [text for part in _parts(choices) for text in _parts(part)]
             if isinstance(choices, str):  # its words that are not labels, as in "a ) 38 , b ) 27"
                 texts = re.findall(r"(?<![\w(])\w+(?!\w|\s*[).:])", choices)
-            if gold not in texts:
-                return str(name)
-    return ""
+            found = gold not in texts
+        if found:
+            raise BadRow(f"the answer {gold!r} stands for a choice (field {name}): write the text alone")
 
 
 def _parts(choices: object) -> Iterable[object]:
@@ -268,6 +266,8 @@ def read_rows(source: Path | str) -> Iterator[tuple[int, object]]:
     for beginning, what in OTHER_FILES.items():
         if start.startswith(beginning.lower()) and not (suffix == ".parquet" and beginning == b"PAR1"):
             raise UsageError(f"{path} is {what}")
+    if b"\0" in start and not start.startswith(b"par"):
+        raise UsageError(f"{path} is in UTF-16, or not a table: save the file as UTF-8")
     if suffix not in READERS:
         raise UsageError(f"{path}: not a file of rows; give one that ends in {', '.join(READERS)}")
     number = 0
@@ -322,9 +322,8 @@ def _json(path: Path) -> Iterable[tuple[int, object]]:
             raise BadRow(f"not JSON in UTF-8 ({error})") from None
         return _json_lines(path)
     if isinstance(value, dict) and "question" not in value:
-        value = next(
-            (value[name] for name in ("data", "Data", "questions", "examples") if name in value), value
-        )
+        lists = [value[name] for name in ("data", "Data", "questions", "examples") if name in value]
+        value = lists[0] if len(lists) == 1 else value
     rows = value if isinstance(value, list) else [value]
     if rows and _has(rows[0], "paragraphs") and "question" not in rows[0]:  # SQuAD: articles
         try:
@@ -337,24 +336,25 @@ def _json(path: Path) -> Iterable[tuple[int, object]]:
 def _csv(path: Path) -> Iterator[tuple[int, object]]:
     csv.field_size_limit(64 * 2**20)  # a field may contain a chapter
     with path.open("rb") as file:  # decoded line by line: an error is in the row that is read next
-        lines = (line for text in iterdecode(file, "utf-8-sig") for line in StringIO(text, newline=""))
+        if file.peek().removeprefix(BOM).lstrip().startswith((b"{", b"[")):
+            raise BadRow("JSON, not a table: name the file .jsonl, or .json if it is one list")
+        lines = (line for text in iterdecode(file, "utf-8") for line in StringIO(text, newline=""))
+        lines = (line.removeprefix("\ufeff") for line in lines)
         separator, name = ("\t", "tabs") if path.suffix.lower() == ".tsv" else (",", "commas")
-        rows = filter(None, csv.reader(lines, delimiter=separator, strict=True))
+        rows = filter(None, csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=True))
         columns = next(rows, [])
         if len(columns) == 1 and (other := re.search(r"[;,|\t]", columns[0])):
             raise BadRow(f"the columns are separated by {other[0]!r}: save the table with {name}")
         if len(set(columns)) < len(columns):
             raise BadRow(f"two columns have one name: {', '.join(columns)}")
-        if columns and columns[0].startswith("{"):
-            raise BadRow("JSON, not a table: name the file .jsonl")
         for number, cells in enumerate(rows, start=1):
             if len(cells) != len(columns):
                 raise BadRow(
                     f"cells: {len(cells)}, columns: {len(columns)} ({', '.join(columns)[:80]}): a text with "
-                    f"{name} or line breaks needs double quotes at both ends, and no blank before them"
+                    f"{name} or line breaks needs double quotes at both ends"
                 )
-            if cells[0].startswith("# "):
-                raise BadRow("a comment line, which tables do not have: remove it, or the # of the question")
+            if cells[0].startswith("# ") or cells == columns:
+                raise BadRow("a comment line, or the header again: remove it, or the # of the question")
             yield number, dict(zip(columns, cells, strict=True))
 
 
@@ -371,7 +371,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, object]]:
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
     # Dates out of range are ValueErrors or OverflowErrors, unknown time zones KeyErrors.
     except (pa.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
-        raise BadRow(f"not readable as parquet ({str(error)[:120]!r})") from None
+        raise BadRow(f"not readable as parquet ({str(error)[:120]!r}): write the file anew") from None
 
 
 def _hub_rows(name: str) -> Iterator[tuple[int, object]]:
@@ -447,8 +447,8 @@ def text_or_number(value: object, field: str) -> str:
         raise BadRow(f"the field {field} must contain texts or numbers, not {describe(value)}")
     if not re.search(r"[^\s\u200b-\u200f\u2060\ufeff]", value):  # blanks, also those without a width
         raise BadRow(f"the field {field} contains an empty text")
-    if re.search("[\ud800-\udfff]", value):
-        raise BadRow(f"the field {field} contains half a character (a lone surrogate)")
+    if re.search("[\0\ud800-\udfff]", value):
+        raise BadRow(f"the field {field} contains half a character (a lone surrogate) or a NUL")
     return value
 
 
@@ -467,11 +467,10 @@ def gold_answers(value: object, field: str, kind: Kind) -> tuple[str, ...]:
 
 def _golds_in_text(text: str, found: str, kind: Kind) -> list[str]:
     """The items of a JSON list of texts, or the text itself. Raises BadRow for what may be either."""
-    items = None
     with suppress(ValueError, RecursionError):
         items = json.loads(text)
-    if isinstance(items, list) and all(isinstance(item, str) for item in items):
-        return items
+        if isinstance(items, list) and all(isinstance(item, str) for item in items):
+            return items
     one = f"write {json.dumps([text], ensure_ascii=False)[:80]}"
     if SPREADSHEET.fullmatch(text):
         raise BadRow(f"{found}, as programs write a number or a day: write it as people do, or {one}")
@@ -498,8 +497,9 @@ def write_questions(path: Path, questions: Sequence[Question]) -> None:
     for question in questions:
         own = {"id": question.id, "dataset": question.dataset, "question": question.text}
         row = {**question.extra, **own, "answers": question.answers, "kind": question.kind}
-        # A column of a table may hold dates or bytes.
-        lines.append(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n")
+        # Columns may hold dates, bytes, or half a character: its escape is that of JSON.
+        line = json.dumps(row, ensure_ascii=False, default=str) + "\n"
+        lines.append(line.encode(errors="backslashreplace"))
     if not lines:
         raise UsageError(f"{path}: there are no questions to write")
     path.parent.mkdir(parents=True, exist_ok=True)

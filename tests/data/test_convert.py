@@ -221,6 +221,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
         ("nq", "x.jsonl", [BOB], "row 1: .*as in google"),
         ("hotpotqa", "x.json", [BOB, {"_id": "2", "answer": "a"}], "row 2: the field question is missing"),
         ("hotpotqa", "x.json", ('[{"question": "Q?", "answer": "a"},',), "row 1: not JSON .*line 2"),
+        ("hotpotqa", "x.json", {"data": [BOB], "questions": []}, "row 1: the field question is missing"),
         ("hotpotqa", "x.json", ("<html>",), "is a web page"),
         ("hotpotqa", "x.jsonl", (json.dumps(BOB), "[1]"), "row 2: expected a JSON object"),
         ("popqa", "x.tsv", [{"question": "Q?", "possible_answers": "[oops"}], "row 1: .*not a JSON list"),

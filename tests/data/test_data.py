@@ -56,12 +56,12 @@ def test_other_fields_of_a_row_are_extra(tmp_path: Path) -> None:
 
 def test_other_fields_survive_writing_and_mixing(tmp_path: Path) -> None:
     """They were lost, and a reward that reads them then raised in the first step."""
-    rows = [{"question": f"{number}?", "answer": "a", "level": number, "é": [None]} for number in range(4)]
+    rows = [{"question": f"{n}?", "answer": "a", "level": n, "é": [None, "\ud83d"]} for n in range(4)]
     own, mixed = tmp_path / "own.jsonl", tmp_path / "mixed.jsonl"
     write_questions(own, load_questions(jsonl(tmp_path, *rows)))
     data_main(["mix", "--in", str(own), "--out", str(mixed), "--per-dataset", "4"])
     found = {question.text: question.extra for question in load_questions(mixed)}
-    assert found == {row["question"]: {"level": row["level"], "é": [None]} for row in rows}
+    assert found == {row["question"]: {"level": row["level"], "é": [None, "\ud83d"]} for row in rows}
 
 
 def test_the_kind_of_a_question_follows_from_the_name_of_its_dataset(tmp_path: Path) -> None:
@@ -117,7 +117,13 @@ GOOD = {"id": "1", "question": "Where?", "answers": ["Paris"]}
         ({"question": "Q?", "answer": "A", "A": "Rome", "B": "Paris"}, r"'A' stands for .*field A\)"),
         ({"question": "Q?", "answer": "b", "option_a": "x", "option_b": "y"}, r"'b' .*field option_b\)"),
         ({"question": "Q?", "answer": "x", " kind": "math"}, "' kind' differs from 'kind'"),
-        ({"Question": "Q?", "Answer": "x"}, "'Question' differs from 'question' only in case or blanks"),
+        ({"question": "Q?", "answer": "B. Paris", "options": ["Rome", "Paris"]}, "'B. Paris' stands for"),
+        ({"question": "Q?", "answer": '["A", "B"]', "options": ["Rome", "Paris"]}, "'A' stands for"),
+        ({"question": "Q?", "answer": "A, B", "options": ["Rome", "Paris"]}, "'A, B' stands for"),
+        ({"Question": "Q?", "Answer": "x"}, "'Question' differs from 'question' only in case or signs"),
+        ({"\u200bquestion": "Q?", "answer": "x"}, "differs from 'question'"),
+        ({"question": "Q?", "answer": "x", "answer.1": "y"}, "'answer.1' differs from 'answer'"),
+        ({"question": "a\0", "answers": ["x"]}, "a NUL"),
         (b'{"question": "Q', "not JSON .*each row in a line of its own, or all rows as a list in a .json"),
         (b"[" * 100_000, "not JSON"),
         (b'{"question": "\xff"}', "not JSON in UTF-8 .*position 14"),
@@ -159,7 +165,7 @@ def test_validation_questions_that_are_trained_on_are_counted(tmp_path, capsys) 
         (gzip.compress(b"{}", mtime=0), "compressed"),
         (b"PK\x03\x04....", "a zip archive or an Excel file"),
         (b"PAR1....", "a parquet file: name it .parquet"),
-        ("question".encode("utf-16"), "in UTF-16: save the file as UTF-8"),
+        *(("question,".encode(name), "in UTF-16.*as UTF-8") for name in ("utf-16", "utf-16-le", "utf-32-be")),
     ],
 )
 def test_a_file_that_is_not_what_its_name_says_is_refused_with_what_it_is(tmp_path, content, what) -> None:
@@ -183,6 +189,7 @@ def test_a_file_that_is_not_what_its_name_says_is_refused_with_what_it_is(tmp_pa
         ("own.TSV", "question\tanswer\nQ?\ta\n"),
         ("own.csv", "\n\nquestion,answer\nQ?,a\n"),
         ("own.csv", "question,answer\rQ?,a\r"),
+        ("own.csv", '"question", "answer"\n"Q?", "a"\n'),
     ],
 )
 def test_layouts_that_can_be_read_in_one_way_only_are_read(tmp_path, name, content) -> None:
@@ -231,11 +238,13 @@ def test_a_table_with_the_usual_columns_needs_no_conversion(tmp_path: Path, suff
         ("question,answer\nA?,1945.0\n", r"holds '1945.0', .*as people do, or write \[\"1945.0\"\]"),
         ("question,answer\nA?,1.9E+05\n", "row 1: .* as programs write a number or a day"),
         ("question,answer\nA?,2020-01-02 00:00:00\n", "row 1: .* as programs write a number or a day"),
+        ("question,answer\nA?,2020-01-02T00:00:00.000Z\n", "row 1: .* as programs write a number or a day"),
         ("question,answer\nA?,#N/A\n", r"row 1: .* a missing value: remove the row, or write \[\"#N/A\"\]"),
         ("question,answer\nA?,None\n", "row 1: .* a missing value"),
         ("question,answer\n,x\n", "row 1: the field question contains an empty text"),
         ("question,answer\n" + "Q?,x\n" * 5000 + "Q?,caf\udce9\n", "row 5001: .*save the file as UTF-8"),
-        ("\udcff\udcfeq\0,\0a\0\n\0", "own.csv is in UTF-16: save the file as UTF-8"),
+        ("question,answer\nA?,B\n\ufeffquestion,answer\nC?,D\n", "row 2: .*, or the header again"),
+        ('[{"question": "Q?", "answer": "a"}]', "row 1: JSON, not a table"),
         ("question,answer\n", "there are no questions in it"),
     ],
 )
@@ -267,6 +276,7 @@ def test_a_table_that_would_be_read_otherwise_than_it_was_written_is_refused(tmp
         ("Paris", ("Paris",), {"answers": []}),
         ("Paris", ("Paris",), {"options": {"A": "Paris", "B": "Rome"}, "answer_idx": "A"}),
         ("A", ("A",), {"choices": ["A", "B"]}),
+        ("B. J. Thomas", ("B. J. Thomas",), {"choices": ["Elvis", "B. J. Thomas"]}),
     ],
 )
 def test_lists_in_texts_and_numbers_are_read_as_a_person_means_them(tmp_path, answer, golds, fields) -> None:
@@ -288,6 +298,8 @@ def test_lists_in_texts_and_numbers_are_read_as_a_person_means_them(tmp_path, an
         (["3 + 3 = 6.\n#### 6"], "holds a whole solution, not its answer alone; .*data convert"),
         ("It is <<48/2=24>>24.", "holds a whole solution"),
         (r"So it is $\boxed{3}$.", "holds a whole solution"),
+        (r"So it is $\fbox 3$.", "holds a whole solution"),
+        ("<think>3</think><answer>3</answer>", "holds a whole solution"),
     ],
 )
 def test_an_answer_that_is_none_by_its_form_is_refused(tmp_path: Path, answer: object, reason: str) -> None:
