@@ -154,7 +154,7 @@ async def optimised_prompt(
         prompts[name] = await algorithm(search, *questions)
         if prompts[name] == SEED_PROMPT:
             logger.warning("%s found no better prompt than its seed in %d calls", search.name, search.begun)
-        (folder / f"{file_name(name)}.txt").write_text(prompts[name], "utf-8")
+        (folder / f"{file_name(name)}.txt").write_text(prompts[name], "utf-8", "replace")
     environment, answer_format = search.environment, search.answer_format  # the same in all searches
 
     async def answer(question: Question, *, sample: int, seed: str) -> Prediction:

@@ -332,7 +332,7 @@ def test_a_dataset_needs_training_and_validation_questions_for_a_search_of_its_o
     validation, searched, tmp_path
 ):
     async def find(search, train, validation) -> str:
-        return "found"
+        return "found \ud83d"  # JSON may hold half a character, which no file in UTF-8 can
 
     unasked = priced(PricedSource(str))
     search = PromptSearch("opro", unasked, unasked, FORMATS["tags"])
