@@ -189,7 +189,7 @@ def _question(row: Fields, dataset: str) -> Question:
     kind = cast(Kind, row.get("kind", kind_of(dataset)))
     if kind not in get_args(Kind):
         raise BadRow(f"kind is {kind!r}; choose one of {', '.join(get_args(Kind))}")
-    filled = [name for name in answered if row[name] not in (None, "", [])] or answered[:1]
+    filled = [name for name in answered if repr(row[name]) not in ("None", "''", "[]")] or answered[:1]
     golds, *others = (gold_answers(row[name], name, kind) for name in filled)
     if any(not {*other} <= {*golds} for other in others):
         raise BadRow(f"the fields {' and '.join(filled)} differ: leave one of them empty")
@@ -439,7 +439,7 @@ def text_or_number(value: object, field: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, float) and math.isfinite(value):
-        number = Decimal(repr(value + 0.0))  # not -0.0
+        number = Decimal(repr(float(value) + 0.0))  # not -0.0
         if len(number.as_tuple().digits) > 15:  # 0.1 + 0.2, or 3.14 in 32 bits
             raise BadRow(f"the field {field} holds {value!r}, which was rounded: write it as a text")
         return format(number, "f").removesuffix(".0")

@@ -90,6 +90,11 @@ def texts(split, seed):
 
 def counts():
     return []
+
+def arrays(split, seed):
+    import numpy as np
+    yield {"question": "Why?", "answer": np.float64(2)}
+    yield {"question": "Who?", "answers": np.array(["x", "y"])}
 """
 
 
@@ -122,6 +127,7 @@ def test_a_function_brings_its_own_validation_and_test_questions(in_folder):
         ),
         ("py:own_sums:counts", "called with a split and a seed, raised TypeError: "),
         ("py:own_sums:texts", "row 1: expected a JSON object, not str 'Who"),
+        ("py:own_sums:arrays", "row 2: the field answers must contain texts or numbers, not ndarray"),
         ("py:own_sums:absent", "cannot import 'own_sums:absent'"),
         ("py:own_sums", "give MODULE:NAME"),
     ],
