@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import make_folder
+from prompt_r1.foreign import is_finite_number, make_folder
 from prompt_r1.spending import Spending
 from prompt_r1.terminal import printable_line
 from prompt_r1.types import Question
@@ -75,6 +75,8 @@ STORED_AS_IS = [
     f.name for f in fields(Prediction) if f.name not in ("question", "answer", "spent", "system", "metrics")
 ]
 AMOUNTS = ("calls", "tokens_in", "tokens_out", "usd")  # and these of `spent`
+NUMBERS = ("sample", "turns", *AMOUNTS)
+TEXTS = ("method", "environment", "agent", "dataset", "kind", "id", "question", "raw", "stop", "error")
 
 
 def to_row(prediction: Prediction) -> dict[str, object]:
@@ -97,6 +99,11 @@ def to_row(prediction: Prediction) -> dict[str, object]:
 def _from_row(row: Mapping[str, Any]) -> Prediction:
     """The prediction of a line, without its metrics, which follow from it."""
     answers = tuple(row["answers"])
+    texts = [*(row[name] for name in TEXTS), *answers, "" if row["prediction"] is None else row["prediction"]]
+    numbers = [row[name] for name in NUMBERS]
+    numbers += [row[name] for name in ("format", "reward") if row[name] is not None]
+    if not all(isinstance(text, str) for text in texts) or not all(map(is_finite_number, numbers)):
+        raise TypeError("not the types that to_row writes")
     return Prediction(
         Question(row["id"], row["dataset"], row["question"], answers, row["kind"]),
         row["prediction"],
@@ -112,7 +119,7 @@ def _parse(content: bytes) -> tuple[list[Prediction], int]:
     for line in content.splitlines():
         try:
             prediction = _from_row(json.loads(line))
-            found[prediction.key] = prediction  # a TypeError where a list stands for a name
+            found[prediction.key] = prediction
         except (ValueError, TypeError, KeyError, RecursionError):
             damaged += 1
     return list(found.values()), damaged

@@ -106,7 +106,16 @@ def test_a_folder_with_files_of_others_is_refused(tmp_path):
 
 
 def test_a_file_without_predictions_is_a_usage_error(tmp_path):
-    (tmp_path / "predictions.jsonl").write_text("[]\n7\n" + "[" * 100_000)
+    wrong = (
+        {"usd": "1"},
+        {"prediction": 5},
+        {"format": "x"},
+        {"method": None},
+        {"raw": ["x"]},
+        {"turns": None},
+    )
+    lines = [json.dumps(to_row(predict()) | one) for one in wrong]
+    (tmp_path / "predictions.jsonl").write_text("\n".join(["[]", "7", *lines, "[" * 100_000]))
     for name, reason in (("predictions.jsonl", "holds no predictions"), ("gone.jsonl", "there is no such")):
         with pytest.raises(UsageError, match=reason):
             read_predictions(tmp_path / name)
