@@ -32,8 +32,8 @@ BY_LETTERS = {column.replace("_", ""): column for column in COLUMNS if column !=
 CONVERTER = "`python -m prompt_r1.data convert` reads the raw files of the datasets"
 LIST_OF_TEXTS = re.compile(r"""^\s*[({]\s*["']|\[\s*["']""")  # ['a' 'b'], ("a", "b"), array(['a'])
 LIST_OR_PIPE = re.compile(r"^\s*\[|\S\s*(\|)\s*\S")  # ordinary in mathematics: [0, 1), |x|
-# Numbers and days as programs write them: 1945.0, 1.9E+05, 2020-01-02 00:00:00.
-SPREADSHEET = re.compile(r"\s*(-?\d+(\.0+|(\.\d+)?[eE][+-]\d+)|\d{4}-\d\d-\d\d[ T]00:00:00[.0Z+:]*)\s*")
+# Numbers and days as programs write them: 1945.0, 1.9E+05, 2020-01-02 00:00:00, 1/2/2020 0:00.
+SPREADSHEET = re.compile(r"\s*([-+]?\d+(\.0+|(\.\d+)?[eE][+-]\d+)|[\d./-]{6,10}[ T]0?0:00[.0Z+:]*)\s*")
 MISSING = re.compile(r"\s*(-?inf|nan|NaN|NaT|None|null|NULL|<NA>|#?N/A|#[A-Z/0]+[!?])\s*")
 LABEL = re.compile(r"\s*\(?([A-Za-z]|\d+)([.):](\s.*)?|(, ?[A-Za-z])+)?\s*")  # of a choice, or with its text
 # GSM8K's calculator and mark of the answer, LaTeX's boxes around it, and tags.
@@ -182,6 +182,8 @@ def _question(row: Fields, dataset: str) -> Question:
             f"{CONVERTER}"
         )
     text = text_field(row, "question")
+    if MISSING.fullmatch(text):
+        raise BadRow(f"the field question holds {text!r}, as programs write a missing value: remove the row")
     if "dataset" in row:
         dataset = text_field(row, "dataset")
     elif "data_source" in row:
@@ -209,9 +211,8 @@ def _question(row: Fields, dataset: str) -> Question:
 
 def _check_choice(row: Fields, gold: object, label: str) -> None:
     """Raise BadRow for a gold answer that stands for a choice, such as 2, "B" or "B. Paris"."""
-    column = rf"(choice|option|opt?|answer)?[\s_]?{label}"
     for name, choices in row.items():
-        found = bool(re.fullmatch(column, str(name), re.IGNORECASE))
+        found = re.sub(r"^(choice|option|opt?|answer)?[\s_]?", "", str(name).lower()) == label.lower()
         if name in ("choices", "options") and choices:
             texts = [text for part in _parts(choices) for text in _parts(part)]
             if isinstance(choices, str):  # its words that are not labels, as in "a ) 38 , b ) 27"
@@ -338,8 +339,7 @@ def _csv(path: Path) -> Iterator[tuple[int, object]]:
     with path.open("rb") as file:  # decoded line by line: an error is in the row that is read next
         if file.peek().removeprefix(BOM).lstrip().startswith((b"{", b"[")):
             raise BadRow("JSON, not a table: name the file .jsonl, or .json if it is one list")
-        lines = (line for text in iterdecode(file, "utf-8") for line in StringIO(text, newline=""))
-        lines = (line.removeprefix("\ufeff") for line in lines)
+        lines = (line for text in iterdecode(file, "utf-8") for line in StringIO(text.lstrip("\ufeff"), ""))
         separator, name = ("\t", "tabs") if path.suffix.lower() == ".tsv" else (",", "commas")
         rows = filter(None, csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=True))
         columns = next(rows, [])
