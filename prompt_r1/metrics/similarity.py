@@ -43,6 +43,7 @@ class SentenceEncoder:
         parts = []
         for start in range(0, len(order), batch_size):
             batch = [texts[index] for index in order[start : start + batch_size]]
+            batch = [text.encode("utf-8", "replace").decode() for text in batch]  # of lone surrogates "?"
             tokens = self.tokenizer(
                 batch, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
             ).to(self.model.device)
