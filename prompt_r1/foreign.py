@@ -8,6 +8,8 @@ from typing import Any, TypeGuard
 
 from prompt_r1.errors import UsageError
 
+LFS_POINTER = b"version https://git-lfs"  # how a file begins that Git LFS has not fetched
+LFS_ADVICE = "a pointer of Git LFS: `git lfs pull` fetches the file itself"
 LARGEST = 1e300  # of a number that is believed: larger integers overflow a float
 
 

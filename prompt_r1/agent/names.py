@@ -9,10 +9,9 @@ from prompt_r1.config.agent import GAME_FILE, MINI_AGENT, STEP_FILE, AgentConfig
 from prompt_r1.config.fields import read_yaml
 from prompt_r1.config.train import agent_preset, preset_of
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import is_finite_number, json_object
+from prompt_r1.foreign import LFS_ADVICE, LFS_POINTER, is_finite_number, json_object
 
 RUNS = Path("runs")
-LFS_POINTER = b"version https://git-lfs"  # how files begin that `git lfs` has not fetched
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -64,7 +63,7 @@ def _check_agent_folder(folder: Path) -> None:
     for file in filter(Path.is_file, folder.iterdir()):
         with file.open("rb") as content:
             if content.read(len(LFS_POINTER)) == LFS_POINTER:
-                raise UsageError(f"{file} is a pointer of Git LFS: `git lfs pull` fetches the file itself")
+                raise UsageError(f"{file} is {LFS_ADVICE}")
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
         raise UsageError(f"--agent {folder} has no tokenizer: there is no tokenizer.json in it")
     if not any(folder.glob("*.safetensors")):

@@ -19,7 +19,7 @@ from typing import Any, cast, get_args
 
 from prompt_r1.cli.command_line import command
 from prompt_r1.errors import UsageError, first_line
-from prompt_r1.foreign import replace_file
+from prompt_r1.foreign import LFS_ADVICE, LFS_POINTER, replace_file
 from prompt_r1.types import Kind, Question
 
 Fields = Mapping[str, Any]
@@ -74,7 +74,7 @@ KINDS: dict[str, Kind] = {
 }
 # How files begin that are not what their names say.
 OTHER_FILES = {
-    b"version https://git-lfs": "a pointer of Git LFS: `git lfs pull` fetches the file itself",
+    LFS_POINTER: LFS_ADVICE,
     **dict.fromkeys((b"<!", b"<html", b"<?xml"), "a web page or XML: download the file itself"),
     **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"), "compressed: unpack it"),
     b"PK\x03\x04": "a zip archive or an Excel file: unpack it, or save the table as CSV",
