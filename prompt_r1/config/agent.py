@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
-from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, Range, setting
+from prompt_r1.config.fields import ANY, POSITIVE, Range, setting
 from prompt_r1.config.functions import import_reward
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM, INSTRUCTIONS
 from prompt_r1.reward import RULES, Rule
@@ -49,10 +49,8 @@ class EnvironmentConfig:
     )
     env_price: str = of_calls("", "IN,OUT: dollars per million tokens", everyday=True)
     env_concurrency: int = of_calls(64, "concurrent calls on each rank", POSITIVE)
-    max_env_calls: int = of_calls(0, "most calls; 0: no limit", NOT_NEGATIVE)
-    max_env_usd: float = of_calls(
-        0.0, "most dollars (needs --env-price); 0: no limit", NOT_NEGATIVE, everyday=True
-    )
+    max_env_calls: int = of_calls(0, "most calls; 0: no limit")
+    max_env_usd: float = of_calls(0.0, "most dollars (needs --env-price); 0: no limit", everyday=True)
 
 
 @dataclass(frozen=True)
@@ -66,14 +64,14 @@ class AgentConfig(EnvironmentConfig):
     data: tuple[str, ...] = of_parts(
         (), "mini, files, hf:ORG/NAME:SPLIT of the Hub, or py:MODULE:FUNCTION", everyday=True
     )
-    seed: int = of_parts(0, "seed of the mini world, question order and sampling", everyday=True)
+    seed: int = of_parts(0, "seed of the mini world, question order and sampling", ANY, everyday=True)
     instruction: str = of_game(
         "paper", "paper, paper-50 or short; alone or answer: without environment", tuple(INSTRUCTIONS)
     )
     max_turns: int = of_game(5, "most turns of a game", POSITIVE, everyday=True)
     max_new: int = of_game(1024, "most new tokens of a turn", POSITIVE)
     max_tokens: int = of_game(8192, "most tokens of a game", POSITIVE)
-    max_reply_tokens: int = of_game(1024, "tokens of a reply that the agent reads; 0: all", NOT_NEGATIVE)
+    max_reply_tokens: int = of_game(1024, "tokens of a reply that the agent reads; 0: all")
     rule: str = of_game(
         "paper", "reward rule (eqs 12-15); alone: for --env none", ("paper", "release", "alone")
     )

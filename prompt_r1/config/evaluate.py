@@ -4,15 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from prompt_r1.config.fields import (
-    LEARNING_RATE,
-    NOT_NEGATIVE,
-    POSITIVE,
-    Range,
-    everyday,
-    parse_arguments,
-    setting,
-)
+from prompt_r1.config.fields import ANY, LEARNING_RATE, POSITIVE, Range, everyday, parse_arguments, setting
 from prompt_r1.config.pair import PlayConfig
 
 
@@ -65,9 +57,7 @@ class EvaluateConfig(PlayConfig):
     )
     env: tuple[str, ...] = everyday((), "environments (default: the agents' own)")
     tables: bool = setting(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")
-    limit: int = everyday(
-        0, "most questions of each file, a random sample stratified by dataset; 0: all", NOT_NEGATIVE
-    )
+    limit: int = everyday(0, "most questions of each file, a random sample stratified by dataset; 0: all")
     repeats: int = setting(1, "answers to each question, averaged per question", POSITIVE)
     metrics: str = setting(
         "strict", "rules of EM, SM and F1: ours, or those of the released code", ("strict", "official")
@@ -89,15 +79,12 @@ class EvaluateConfig(PlayConfig):
         "", "IN,OUT in dollars per million tokens (--env-price)", identifies=False
     )
     optimize_calls: int = of_methods(
-        0,
-        "calls of each prompt search (of both models) and of rft; 0: as many as the authors make",
-        NOT_NEGATIVE,
+        0, "calls of each prompt search (of both models) and of rft; 0: as many as the authors make"
     )
     optimize_examples: int = of_methods(
         0,
         "questions that score a prompt; 0: 261 training questions for opro, 50 validation questions for "
         "textgrad and gepa",
-        NOT_NEGATIVE,
     )
     grpo_agent: str = of_methods("", "agent of grpo-only, from `train.py --env none`", identifies=False)
 
@@ -123,18 +110,14 @@ class SftConfig:
         ("paper", "small"),
     )
     out: str = everyday("", "folder for the agent and metrics.jsonl (runs/sft-seedN)")
-    seed: int = setting(0, "seed of the order of questions, the adapters and the mini world")
-    rank: int = setting(
-        0, "rank of LoRA adapters, alpha is twice as much; 0: train all weights", NOT_NEGATIVE
-    )
+    seed: int = setting(0, "seed of the order of questions, the adapters and the mini world", ANY)
+    rank: int = setting(0, "rank of LoRA adapters, alpha is twice as much; 0: train all weights")
     lr: float = everyday(
         1e-4, "peak learning rate of AdamW (warm-up over a tenth of the steps, then cosine)", LEARNING_RATE
     )
     epochs: int = everyday(3, "epochs", POSITIVE)
-    batch_size: int = setting(
-        0, "examples per optimiser step; 0: 32, or fewer, so that there are 30 steps", NOT_NEGATIVE
-    )
+    batch_size: int = setting(0, "examples per optimiser step; 0: 32, or fewer, so that there are 30 steps")
     micro_batch: int = setting(4, "examples in memory at a time", POSITIVE)
     cutoff: int = setting(2048, "most tokens of an example; longer ones are left out", POSITIVE)
     device: str = setting("auto", "auto, cpu or cuda")
-    threads: int = setting(0, "threads of torch on a CPU; 0: its own choice", NOT_NEGATIVE)
+    threads: int = setting(0, "threads of torch on a CPU; 0: its own choice")

@@ -38,7 +38,7 @@ class Range:
 
 ANY = Range()
 POSITIVE = Range(above=0)
-NOT_NEGATIVE = Range(at_least=0)
+NOT_NEGATIVE = Range(at_least=0)  # numbers, if nothing else is said
 FRACTION = Range(at_least=0, below=1)  # [0, 1)
 LEARNING_RATE = Range(above=0, below=1000)  # much larger ones overflow float32 inside AdamW
 
@@ -46,7 +46,7 @@ LEARNING_RATE = Range(above=0, below=1000)  # much larger ones overflow float32 
 def setting(
     default: Any,
     help: str,
-    allowed: Range | tuple[str, ...] = ANY,
+    allowed: Range | tuple[str, ...] = NOT_NEGATIVE,
     *,
     everyday: bool = False,
     identifies: bool = False,

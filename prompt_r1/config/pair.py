@@ -3,19 +3,17 @@
 from dataclasses import dataclass
 
 from prompt_r1.config.agent import EnvironmentConfig
-from prompt_r1.config.fields import NOT_NEGATIVE, POSITIVE, Range, everyday, parse_arguments, setting
+from prompt_r1.config.fields import ANY, POSITIVE, Range, everyday, parse_arguments, setting
 
 
 @dataclass(frozen=True)
 class PlayConfig(EnvironmentConfig):
     """How agents play whose training is over."""
 
-    seed: int = everyday(-1, "mini world and sampling (default: the run's)")
-    temperature: float = everyday(0.0, "temperature of the agent; 0: greedy", NOT_NEGATIVE, identifies=True)
-    max_turns: int = everyday(
-        0, "most turns of a game; 0: as in the agent's training", NOT_NEGATIVE, identifies=True
-    )
-    max_new: int = everyday(0, "most new tokens of a turn; 0: as in training", NOT_NEGATIVE, identifies=True)
+    seed: int = everyday(-1, "mini world and sampling (default: the run's)", ANY)
+    temperature: float = everyday(0.0, "temperature of the agent; 0: greedy", identifies=True)
+    max_turns: int = everyday(0, "most turns of a game; 0: as in the agent's training", identifies=True)
+    max_new: int = everyday(0, "most new tokens of a turn; 0: as in training", identifies=True)
     device: str = setting("auto", "auto, cpu or cuda")
 
 
@@ -43,9 +41,7 @@ class ServeConfig(PairConfig):
     port: int = everyday(8000, "port; 0: any free one", Range(at_least=0, below=65536))
     model_name: str = everyday("prompt-r1", "name of the pair in /v1/models and in requests")
     max_sessions: int = everyday(64, "most questions at the same time; others get status 429", POSITIVE)
-    request_usd: float = everyday(
-        0.0, "most dollars of a question (needs --env-price); 0: no limit", NOT_NEGATIVE
-    )
+    request_usd: float = everyday(0.0, "most dollars of a question (needs --env-price); 0: no limit")
     request_seconds: float = everyday(300.0, "most seconds of a question", POSITIVE)
 
 

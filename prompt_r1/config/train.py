@@ -21,7 +21,6 @@ from prompt_r1.config.agent import (
 from prompt_r1.config.fields import (
     FRACTION,
     LEARNING_RATE,
-    NOT_NEGATIVE,
     POSITIVE,
     Range,
     flag_of,
@@ -51,17 +50,13 @@ class TrainConfig(AgentConfig):
     mini_batch: int = of_algorithm(64, "games per optimiser step, over all ranks", POSITIVE)
     lr: float = of_algorithm(1e-6, "learning rate of AdamW, constant", LEARNING_RATE, everyday=True)
     beta2: float = of_algorithm(0.999, "AdamW", FRACTION)
-    weight_decay: float = of_algorithm(0.01, "AdamW", NOT_NEGATIVE)
+    weight_decay: float = of_algorithm(0.01, "AdamW")
     clip: float = of_algorithm(0.2, "clip range of the ratio (eq. 17)", POSITIVE)
-    clip_high: float = of_algorithm(0.0, "clip range above 1 (DAPO: 0.28); 0: that of --clip", NOT_NEGATIVE)
+    clip_high: float = of_algorithm(0.0, "clip range above 1 (DAPO: 0.28); 0: that of --clip")
     adapter_rank: int = of_algorithm(
-        0,
-        "train low-rank adapters (LoRA) of this rank beside the frozen weights; 0: train all weights",
-        NOT_NEGATIVE,
+        0, "train low-rank adapters (LoRA) of this rank beside the frozen weights; 0: train all weights"
     )
-    kl_coef: float = of_algorithm(
-        0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL", NOT_NEGATIVE
-    )
+    kl_coef: float = of_algorithm(0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL")
     loss: str = of_algorithm("sequence-mean", "how tokens are averaged", ("sequence-mean", "token-mean"))
     save_every: int = of_instruments(20, "steps between checkpoints, and between validations", POSITIVE)
     val_limit: int = of_instruments(
