@@ -40,13 +40,8 @@ class EnvironmentConfig:
     """Settings of the environment: its calls, rate limits, budget; shared by all programs."""
 
     env_args: str = of_parts("", 'fields of each request, as JSON: {"temperature": 0.7}')
-    route: str = of_parts(
-        "session", "choice among several environments for a question: session, uniform or weights (3,1)"
-    )
-    env_system: str = of_parts(
-        ENVIRONMENT_SYSTEM,
-        "system message to the environment; empty: none (default: to be a helpful assistant)",
-    )
+    route: str = of_parts("session", "choice among several environments: session, uniform or weights (3,1)")
+    env_system: str = of_parts(ENVIRONMENT_SYSTEM, "system message; empty: none (default: helpful assistant)")
     env_price: str = of_calls("", "IN,OUT: dollars per million tokens", everyday=True)
     env_concurrency: int = of_calls(64, "concurrent calls on each rank", POSITIVE)
     max_env_calls: int = of_calls(0, "most calls; 0: no limit")
@@ -58,38 +53,22 @@ class AgentConfig(EnvironmentConfig):
     """How an agent plays, and what it is trained and validated on; the defaults are the paper's."""
 
     agent: str = of_parts("Qwen/Qwen3-4B", "model folder, .gguf file, hub id, smollm2 or mini", everyday=True)
-    env: str = of_parts(
-        "gpt-4o-mini", "mini, smollm2, MODEL, MODEL@URL, hf:DIR, several: A,B, or none", everyday=True
-    )
-    data: tuple[str, ...] = of_parts(
-        (), "mini, files, hf:ORG/NAME:SPLIT of the Hub, or py:MODULE:FUNCTION", everyday=True
-    )
+    env: str = of_parts("gpt-4o-mini", "mini, smollm2, MODEL, MODEL@URL, hf:DIR, none, or A,B", everyday=True)
+    data: tuple[str, ...] = of_parts((), "mini, files, hf:ORG/NAME:SPLIT, py:MODULE:FUNCTION", everyday=True)
     seed: int = of_parts(0, "seed of the mini world, question order and sampling", ANY, everyday=True)
-    instruction: str = of_game(
-        "paper", "paper, paper-50 or short; alone or answer: without environment", tuple(INSTRUCTIONS)
-    )
+    instruction: str = of_game("paper", "to the agent; alone and answer: for --env none", tuple(INSTRUCTIONS))
     max_turns: int = of_game(5, "most turns of a game", POSITIVE, everyday=True)
     max_new: int = of_game(1024, "most new tokens of a turn", POSITIVE)
     max_tokens: int = of_game(8192, "most tokens of a game", POSITIVE)
     max_reply_tokens: int = of_game(1024, "tokens of a reply that the agent reads; 0: all")
-    rule: str = of_game(
-        "paper", "reward rule (eqs 12-15); alone: for --env none", ("paper", "release", "alone")
-    )
+    rule: str = of_game("paper", "reward (eqs 12-15); alone: for --env none", ("paper", "release", "alone"))
     reward: str = of_game("", "MODULE:FUNCTION in place of the reward (eq. 15)")
-    temperature: float = of_game(
-        1.0, "sampling temperature of training games; validation is greedy", Range(at_least=1e-6)
-    )
+    temperature: float = of_game(1.0, "temperature in training; validation is greedy", Range(at_least=1e-6))
     val_data: tuple[str, ...] = of_instruments(
         (), "validation questions; held-out: a tenth of --data; none: no validation", everyday=True
     )
-    test_data: tuple[str, ...] = of_instruments(
-        (), "test questions, played at the end; none: no test", everyday=True
-    )
-    dtype: str = of_machine(
-        "bfloat16",
-        "dtype of matrix products on GPUs; CPUs and the trained weights: float32",
-        ("float32", "bfloat16"),
-    )
+    test_data: tuple[str, ...] = of_instruments((), "test questions at the end; none: no test", everyday=True)
+    dtype: str = of_machine("bfloat16", "matrix products on GPUs; all else: float32", ("float32", "bfloat16"))
 
     @property
     def game(self) -> GameSettings:

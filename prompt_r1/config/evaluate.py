@@ -48,43 +48,28 @@ class EvaluateConfig(PlayConfig):
         (), "mini, mini:validation, mini:ood, JSONL/parquet files, or hf:ORG/NAME:SPLIT (default: mini)"
     )
     method: tuple[str, ...] = everyday(
-        (),
-        f"{', '.join(METHODS)} (default: direct untrained prompt-r1; with --tables the paper's)",
-        tuple(METHODS),
+        (), f"{', '.join(METHODS)} (direct untrained prompt-r1; with --tables the paper's)", tuple(METHODS)
     )
-    agent: tuple[str, ...] = everyday(
-        (), "run or model folders, hub ids, or mini (default: the newest mini run)"
-    )
+    agent: tuple[str, ...] = everyday((), "run or model folders, hub ids, or mini (default: newest mini run)")
     env: tuple[str, ...] = everyday((), "environments (default: the agents' own)")
     tables: bool = setting(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")
     limit: int = everyday(0, "most questions of each file, a random sample stratified by dataset; 0: all")
     repeats: int = setting(1, "answers to each question, averaged per question", POSITIVE)
-    metrics: str = setting(
-        "strict", "rules of EM, SM and F1: ours, or those of the released code", ("strict", "official")
-    )
+    metrics: str = setting("strict", "rules of EM, SM and F1: ours, or the release's", ("strict", "official"))
     ssim_model: str = setting("", "folder of the sentence encoder of SSim, or auto: search for it")
     out: str = everyday("", "results folder (runs/eval-AGENT)")
     top_p: float = setting(
-        1.0,
-        "the agent samples from the most likely tokens of this probability",
-        Range(above=0, below=1 + 1e-9),
-        identifies=True,
+        1.0, "nucleus of the agent's sampling, a probability", Range(above=0, below=1 + 1e-9), identifies=True
     )
     train_data: tuple[str, ...] = of_methods((), "training questions (mini, if --data is the mini world)")
     val_data: tuple[str, ...] = of_methods((), "validation questions (mini, if --data is the mini world)")
     optimizer_env: str = of_methods(
         "", "SPEC of the model that writes prompts (the environment itself; in the mini world mini-optimizer)"
     )
-    optimizer_price: str = of_methods(
-        "", "IN,OUT in dollars per million tokens (--env-price)", identifies=False
-    )
-    optimize_calls: int = of_methods(
-        0, "calls of each prompt search (of both models) and of rft; 0: as many as the authors make"
-    )
+    optimizer_price: str = of_methods("", "IN,OUT price of its tokens (--env-price)", identifies=False)
+    optimize_calls: int = of_methods(0, "calls of a search (both models) or of rft; 0: the authors' number")
     optimize_examples: int = of_methods(
-        0,
-        "questions that score a prompt; 0: 261 training questions for opro, 50 validation questions for "
-        "textgrad and gepa",
+        0, "questions that score a prompt; 0: 261 of training for opro, 50 of validation for textgrad, gepa"
     )
     grpo_agent: str = of_methods("", "agent of grpo-only, from `train.py --env none`", identifies=False)
 
@@ -99,22 +84,12 @@ class SftConfig:
     """Settings of supervised fine-tuning: the paper's Table 7, with LLaMA-Factory's defaults for the rest."""
 
     agent: str = everyday("Qwen/Qwen3-4B", "model folder, .gguf file or hub id of the agent, smollm2 or mini")
-    games: str = everyday(
-        "",
-        "JSONL file of the games to imitate: question, turns; mini or mini:KIND: demonstrations of the mini "
-        "world, of all kinds of questions or one",
-    )
-    preset: str = setting(
-        "small",
-        "preset whose instruction and limits the game has; the agent mini has its own",
-        ("paper", "small"),
-    )
+    games: str = everyday("", "JSONL file of games (question, turns), or demonstrations: mini, mini:KIND")
+    preset: str = setting("small", "preset of instruction and limits; mini has its own", ("paper", "small"))
     out: str = everyday("", "folder for the agent and metrics.jsonl (runs/sft-seedN)")
     seed: int = setting(0, "seed of the order of questions, the adapters and the mini world", ANY)
     rank: int = setting(0, "rank of LoRA adapters, alpha is twice as much; 0: train all weights")
-    lr: float = everyday(
-        1e-4, "peak learning rate of AdamW (warm-up over a tenth of the steps, then cosine)", LEARNING_RATE
-    )
+    lr: float = everyday(1e-4, "peak learning rate (warm-up in a tenth of the steps, cosine)", LEARNING_RATE)
     epochs: int = everyday(3, "epochs", POSITIVE)
     batch_size: int = setting(0, "examples per optimiser step; 0: 32, or fewer, so that there are 30 steps")
     micro_batch: int = setting(4, "examples in memory at a time", POSITIVE)

@@ -53,24 +53,16 @@ class TrainConfig(AgentConfig):
     weight_decay: float = of_algorithm(0.01, "AdamW")
     clip: float = of_algorithm(0.2, "clip range of the ratio (eq. 17)", POSITIVE)
     clip_high: float = of_algorithm(0.0, "clip range above 1 (DAPO: 0.28); 0: that of --clip")
-    adapter_rank: int = of_algorithm(
-        0, "train low-rank adapters (LoRA) of this rank beside the frozen weights; 0: train all weights"
-    )
+    adapter_rank: int = of_algorithm(0, "rank of LoRA adapters of the frozen weights; 0: train all weights")
     kl_coef: float = of_algorithm(0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL")
     loss: str = of_algorithm("sequence-mean", "how tokens are averaged", ("sequence-mean", "token-mean"))
     save_every: int = of_instruments(20, "steps between checkpoints, and between validations", POSITIVE)
-    val_limit: int = of_instruments(
-        256, "most validation questions, a random sample stratified by dataset", POSITIVE
-    )
+    val_limit: int = of_instruments(256, "most validation questions, stratified by dataset", POSITIVE)
     wandb: bool = of_instruments(False, "log metrics to Weights & Biases too")
     device: str = of_machine("auto", "auto, cpu or cuda")
-    parallel: str = of_machine(
-        "auto", "weights on several ranks: replicated (ddp) or sharded (fsdp)", ("auto", "ddp", "fsdp")
-    )
+    parallel: str = of_machine("auto", "weights replicated (ddp) or sharded (fsdp)", ("auto", "ddp", "fsdp"))
     offload: bool = of_machine(False, "keep sharded weights and AdamW's states in CPU memory")
-    tokens_per_batch: int = of_machine(
-        16384, "tokens per micro-batch; a group's shared opening counts once", POSITIVE
-    )
+    tokens_per_batch: int = of_machine(16384, "tokens per micro-batch; shared openings count once", POSITIVE)
     checkpointing: bool = of_machine(True, "gradient checkpointing")
 
     @property
