@@ -3,6 +3,7 @@
 import argparse
 import reprlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import Field, asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from prompt_r1.errors import UsageError
 
 Config = TypeVar("Config")
 LARGEST = 1e15  # of any setting; larger integers overflow those of torch
+BOOLEANS = {"true": True, "false": False}
 TYPE_NAMES: dict[object, str] = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
 # PyYAML raises more than its own errors: `!!int x`, `!!bool x` and `!!int ""`, or thousands of brackets.
 NOT_YAML = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
@@ -130,17 +132,19 @@ def typed_value(f: Field[Any], value: object, name: str) -> Any:
     A text and a list of texts stand for a tuple. Raises UsageError, which calls the setting `name`, for a
     value of another type, out of range or not among the choices.
     """
-    typed: Any = value if type(value) is f.type or (f.type is float and type(value) is int) else None
-    if get_origin(f.type) is tuple:
+    kind: Any = f.type
+    typed: Any = value if type(value) is kind or (kind is float and type(value) is int) else None
+    if get_origin(kind) is tuple:
         parts = value if isinstance(value, list) else [value]
         typed = tuple(parts) if all(isinstance(part, str) for part in parts) else None
     elif isinstance(value, str):
-        typed = _from_text(f.type, value)
+        with suppress(ValueError):
+            typed = BOOLEANS.get(value) if kind is bool else kind(value)
     if typed is None:
-        raise UsageError(f"{name} takes {TYPE_NAMES.get(f.type, 'NAME')}, not {reprlib.repr(value)}")
+        raise UsageError(f"{name} takes {TYPE_NAMES.get(kind, 'NAME')}, not {reprlib.repr(value)}")
     if isinstance(typed, int | float):
         check_number(name, typed, f.metadata["allowed"])
-        return float(typed) if f.type is float else typed
+        return kind(typed)
     for text in typed if isinstance(typed, tuple) else [typed]:
         if _choices(f) and text not in _choices(f):
             raise UsageError(f"{name} must be one of {', '.join(_choices(f))}, not {text!r}")
@@ -185,8 +189,7 @@ def read_yaml(path: Path, kind: type[Any], *, all_known: bool = True) -> dict[st
 
 def write_yaml(config: Any, path: Path) -> None:
     """Write every field of a config, so that the file alone documents the run."""
-    lists = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(config).items()}
-    path.write_text(yaml.safe_dump(lists, sort_keys=False, allow_unicode=True), "utf-8")
+    path.write_text(yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True), "utf-8")
 
 
 def _choices(f: Field[Any]) -> tuple[str, ...]:
@@ -206,13 +209,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _from_text(kind: Any, text: str) -> Any:
-    """The value that a text stands for; None if it has none."""
-    if kind is bool:
-        return {"true": True, "false": False}.get(text)
-    try:
-        return kind(text)
-    except ValueError:
-        return None
