@@ -33,8 +33,8 @@ from prompt_r1.agent.agent import check_question_lengths, load_codec
 from prompt_r1.baselines.ask_once import Answer
 from prompt_r1.baselines.make import MethodMaker, preparation_questions
 from prompt_r1.cli.command_line import command, run_program
-from prompt_r1.config.evaluate import EvaluateConfig, evaluate_config
-from prompt_r1.config.fields import identifying_values
+from prompt_r1.config.evaluate import EvaluateConfig
+from prompt_r1.config.fields import identifying_values, parse_arguments
 from prompt_r1.data.questions import sample_questions
 from prompt_r1.distributed import pick_device
 from prompt_r1.environments.specs import Environments
@@ -60,7 +60,7 @@ from prompt_r1.types import Question
 
 def main(arguments: list[str]) -> None:
     """Evaluate from a command line."""
-    config = evaluate_config(arguments)
+    config = parse_arguments(EvaluateConfig, arguments)
     rules: Rules = "official" if config.metrics == "official" else "strict"
     score = partial(score_predictions, rules=rules)
     if config.ssim_model:  # a missing encoder is reported before any call is made

@@ -25,7 +25,8 @@ from functools import partial
 from prompt_r1.cli.command_line import run_program, teaching_command
 from prompt_r1.cli.dialogue import Dialogue, cost_line, game_as_json
 from prompt_r1.cli.question_input import given_questions, typed_questions
-from prompt_r1.config.pair import InferConfig, infer_config
+from prompt_r1.config.fields import parse_arguments
+from prompt_r1.config.pair import InferConfig
 from prompt_r1.errors import Resumable
 from prompt_r1.playing import OpenPair, open_pair
 from prompt_r1.spending import Spending
@@ -38,7 +39,7 @@ NO_FORMAT = "the agent wrote neither <interaction_prompt> nor <answer>: it does 
 
 def main(arguments: list[str]) -> None:
     """Ask questions from a command line."""
-    config = infer_config(arguments)
+    config = parse_arguments(InferConfig, arguments)
     questions = given_questions(config.question)
     with asyncio.Runner() as runner:
         try:

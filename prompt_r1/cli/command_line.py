@@ -108,9 +108,10 @@ def check_usage(read: Callable[[list[str]], object]) -> None:
         print("Loading …", file=sys.stderr, flush=True)
 
 
-def program_name(default: str) -> str:
-    """How this program was called: `prompt-r1 NAME` by the console command, else `default`."""
-    return sys.argv[0] if sys.argv[0].startswith(f"{CONSOLE_COMMAND} ") else default
+def program_name() -> str:
+    """How this program was called: `prompt-r1 NAME`, `train.py` or `python -m prompt_r1.NAME`."""
+    path = Path(sys.argv[0])
+    return f"python -m prompt_r1.{path.parent.name}" if path.name == "__main__.py" else path.name
 
 
 def command(program: str, *arguments: object) -> str:
@@ -130,9 +131,7 @@ def teaching_command(agent: str) -> str:
 
 
 def _exit(code: int, reason: object) -> NoReturn:
-    program = Path(sys.argv[0])
-    name = program.parent.name if program.name == "__main__.py" else program.name
-    sentence = printable(f"{name}: {reason}")
+    sentence = printable(f"{program_name()}: {reason}")
     if code == 2:  # one line, whatever is in the name of a file
         sentence = sentence.replace("\n", "\\n")
     if len(sentence) > LONGEST_SENTENCE:  # it repeats a value of the command line or of a file

@@ -40,8 +40,7 @@ def check_train(arguments: list[str]) -> None:
 
 def check_sft(arguments: list[str]) -> SftConfig:
     """The settings of a warm start. Raises UsageError for one that cannot begin."""
-    about = "Teach an agent the format of the game by recorded games."
-    config = parse_arguments(SftConfig, "python -m prompt_r1.baselines.sft", about, arguments)
+    config = parse_arguments(SftConfig, arguments)
     if not config.games:
         raise UsageError("give the games to learn from: --games FILE, or --games mini")
     check_device(config.device)

@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from io import BufferedReader
 
 from prompt_r1.cli.preflight import check_pair
-from prompt_r1.config.pair import infer_config
+from prompt_r1.config.fields import parse_arguments
+from prompt_r1.config.pair import InferConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import json_object
 
 
 def check_infer(arguments: list[str]) -> None:
     """Raise UsageError for a question that cannot be asked."""
-    config = infer_config(arguments)
+    config = parse_arguments(InferConfig, arguments)
     if not config.question.strip() and not sys.stdin.isatty() and _is_empty(sys.stdin.buffer):
         given_questions("")  # raises: there is none
     check_pair(config)

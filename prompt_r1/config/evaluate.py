@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from prompt_r1.config.fields import ANY, LEARNING_RATE, POSITIVE, Range, everyday, parse_arguments, setting
+from prompt_r1.config.fields import ANY, LEARNING_RATE, POSITIVE, Range, everyday, setting
 from prompt_r1.config.pair import PlayConfig
 
 
@@ -42,7 +42,7 @@ of_methods = partial(setting, group="compared methods", identifies=True)
 
 @dataclass(frozen=True)
 class EvaluateConfig(PlayConfig):
-    """Settings of evaluate.py and of its methods; all others are as the authors of a method have them."""
+    """Score methods on questions; settings without a flag are those of a method's authors."""
 
     data: tuple[str, ...] = everyday(
         (), "mini, mini:validation, mini:ood, JSONL/parquet files, or hf:ORG/NAME:SPLIT (default: mini)"
@@ -74,14 +74,9 @@ class EvaluateConfig(PlayConfig):
     grpo_agent: str = of_methods("", "agent of grpo-only, from `train.py --env none`", identifies=False)
 
 
-def evaluate_config(arguments: list[str]) -> EvaluateConfig:
-    """Read the settings of evaluate.py."""
-    return parse_arguments(EvaluateConfig, "evaluate.py", "Score methods on questions.", arguments)
-
-
 @dataclass(frozen=True)
 class SftConfig:
-    """Settings of supervised fine-tuning: the paper's Table 7, with LLaMA-Factory's defaults for the rest."""
+    """Teach an agent the format of the game by recorded games, with the settings of the paper's Table 7."""
 
     agent: str = everyday("Qwen/Qwen3-4B", "model folder, .gguf file or hub id of the agent, smollm2 or mini")
     games: str = everyday("", "JSONL file of games (question, turns), or demonstrations: mini, mini:KIND")

@@ -78,27 +78,23 @@ def identifying_values(config: Any) -> dict[str, Any]:
     return {f.name: getattr(config, f.name) for f in fields(config) if f.metadata["identifies"]}
 
 
-def parse_arguments(kind: type[Config], program: str, about: str, arguments: list[str]) -> Config:
+def parse_arguments(kind: type[Config], arguments: list[str]) -> Config:
     """Read a config from its flags alone. Raises UsageError for a value outside its range."""
-    return kind(**given_values(kind, program, about, arguments))
+    return kind(**given_values(kind, arguments, {}))
 
 
 def given_values(
-    kind: type[Any],
-    program: str,
-    about: str,
-    arguments: list[str],
-    presets: Mapping[str, Mapping[str, Any]] | None = None,
+    kind: type[Any], arguments: list[str], presets: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The checked values of the flags that are given; with `presets` also that of --config.
 
     There is a flag for each field; --help-all shows all of them by groups, --help only the everyday ones. The
-    help names the values of the preset `mini` beside the defaults. Raises UsageError.
+    help begins with the docstring of the config, and names the values of the preset `mini` beside the
+    defaults. Raises UsageError.
     """
-    program = program_name(program)
-    usage = f"{program} [--FLAG VALUE ...]"
+    name, usage = program_name(), "%(prog)s [--FLAG VALUE ...]"
     # Without defaults: flags that are not given do not override a preset.
-    parser = Parser(program, usage, about, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser = Parser(name, usage, kind.__doc__, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     if presets:
         names = "|".join([*presets, "FILE"])
         parser.add_argument("--config", default="", metavar=names, help="preset or YAML file (mini)")
@@ -116,7 +112,7 @@ def given_values(
         elif get_origin(f.type) is tuple:
             options = {"nargs": "+", "action": "extend", "metavar": "NAME"}
         shown = show_all or f.metadata["everyday"]
-        help_line = _help_line(f, (presets or {}).get("mini", {})) if shown else argparse.SUPPRESS
+        help_line = _help_line(f, presets.get("mini", {})) if shown else argparse.SUPPRESS
         section.add_argument(flag_of(f.name), dest=f.name, help=help_line, **options)
     parser.add_argument("--help-all", action="help", help=f"show all {len(flags)} flags")
     given = vars(parser.parse_args(arguments))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from prompt_r1.config.agent import EnvironmentConfig
-from prompt_r1.config.fields import ANY, POSITIVE, Range, everyday, parse_arguments, setting
+from prompt_r1.config.fields import ANY, POSITIVE, Range, everyday, setting
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class PairConfig(PlayConfig):
 
 @dataclass(frozen=True)
 class InferConfig(PairConfig):
-    """Settings of infer.py."""
+    """Ask a question: the agent questions the environment, and answers."""
 
     question: str = everyday("", "question to ask (default: each line of standard input)")
     json: bool = everyday(False, "print a JSON object for each question, not the dialogue")
@@ -35,7 +35,11 @@ class InferConfig(PairConfig):
 
 @dataclass(frozen=True)
 class ServeConfig(PairConfig):
-    """Settings of `prompt-r1 serve`. --max-env-calls and -usd are limits of the whole server."""
+    """Serve an agent and its environment as one OpenAI-compatible model.
+
+    Requests need the key in PROMPT_R1_API_KEY, if it is set. --max-env-calls and --max-env-usd are limits of
+    the whole server.
+    """
 
     host: str = everyday("127.0.0.1", "address to listen at")
     port: int = everyday(8000, "port; 0: any free one", Range(at_least=0, below=65536))
@@ -43,9 +47,3 @@ class ServeConfig(PairConfig):
     max_sessions: int = everyday(64, "most questions at the same time; others get status 429", POSITIVE)
     request_usd: float = everyday(0.0, "most dollars of a question (needs --env-price); 0: no limit")
     request_seconds: float = everyday(300.0, "most seconds of a question", POSITIVE)
-
-
-def infer_config(arguments: list[str]) -> InferConfig:
-    """Read the settings of infer.py."""
-    about = "Ask a question: the agent questions the environment, and answers."
-    return parse_arguments(InferConfig, "infer.py", about, arguments)

@@ -37,7 +37,7 @@ of_algorithm = partial(setting, group="the algorithm", identifies=True)
 
 @dataclass(frozen=True)
 class TrainConfig(AgentConfig):
-    """Settings of train.py; the defaults are the paper's (Table 6 and the released run script)."""
+    """Train an agent to question an environment; the defaults are the paper's (Table 6, released script)."""
 
     out: str = of_run("", "run folder (runs/CONFIG-seedN)")
     resume: str = of_run("auto", "auto (resume), never (new run), or a run folder")
@@ -171,8 +171,7 @@ def check(config: TrainConfig) -> None:
 
 def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     """Read the settings of train.py; also returns the name of the run without --out."""
-    about = "Train an agent to question an environment."
-    given = given_values(TrainConfig, "train.py", about, arguments, PRESETS)
+    given = given_values(TrainConfig, arguments, PRESETS)
     chosen = given.pop("config")
     source = chosen or preset_of(given.get("agent", ""), "mini")
     if source not in PRESETS and not Path(source).is_file():

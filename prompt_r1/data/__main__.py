@@ -14,7 +14,7 @@ from prompt_r1.terminal import printable
 
 def main(arguments: list[str]) -> None:
     """Run one of the commands convert and mix."""
-    parser = Parser(program_name("python -m prompt_r1.data"), description=__doc__, allow_abbrev=False)
+    parser = Parser(program_name(), description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="convert|mix")
 
     command = commands.add_parser("convert", help="convert a raw dump to a question file", allow_abbrev=False)

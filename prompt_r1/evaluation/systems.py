@@ -12,8 +12,8 @@ import yaml
 from prompt_r1.agent.names import AgentSpec, newest_mini_run, resolve_agent, trained_config
 from prompt_r1.cli.preflight import check_agents, check_data, check_device, check_environments
 from prompt_r1.config.agent import AgentConfig, is_mini_data
-from prompt_r1.config.evaluate import METHODS, EvaluateConfig, evaluate_config
-from prompt_r1.config.fields import flag_of, identifying_values, read_mapping
+from prompt_r1.config.evaluate import METHODS, EvaluateConfig
+from prompt_r1.config.fields import flag_of, identifying_values, parse_arguments, read_mapping
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE, System
@@ -27,7 +27,7 @@ NO_AGENT = AgentSpec("", AgentConfig(), "")
 
 def check_evaluate(arguments: list[str]) -> None:
     """Raise UsageError for an evaluation that cannot start; before torch is imported."""
-    config = evaluate_config(arguments)
+    config = parse_arguments(EvaluateConfig, arguments)
     check_device(config.device)
     agents = agent_names(config)
     if not agents and not config.env:

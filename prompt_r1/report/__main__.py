@@ -9,8 +9,7 @@ from prompt_r1.report.page import write_report
 
 def main(arguments: list[str]) -> None:
     """Write the report from a command line."""
-    about = "Write the HTML report of a run."
-    parser = Parser(program_name("python -m prompt_r1.report"), description=about)
+    parser = Parser(program_name(), description="Write the HTML report of a run.")
     parser.add_argument("run", type=Path, help="folder of a run, such as runs/mini-seed0")
     parser.add_argument("--out", type=Path, help="file to write (RUN/report.html)")
     given = parser.parse_args(arguments)

@@ -16,13 +16,11 @@ from prompt_r1.terminal import printable
 
 PACKAGES = ("starlette", "uvicorn")
 KEY = "PROMPT_R1_API_KEY"
-ABOUT = f"""Serve an agent and its environment as one OpenAI-compatible model.
-Requests need the key in {KEY}, if it is set."""
 
 
 def main(arguments: list[str]) -> None:
     """Serve from a command line, until SIGTERM or Ctrl-C; requests that run are then answered."""
-    config = parse_arguments(ServeConfig, "python -m prompt_r1.serving", ABOUT, arguments)
+    config = parse_arguments(ServeConfig, arguments)
     if missing := [package for package in PACKAGES if find_spec(package) is None]:
         raise UsageError(f"the server needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if config.request_usd and not config.env_price:
