@@ -4,8 +4,8 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +65,8 @@ class Prediction:
     system: System = System("")
     metrics: Mapping[str, float] = field(default_factory=dict)  # each from 0 to 1; empty after an error
 
-    @property
-    def key(self) -> tuple[System, str, str, int]:
-        return self.system, self.question.dataset, self.question.id, self.sample
 
-
-# The fields that a line stores under their own names.
-STORED_AS_IS = [
-    f.name for f in fields(Prediction) if f.name not in ("question", "answer", "spent", "system", "metrics")
-]
+STORED_AS_IS = ("raw", "sample", "stop", "error", "turns", "format", "reward")  # under these names in a line
 AMOUNTS = ("calls", "tokens_in", "tokens_out", "usd")  # and these of `spent`
 NUMBERS = ("sample", "turns", *AMOUNTS)
 TEXTS = ("method", "environment", "agent", "dataset", "kind", "id", "question", "raw", "stop", "error")
@@ -113,16 +106,21 @@ def _from_row(row: Mapping[str, Any]) -> Prediction:
     )
 
 
-def _parse(content: bytes) -> tuple[list[Prediction], int]:
-    """The predictions in a file, of each the last line, and the number of damaged lines."""
+def _key(system: System, question: Question, sample: int) -> tuple[object, ...]:
+    """What tells an answer from others. A question with another text or other gold answers is another one."""
+    return system, question.dataset, question.id, question.text, question.answers, sample
+
+
+def _parse(content: bytes) -> tuple[dict[tuple[object, ...], Prediction], int]:
+    """The predictions in a file by their keys, of each the last line, and the number of damaged lines."""
     found, damaged = {}, 0
     for line in content.splitlines():
         try:
-            prediction = _from_row(json.loads(line))
-            found[prediction.key] = prediction
+            one = _from_row(json.loads(line))
+            found[_key(one.system, one.question, one.sample)] = one
         except (ValueError, TypeError, KeyError, RecursionError):
             damaged += 1
-    return list(found.values()), damaged
+    return found, damaged
 
 
 class PredictionFile:
@@ -144,40 +142,31 @@ class PredictionFile:
         content = path.read_bytes()
         if content and not content.endswith(b"\n"):
             os.write(self._file, b"\n")  # the process was killed while it wrote the last line
-        predictions, damaged = _parse(content)
+        self._predictions, damaged = _parse(content)
         if damaged:
             logger.warning("%s: %d damaged lines are not used", path, damaged)
-        self._predictions = {prediction.key: prediction for prediction in predictions}
 
     def find(self, system: System, question: Question, sample: int) -> Prediction | None:
         """The stored answer; None if there is none, if its call failed, or if the question has changed."""
-        found = self._predictions.get((system, question.dataset, question.id, sample))
-        if found is None or found.error:
-            return None
-        return found if _is_same(found.question, question) else None
+        found = self._predictions.get(_key(system, question, sample))
+        return None if found is None or found.error else found
 
     def answers_to(
-        self, wanted: Iterable[tuple[Question, int]], systems: Iterable[System]
+        self, wanted: Sequence[tuple[Question, int]], systems: Iterable[System]
     ) -> list[Prediction]:
         """The stored answers to these questions and samples, also failed calls; those of `systems` first."""
-        questions = {(question.dataset, question.id, sample): question for question, sample in wanted}
-        order = dict.fromkeys([*systems, *(key[0] for key in self._predictions)])
-        stored = [self._predictions.get((system, *key)) for system in order for key in questions]
-        asked = [(one, questions[one.key[1:]]) for one in stored if one]
-        return [replace(one, question=now) for one, now in asked if _is_same(one.question, now)]
+        order = dict.fromkeys([*systems, *(one.system for one in self._predictions.values())])
+        asked = [(system, *pair) for system in order for pair in wanted]
+        found = [(self._predictions.get(_key(*one)), one[1]) for one in asked]
+        return [replace(one, question=question) for one, question in found if one]  # it may have another kind
 
     def add(self, prediction: Prediction) -> None:
         """Append a line with a single write, so that a kill leaves at most the last line incomplete."""
         os.write(self._file, (json.dumps(to_row(prediction), default=str) + "\n").encode())
-        self._predictions[prediction.key] = prediction
+        self._predictions[_key(prediction.system, prediction.question, prediction.sample)] = prediction
 
     def close(self) -> None:
         os.close(self._file)
-
-
-def _is_same(stored: Question, question: Question) -> bool:
-    """Whether a question has not changed since it was answered."""
-    return (stored.text, stored.answers) == (question.text, question.answers)
 
 
 def read_predictions(path: Path) -> list[Prediction]:
@@ -187,4 +176,4 @@ def read_predictions(path: Path) -> list[Prediction]:
     predictions, _ = _parse(path.read_bytes())
     if not predictions:
         raise UsageError(f"{path}: the file holds no predictions of evaluate.py")
-    return predictions
+    return list(predictions.values())
