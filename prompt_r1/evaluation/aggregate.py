@@ -11,8 +11,8 @@ from prompt_r1.metrics.em_f1 import Rules, exact_match, f1, substring_match
 from prompt_r1.metrics.statistics import macro_interval
 from prompt_r1.types import Kind
 
-LABELS = {"em": "EM", "sm": "SM", "f1": "F1", "ssim": "SSim"}  # the paper's
 EXTRACTED = "em_read"  # EM after `extract_answer`
+LABELS = {"em": "EM", EXTRACTED: "EM read", "sm": "SM", "f1": "F1", "ssim": "SSim"}
 
 Similarity = Callable[[Sequence[str], Sequence[Sequence[str]]], Sequence[float]]
 """The predictions and the gold answers of each in, the SSim of each out."""
@@ -47,9 +47,7 @@ class Results:
         self.kinds = {name: kinds[name] for name in order if name in kinds}
         self.systems = list(dict.fromkeys(system for system, _ in self.groups))
         measured = {metric for prediction in predictions for metric in prediction.metrics}
-        all_labels = {"em": "EM", EXTRACTED: "EM read", **LABELS}
-        self.labels = {metric: label for metric, label in all_labels.items() if metric in measured}
-        self.lacks_similarity = "text" in self.kinds.values() and "ssim" not in measured
+        self.labels = {metric: label for metric, label in LABELS.items() if metric in measured}
 
     def predictions(self, system: System, datasets: Sequence[str]) -> list[Prediction]:
         """A system's predictions on some datasets."""

@@ -25,7 +25,6 @@ from prompt_r1.miniworld.world import OOD_KINDS
 from prompt_r1.terminal import printable_line
 
 ENVIRONMENTS = {"gpt-4o-mini": MINI, "gpt-oss-20b": OSS, "qwen3-4b": QWEN}  # a model → the paper's name
-AVERAGE = "Average"
 FULL = "prompt-r1"  # the method with a row for each agent and environment in Table 5
 
 
@@ -92,7 +91,7 @@ def _table(
             continue  # not reported, or not measured
         n = max((rate.n for rate in found), default=0)
         best = max((rate.mean for rate in found), default=0.0)
-        label = names[0] if len(names) == 1 else AVERAGE
+        label = names[0] if len(names) == 1 else "Average"
         cells = [_cell(rate, n, best) for rate in rates.values()]
         rows.append([f"{label} (n = {n})", LABELS[metric], *cells])
         papers = [

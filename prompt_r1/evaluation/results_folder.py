@@ -32,7 +32,7 @@ def write_results(folder: Path, results: Results, trained_with: Mapping[str, str
     found = {name: means_of(results, system, list(results.kinds)) for system, name in names.items()}
     replace_file(folder / RESULTS, (json.dumps(found, indent=1) + "\n").encode())
     notes = [EXTRACTION]
-    if results.lacks_similarity:
+    if "text" in results.kinds.values() and "ssim" not in results.labels:
         notes.append("SSim was not measured: `--ssim-model DIR` names its encoder.")
     parts = [results_table(results), *notes, *paper_tables(results, trained_with)]
     replace_file(folder / TABLES, ("\n\n".join(parts) + "\n").encode())
@@ -76,10 +76,8 @@ def results_table(results: Results) -> str:
     for system in results.systems:
         datasets = [dataset for dataset in results.kinds if (system, dataset) in results.groups]
         parts = {dataset: [dataset] for dataset in datasets} | ({"**all**": datasets} if datasets[1:] else {})
-        rows += [
-            [names[system], label, *_cells(results, means_of(results, system, part))]
-            for label, part in parts.items()
-        ]
+        for label, part in parts.items():
+            rows.append([names[system], label, *_cells(results, means_of(results, system, part))])
     return markdown_table(["method", "dataset", *_header(results)], rows, left=2)
 
 

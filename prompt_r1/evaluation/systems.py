@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +88,8 @@ def results_folder(config: EvaluateConfig) -> Path:
 
 def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
     """The agents by their names; none if no method needs one."""
-    agents = {}
-    for name in agent_names(config):
-        spec = resolve_agent(name, max_turns=config.max_turns, max_new=config.max_new)
-        agents[name] = replace(spec, is_newest=not config.agent)
-    return agents
+    game = {"max_turns": config.max_turns, "max_new": config.max_new}
+    return {name: resolve_agent(name if config.agent else "", **game) for name in agent_names(config)}
 
 
 def environments_of(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> Sequence[str]:
