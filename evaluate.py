@@ -52,7 +52,6 @@ from prompt_r1.evaluation.systems import (
     results_folder,
     trained_with,
 )
-from prompt_r1.metrics.em_f1 import Rules
 from prompt_r1.metrics.similarity import SentenceEncoder, find_encoder, semantic_similarity
 from prompt_r1.terminal import printable, progress_style
 from prompt_r1.types import Question
@@ -61,12 +60,12 @@ from prompt_r1.types import Question
 def main(arguments: list[str]) -> None:
     """Evaluate from a command line."""
     config = parse_arguments(EvaluateConfig, arguments)
-    rules: Rules = "official" if config.metrics == "official" else "strict"
-    score = partial(score_predictions, rules=rules)
+    official = config.metrics == "official"
+    score = partial(score_predictions, official=official)
     if config.ssim_model:  # a missing encoder is reported before any call is made
         path = find_encoder() if config.ssim_model == "auto" else Path(config.ssim_model)
         encoder = SentenceEncoder(path, device=pick_device(config.device))
-        score = partial(score, similarity=partial(semantic_similarity, encoder, rules=rules))
+        score = partial(score, similarity=partial(semantic_similarity, encoder, official=official))
     agents = resolve_agents(config)
     config = replace(config, data=config.data or ("mini",))
     seed = common_seed(config, agents)

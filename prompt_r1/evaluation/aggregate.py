@@ -7,7 +7,7 @@ from statistics import fmean
 from prompt_r1.evaluation.extraction import extract_answer
 from prompt_r1.evaluation.paper_numbers import OUT_OF_DISTRIBUTION, REPORTED_METRICS, TRAINED
 from prompt_r1.evaluation.predictions import Prediction, System
-from prompt_r1.metrics.em_f1 import Rules, exact_match, f1, substring_match
+from prompt_r1.metrics.em_f1 import exact_match, f1, substring_match
 from prompt_r1.metrics.statistics import macro_interval
 from prompt_r1.types import Kind
 
@@ -86,13 +86,13 @@ def _rate_of(groups: Mapping[str, list[float]], errors: int) -> Rate | None:
 
 
 def score_predictions(
-    predictions: Sequence[Prediction], *, rules: Rules = "strict", similarity: Similarity | None = None
+    predictions: Sequence[Prediction], *, official: bool = False, similarity: Similarity | None = None
 ) -> Results:
     """Score predictions by EM, SM and F1 and, given a `similarity`, texts by SSim.
 
     A missing answer is scored as an empty one; failed calls are not scored.
     """
-    scored = [replace(one, metrics=text_metrics(one, rules=rules)) for one in predictions]
+    scored = [replace(one, metrics=text_metrics(one, official=official)) for one in predictions]
     texts = [number for number, one in enumerate(scored) if one.question.kind == "text" and not one.error]
     if similarity is not None and texts:
         answers = [scored[number].answer or "" for number in texts]
@@ -102,13 +102,12 @@ def score_predictions(
     return Results(scored)
 
 
-def text_metrics(prediction: Prediction, *, rules: Rules = "strict") -> dict[str, float]:
+def text_metrics(prediction: Prediction, *, official: bool = False) -> dict[str, float]:
     """The metrics that need no encoder; none after an error. From a free text no answer is extracted."""
     if prediction.error:
         return {}
     question, answer = prediction.question, prediction.answer or ""
-    golds, official = question.answers, rules == "official"
-    em = exact_match(answer, golds, official=official)
+    golds, em = question.answers, exact_match(answer, question.answers, official=official)
     read = answer if question.kind == "text" else extract_answer(answer, question.text, question.kind)
     return {
         "em": em,

@@ -15,9 +15,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Literal
-
-Rules = Literal["strict", "official"]
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)

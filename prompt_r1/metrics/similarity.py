@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from prompt_r1.errors import UsageError
-from prompt_r1.metrics.em_f1 import Rules
 
 REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
 MAX_TOKENS = 256  # sentence-transformers' setting of this model; its tokenizer.json says 128
@@ -60,7 +59,7 @@ def semantic_similarity(
     predictions: Sequence[str],
     answers: Sequence[Sequence[str]],
     *,
-    rules: Rules = "strict",
+    official: bool = False,
 ) -> list[float]:
     """SSim of each prediction with its gold answers; each text is embedded once.
 
@@ -72,7 +71,7 @@ def semantic_similarity(
 
     def cosine(prediction: str, gold: str) -> float:
         if not prediction.strip() or not gold.strip():
-            return float(rules == "official")
+            return float(official)
         return float(vectors[prediction] @ vectors[gold])
 
     return [

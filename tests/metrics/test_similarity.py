@@ -56,7 +56,7 @@ def test_the_best_gold_answer_counts_and_empty_texts_follow_the_rules(tiny_encod
     answers = [["one letter"], ["nobody", "One  letter"], ["day"], [""], [], ["one ? letter"]]
     strict = semantic_similarity(encoder, predictions, answers)
     assert strict == pytest.approx([1, 1, 0, 0, 0, 1], abs=1e-6)
-    official = semantic_similarity(encoder, predictions, answers, rules="official")
+    official = semantic_similarity(encoder, predictions, answers, official=True)
     assert official == pytest.approx([1, 1, 1, 1, 0, 1], abs=1e-6)
     [pair] = semantic_similarity(encoder, ["one letter"], [["nobody", "day"]])
     a, b, c = encoder.embed(["one letter", "nobody", "day"])
