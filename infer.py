@@ -42,15 +42,12 @@ def main(arguments: list[str]) -> None:
     config = parse_arguments(InferConfig, arguments)
     questions = given_questions(config.question)
     with asyncio.Runner() as runner:
+        session = Session(config, open_pair(config, runner.run))
         try:
-            session = Session(config, open_pair(config, runner.run))
-            try:
-                for text in questions or typed_questions():
-                    runner.run(session.ask(text))
-            finally:
-                session.show_total()
-        except KeyboardInterrupt:
-            sys.exit(130)
+            for text in questions or typed_questions():
+                runner.run(session.ask(text))
+        finally:
+            session.show_total()
     broken = [game for game in session.games if game.stop == "env_error"]
     if broken:
         raise Resumable(

@@ -14,14 +14,10 @@ from prompt_r1.foreign import json_object
 def check_infer(arguments: list[str]) -> None:
     """Raise UsageError for a question that cannot be asked."""
     config = parse_arguments(InferConfig, arguments)
-    if not config.question.strip() and not sys.stdin.isatty() and _is_empty(sys.stdin.buffer):
+    stream = None if config.question.strip() or sys.stdin.isatty() else sys.stdin.buffer
+    if isinstance(stream, BufferedReader) and not stream.peek(1):  # looks ahead: the input is the program's
         given_questions("")  # raises: there is none
     check_pair(config)
-
-
-def _is_empty(stream: object) -> bool:
-    """Whether standard input has ended. Looks ahead, and leaves the input to the program."""
-    return isinstance(stream, BufferedReader) and not stream.peek(1)
 
 
 def given_questions(question: str) -> list[str]:
