@@ -5,7 +5,7 @@
     with prompt_r1.load("runs/mini-seed0") as pair:
         print(pair.ask("Who is the mother of the director of Silent Valley?").answer)
 
-The names of `__all__` are imported on first use: torch takes seconds.
+The names of `_HOMES` are imported on first use: torch takes seconds.
 """
 
 import sys
@@ -13,7 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from prompt_r1.cli.installation import check_installation
-from prompt_r1.version import __version__ as __version__
+from prompt_r1.errors import EnvError, FatalEnvError, UsageError
+from prompt_r1.version import __version__
 
 if sys.argv[:1] == ["-m"]:  # `python -m prompt_r1.…` imports this file before its own
     check_installation()
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from prompt_r1.api import Pair as Pair
     from prompt_r1.api import load as load
     from prompt_r1.cli.dialogue import Piece as Piece
-    from prompt_r1.errors import EnvError as EnvError
-    from prompt_r1.errors import FatalEnvError as FatalEnvError
-    from prompt_r1.errors import UsageError as UsageError
     from prompt_r1.playing import LimitReached as LimitReached
     from prompt_r1.playing import Limits as Limits
     from prompt_r1.types import Trajectory as Trajectory
@@ -35,12 +33,9 @@ _HOMES = {
     "Pair": "api",
     "Piece": "cli.dialogue",
     "load": "api",
-    "EnvError": "errors",
-    "FatalEnvError": "errors",
-    "UsageError": "errors",
     "Trajectory": "types",
 }
-__all__ = ["__version__", *_HOMES]
+__all__ = ["EnvError", "FatalEnvError", "UsageError", "__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> object:

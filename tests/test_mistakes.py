@@ -233,7 +233,7 @@ def test_a_python_without_the_packages_is_named_in_one_line(program):
     assert done.returncode == 2 and "which transformers reads; unset PYTHONOPTIMIZE" in done.stderr
 
 
-@pytest.mark.parametrize("file", ["__init__.py", "version.py", "cli/installation.py"])
+@pytest.mark.parametrize("file", ["__init__.py", "version.py", "errors.py", "cli/installation.py"])
 def test_what_runs_before_the_version_is_checked_runs_in_an_old_python(file):
     """A bug: list[str] as an annotation was a traceback of Python 3.8."""
     tree = ast.parse((ROOT / "prompt_r1" / file).read_text("utf-8"), feature_version=(3, 7))
