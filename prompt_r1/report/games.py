@@ -1,6 +1,5 @@
 """The games that the report shows, read from the files of a run."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -97,8 +96,7 @@ def _files_by_step(folder: Path, kind: str) -> dict[int, list[Path]]:
     """The trajectory files of each step."""
     files: dict[int, list[Path]] = {}
     for path in sorted(folder.glob(f"{kind}-*-rank*.jsonl")):
-        if match := re.fullmatch(kind + r"-(\d+)-rank\d+\.jsonl", path.name):
-            files.setdefault(int(match[1]), []).append(path)
+        files.setdefault(int(path.name.split("-")[1]), []).append(path)
     return files
 
 

@@ -3,10 +3,9 @@
 import base64
 import fnmatch
 import hashlib
-from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined, Template, UndefinedError
+from jinja2 import Environment, StrictUndefined, UndefinedError
 from markupsafe import Markup
 
 from prompt_r1.agent.names import exported_step
@@ -49,9 +48,12 @@ def page(run: Path) -> str:
         raise UsageError(f"{file} holds no line of metrics; give a run folder of train.py")
     style, script = ((HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
     best = exported_step(run / "agent")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+    )
     try:
         groups = read_groups(run, best=best)
-        return _template().render(
+        return environment.from_string((HERE / "page.html").read_text("utf-8")).render(
             name=run.resolve().name,
             policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
             "base-uri 'none'; form-action 'none'",
@@ -70,15 +72,6 @@ def page(run: Path) -> str:
         raise UsageError(
             f"{run}/trajectories: a line of the steps shown is not a game of train.py ({error!r})"
         ) from None
-
-
-@cache
-def _template() -> Template:
-    """The template of the page, compiled once and not at every checkpoint."""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
-    )
-    return environment.from_string((HERE / "page.html").read_text("utf-8"))
 
 
 def _shown(value: object) -> object:
