@@ -131,9 +131,8 @@ def teaching_command(agent: str) -> str:
 
 
 def _exit(code: int, reason: object) -> NoReturn:
-    sentence = printable(f"{program_name()}: {reason}")
-    if code == 2:  # one line, whatever is in the name of a file
-        sentence = sentence.replace("\n", "\\n")
+    # One line, whatever is in the name of a file.
+    sentence = printable(f"{program_name()}: {reason}").replace("\n", "\\n")
     if len(sentence) > LONGEST_SENTENCE:  # it repeats a value of the command line or of a file
         sentence = f"{sentence[: LONGEST_SENTENCE // 2]} … {sentence[-LONGEST_SENTENCE // 2 :]}"
     print(sentence, file=sys.stderr, flush=True)

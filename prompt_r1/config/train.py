@@ -177,7 +177,8 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     if source not in PRESETS and not Path(source).is_file():
         raise UsageError(f"--config {source}: neither a preset ({', '.join(PRESETS)}) nor a YAML file")
     values = PRESETS[source] if source in PRESETS else _read_settings(Path(source), given)
-    config, asked = TrainConfig(**{**values, **given}), {**values, **given}
+    asked = {**values, **given}
+    config = TrainConfig(**asked)
     splits: dict[str, Any] = {}
     if set(config.env.split(",")) <= set(MINI_ENVIRONMENTS) and (not config.data or source in PRESETS):
         # The mini world brings its own questions.
@@ -194,12 +195,10 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
         has_splits = all(name.startswith(OBJECT_PREFIX) for name in config.data)
         tasks = config.data if has_splits else ()  # the function makes questions for each split
         splits = {"val_data": tasks or (HELD_OUT,), "test_data": tasks}
-    config = replace(config, **{name: names for name, names in splits.items() if name not in asked})
-    config = replace(
-        config,
-        val_data=() if "none" in config.val_data else config.val_data,
-        test_data=() if "none" in config.test_data else config.test_data,
-    )
+    for name in ("val_data", "test_data"):
+        names = asked.get(name, splits.get(name, ()))
+        splits[name] = () if "none" in names else names
+    config = replace(config, **splits)
     if config.env == "none":
         config = _without_environment(config, given)
     check(config)
