@@ -56,10 +56,7 @@ def _raise_on_ctrl_c() -> None:
 
 
 def _explain(error: BaseException, then: str = "") -> NoReturn:
-    """Exit with the code and the sentence of an error, or with the traceback of a bug.
-
-    Called while the error is handled. `then` ends the sentence of a stop.
-    """
+    """Exit with the code and the sentence of an error, which `then` ends, or with the traceback of a bug."""
     if isinstance(error, UsageError | FatalEnvError):
         _exit(2, error)
     if isinstance(error, Resumable):
@@ -78,7 +75,7 @@ def _explain(error: BaseException, then: str = "") -> NoReturn:
         _exit(2, f"{path}: {error.strerror}; check the path and its permissions")
     if is_out_of_memory(error):
         _exit(2, f"{first_line(error)}: {MORE_MEMORY}")
-    print(printable(without_secrets(traceback.format_exc())), file=sys.stderr)
+    print(printable(without_secrets("".join(traceback.format_exception(error)))), file=sys.stderr)
     _exit(1, "this is a bug: please report it with the traceback above")
 
 

@@ -123,10 +123,7 @@ def cost_line(spent: Spending, seconds: float, *, priced: bool) -> str:
 
 
 def game_as_json(game: Trajectory, names: Mapping[str, str], *, priced: bool) -> dict[str, object]:
-    """A game for programs. `answer` is null if the agent did not answer, `usd` if no price was given.
-
-    `names` are those of agent and environment.
-    """
+    """A game for programs, with these `names`; `answer` is null without one, and `usd` without a price."""
     return {
         "question": game.question.text,
         "answer": game.answer,

@@ -21,10 +21,7 @@ def check_infer(arguments: list[str]) -> None:
 
 
 def given_questions(question: str) -> list[str]:
-    """The question, or those on the lines of standard input; [] if a user at a terminal will type them.
-
-    Raises UsageError if there is no question.
-    """
+    """The question, or the lines of standard input; [] if a user will type them. Raises UsageError."""
     if question.strip():
         return [question.strip()]
     if sys.stdin.isatty():

@@ -10,13 +10,10 @@ from prompt_r1.config.pair import PlayConfig
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method needs to answer.
-
-    `agent`: the trained one, its start, one of its own (that another flag names), or none.
-    """
+    """What a method needs to answer."""
 
     environment: bool = True
-    agent: Literal["", "trained", "start", "own"] = ""
+    agent: Literal["", "trained", "start", "own"] = ""  # own: that of --grpo-agent
     training: bool = False  # training questions, to prepare
     in_paper: bool = True
 

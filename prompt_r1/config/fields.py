@@ -57,12 +57,11 @@ def setting(
     """A field of a config: its default, its line in the help, and the numbers or the texts that it takes.
 
     `everyday` settings are shown by --help, the others only by --help-all, under the heading `group`.
-    `identifies` marks a setting that defines the experiment: a resumed
-    run must have the same value, and so must all answers in the folder of an evaluation.
+    `identifies` marks a setting that defines the experiment: a resumed run must have the same value, and so
+    must all answers in the folder of an evaluation.
     """
-    metadata: dict[str, Any] = {"help": help, "allowed": allowed, "group": group}
-    metadata |= {"everyday": everyday, "identifies": identifies}
-    return field(default=default, metadata=metadata)
+    shown = {"help": help, "group": group, "everyday": everyday}
+    return field(default=default, metadata={**shown, "allowed": allowed, "identifies": identifies})
 
 
 everyday = partial(setting, everyday=True)
@@ -169,10 +168,7 @@ def read_mapping(path: Path) -> dict[str, object]:
 
 
 def read_yaml(path: Path, kind: type[Any], *, all_known: bool = True) -> dict[str, Any]:
-    """Read the fields of a config in a YAML file; `all_known`: refuse other keys than these.
-
-    Raises UsageError that names the file and the key.
-    """
+    """Read the fields of a config in a YAML file. Raises UsageError; with `all_known` also for other keys."""
     values, known = read_mapping(path), {f.name: f for f in fields(kind)}
     unknown = sorted(values.keys() - known)
     if unknown and all_known:

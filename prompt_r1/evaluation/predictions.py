@@ -124,10 +124,7 @@ def _parse(content: bytes) -> tuple[dict[tuple[object, ...], Prediction], int]:
 
 
 class PredictionFile:
-    """The predictions of an evaluation folder, open for appending.
-
-    Raises UsageError if another process has the file open.
-    """
+    """The predictions of an evaluation, open for appending. Raises UsageError if another process has them."""
 
     def __init__(self, path: Path) -> None:
         make_folder(path.parent, lambda folder: path.exists(), "an evaluation")

@@ -127,10 +127,7 @@ def check_settings(folder: Path, settings: Mapping[str, object]) -> dict[str, An
 
 
 def keep_settings(folder: Path, settings: Mapping[str, object], contents: Mapping[str, str]) -> None:
-    """Write config.yaml. Raises UsageError if the answers in the folder were made with other settings.
-
-    `contents` are digests of the files and agents that the answers depend on.
-    """
+    """Write config.yaml. Raises UsageError if the folder's answers have other settings or `contents`."""
     if not (folder / SETTINGS).exists() and (folder / FILE).stat().st_size:
         raise UsageError(f"--out {folder}: its answers are of an older version: give another --out")
     kept = check_settings(folder, settings)

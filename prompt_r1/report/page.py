@@ -29,10 +29,7 @@ COUNTS = {
 
 
 def write_report(run: Path, *, out: Path | None = None) -> Path:
-    """Write the page of a run; returns its path. Raises UsageError for a folder without a run.
-
-    A reader of the file sees the old page or the new one, never a part.
-    """
+    """Write the page of a run; returns its path. Raises UsageError for a folder without a run."""
     path = out or run / "report.html"
     replace_file(path, page(run).encode())
     return path
