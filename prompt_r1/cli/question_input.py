@@ -43,12 +43,7 @@ def typed_questions() -> Iterator[str]:
     """Prompt for questions at the keyboard until an empty line or the end of input."""
     import readline  # noqa: F401  (editing and history for input)
 
-    while True:
-        try:
-            text = input("\nask (an empty line ends): ").strip()
-        except EOFError:
-            print()
-            return
-        if not text:
-            return
-        yield text
+    try:
+        yield from iter(lambda: input("\nask (an empty line ends): ").strip(), "")
+    except EOFError:
+        print()
