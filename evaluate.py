@@ -122,8 +122,6 @@ def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
             if key in questions:
                 raise UsageError(f"--data: question {key[1]!r} of {key[0]} occurs twice; give each file once")
             questions[key] = question
-    if not questions:
-        raise UsageError("no questions: --data names nothing to evaluate on")
     return list(questions.values())
 
 
@@ -131,8 +129,7 @@ async def answer_missing(
     missing: Mapping[System, Sequence[tuple[Question, int]]], maker: MethodMaker, file: PredictionFile
 ) -> None:
     """Let each system answer the questions that the file lacks, system by system, sorted by agent."""
-    paths = [maker.systems[system].path for system in missing]
-    for system in sorted(missing, key=lambda system: paths.index(maker.systems[system].path)):
+    for system in sorted(missing, key=lambda system: str(maker.systems[system].path)):
         if missing[system]:
             questions = preparation_questions(system.method, maker.config, maker.seed)
             answer = await maker.make(system, *questions)
@@ -151,8 +148,7 @@ async def answer_all(
     async def answer_one(question: Question, sample: int) -> None:
         answer_seed = f"evaluation/{seed}/{question.id}/{sample}"
         found = await answer(question, sample=sample, seed=answer_seed)
-        found = replace(found, sample=sample, system=system)
-        file.add(replace(found, metrics=text_metrics(found)))
+        file.add(replace(found, sample=sample, system=system, metrics=text_metrics(found)))
         bar.update()
 
     with tqdm(total=len(missing), desc=str(system), leave=False, **progress_style()) as bar:
