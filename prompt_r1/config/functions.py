@@ -13,7 +13,6 @@ from typing import Any
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Reward, Trajectory
 
-OwnReward = Callable[[Trajectory, Reward], float]
 OBJECT_PREFIX = "py:"  # of an environment that is an object of the user's: py:MODULE:NAME
 
 
@@ -38,7 +37,7 @@ def import_object(name: str, *, where: str) -> Any:
     return found
 
 
-def import_reward(name: str) -> OwnReward:
+def import_reward(name: str) -> Callable[[Trajectory, Reward], float]:
     """The reward of games called MODULE:FUNCTION. Raises UsageError if it cannot be called."""
     where = f"--reward {name}"
     function = import_object(name, where="--reward")

@@ -49,10 +49,6 @@ class ShownGroup:
     games: list[ShownGame]
 
     @property
-    def question(self) -> Row:
-        return self.games[0].row["question"]
-
-    @property
     def right(self) -> int:
         return sum(game.right is True for game in self.games)
 
