@@ -4,7 +4,9 @@ Each number is over 128 questions; the paper reports no intervals. Datasets have
 `prompt_r1/data`, metrics those of `aggregate.py`.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from prompt_r1.data.datasets import DATASETS, PAPER_MIX
 from prompt_r1.types import Kind
@@ -18,6 +20,7 @@ REPORTED_METRICS: Mapping[Kind, tuple[str, str]] = {
     "text": ("f1", "ssim"),
 }
 QWEN, MINI, OSS = "Qwen3-4B", "GPT-4o-mini", "GPT-OSS-20B"
+ENVIRONMENTS = {"gpt-4o-mini": MINI, "gpt-oss-20b": OSS, "qwen3-4b": QWEN}  # a model → the paper's name
 
 # Table 2 (trained datasets), Table 3 (out of distribution), and "w/o Env." and "w/o R.L." of Table 4. Column:
 # the method, its environment and that of its agent's training ("": any).
@@ -83,3 +86,21 @@ def _read(table: str, columns: tuple[tuple[str, str, str], ...]) -> dict[tuple[s
 
 
 NUMBERS = _read(MAIN_RESULTS, COLUMNS) | _read(TRANSFER, TRANSFER_COLUMNS)
+
+
+def paper_number(method: str, environment: str, home: str, datasets: Sequence[str], metric: str) -> str:
+    """The paper's number, in percent: the mean over the datasets that report it; "" if there is none.
+
+    `home` is the environment of the agent's training.
+    """
+    for where in ((paper_name(environment), paper_name(home)), ("", "")):
+        keys = [(method, *where, dataset, metric) for dataset in datasets]
+        if found := [NUMBERS[key] for key in keys if key in NUMBERS]:
+            return f"{fmean(found) + 1e-9:.2f}"  # the paper rounds halves up
+    return ""
+
+
+def paper_name(environment: str) -> str:
+    """The paper's name of an environment; other environments, also several at once, keep their names."""
+    model = re.split("@https?://", environment)[0].lower()
+    return ENVIRONMENTS.get(re.split("[:/]", model)[-1], environment)

@@ -4,27 +4,16 @@ Tables 2, 3    results on the trained datasets and out of distribution, with the
 Table 5        transfer: agents by the environment of their training, with each environment
 """
 
-import re
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 from prompt_r1.cli.tables import markdown_table
 from prompt_r1.evaluation.aggregate import LABELS, Rate, Results
-from prompt_r1.evaluation.paper_numbers import (
-    MINI,
-    NUMBERS,
-    OSS,
-    OUT_OF_DISTRIBUTION,
-    QWEN,
-    REPORTED_METRICS,
-    TRAINED,
-)
+from prompt_r1.evaluation.paper_numbers import OUT_OF_DISTRIBUTION, REPORTED_METRICS, TRAINED, paper_number
 from prompt_r1.evaluation.predictions import System, short_names
 from prompt_r1.metrics.statistics import bounds_text
 from prompt_r1.miniworld.world import OOD_KINDS
 from prompt_r1.terminal import printable_line
 
-ENVIRONMENTS = {"gpt-4o-mini": MINI, "gpt-oss-20b": OSS, "qwen3-4b": QWEN}  # a model → the paper's name
 FULL = "prompt-r1"  # the method with a row for each agent and environment in Table 5
 
 
@@ -51,20 +40,6 @@ def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]
         systems = {system: system.environment for system in (*alone, *full)}
         tables.append(_table(title, systems, results, list(results.kinds), trained_with))
     return tables
-
-
-def paper_number(
-    method: str, environment: str, home: str, datasets: Sequence[str], metric: str
-) -> float | None:
-    """The paper's number, in percent: the mean over the datasets that report it. None if there is none.
-
-    `home` is the environment of the agent's training.
-    """
-    for where in ((paper_name(environment), paper_name(home)), ("", "")):
-        keys = [(method, *where, dataset, metric) for dataset in datasets]
-        if found := [NUMBERS[key] for key in keys if key in NUMBERS]:
-            return round(fmean(found) + 1e-9, 2)  # the paper rounds halves up
-    return None
 
 
 def _table(
@@ -99,9 +74,8 @@ def _table(
             for system, where in systems.items()
             if len(names) == 1 or comparable
         ]
-        if any(number is not None for number in papers):
-            shown = ("" if number is None else f"{number:.2f}" for number in papers)
-            rows.append(["", f"{LABELS[metric]}, paper", *shown])
+        if any(papers):
+            rows.append(["", f"{LABELS[metric]}, paper", *papers])
     columns = short_names(systems).values()
     table = markdown_table(["dataset", "metric", *columns], rows, left=2)
     return f"### {printable_line(title)}\n\n{table}"
@@ -117,9 +91,3 @@ def _cell(rate: Rate | None, n: int, best: float) -> str:
     missing = f" ({', '.join(parts)})" if parts else ""
     shown = f"**{mean}**" if rate.mean > best - 1e-12 else mean
     return f"{shown} {bounds_text(100 * rate.low, 100 * rate.high, '.1f')}{missing}"
-
-
-def paper_name(environment: str) -> str:
-    """The paper's name of an environment; other environments, also several at once, keep their names."""
-    model = re.split("@https?://", environment)[0].lower()
-    return ENVIRONMENTS.get(re.split("[:/]", model)[-1], environment)
