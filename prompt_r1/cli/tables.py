@@ -19,8 +19,7 @@ def markdown_table(header: Sequence[str], rows: Rows, *, left: int = 1) -> str:
     ]
     marks = ["---"] * left + ["--:"] * (len(header) - left)
     top, line, *others = _aligned([shown[0], marks, *shown[1:]], left)
-    # Of a mark, only the dashes fill its column.
-    line = [re.sub(" +", lambda blanks: "-" * len(blanks[0]), cell) for cell in line]
+    line = [cell.replace(" ", "-") for cell in line]  # dashes fill the columns of the marks
     return "\n".join(f"| {' | '.join(row)} |" for row in (top, line, *others))
 
 

@@ -41,7 +41,6 @@ class Range:
 ANY = Range()
 POSITIVE = Range(above=0)
 NOT_NEGATIVE = Range(at_least=0)  # numbers, if nothing else is said
-FRACTION = Range(at_least=0, below=1)  # [0, 1)
 LEARNING_RATE = Range(above=0, below=1000)  # much larger ones overflow float32 inside AdamW
 
 

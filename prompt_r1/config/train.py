@@ -18,16 +18,7 @@ from prompt_r1.config.agent import (
     of_instruments,
     of_machine,
 )
-from prompt_r1.config.fields import (
-    FRACTION,
-    LEARNING_RATE,
-    POSITIVE,
-    Range,
-    flag_of,
-    given_values,
-    read_yaml,
-    setting,
-)
+from prompt_r1.config.fields import LEARNING_RATE, POSITIVE, Range, flag_of, given_values, read_yaml, setting
 from prompt_r1.config.functions import OBJECT_PREFIX, import_reward
 from prompt_r1.errors import UsageError
 
@@ -49,7 +40,7 @@ class TrainConfig(AgentConfig):
     group_size: int = of_algorithm(5, "games per question", Range(at_least=2, below=10_001))
     mini_batch: int = of_algorithm(64, "games per optimiser step, over all ranks", POSITIVE)
     lr: float = of_algorithm(1e-6, "learning rate of AdamW, constant", LEARNING_RATE, everyday=True)
-    beta2: float = of_algorithm(0.999, "AdamW", FRACTION)
+    beta2: float = of_algorithm(0.999, "AdamW", Range(at_least=0, below=1))
     weight_decay: float = of_algorithm(0.01, "AdamW")
     clip: float = of_algorithm(0.2, "clip range of the ratio (eq. 17)", POSITIVE)
     clip_high: float = of_algorithm(0.0, "clip range above 1 (DAPO: 0.28); 0: that of --clip")

@@ -61,8 +61,6 @@ def _share(text: str, known: frozenset[str]) -> float:
 def _without_ends(text: str, known: frozenset[str]) -> str:
     """A text without known words at its ends."""
     words = text.split()
-    while words and set(_words(words[0])) <= known:
-        words = words[1:]
-    while words and set(_words(words[-1])) <= known:
-        words = words[:-1]
-    return " ".join(words).strip(" .,:;!?\"'*")
+    others = [place for place, word in enumerate(words) if not known.issuperset(_words(word))]
+    inner = words[others[0] : others[-1] + 1] if others else []
+    return " ".join(inner).strip(" .,:;!?\"'*")
