@@ -60,11 +60,11 @@ from prompt_r1.types import Question
 def main(arguments: list[str]) -> None:
     """Evaluate from a command line."""
     config = parse_arguments(EvaluateConfig, arguments)
-    official = config.metrics == "official"
+    official, device = config.metrics == "official", pick_device(config.device)
     score = partial(score_predictions, official=official)
     if config.ssim_model:  # a missing encoder is reported before any call is made
         path = find_encoder() if config.ssim_model == "auto" else Path(config.ssim_model)
-        encoder = SentenceEncoder(path, device=pick_device(config.device))
+        encoder = SentenceEncoder(path, device=device)
         score = partial(score, similarity=partial(semantic_similarity, encoder, official=official))
     agents = resolve_agents(config)
     config = replace(config, data=config.data or ("mini",))
@@ -83,7 +83,6 @@ def main(arguments: list[str]) -> None:
             system: [pair for pair in wanted if file.find(system, *pair) is None] for system in systems
         }
         if any(missing.values()):  # a complete evaluation needs no journal
-            device = pick_device(config.device)
             specs = (*(system.environment for system in systems), config.optimizer_env)
             environments = Environments(
                 config,

@@ -33,9 +33,9 @@ def check_train(arguments: list[str]) -> None:
     if os.environ.get("RANK") in (None, "", "0") and not config.dry_run:
         run = open_run(config.out, config.resume, f"{name}-seed{config.seed}")
         _check_unused(run)
-        for newest in checkpoints_of(run)[-1:] if config.resume != "never" else ():
-            if not find_damage(newest, only=("state.json", "config.yaml")):  # a damaged one is skipped later
-                check_settings(newest, config)
+        newest = [] if config.resume == "never" else checkpoints_of(run)[-1:]
+        if newest and not find_damage(newest[0], only=("state.json", "config.yaml")):  # else it is skipped
+            check_settings(newest[0], config)
 
 
 def check_sft(arguments: list[str]) -> SftConfig:
@@ -57,7 +57,6 @@ def check_pair(config: PairConfig) -> None:
     """Raise UsageError for a device, an agent or an environment that cannot be opened."""
     check_device(config.device)
     agent = config.agent or str(newest_mini_run())
-    check_agents([agent])
     is_made = agent == MINI_AGENT or gguf_file(agent)
     trained = None if is_made else trained_config(find_agent(agent, seed=0))
     spec = config.env or (trained or agent_preset(preset_of(agent))).env

@@ -33,7 +33,6 @@ METHODS = {
     "prompt-r1": Needs(agent="trained"),
 }
 
-
 of_methods = partial(setting, group="compared methods", identifies=True)
 
 
