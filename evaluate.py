@@ -111,9 +111,7 @@ def main(arguments: list[str]) -> None:
 
 def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
     """The questions of --data; with --tables and the mini world also those out of distribution."""
-    names = list(config.data)
-    if config.tables and names == ["mini"]:
-        names.append("mini:ood")
+    names = ("mini", "mini:ood") if config.tables and config.data == ("mini",) else config.data
     questions: dict[tuple[str, str], Question] = {}
     for name in names:
         for question in sample_questions([name], "test", seed, config.limit):

@@ -139,7 +139,8 @@ def typed_value(f: Field[Any], value: object, name: str) -> Any:
     if isinstance(typed, int | float):
         check_number(name, typed, f.metadata["allowed"])
         return kind(typed)
-    for text in typed if isinstance(typed, tuple) else [typed]:
+    texts = typed if isinstance(typed, tuple) else [typed]
+    for text in texts:
         if _choices(f) and text not in _choices(f):
             raise UsageError(f"{name} must be one of {', '.join(_choices(f))}, not {text!r}")
         if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,11 @@ def import_object(name: str, *, where: str) -> Any:
     if folder not in sys.path:
         sys.path.append(folder)
     try:
-        found: Any = import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        return attrgetter(attribute)(import_module(module))
     except (ImportError, AttributeError) as error:
         raise UsageError(f"{where}: cannot import {name!r}: {error}") from None
     except (Exception, SystemExit) as error:  # the module is the user's: anything may go wrong in it
         raise UsageError(f"{where}: cannot import {name!r}: {described(error)}") from error
-    return found
 
 
 def import_reward(name: str) -> Callable[[Trajectory, Reward], float]:
