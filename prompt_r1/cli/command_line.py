@@ -112,11 +112,8 @@ def program_name() -> str:
 
 
 def command(program: str, *arguments: object) -> str:
-    """A command to type next, in the form in which this process was started, with arguments quoted.
-
-    `program` is one of SCRIPTS. An installed package has no scripts of its own to name.
-    """
-    installed = (Path(__file__).parents[1] / "scripts").is_dir()
+    """A command to type next, as this process was started: one of SCRIPTS with its arguments, quoted."""
+    installed = (Path(__file__).parents[1] / "scripts").is_dir()  # its user has no files to name
     by_name = installed or sys.argv[0].startswith(f"{CONSOLE_COMMAND} ")
     start = [CONSOLE_COMMAND, program] if by_name else ["python", *SCRIPTS[program].split()]
     return shlex.join([*start, *map(str, arguments)])

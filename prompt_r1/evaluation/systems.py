@@ -150,8 +150,9 @@ def contents_of(config: EvaluateConfig, systems: Mapping[System, AgentSpec]) -> 
 def digest_of(path: Path) -> str:
     """A digest of a file, or of the files of an agent's folder."""
     folder = path / "agent" if (path / "agent").is_dir() else path
+    files = [path] if path.is_file() else sorted(filter(Path.is_file, folder.iterdir()))
     digest = hashlib.sha256()
-    for file in [path] if path.is_file() else sorted(filter(Path.is_file, folder.iterdir())):
+    for file in files:
         with file.open("rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()[:16]
