@@ -107,8 +107,11 @@ def check_usage(read: Callable[[list[str]], object]) -> None:
 
 def program_name() -> str:
     """How this program was called: `prompt-r1 NAME`, `train.py` or `python -m prompt_r1.NAME`."""
-    path = Path(sys.argv[0])
-    return f"python -m prompt_r1.{path.parent.name}" if path.name == "__main__.py" else path.name
+    path, package = Path(sys.argv[0]), Path(__file__).parents[1]
+    if not path.is_relative_to(package):
+        return path.name
+    module = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+    return f"python -m {module.removesuffix('.__main__')}"
 
 
 def command(program: str, *arguments: object) -> str:

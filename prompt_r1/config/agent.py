@@ -44,22 +44,24 @@ class EnvironmentConfig:
     env_system: str = of_parts(ENVIRONMENT_SYSTEM, "system message; empty: none (default: helpful assistant)")
     env_price: str = of_calls("", "IN,OUT: dollars per million tokens", everyday=True)
     env_concurrency: int = of_calls(64, "concurrent calls on each rank", POSITIVE)
-    max_env_calls: int = of_calls(0, "most calls; 0: no limit")
-    max_env_usd: float = of_calls(0.0, "most dollars (needs --env-price); 0: no limit", everyday=True)
+    max_env_calls: int = of_calls(0, "limit of calls; 0: none")
+    max_env_usd: float = of_calls(0.0, "limit of dollars (needs --env-price); 0: none", everyday=True)
 
 
 @dataclass(frozen=True)
 class AgentConfig(EnvironmentConfig):
     """How an agent plays, and what it is trained and validated on; the defaults are the paper's."""
 
-    agent: str = of_parts("Qwen/Qwen3-4B", "model folder, .gguf file, hub id, smollm2 or mini", everyday=True)
-    env: str = of_parts("gpt-4o-mini", "mini, smollm2, MODEL, MODEL@URL, hf:DIR, none, or A,B", everyday=True)
+    agent: str = of_parts("Qwen/Qwen3-4B", "run or model folder, .gguf, hub id, smollm2, mini", everyday=True)
+    env: str = of_parts(
+        "gpt-4o-mini", "mini, smollm2, MODEL, MODEL@URL, hf:DIR, py:MODULE:NAME, none", everyday=True
+    )
     data: tuple[str, ...] = of_parts((), "mini, files, hf:ORG/NAME:SPLIT, py:MODULE:FUNCTION", everyday=True)
     seed: int = of_parts(0, "seed of the mini world, question order and sampling", ANY, everyday=True)
     instruction: str = of_game("paper", "to the agent; alone and answer: for --env none", tuple(INSTRUCTIONS))
-    max_turns: int = of_game(5, "most turns of a game", POSITIVE, everyday=True)
-    max_new: int = of_game(1024, "most new tokens of a turn", POSITIVE)
-    max_tokens: int = of_game(8192, "most tokens of a game", POSITIVE)
+    max_turns: int = of_game(5, "turns per game", POSITIVE, everyday=True)
+    max_new: int = of_game(1024, "new tokens per turn", POSITIVE)
+    max_tokens: int = of_game(8192, "tokens per game", POSITIVE)
     max_reply_tokens: int = of_game(1024, "tokens of a reply that the agent reads; 0: all")
     rule: str = of_game("paper", "reward (eqs 12-15); alone: for --env none", ("paper", "release", "alone"))
     reward: str = of_game("", "MODULE:FUNCTION in place of the reward (eq. 15)")

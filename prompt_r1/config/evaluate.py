@@ -49,7 +49,7 @@ class EvaluateConfig(PlayConfig):
     agent: tuple[str, ...] = everyday((), "run or model folders, hub ids, or mini (default: newest mini run)")
     env: tuple[str, ...] = everyday((), "environments (default: the agents' own)")
     tables: bool = setting(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")
-    limit: int = everyday(0, "most questions of each file, a random sample stratified by dataset; 0: all")
+    limit: int = everyday(0, "questions of each file, a random sample stratified by dataset; 0: all")
     repeats: int = setting(1, "answers to each question, averaged per question", POSITIVE)
     metrics: str = setting("strict", "rules of EM, SM and F1: ours, or the release's", ("strict", "official"))
     ssim_model: str = setting("", "folder of the sentence encoder of SSim, or auto: search for it")
@@ -60,7 +60,7 @@ class EvaluateConfig(PlayConfig):
     train_data: tuple[str, ...] = of_methods((), "training questions (mini, if --data is the mini world)")
     val_data: tuple[str, ...] = of_methods((), "validation questions (mini, if --data is the mini world)")
     optimizer_env: str = of_methods(
-        "", "SPEC of the model that writes prompts (the environment itself; in the mini world mini-optimizer)"
+        "", "environment that writes prompts (the asked one; in the mini world mini-optimizer)"
     )
     optimizer_price: str = of_methods("", "IN,OUT price of its tokens (--env-price)", identifies=False)
     optimize_calls: int = of_methods(0, "calls of a search (both models) or of rft; 0: the authors' number")
@@ -84,6 +84,6 @@ class SftConfig:
     epochs: int = everyday(3, "epochs", POSITIVE)
     batch_size: int = setting(0, "examples per optimiser step; 0: 32, or fewer, so that there are 30 steps")
     micro_batch: int = setting(4, "examples in memory at a time", POSITIVE)
-    cutoff: int = setting(2048, "most tokens of an example; longer ones are left out", POSITIVE)
+    cutoff: int = setting(2048, "tokens of an example; longer ones are left out", POSITIVE)
     device: str = setting("auto", "auto, cpu or cuda")
     threads: int = setting(0, "threads of torch on a CPU; 0: its own choice")

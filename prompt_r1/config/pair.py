@@ -12,8 +12,8 @@ class PlayConfig(EnvironmentConfig):
 
     seed: int = everyday(-1, "mini world and sampling (default: the run's)", ANY)
     temperature: float = everyday(0.0, "temperature of the agent; 0: greedy", identifies=True)
-    max_turns: int = everyday(0, "most turns of a game; 0: as in the agent's training", identifies=True)
-    max_new: int = everyday(0, "most new tokens of a turn; 0: as in training", identifies=True)
+    max_turns: int = everyday(0, "turns per game; 0: as in the agent's training", identifies=True)
+    max_new: int = everyday(0, "new tokens per turn; 0: as in training", identifies=True)
     device: str = setting("auto", "auto, cpu or cuda")
 
 
@@ -44,6 +44,6 @@ class ServeConfig(PairConfig):
     host: str = everyday("127.0.0.1", "address to listen at")
     port: int = everyday(8000, "port; 0: any free one", Range(at_least=0, below=65536))
     model_name: str = everyday("prompt-r1", "name of the pair in /v1/models and in requests")
-    max_sessions: int = everyday(64, "most questions at the same time; others get status 429", POSITIVE)
-    request_usd: float = everyday(0.0, "most dollars of a question (needs --env-price); 0: no limit")
-    request_seconds: float = everyday(300.0, "most seconds of a question", POSITIVE)
+    max_sessions: int = everyday(64, "questions at the same time; others get status 429", POSITIVE)
+    request_usd: float = everyday(0.0, "limit of dollars per question (needs --env-price); 0: none")
+    request_seconds: float = everyday(300.0, "limit of seconds per question", POSITIVE)

@@ -48,7 +48,7 @@ class TrainConfig(AgentConfig):
     kl_coef: float = of_algorithm(0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL")
     loss: str = of_algorithm("sequence-mean", "how tokens are averaged", ("sequence-mean", "token-mean"))
     save_every: int = of_instruments(20, "steps between checkpoints, and between validations", POSITIVE)
-    val_limit: int = of_instruments(256, "most validation questions, stratified by dataset", POSITIVE)
+    val_limit: int = of_instruments(256, "validation questions, stratified by dataset", POSITIVE)
     wandb: bool = of_instruments(False, "log metrics to Weights & Biases too")
     device: str = of_machine("auto", "auto, cpu or cuda")
     parallel: str = of_machine("auto", "weights replicated (ddp) or sharded (fsdp)", ("auto", "ddp", "fsdp"))
