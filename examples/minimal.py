@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from prompt_r1.metrics.em_f1 import exact_match, f1
-from prompt_r1.miniworld import MiniEnvironment, make_world, mini_world
+from prompt_r1.miniworld import MiniEnvironment, make_world, mini_questions
 from prompt_r1.miniworld.agent import mini_agent
 from prompt_r1.types import Question
 
@@ -244,7 +244,7 @@ class Training:
 
     def __init__(self, seed: int) -> None:
         folder = mini_agent(seed, "runs/cache")  # warm-started; that of seed 0 comes with the package
-        self.seed, self.world = seed, mini_world(seed)
+        self.seed, self.questions = seed, mini_questions(seed, "train")
         self.environment = MiniEnvironment(make_world(seed), seed=seed)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -254,7 +254,7 @@ class Training:
 
     def shuffled_epochs(self) -> Iterator[Question]:
         for epoch in count():
-            questions = list(self.world.train)
+            questions = list(self.questions)
             random.Random(f"questions {self.seed} {epoch}").shuffle(questions)
             yield from questions
 
@@ -293,7 +293,7 @@ class Training:
 
     def validation_em(self) -> float:
         """The share of 100 held-out questions that greedy games answer exactly."""
-        games = [Game(question) for question in self.world.validation[:100]]
+        games = [Game(question) for question in mini_questions(self.seed, "validation")[:100]]
         play(games, self.model, self.tokenizer, self.environment, greedy=True)
         return mean(exact_match(game.turns[-1].answer or "", game.question.answers) for game in games)
 

@@ -20,7 +20,7 @@ from prompt_r1.cli.tables import markdown_table
 from prompt_r1.distributed import pick_device
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.em_f1 import exact_match
-from prompt_r1.miniworld import MiniEnvironment, mini_world
+from prompt_r1.miniworld import MiniEnvironment, make_world, mini_questions
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Generate, Question, Trajectory
 from studies.seeds import Scores, percent
@@ -66,8 +66,8 @@ def scores_of_run(folder: Path, number: int, limit: int) -> Table:
     config = trained_config(folder / "agent")
     if config is None or config.env != "mini":
         raise UsageError(f"{folder} is not a run with the environment mini, which the study needs")
-    mini = mini_world(config.seed)
-    environment, questions = MiniEnvironment(mini.world, seed=config.seed), mini.test[:limit]
+    environment = MiniEnvironment(make_world(config.seed), seed=config.seed)
+    questions = mini_questions(config.seed, "test")[:limit]
     start, table = find_agent(config.agent, config.seed), Table()
     for name, path in {"untrained": start, "trained": folder / "agent"}.items():
         agent = load_agent(path, config, pick_device("cpu"))

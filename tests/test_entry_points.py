@@ -13,7 +13,7 @@ import evaluate
 import train
 from prompt_r1.agent.agent import load_agent
 from prompt_r1.data.files import write_questions
-from prompt_r1.miniworld import mini_world
+from prompt_r1.miniworld import mini_questions
 from prompt_r1.storage.run_log import read_metrics
 from tests.support import tiny
 from tests.support.exports import newest_tensors
@@ -33,7 +33,7 @@ def agent(tmp_path_factory) -> Path:
 def trained(tmp_path_factory, asking_agent) -> Path:
     """A folder with a run of four steps, runs/small; each step has a gradient."""
     folder = tmp_path_factory.mktemp("trained")
-    write_questions(folder / "test.jsonl", mini_world(0, train=0).test[:2])
+    write_questions(folder / "test.jsonl", mini_questions(0, "test")[:2])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         train.main(["--agent", str(asking_agent), "--test-data", "test.jsonl", *FOUR_STEPS])

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object
 from prompt_r1.data.files import as_questions, load_questions, question_key
 from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.world import TRAINING_MIX, mini_world
+from prompt_r1.miniworld.world import SPLITS, TRAINING_MIX, mini_questions
 from prompt_r1.terminal import printable
 from prompt_r1.types import Question
 
-MINI_SPLITS = ("train", "validation", "test", "ood")
 MINI_KINDS = tuple(TRAINING_MIX)
-_mini_world = lru_cache(maxsize=2)(mini_world)  # programs read its splits one by one
 
 
 def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question]:
@@ -33,7 +30,7 @@ def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question
         if is_mini_data(name):
             check_mini_part(name)
             part = name.partition(":")[2]
-            found = getattr(_mini_world(seed), part if part in MINI_SPLITS else split)
+            found = mini_questions(seed, part if part in SPLITS else split)
             questions += [each for each in found if part not in MINI_KINDS or each.dataset == part]
         elif name.startswith(OBJECT_PREFIX):
             questions += _questions_of_function(name.removeprefix(OBJECT_PREFIX), split, seed)
@@ -108,6 +105,6 @@ def _questions_of_function(name: str, split: str, seed: int) -> list[Question]:
 
 def check_mini_part(name: str) -> None:
     """Raise UsageError for `mini:PART` if PART is neither a split nor a kind of question."""
-    part, parts = name.partition(":")[2], (*MINI_SPLITS, *MINI_KINDS)
+    part, parts = name.partition(":")[2], (*SPLITS, *MINI_KINDS)
     if part and part not in parts:
         raise UsageError(f"the mini world has no part {part!r}: choose one of {', '.join(parts)}")

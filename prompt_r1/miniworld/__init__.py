@@ -4,6 +4,6 @@ Nothing imported here needs torch; the agent, which does, is in `miniworld.agent
 """
 
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.world import MiniWorld, World, make_questions, make_world, mini_world
+from prompt_r1.miniworld.world import World, make_questions, make_world, mini_questions
 
-__all__ = ["MiniEnvironment", "MiniWorld", "World", "make_questions", "make_world", "mini_world"]
+__all__ = ["MiniEnvironment", "World", "make_questions", "make_world", "mini_questions"]

@@ -25,7 +25,6 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from prompt_r1.types import Kind, Question
 
@@ -67,8 +66,7 @@ KIN = ("mother", "spouse", "teacher")  # person → person
 PERSON_RELATIONS = (*KIN, "birthplace")
 FILM_RELATIONS = (*CREW, "year", "genre", "hero")
 
-Split = Literal["train", "validation", "test", "ood"]
-
+SPLITS = {"train": 4096, "validation": 160, "test": 320, "ood": 128}  # with their numbers of questions
 TRAINING_MIX = {"bridge": 0.25, "compare": 0.28, "pop": 0.18, "math": 0.16, "gen": 0.13}
 OOD_KINDS = ("bridge_ood", "math_ood")
 FORMS: Mapping[str, Kind] = {"gen": "text", "math": "math", "math_ood": "math"}  # of the others: qa
@@ -248,33 +246,13 @@ class MiniQuestion:
     question: Question
 
 
-@dataclass(frozen=True)
-class MiniWorld:
-    """The world of a seed and its questions, by split."""
-
-    world: World
-    train: list[Question]
-    validation: list[Question]
-    test: list[Question]
-    ood: list[Question]
-
-
-def mini_world(
-    seed: int, *, train: int = 4096, validation: int = 160, test: int = 320, ood: int = 128
-) -> MiniWorld:
-    """Make the world of `seed`, with these numbers of questions in each split."""
-    world = make_world(seed)
-
-    def draw(split: Split, count: int) -> list[Question]:
-        return [mini.question for mini in make_questions(world, split, count, seed)]
-
-    return MiniWorld(
-        world, draw("train", train), draw("validation", validation), draw("test", test), draw("ood", ood)
-    )
+def mini_questions(seed: int, split: str) -> list[Question]:
+    """The questions of a split of the world of `seed`."""
+    return [mini.question for mini in make_questions(make_world(seed), split, SPLITS[split], seed)]
 
 
 def make_questions(
-    world: World, split: Split, count: int, seed: int | str, *, kinds: Sequence[str] | None = None
+    world: World, split: str, count: int, seed: int | str, *, kinds: Sequence[str] | None = None
 ) -> list[MiniQuestion]:
     """Make `count` different questions in random order.
 
@@ -331,7 +309,7 @@ def put_into_words(slots: Slots, rng: random.Random) -> str:
             return rng.choice(GEN_WORDINGS).format(film=film)
 
 
-def _new_question(world: World, split: Split, kind: str, rng: random.Random, texts: set[str]) -> MiniQuestion:
+def _new_question(world: World, split: str, kind: str, rng: random.Random, texts: set[str]) -> MiniQuestion:
     """Draw a question of this kind and split whose text is not in `texts`, and add its text there."""
     names = world.train if split == "train" else world.test
     for _ in range(2000):
@@ -370,7 +348,7 @@ def draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random
     return Gen(film)
 
 
-def _split_of(slots: Slots, world: World) -> Split:
+def _split_of(slots: Slots, world: World) -> str:
     """The split of a question, whatever its wording.
 
     Questions about facts are divided by film; word problems, and the halves validation and test, by a digest.

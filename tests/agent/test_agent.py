@@ -9,7 +9,7 @@ from prompt_r1.chat_template import special_ids
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld import mini_world
+from prompt_r1.miniworld import mini_questions
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.types import GameSettings, Question
 from tests.support import tiny
@@ -50,9 +50,8 @@ def test_a_question_must_leave_room_for_one_token():
 
 
 def test_a_split_or_a_kind_named_after_mini_is_chosen():
-    world = mini_world(0, train=0)
-    pop = [question for question in world.validation if question.dataset == "pop"]
-    assert find_questions(["mini:ood"], "validation", 0) == world.ood
+    pop = [question for question in mini_questions(0, "validation") if question.dataset == "pop"]
+    assert find_questions(["mini:ood"], "validation", 0) == mini_questions(0, "ood")
     assert pop and find_questions(["mini:pop"], "validation", 0) == pop
 
 

@@ -12,7 +12,7 @@ from prompt_r1.baselines import imitation
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.em_f1 import f1
-from prompt_r1.miniworld import make_world, world
+from prompt_r1.miniworld import make_questions, make_world
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.rollout import play_question
@@ -29,7 +29,7 @@ def mini_world(seed: int = 0) -> Environment:
     return priced(PricedSource(lambda messages: world.reply(messages[-1]["content"]).text))
 
 
-QUESTIONS = world.mini_world(0, train=64, validation=0, test=0, ood=0).train
+QUESTIONS = [mini.question for mini in make_questions(make_world(0), "train", 64, 0)]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from prompt_r1.data.files import load_questions, write_questions
 from prompt_r1.data.questions import find_questions, sample_questions, training_and_validation
 from prompt_r1.data.sampler import digest_of, stratified
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld import mini_world
+from prompt_r1.miniworld import mini_questions
 from prompt_r1.types import Question
 from tests.support.paths import PUBLISHED
 from tests.support.published import parquet, published_row
@@ -408,7 +408,7 @@ def test_every_beginning_of_the_stratified_order_has_each_datasets_share() -> No
 
 
 def test_a_sample_of_the_mini_world_is_its_first_questions() -> None:
-    assert sample_questions(["mini"], "validation", 0, 100) == mini_world(0).validation[:100]
+    assert sample_questions(["mini"], "validation", 0, 100) == mini_questions(0, "validation")[:100]
 
 
 def test_a_symbolic_link_in_place_of_the_partial_file_is_not_followed(tmp_path):

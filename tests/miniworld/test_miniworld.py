@@ -14,7 +14,7 @@ from prompt_r1.miniworld import agent as agent_module
 from prompt_r1.miniworld.agent import EMBEDDED, MiniAgent, build_agent, mini_agent
 from prompt_r1.miniworld.demonstrations import decompose, demonstrate, record
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.world import TRAINING_MIX, make_questions, make_world, mini_world
+from prompt_r1.miniworld.world import SPLITS, TRAINING_MIX, make_questions, make_world, mini_questions
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 
 QUICK = partial(build_agent, worlds=1, games=200, steps=3)
@@ -48,11 +48,9 @@ def test_an_agent_depends_on_its_seed_only_and_not_on_the_global_random_generato
 
 
 def test_training_questions_and_held_out_questions_share_no_name():
-    everything = mini_world(0)
-    training = "\n".join(f"{question.text} {question.answers}" for question in everything.train)
-    held_out = "\n".join(
-        f"{q.text} {q.answers}" for q in everything.validation + everything.test + everything.ood
-    )
+    training, *others = (mini_questions(0, split) for split in SPLITS)
+    training = "\n".join(f"{question.text} {question.answers}" for question in training)
+    held_out = "\n".join(f"{question.text} {question.answers}" for other in others for question in other)
     for name in (*WORLD.test.films, *WORLD.test.people, *WORLD.test.cities):
         assert name not in training
     for name in (*WORLD.train.films, *WORLD.train.people, *WORLD.train.cities):
@@ -60,14 +58,14 @@ def test_training_questions_and_held_out_questions_share_no_name():
 
 
 def test_splits_share_no_question_and_have_balanced_kinds():
-    world = mini_world(1, train=2000)
-    splits = [world.train, world.validation, world.test, world.ood]
-    assert len({question.text for split in splits for question in split}) == sum(map(len, splits)) == 2608
-    assert len({question.id for split in splits for question in split}) == 2608
-    assert set(Counter(question.dataset for question in world.test).values()) == {64}
-    assert Counter(question.dataset for question in world.ood) == {"bridge_ood": 64, "math_ood": 64}
-    shares = Counter(question.dataset for question in world.train)
-    assert all(abs(shares[kind] / 2000 - share) < 0.04 for kind, share in TRAINING_MIX.items())
+    train, validation, test, ood = splits = [mini_questions(1, split) for split in SPLITS]
+    assert [len(train), len(validation), len(test), len(ood)] == [4096, 160, 320, 128]
+    assert len({question.text for split in splits for question in split}) == sum(map(len, splits)) == 4704
+    assert len({question.id for split in splits for question in split}) == 4704
+    assert set(Counter(question.dataset for question in test).values()) == {64}
+    assert Counter(question.dataset for question in ood) == {"bridge_ood": 64, "math_ood": 64}
+    shares = Counter(question.dataset for question in train)
+    assert all(abs(shares[kind] / 4096 - share) < 0.04 for kind, share in TRAINING_MIX.items())
 
 
 PERSON, FILM = WORLD.test.people[0], WORLD.test.films[0]
@@ -177,9 +175,8 @@ def digest_of(lines) -> str:
 )
 def test_the_questions_of_seed_0_are_those_of_the_published_results(split, digest):
     """Ids, texts, answers and kinds, in their order."""
-    mini = mini_world(0, train=200)
-    assert (len(mini.validation), len(mini.test), len(mini.ood)) == (160, 320, 128)
-    assert digest_of(map(repr, getattr(mini, split))) == digest
+    minis = make_questions(WORLD, split, 200 if split == "train" else SPLITS[split], 0)
+    assert digest_of(repr(mini.question) for mini in minis) == digest
 
 
 @pytest.mark.parametrize(("style", "digest"), [("A", "fbb50ab19b36e3dc"), ("B", "418d96b87dc4900f")])
