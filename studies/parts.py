@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from prompt_r1.miniworld.agent import build_agent, demonstrations
-from prompt_r1.miniworld.demonstrations import PlannedTurn, ask_clearly, decompose, guess, perform
+from prompt_r1.miniworld.demonstrations import ask_clearly, decompose, guess, perform
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import (
     CREW,
@@ -77,9 +77,9 @@ def _show_steps(environment: MiniEnvironment, rng: random.Random) -> tuple[Quest
         other = _draw_step(environment.world, rng)
     if rng.random() < SHARE_OF_TWO:
         text = rng.choice(ORDERS).format(one=one.text, other=other.text)
-        plan = [PlannedTurn(one.thoughts[1], one.request), PlannedTurn(other.thoughts[2], other.request)]
+        plan = [(one.thoughts[1], one.request), (other.thoughts[2], other.request)]
     else:
-        other, text, plan = one, one.text, [PlannedTurn(one.thoughts[0], one.request)]
+        other, text, plan = one, one.text, [(one.thoughts[0], one.request)]
     question = Question(f"parts-{text}", "parts", text, (other.answer,))
     return question, perform(plan, environment, rng, fallback=str)
 
@@ -95,9 +95,9 @@ def _show_start(mini: MiniQuestion, environment: MiniEnvironment, rng: random.Ra
     if strategy == "guess":
         plan = []
     elif strategy == "vague" and not isinstance(slots, Problem):
-        plan = [PlannedTurn("Let me see.", f"Tell me about {slots.film}.")]
+        plan = [("Let me see.", f"Tell me about {slots.film}.")]
     else:
-        plan = [PlannedTurn("I ask it as it is.", mini.question.text)]
+        plan = [("I ask it as it is.", mini.question.text)]
     return perform(plan, environment, rng, fallback=lambda: guess(slots, environment.world, rng))
 
 
@@ -161,9 +161,8 @@ def main() -> None:
         given.out.write_text("".join(game_line(*game) for game in list(shown)[: given.games]))
         return
     torch.set_num_threads(1)
-    agent = build_agent(given.seed, show=show_part)
-    agent.model.save_pretrained(given.out)
-    agent.tokenizer.save_pretrained(given.out)
+    for part in build_agent(given.seed, show=show_part):
+        part.save_pretrained(given.out)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -48,12 +47,7 @@ Show = Callable[[MiniQuestion, MiniEnvironment, random.Random], tuple[Question, 
 """Plays a demonstration."""
 
 
-@dataclass(frozen=True)
-class MiniAgent:
-    """The model of a mini agent and its tokenizer."""
-
-    model: Qwen3ForCausalLM
-    tokenizer: PreTrainedTokenizerFast
+MiniAgent = tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]
 
 
 def build_agent(
@@ -83,7 +77,7 @@ def build_agent(
     for _ in tqdm(losses, desc="warm start", total=steps, unit="step", disable=None):
         pass
     model.eval()
-    return MiniAgent(model, tokenizer)
+    return model, tokenizer
 
 
 def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniAgent] = build_agent) -> Path:
@@ -104,11 +98,11 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniA
         f"Building the mini agent of seed {seed}: about a minute, once; it is kept in {folder}",
         file=sys.stderr,
     )
-    agent = build(seed)
+    parts = build(seed)
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as unfinished:
         complete = Path(unfinished, name)
-        agent.model.save_pretrained(complete)
-        agent.tokenizer.save_pretrained(complete)
+        for part in parts:
+            part.save_pretrained(complete)
         try:
             complete.rename(folder)
         except OSError:

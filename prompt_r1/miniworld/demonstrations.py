@@ -8,7 +8,7 @@ work; that is left to reinforcement learning.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from prompt_r1.miniworld.environment import MiniEnvironment
@@ -43,12 +43,8 @@ SHARE_DAMAGED = 0.1
 DAMAGES = ("no think", "unclosed think", "no tag")
 
 
-@dataclass(frozen=True)
-class PlannedTurn:
-    """A turn that asks. "{value}" in the prompt stands for the value of the previous reply."""
-
-    think: str
-    prompt: str
+Plan = list[tuple[str, str]]
+"""The thought and the prompt of each turn that asks; "{value}" in it is the value of the previous reply."""
 
 
 def demonstrate(
@@ -61,7 +57,7 @@ def demonstrate(
 
 
 def perform(
-    plan: list[PlannedTurn], environment: MiniEnvironment, rng: random.Random, *, fallback: Callable[[], str]
+    plan: Plan, environment: MiniEnvironment, rng: random.Random, *, fallback: Callable[[], str]
 ) -> list[Turn]:
     """Play a plan and answer with the value of the last reply; without a plan, with the `fallback`.
 
@@ -72,8 +68,8 @@ def perform(
         damages[rng.randrange(len(damages))] = rng.choice(DAMAGES)
     turns: list[Turn] = []
     value = ""
-    for planned, damage in zip(plan, damages[:-1], strict=True):
-        text = _write(planned.think, "interaction_prompt", planned.prompt.format(value=value), damage)
+    for (think, prompt), damage in zip(plan, damages[:-1], strict=True):
+        text = _write(think, "interaction_prompt", prompt.format(value=value), damage)
         action = parse(text)
         if action.prompt is None:  # the tag is missing: the game ends without a call
             return [*turns, Turn(text, action, None)]
@@ -104,32 +100,30 @@ def record(question: Question, turns: list[Turn], codec: Codec) -> Trajectory:
     return trajectory
 
 
-def decompose(slots: Slots) -> list[PlannedTurn]:
+def decompose(slots: Slots) -> Plan:
     """The strategy that works: one clear one-step question per turn."""
     match slots:
         case Bridge(film, first, second):
             return [
-                PlannedTurn(f"First I need the {first}.", ask_clearly(film, first)),
-                PlannedTurn(f"Now I need the {second}.", ask_clearly("{value}", second)),
+                (f"First I need the {first}.", ask_clearly(film, first)),
+                (f"Now I need the {second}.", ask_clearly("{value}", second)),
             ]
         case Compare(film, other):
             return [
-                PlannedTurn("First I need the year.", ask_clearly(other, "year")),
-                PlannedTurn("Now I can compare.", f"Was {film} released before {{value}}?"),
+                ("First I need the year.", ask_clearly(other, "year")),
+                ("Now I can compare.", f"Was {film} released before {{value}}?"),
             ]
         case Pop(film, relation):
-            return [PlannedTurn(f"I need the {relation}.", ask_clearly(film, relation))]
+            return [(f"I need the {relation}.", ask_clearly(film, relation))]
         case Problem(_, _, start, verbs, amounts):
             signs = [SIGNS[verb] for verb in verbs]
             return [
-                PlannedTurn(f"First, {verbs[0]} {amounts[0]}.", f"What is {start} {signs[0]} {amounts[0]}?"),
-                PlannedTurn(
-                    f"And then {verbs[1]} {amounts[1]}.", f"What is {{value}} {signs[1]} {amounts[1]}?"
-                ),
+                (f"First, {verbs[0]} {amounts[0]}.", f"What is {start} {signs[0]} {amounts[0]}?"),
+                (f"And then {verbs[1]} {amounts[1]}.", f"What is {{value}} {signs[1]} {amounts[1]}?"),
             ]
         case Gen(film):
             prompt = f"Write a short summary of {film} with its genre, hero and director."
-            return [PlannedTurn("I need the details.", prompt)]
+            return [("I need the details.", prompt)]
 
 
 def ask_clearly(subject: str, relation: str) -> str:
@@ -139,7 +133,7 @@ def ask_clearly(subject: str, relation: str) -> str:
     return f"{'What' if relation == 'birthplace' else 'Who'} is the {relation} of {subject}?"
 
 
-def _plan_turns(mini: MiniQuestion, world: World, rng: random.Random) -> list[PlannedTurn]:
+def _plan_turns(mini: MiniQuestion, world: World, rng: random.Random) -> Plan:
     """The turns that ask, by a strategy drawn at random."""
     slots = mini.slots
     shares = MATH_STRATEGIES if isinstance(slots, Problem) else STRATEGIES
@@ -149,12 +143,12 @@ def _plan_turns(mini: MiniQuestion, world: World, rng: random.Random) -> list[Pl
         return []
     if strategy == "vague":
         assert not isinstance(slots, Problem), "MATH_STRATEGIES has no vague questions"
-        return [PlannedTurn("Let me see.", f"Tell me about {slots.film}.")]
+        return [("Let me see.", f"Tell me about {slots.film}.")]
     if strategy == "stop early" and len(plan) > 1:
         return plan[:1]
     if strategy in ("decompose", "mixed up"):
         return plan
-    return [PlannedTurn("I ask it as it is.", mini.question.text)]
+    return [("I ask it as it is.", mini.question.text)]
 
 
 def _mix_up(slots: Slots, world: World, rng: random.Random) -> Slots:

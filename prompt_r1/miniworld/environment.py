@@ -91,16 +91,12 @@ def _wording(template: str) -> str:
     return f"{re.escape(head)}(?P<film>.+?){re.escape(tail)}"
 
 
-def _before_year(film: str, year: str) -> BeforeYear:
-    return BeforeYear(film, other=year)
-
-
 def _problem(owner: str, start: str, things: str, verb: str, amount: str, then: str, second: str) -> Problem:
     verbs, amounts = (verb.lower(), then.lower()), (int(amount), int(second))
     return Problem(owner, things.lower(), int(start), verbs, amounts)
 
 
-_RELATION = "director|composer|star|mother|spouse|teacher|birthplace|year|genre|hero"
+_RELATION = "|".join((*FILM_RELATIONS, *PERSON_RELATIONS))
 _VERB = "|".join(SIGNS)
 _ANY_PROBLEM = (
     rf"(?:problem:\s*)?(?P<owner>\w+) has (?P<start>\d+) (?P<things>\w+), "
@@ -108,7 +104,6 @@ _ANY_PROBLEM = (
     rf"and then (?P<then>{_VERB}) (?P<second>\d+)(?: more)?\.\s*how many .+"
 )
 _DETAILS = r"(?=.*\bgenre\b)(?=.*\bhero\b)(?=.*\bdirector\b)"
-
 _TWO_RELATIONS = rf"the (?P<second>{_RELATION}) of the (?P<first>{_RELATION})"
 
 # Wordings of requests: the named groups of each pattern are the arguments of what builds the request.
@@ -124,7 +119,7 @@ FORMS = (
         r"(?:when|in (?:what|which) year) was (?P<subject>.+?) released", partial(Lookup, relation="year")
     ),
     _pattern(r"where was (?P<subject>.+?) born", partial(Lookup, relation="birthplace")),
-    _pattern(r"was (?P<film>.+?) released before (?P<year>\d{4})", _before_year),
+    _pattern(r"was (?P<film>.+?) released before (?P<other>\d{4})", BeforeYear),
     _pattern(r"was (?P<film>.+?) released before (?P<other>.+?)", Compare),
     _pattern(r"(?:what|how much) is (?P<left>\d{1,6}) (?P<sign>plus|minus) (?P<right>\d{1,6})", Sum),
     _pattern(_ANY_PROBLEM, _problem),
@@ -155,12 +150,12 @@ def understand(prompt: str, world: World) -> Request | None:
 
 
 def _slots(match: re.Match[str], world: World) -> dict[str, str]:
-    """The parts of a request, with names in the world's spelling ("": unknown)."""
+    """The parts of a request, with names that are known in the world's spelling."""
     slots = match.groupdict()
     for slot in slots.keys() & {"relation", "first", "second", "sign"}:
         slots[slot] = slots[slot].lower()
     for slot in slots.keys() & {"film", "other", "subject"}:
-        slots[slot] = world.names.get(slots[slot].lower(), "")
+        slots[slot] = world.names.get(slots[slot].lower(), slots[slot])
     return slots
 
 
@@ -175,7 +170,7 @@ def _makes_sense(request: Request, world: World) -> bool:
         case Compare(film, other):
             return (film, "year") in facts and (other, "year") in facts
         case Vague(subject):
-            return subject != ""
+            return subject.lower() in world.names
         case Sum() | Problem():
             return True
         case Pop(film) | Gen(film) | Detailed(film) | BeforeYear(film):
@@ -238,8 +233,7 @@ class MiniEnvironment:
             return MiniReply(rng.choice(wordings["confused"]), "")
         request = interpret(request, self.world, skills, rng)
         value = believe(request, self.world, self.style, skills, rng)
-        bare_value_wanted = question != prompt
-        if bare_value_wanted and value:
+        if value and question != prompt:  # only the bare value is wanted
             return MiniReply(value, value)
         sentence = rng.choice(wordings[_form_of(request, value)])
         return MiniReply(sentence.format(value=value, **asdict(request)), value)
@@ -321,7 +315,7 @@ def believe(request: Request, world: World, style: Style, skills: Skills, rng: r
     raise AssertionError(f"interpret() left {request}")
 
 
-def _other(value: str, values: tuple[str, ...], rng: random.Random) -> str:
+def _other(value: str, values: Sequence[str], rng: random.Random) -> str:
     return rng.choice([other for other in values if other != value])
 
 

@@ -28,38 +28,33 @@ from functools import cached_property
 
 from prompt_r1.types import Kind, Question
 
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-FIRST_NAMES = _words(
+FIRST_NAMES = (
     "Anna Boris Clara David Elena Felix Greta Hugo Irene Jonas Karin Lukas Maria Nils Olga Peter "
     "Quinn Rosa Simon Tessa Ugo Vera Walter Yara"
-)
+).split()
 # Who may be mothers.
-WOMEN = _words("Anna Clara Elena Greta Irene Karin Maria Olga Quinn Rosa Tessa Vera Yara")
-LAST_NAMES = _words(
+WOMEN = tuple("Anna Clara Elena Greta Irene Karin Maria Olga Quinn Rosa Tessa Vera Yara".split())
+LAST_NAMES = (
     "Keller Novak Larsen Moreno Fischer Tanaka Rossi Duval Berger Lindqvist Okafor Petrov Silva "
     "Horvath Nakamura Weber Jensen Kowalski Marino Dubois Ortega Hansen Bauer Costa Ivanov Murray "
     "Santos Walsh Yilmaz Zeller Adler Farkas"
-)
-ADJECTIVES = _words(
+).split()
+ADJECTIVES = (
     "Silver Golden Crimson Silent Broken Hidden Frozen Distant Burning Lonely Velvet Hollow Bitter "
     "Gentle Electric Scarlet Wild Ancient Midnight Paper"
-)
-NOUNS = _words(
+).split()
+NOUNS = (
     "River Garden Tower Harbor Mountain Mirror Winter Summer Kingdom Letter Promise Island Forest "
     "Bridge Storm Window Desert Train Lantern Empire Orchard Valley Ocean Shadow Crown Violin Compass "
     "Station Rose Dream"
-)
-CITY_PREFIXES = _words("Port Lake Fort Mount Saint New Upper Old")
-GENRES = _words("drama comedy thriller western musical romance mystery fantasy")
-HEROES = _words(
+).split()
+CITY_PREFIXES = "Port Lake Fort Mount Saint New Upper Old".split()
+GENRES = "drama comedy thriller western musical romance mystery fantasy".split()
+HEROES = (
     "sailor doctor painter farmer soldier singer lawyer nurse pilot baker thief writer dancer king "
     "monk student"
-)
-YEARS = tuple(str(year) for year in range(1950, 2000))
+).split()
+YEARS = [str(year) for year in range(1950, 2000)]
 
 CREW = ("director", "composer", "star")  # film → person
 KIN = ("mother", "spouse", "teacher")  # person → person
@@ -111,10 +106,10 @@ class World:
         """The spelling of every film and person, by its lower-case form."""
         return {subject.lower(): subject for subject, _ in self.facts}
 
-    def values(self, relation: str) -> tuple[str, ...]:
+    def values(self, relation: str) -> Sequence[str]:
         """All values that `relation` can have: wrong but plausible answers are drawn from them."""
         people = self.train.people + self.test.people
-        tables = {
+        tables: Mapping[str, Sequence[str]] = {
             "mother": _women(people),
             "birthplace": self.train.cities + self.test.cities,
             "year": YEARS,
@@ -259,8 +254,7 @@ def make_questions(
     Their kinds have the shares of TRAINING_MIX in training, and equal shares elsewhere.
     """
     rng = random.Random(f"questions {split} {seed}")
-    default_kinds: Sequence[str] = OOD_KINDS if split == "ood" else list(TRAINING_MIX)
-    kinds = list(kinds or default_kinds)
+    kinds = list(kinds or (OOD_KINDS if split == "ood" else TRAINING_MIX))
     if split == "train":
         drawn = rng.choices(kinds, [TRAINING_MIX[kind] for kind in kinds], k=count)
     else:

@@ -28,7 +28,8 @@ def quick():
 
 @pytest.fixture(scope="module")
 def codec(quick):
-    return Codec(quick.tokenizer, INSTRUCTIONS["short"])
+    _, tokenizer = quick
+    return Codec(tokenizer, INSTRUCTIONS["short"])
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +42,10 @@ def demonstrations():
 
 def test_an_agent_depends_on_its_seed_only_and_not_on_the_global_random_generator(quick):
     before = torch.random.get_rng_state()
-    again = QUICK(0)
+    again, _ = QUICK(0)
     assert torch.equal(before, torch.random.get_rng_state())
-    weights = again.model.state_dict()
-    assert all(torch.equal(weight, weights[name]) for name, weight in quick.model.state_dict().items())
+    weights = again.state_dict()
+    assert all(torch.equal(weight, weights[name]) for name, weight in quick[0].state_dict().items())
 
 
 def test_training_questions_and_held_out_questions_share_no_name():
@@ -132,8 +133,8 @@ def test_decomposing_answers_nearly_every_held_out_question():
     right = 0
     for mini in minis:
         value = ""
-        for step in decompose(mini.slots):
-            reply = environment.reply(step.prompt.format(value=value))
+        for _, prompt in decompose(mini.slots):
+            reply = environment.reply(prompt.format(value=value))
             value = reply.value
             assert value in reply.text.lower() if value in ("yes", "no") else value in reply.text
         right += value == mini.question.answers[0]
@@ -187,10 +188,10 @@ def test_single_steps_of_seed_0_get_the_published_replies(style, digest):
     environment, replies = MiniEnvironment(WORLD, style, seed=0), []
     for mini in make_questions(WORLD, "validation", 160, 0):
         value = ""
-        for step in decompose(mini.slots):
-            reply = environment.reply(step.prompt.format(value=value))
+        for think, prompt in decompose(mini.slots):
+            reply = environment.reply(prompt.format(value=value))
             value = reply.value
-            replies.append(f"{step.think} {step.prompt} {reply.text} {value}")
+            replies.append(f"{think} {prompt} {reply.text} {value}")
         for question in (mini.question.text, f"{mini.question.text} Answer only."):
             replies.append(environment.reply(question).text)
         if hasattr(mini.slots, "film"):
@@ -208,21 +209,21 @@ def test_the_published_agents_learned_from_these_demonstrations(demonstrations):
 def test_the_loss_of_the_warm_start_is_the_mean_over_the_agents_own_tokens(demonstrations, quick, codec):
     """The oracle: each game alone, without padding, token by token in float64."""
     games = [record(question, turns, codec) for question, turns in demonstrations[:5]]
-    nats = []
+    (model, _), nats = quick, []
     for game in games:
         with torch.no_grad():
-            logits = quick.model(torch.tensor([game.tokens])).logits[0].double()
+            logits = model(torch.tensor([game.tokens])).logits[0].double()
         log_probabilities = logits.log_softmax(-1)
         nats += [
             -log_probabilities[place - 1, token].item()
             for place, token in enumerate(game.tokens)
             if game.sampled[place]
         ]
-    loss = agent_module.next_token_loss(quick.model, games).item()
+    loss = agent_module.next_token_loss(model, games).item()
     assert loss == pytest.approx(sum(nats) / len(nats), rel=1e-5)
 
 
-def test_an_agent_is_built_once_despite_interrupted_and_concurrent_builds(quick, tmp_path, capsys):
+def test_an_agent_is_built_once_despite_interrupted_and_concurrent_builds(quick, codec, tmp_path, capsys):
     cache = tmp_path / "agents"
 
     def interrupted(seed: int) -> MiniAgent:
@@ -245,9 +246,9 @@ def test_an_agent_is_built_once_despite_interrupted_and_concurrent_builds(quick,
     # It is a standard Hugging Face model.
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     tokens = Codec(tokenizer, INSTRUCTIONS["short"]).opening(f"What is {FILM} about?")
-    assert tokens == Codec(quick.tokenizer, INSTRUCTIONS["short"]).opening(f"What is {FILM} about?")
+    assert tokens == codec.opening(f"What is {FILM} about?")
     with torch.no_grad():
-        ours, loaded = (each(input_ids=torch.tensor([tokens])).logits for each in (quick.model, model))
+        ours, loaded = (each(input_ids=torch.tensor([tokens])).logits for each in (quick[0], model))
     assert torch.equal(ours, loaded)
 
 
