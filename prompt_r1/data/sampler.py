@@ -4,7 +4,6 @@ import hashlib
 import json
 import random
 from collections.abc import Sequence
-from functools import lru_cache
 
 from prompt_r1.types import Question
 
@@ -18,17 +17,11 @@ def questions_of_step(questions: Sequence[Question], step: int, *, count: int, s
     taken: list[Question] = []
     epoch, position = divmod((step - 1) * count, len(questions))
     while len(taken) < count:
-        order = _order_of_epoch(len(questions), seed, epoch)
-        taken += [questions[index] for index in order[position : position + count - len(taken)]]
+        order = list(questions)
+        random.Random(f"questions {seed} {epoch}").shuffle(order)
+        taken += order[position : position + count - len(taken)]
         epoch, position = epoch + 1, 0
     return taken
-
-
-@lru_cache(maxsize=2)  # each step asks for the order of its epoch, when it plays and when it trains
-def _order_of_epoch(count: int, seed: int, epoch: int) -> tuple[int, ...]:
-    order = list(range(count))
-    random.Random(f"questions {seed} {epoch}").shuffle(order)
-    return tuple(order)
 
 
 def digest_of(questions: Sequence[Question]) -> str:
