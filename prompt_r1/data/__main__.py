@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prompt_r1.cli.command_line import Parser, program_name, run_program
 from prompt_r1.config.fields import POSITIVE, check_number
-from prompt_r1.data.datasets import CONVERTED, PAPER_MIX, convert, mix
+from prompt_r1.data.datasets import CONVERTED, TRAINED, convert, mix
 from prompt_r1.data.files import load_questions, write_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.terminal import printable
@@ -20,17 +20,9 @@ def main(arguments: list[str]) -> None:
     command = commands.add_parser("convert", help="convert a raw dump to a question file", allow_abbrev=False)
     command.set_defaults(command=_convert)
     add = command.add_argument
-    add(
-        "--from",
-        dest="source",
-        required=True,
-        choices=CONVERTED,
-        metavar="DATASET",
-        help=", ".join(CONVERTED),
-    )
-    add(
-        "--in", dest="files", required=True, nargs="+", metavar="FILE", help="raw files, or hf:ORG/NAME:SPLIT"
-    )
+    add("--from", dest="source", required=True, choices=CONVERTED, help="the dataset")
+    sources = "raw files, or hf:ORG/NAME:SPLIT"
+    add("--in", dest="files", required=True, nargs="+", metavar="FILE", help=sources)
     add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")
 
     about = "draw the same number of questions from each dataset"
@@ -66,7 +58,7 @@ def _mix(options: argparse.Namespace) -> None:
     write_questions(options.out, drawn)
     print(f"{options.out}: {len(drawn):,} questions")
     counts = Counter(question.dataset for question in drawn)
-    for dataset in sorted({*counts, *PAPER_MIX}):
+    for dataset in sorted({*counts, *TRAINED}):
         print(printable(f"  {dataset}: {counts[dataset]:,}"))
 
 

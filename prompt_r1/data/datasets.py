@@ -8,8 +8,8 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from prompt_r1.data.files import (
     BadRow,
@@ -39,15 +39,6 @@ class LeftOut(Exception):
     """The dataset marks this row as unusable, and why. The rows are counted by this reason."""
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """A dataset: its name in the paper, and how to convert a row."""
-
-    name: str
-    convert: Callable[[Fields], Draft]  # the question of a row
-    trained: bool = True  # part of the training mix; the others are out-of-distribution tests
-
-
 def hotpotqa(row: Fields) -> Draft:
     """HotpotQA, and 2WikiMultihopQA, which has the same format. Their test splits have no answers."""
     return text_field(row, "question"), _golds(row.get("answer"), "answer")
@@ -57,9 +48,8 @@ def musique(row: Fields) -> Draft:
     """MuSiQue. The Full variant has an unanswerable copy of each question."""
     if str(row.get("answerable", True)).lower() != "true":  # a table holds a text
         raise LeftOut("unanswerable")
-    text, golds = text_field(row, "question"), _golds(row.get("answer"), "answer")
     aliases = _list(row.get("answer_aliases") or [], "answer_aliases")
-    return text, _golds([*golds, *aliases], "answer_aliases")
+    return text_field(row, "question"), _golds([row.get("answer"), *aliases], "answer")
 
 
 def popqa(row: Fields) -> Draft:
@@ -148,9 +138,8 @@ def triviaqa(row: Fields) -> Draft:
     if not isinstance(answer, dict):
         raise LeftOut(NO_ANSWER)
     answer = {name.lower(): value for name, value in answer.items()}
-    golds = _golds(answer.get("value"), "value")
-    golds = _golds([*golds, *_list(answer.get("aliases") or [], "aliases")], "aliases")
-    return text_field(row, "question"), golds
+    aliases = _list(answer.get("aliases") or [], "aliases")
+    return text_field(row, "question"), _golds([answer.get("value"), *aliases], "answer")
 
 
 def natural_questions(row: Fields) -> Draft:
@@ -218,27 +207,26 @@ def _golds(value: object, field: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text_or_number(gold, field) for gold in filled))
 
 
-DATASETS = {
-    "2wiki": Dataset("2WikiMultihopQA", hotpotqa),
-    "hotpotqa": Dataset("HotpotQA", hotpotqa),
-    "gsm8k": Dataset("GSM8K", gsm8k),
-    "dapo": Dataset("DAPO-Math", dapo),
-    "musique": Dataset("MuSiQue", musique),
-    "popqa": Dataset("PopQA", popqa),
-    "booksum": Dataset("BookSum", booksum),
-    "writingprompts": Dataset("WritingPrompts", writingprompts),
-    "mathqa": Dataset("MathQA", mathqa, trained=False),
-    "squad": Dataset("SQuAD v2", squad, trained=False),
-    "triviaqa": Dataset("TriviaQA", triviaqa, trained=False),
-    "xsum": Dataset("XSum", xsum, trained=False),
+# The name of each dataset in the paper, and what converts its rows. The first eight are the training mix, the
+# next four the out-of-distribution tests; the last two are not in the paper.
+CONVERTED: Mapping[str, tuple[str, Callable[[Fields], Draft]]] = {
+    "2wiki": ("2WikiMultihopQA", hotpotqa),
+    "hotpotqa": ("HotpotQA", hotpotqa),
+    "gsm8k": ("GSM8K", gsm8k),
+    "dapo": ("DAPO-Math", dapo),
+    "musique": ("MuSiQue", musique),
+    "popqa": ("PopQA", popqa),
+    "booksum": ("BookSum", booksum),
+    "writingprompts": ("WritingPrompts", writingprompts),
+    "mathqa": ("MathQA", mathqa),
+    "squad": ("SQuAD v2", squad),
+    "triviaqa": ("TriviaQA", triviaqa),
+    "xsum": ("XSum", xsum),
+    "nq": ("Natural Questions", natural_questions),
+    "math": ("MATH", math),
 }
-# Every dataset that `convert` reads; these two are not in the paper.
-CONVERTED = {
-    **DATASETS,
-    "nq": Dataset("Natural Questions", natural_questions, trained=False),
-    "math": Dataset("MATH", math, trained=False),
-}
-PAPER_MIX = tuple(dataset.name for dataset in DATASETS.values() if dataset.trained)
+NAMES = tuple(name for name, _ in CONVERTED.values())
+TRAINED, OUT_OF_DISTRIBUTION = NAMES[:8], NAMES[8:12]
 
 
 def convert(name: str, sources: Sequence[str]) -> tuple[list[Question], Counter[str]]:
@@ -246,13 +234,13 @@ def convert(name: str, sources: Sequence[str]) -> tuple[list[Question], Counter[
 
     Raises UsageError with the file, the row and the reason, also if no question is left.
     """
-    dataset = CONVERTED[name]
+    dataset, question_of = CONVERTED[name]
     questions: dict[str, Question] = {}  # by question_key
     left_out: Counter[str] = Counter()
     for source in sources:
         for number, row in read_rows(source):
             try:
-                text, golds = dataset.convert(fields_of(row))
+                text, golds = question_of(fields_of(row))
             except LeftOut as reason:
                 left_out[str(reason)] += 1
                 continue
@@ -264,8 +252,7 @@ def convert(name: str, sources: Sequence[str]) -> tuple[list[Question], Counter[
             elif key in questions:
                 left_out["asked before"] += 1
             else:
-                kind = kind_of(dataset.name)
-                questions[key] = Question(id_from_text(text), dataset.name, text, golds, kind)
+                questions[key] = Question(id_from_text(text), dataset, text, golds, kind_of(dataset))
     if not questions:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items()) or "no rows"
         raise UsageError(f"{sources[0]}: no question is left ({reasons})")

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED
 from prompt_r1.evaluation.extraction import extract_answer
-from prompt_r1.evaluation.paper_numbers import OUT_OF_DISTRIBUTION, REPORTED_METRICS, TRAINED
+from prompt_r1.evaluation.paper_numbers import REPORTED_METRICS
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.metrics.em_f1 import exact_match, f1, substring_match
 from prompt_r1.metrics.statistics import macro_interval

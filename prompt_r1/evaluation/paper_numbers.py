@@ -8,11 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from prompt_r1.data.datasets import DATASETS, PAPER_MIX
 from prompt_r1.types import Kind
 
-TRAINED = PAPER_MIX
-OUT_OF_DISTRIBUTION = tuple(dataset.name for dataset in DATASETS.values() if not dataset.trained)
 # The metrics that the paper reports of each kind of question; the first is the kind's main metric here.
 REPORTED_METRICS: Mapping[Kind, tuple[str, str]] = {
     "qa": ("em", "f1"),

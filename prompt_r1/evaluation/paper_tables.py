@@ -7,8 +7,9 @@ Table 5        transfer: agents by the environment of their training, with each 
 from collections.abc import Mapping, Sequence
 
 from prompt_r1.cli.tables import markdown_table
+from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED
 from prompt_r1.evaluation.aggregate import LABELS, Rate, Results
-from prompt_r1.evaluation.paper_numbers import OUT_OF_DISTRIBUTION, REPORTED_METRICS, TRAINED, paper_number
+from prompt_r1.evaluation.paper_numbers import REPORTED_METRICS, paper_number
 from prompt_r1.evaluation.predictions import System, short_names
 from prompt_r1.metrics.statistics import bounds_text
 from prompt_r1.miniworld.world import OOD_KINDS

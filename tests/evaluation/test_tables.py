@@ -8,6 +8,7 @@ from statistics import mean
 
 import pytest
 
+from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED
 from prompt_r1.data.files import kind_of
 from prompt_r1.evaluation import paper_numbers
 from prompt_r1.evaluation.aggregate import score_predictions, text_metrics
@@ -22,7 +23,7 @@ from tests.evaluation.predictions import DIRECT, predict, predict_all, question_
 from tests.support.paths import SHARED
 
 PAPER_TEXT = SHARED / "paper" / "paper_full_text.txt"
-DATASETS = (*paper_numbers.TRAINED, *paper_numbers.OUT_OF_DISTRIBUTION)
+DATASETS = (*TRAINED, *OUT_OF_DISTRIBUTION)
 COT = System("cot", "large")
 FULL = System("prompt-r1", "large", "runs/a")
 
@@ -43,7 +44,7 @@ def test_every_number_occurs_in_the_text_of_the_paper():
             where = [(name, metric) for name in datasets for metric in REPORTED_METRICS[kind_of(name)]]
             assert tuple(numbers[method, MINI, MINI, *row] for row in where) in rows
     for column in paper_numbers.TRANSFER_COLUMNS:
-        names = paper_numbers.OUT_OF_DISTRIBUTION
+        names = OUT_OF_DISTRIBUTION
         where = [(name, metric) for name in names for metric in REPORTED_METRICS[kind_of(name)]]
         assert tuple(numbers[*column, *row] for row in where) in rows
 
@@ -162,7 +163,7 @@ def test_tables_2_to_5_have_the_numbers_of_the_paper_below_ours():
     assert (paper["direct"], paper[full], paper["agent-only"]) == ("33.59", "44.53", "21.88")
     assert (paper["untrained"], paper[other]) == ("20.31", ""), "the paper's was trained with gpt-4o-mini"
     average = next(line for line in wide if line[0].startswith("Average") and line[1] == "EM")
-    names = [name for name in paper_numbers.TRAINED if kind_of(name) != "text"]
+    names = [name for name in TRAINED if kind_of(name) != "text"]
     assert average[2].startswith(f"{100 * mean(sum(drawn(0, 0.4)[name]) / 16 for name in names):.1f} [")
     assert ["", "EM, paper", "34.89", "44.01"] in [line[:4] for line in wide]
 
