@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -217,14 +218,8 @@ def _batches(
 
 def next_token_loss(model: Qwen3ForCausalLM, batch: Sequence[Trajectory]) -> Tensor:
     """The mean cross-entropy of the sampled tokens of a batch."""
-    width = max(len(trajectory.tokens) for trajectory in batch)
-    padding = model.config.pad_token_id
-    assert padding is not None, "new_model sets the padding token"
-    tokens = torch.full((len(batch), width), padding)  # (B, T)
-    sampled = torch.zeros((len(batch), width), dtype=torch.bool)  # (B, T)
-    for row, trajectory in enumerate(batch):
-        tokens[row, : len(trajectory.tokens)] = torch.tensor(trajectory.tokens)
-        sampled[row, : len(trajectory.tokens)] = torch.tensor(trajectory.sampled)
+    tokens = pad_sequence([torch.tensor(game.tokens) for game in batch], batch_first=True)  # (B, T)
+    sampled = pad_sequence([torch.tensor(game.sampled) for game in batch], batch_first=True)  # (B, T)
     # Right padding and a causal model: real tokens cannot see the padding, so no mask is needed.
     hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state  # (B, T, D)
     target = sampled[:, 1:]
