@@ -6,6 +6,7 @@ tags and instruction (`chat_template.Frame`), so that it can never become a cont
 """
 
 import copy
+import re
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
@@ -76,6 +77,11 @@ TAGS = tuple(
     for name in ("think", "interaction_prompt", "interaction_response", "answer")
     for slash in ("", "/")
 )
+ANY_TAG = re.compile(f"({'|'.join(TAGS)})")
+CLEAN_TURNS = (
+    ["<think>", "</think>", "<interaction_prompt>", "</interaction_prompt>"],
+    ["<think>", "</think>", "<answer>", "</answer>"],
+)
 
 
 def parse(text: str) -> Action:
@@ -93,11 +99,7 @@ def parse(text: str) -> Action:
             answer = None
         else:
             prompt = None
-    if prompt is not None:
-        clean = _is_clean(text, think, "interaction_prompt", prompt)
-    else:
-        clean = _is_clean(text, think, "answer", answer)
-    return Action(think, prompt, answer, clean)
+    return Action(think, prompt, answer, _is_clean(text))
 
 
 def _block(text: str, name: str, start: int) -> tuple[str | None, int]:
@@ -113,20 +115,10 @@ def _block(text: str, name: str, start: int) -> tuple[str | None, int]:
     return text[text.rfind(opening, start, close) + len(opening) : close].strip(), close + len(closing)
 
 
-def _is_clean(text: str, think: str | None, name: str, content: str | None) -> bool:
-    """Whether the turn is `<think>…</think>`, then `<name>…</name>`, and nothing else, not even a tag."""
-    if think is None or content is None:
-        return False
-    text = text.strip()
-    order = ["<think>", "</think>", f"<{name}>", f"</{name}>"]
-    positions = [text.find(tag) for tag in order]
-    return (
-        all(text.count(tag) == (tag in order) for tag in TAGS)  # these once, the others never
-        and positions == sorted(positions)
-        and text.startswith("<think>")
-        and text.endswith(f"</{name}>")
-        and not text[positions[1] + len("</think>") : positions[2]].strip()
-    )
+def _is_clean(text: str) -> bool:
+    """Whether the turn is a think block, then a prompt or an answer, and nothing else, not even a tag."""
+    pieces = ANY_TAG.split(text, maxsplit=5)  # text, tag, text, tag, …; a fifth tag is one too many
+    return pieces[1::2] in CLEAN_TURNS and not "".join(pieces[::4]).strip()
 
 
 class Codec:
@@ -220,11 +212,10 @@ class Codec:
                 return tokens[:end]
         return tokens
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The agent's text of one turn, without the stop token at the end."""
-        stopped = bool(tokens) and tokens[-1] in self.stop_ids
-        return text_of(self.tokenizer, tokens[:-1] if stopped else tokens)
-
     def turn_text(self, tokens: Sequence[int]) -> str:
-        """The text of one turn as `parse` reads it: with the <think> that the template has opened for it."""
-        return self.frame.opened + self.decode(tokens)
+        """The text of one turn as `parse` reads it.
+
+        With the <think> that the template has opened for it, without the stop token at the end.
+        """
+        stopped = bool(tokens) and tokens[-1] in self.stop_ids
+        return self.frame.opened + text_of(self.tokenizer, tokens[:-1] if stopped else tokens)

@@ -76,7 +76,7 @@ def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
         complete=rule.delta * complete,
     )
     cap = rule.unanswered_cap if answer is None else rule.epsilon
-    format_reward = min(cap, terms.sum)
+    format_reward = min(cap, sum(vars(terms).values()))
     answer_reward = 0.0 if answer is None else f1(answer, trajectory.question.answers)
     gate_is_open = format_reward >= rule.epsilon - TOLERANCE
     total = -rule.epsilon + format_reward + (answer_reward if gate_is_open else 0.0)

@@ -124,10 +124,6 @@ class FormatTerms:
     filled: float = 0.0  # γ A_n
     complete: float = 0.0  # δ C_f
 
-    @property
-    def sum(self) -> float:
-        return self.interactions + self.parsed + self.filled + self.complete
-
 
 @dataclass(frozen=True)
 class Reward:

@@ -95,8 +95,8 @@ def test_a_turn_ends_at_the_templates_end_of_message_and_at_eos():
     message_end, eos = tiny.tokenizer().convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     assert Codec(other, "").stop_ids == {message_end, eos}
     assert Codec(none, "").stop_ids == codec().stop_ids == {message_end}
-    assert [Codec(other, "").decode([65, end]) for end in (message_end, eos)] == [decode([65])] * 2
-    assert codec().decode([eos]) == "<|endoftext|>"  # not a stop token of this tokenizer
+    assert [Codec(other, "").turn_text([65, end]) for end in (message_end, eos)] == [decode([65])] * 2
+    assert codec().turn_text([eos]) == "<|endoftext|>"  # not a stop token of this tokenizer
 
 
 @pytest.mark.parametrize("encoded", [64, 1])  # characters for each token that is read

@@ -27,7 +27,7 @@ def test_a_turn_ends_at_every_end_token_of_the_model():
     policy.model.generation_config.eos_token_id = [own, other, ordinary]
     agent = make_agent(policy, codec, TrainConfig(**PRESETS["mini"]).game)
     assert agent.engine.stop_ids == {own, other}
-    assert agent.codec.decode([*codec.encode_trusted("abc"), other]) == "abc"
+    assert agent.codec.turn_text([*codec.encode_trusted("abc"), other]) == "abc"
 
 
 def test_an_agent_is_refused_for_games_that_are_longer_than_its_positions(tmp_path):

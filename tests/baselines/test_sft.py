@@ -72,7 +72,7 @@ def test_an_example_is_the_question_in_the_chat_template_and_the_gold_answer_in_
     example = example_of(QUESTIONS[0], agent.codec)
     read = example.sampled.index(True)
     assert example.tokens[:read] == agent.codec.opening("Number 0?") and all(example.sampled[read:])
-    assert agent.codec.decode(example.tokens[read:]) == "<answer>it is 0</answer>"
+    assert agent.codec.turn_text(example.tokens[read:]) == "<answer>it is 0</answer>"
     assert example.tokens[-1] == agent.codec.turn_end
 
 
