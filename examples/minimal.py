@@ -24,8 +24,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from prompt_r1.metrics.em_f1 import exact_match, f1
-from prompt_r1.miniworld import MiniEnvironment, make_world, mini_questions
 from prompt_r1.miniworld.agent import mini_agent
+from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.miniworld.world import make_world, mini_questions
 from prompt_r1.types import Question
 
 # The algorithm. In brackets: the paper's value, where the toy has another one.

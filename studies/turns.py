@@ -20,7 +20,8 @@ from prompt_r1.cli.tables import markdown_table
 from prompt_r1.distributed import pick_device
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.em_f1 import exact_match
-from prompt_r1.miniworld import MiniEnvironment, make_world, mini_questions
+from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.miniworld.world import make_world, mini_questions
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Generate, Question, Trajectory
 from studies.seeds import Scores, percent

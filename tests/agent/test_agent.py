@@ -9,7 +9,7 @@ from prompt_r1.chat_template import special_ids
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld import mini_questions
+from prompt_r1.miniworld.world import mini_questions
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.types import GameSettings, Question
 from tests.support import tiny

@@ -11,8 +11,9 @@ from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.environments.sources import OwnSource
 from prompt_r1.errors import EnvError
 from prompt_r1.metrics.em_f1 import exact_match
-from prompt_r1.miniworld import MiniEnvironment, make_world
 from prompt_r1.miniworld.advice import AdvisedEnvironment
+from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.miniworld.world import make_world
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES
 from prompt_r1.types import GameSettings, Question

@@ -12,9 +12,9 @@ from prompt_r1.baselines import imitation
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.em_f1 import f1
-from prompt_r1.miniworld import make_questions, make_world
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.miniworld.world import make_questions, make_world
 from prompt_r1.rollout import play_question
 from prompt_r1.types import Trajectory
 from tests.support import tiny

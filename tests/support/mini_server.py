@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TypeVar
 
-from prompt_r1.miniworld import MiniEnvironment, make_world
+from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.miniworld.world import make_world
 
 T = TypeVar("T")
 COMPLETION = "POST /v1/chat/completions"
