@@ -88,7 +88,7 @@ def _pattern(pattern: str, build: Build) -> tuple[re.Pattern[str], Build]:
 def _wording(template: str) -> str:
     """The pattern of a wording that contains {film}."""
     head, tail = template.rstrip("?.").split("{film}")
-    return f"{re.escape(head)}(?P<film>.+?){re.escape(tail)}"
+    return f"{re.escape(head)}{_FILM}{re.escape(tail)}"
 
 
 def _problem(owner: str, start: str, things: str, verb: str, amount: str, then: str, second: str) -> Problem:
@@ -104,23 +104,19 @@ _ANY_PROBLEM = (
     rf"and then (?P<then>{_VERB}) (?P<second>\d+)(?: more)?\.\s*how many .+"
 )
 _DETAILS = r"(?=.*\bgenre\b)(?=.*\bhero\b)(?=.*\bdirector\b)"
-_TWO_RELATIONS = rf"the (?P<second>{_RELATION}) of the (?P<first>{_RELATION})"
+_FILM, _SUBJECT = "(?P<film>.+?)", "(?P<subject>.+?)"
 
 # Wordings of requests: the named groups of each pattern are the arguments of what builds the request.
 FORMS = (
-    _pattern(rf"(?:who|what) is {_TWO_RELATIONS} of (?P<film>.+?)", Bridge),
-    _pattern(rf"(?:who|what) is the (?P<relation>{_RELATION}) of (?P<subject>.+?)", Lookup),
-    _pattern(r"who directed (?P<subject>.+?)", partial(Lookup, relation="director")),
-    _pattern(
-        r"who composed (?:the music (?:of|for) )?(?P<subject>.+?)", partial(Lookup, relation="composer")
-    ),
-    _pattern(r"who stars in (?P<subject>.+?)", partial(Lookup, relation="star")),
-    _pattern(
-        r"(?:when|in (?:what|which) year) was (?P<subject>.+?) released", partial(Lookup, relation="year")
-    ),
-    _pattern(r"where was (?P<subject>.+?) born", partial(Lookup, relation="birthplace")),
-    _pattern(r"was (?P<film>.+?) released before (?P<other>\d{4})", BeforeYear),
-    _pattern(r"was (?P<film>.+?) released before (?P<other>.+?)", Compare),
+    _pattern(rf"wh(?:o|at) is the (?P<second>{_RELATION}) of the (?P<first>{_RELATION}) of {_FILM}", Bridge),
+    _pattern(rf"wh(?:o|at) is the (?P<relation>{_RELATION}) of {_SUBJECT}", Lookup),
+    _pattern(rf"who directed {_SUBJECT}", partial(Lookup, relation="director")),
+    _pattern(rf"who composed (?:the music (?:of|for) )?{_SUBJECT}", partial(Lookup, relation="composer")),
+    _pattern(rf"who stars in {_SUBJECT}", partial(Lookup, relation="star")),
+    _pattern(rf"(?:when|in (?:what|which) year) was {_SUBJECT} released", partial(Lookup, relation="year")),
+    _pattern(rf"where was {_SUBJECT} born", partial(Lookup, relation="birthplace")),
+    _pattern(rf"was {_FILM} released before (?P<other>\d{{4}})", BeforeYear),
+    _pattern(rf"was {_FILM} released before (?P<other>.+?)", Compare),
     _pattern(r"(?:what|how much) is (?P<left>\d{1,6}) (?P<sign>plus|minus) (?P<right>\d{1,6})", Sum),
     _pattern(_ANY_PROBLEM, _problem),
     *(
@@ -130,7 +126,7 @@ FORMS = (
     ),
     *(_pattern(_DETAILS + _wording(wording) + r",? with .+", Detailed) for wording in GEN_WORDINGS),
     *(_pattern(_wording(wording), Gen) for wording in GEN_WORDINGS),
-    _pattern(r"tell me (?:something )?about (?P<subject>.+?)", Vague),
+    _pattern(rf"tell me (?:something )?about {_SUBJECT}", Vague),
 )
 
 
