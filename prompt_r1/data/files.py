@@ -291,15 +291,14 @@ def _json_lines(path: Path) -> Iterator[tuple[int, object]]:
     with path.open("rb") as file:
         lines = (line for part in file for line in part.splitlines())
         for number, line in enumerate(lines, start=1):
-            if line.strip():
-                try:
-                    row = _from_json(line)
-                except (ValueError, RecursionError) as error:
-                    raise UsageError(
-                        f"{path}, row {number}: not JSON in UTF-8 ({error}): write each row in a line of its "
-                        "own, or all rows as a list in a .json file"
-                    ) from None
-                yield number, row
+            try:
+                if line.strip():
+                    yield number, _from_json(line)
+            except (ValueError, RecursionError) as error:
+                raise UsageError(
+                    f"{path}, row {number}: not JSON in UTF-8 ({error}): write each row in a line of its "
+                    "own, or all rows as a list in a .json file"
+                ) from None
 
 
 def _from_json(text: bytes) -> Any:
