@@ -34,8 +34,8 @@ from prompt_r1.miniworld.world import (
     SIGNS,
     THINGS,
     YEARS,
-    MiniQuestion,
     Problem,
+    Slots,
     World,
 )
 from prompt_r1.types import Question, Turn
@@ -62,12 +62,12 @@ class Step:
 
 
 def show_part(
-    mini: MiniQuestion, environment: MiniEnvironment, rng: random.Random
+    slots: Slots, question: Question, environment: MiniEnvironment, rng: random.Random
 ) -> tuple[Question, list[Turn]]:
     """Show a part on a question of the training mix, or on questions of one step in its place."""
     if rng.random() < SHARE_OF_STEPS:
         return _show_steps(environment, rng)
-    return mini.question, _show_start(mini, environment, rng)
+    return question, _show_start(slots, question, environment, rng)
 
 
 def _show_steps(environment: MiniEnvironment, rng: random.Random) -> tuple[Question, list[Turn]]:
@@ -84,9 +84,10 @@ def _show_steps(environment: MiniEnvironment, rng: random.Random) -> tuple[Quest
     return question, perform(plan, environment, rng, fallback=str)
 
 
-def _show_start(mini: MiniQuestion, environment: MiniEnvironment, rng: random.Random) -> list[Turn]:
+def _show_start(
+    slots: Slots, question: Question, environment: MiniEnvironment, rng: random.Random
+) -> list[Turn]:
     """A question of the training mix, asked as it is, or its first step."""
-    slots = mini.slots
     strategy = rng.choices(list(STRATEGIES), list(STRATEGIES.values()))[0]
     steps = decompose(slots)
     if strategy == "beginning":
@@ -97,7 +98,7 @@ def _show_start(mini: MiniQuestion, environment: MiniEnvironment, rng: random.Ra
     elif strategy == "vague" and not isinstance(slots, Problem):
         plan = [("Let me see.", f"Tell me about {slots.film}.")]
     else:
-        plan = [("I ask it as it is.", mini.question.text)]
+        plan = [("I ask it as it is.", question.text)]
     return perform(plan, environment, rng, fallback=lambda: guess(slots, environment.world, rng))
 
 

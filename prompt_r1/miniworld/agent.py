@@ -24,7 +24,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 from prompt_r1.fine_tuning import fine_tune
 from prompt_r1.miniworld.demonstrations import demonstrate, record
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.world import MiniQuestion, make_questions, make_world
+from prompt_r1.miniworld.world import Slots, make_questions, make_world
 from prompt_r1.protocol import INSTRUCTIONS, TAGS, Codec
 from prompt_r1.types import Question, Trajectory, Turn
 
@@ -44,7 +44,7 @@ CHAT_TEMPLATE = """\
 {{ '<|im_start|>assistant\\n' }}
 {%- endif -%}"""
 
-Show = Callable[[MiniQuestion, MiniEnvironment, random.Random], tuple[Question, list[Turn]]]
+Show = Callable[[Slots, Question, MiniEnvironment, random.Random], tuple[Question, list[Turn]]]
 """Plays a demonstration."""
 
 
@@ -192,17 +192,14 @@ def demonstrations(
     kinds: Sequence[str] | None = None,
     show: Show = demonstrate,
 ) -> Iterator[tuple[Question, list[Turn]]]:
-    """Games of questions of these kinds (default: all), `games` in each of the worlds.
-
-    The seeds of these worlds are strings: worlds with integer seeds are for training and evaluation.
-    """
+    """Games of questions of these kinds (default: all), `games` in each of the worlds."""
     for number in range(worlds):
         world_seed = f"warm start {seed} world {number}"
         world = make_world(world_seed)
         environment = MiniEnvironment(world, "A", seed=world_seed)
         rng = random.Random(f"demonstrations {world_seed}")
-        for mini in make_questions(world, "train", games, world_seed, kinds=kinds):
-            yield show(mini, environment, rng)
+        for slots, question in make_questions(world, "train", games, world_seed, kinds=kinds):
+            yield show(slots, question, environment, rng)
 
 
 def _batches(

@@ -20,7 +20,6 @@ from prompt_r1.miniworld.world import (
     Bridge,
     Compare,
     Gen,
-    MiniQuestion,
     Pop,
     Problem,
     Slots,
@@ -48,12 +47,12 @@ Plan = list[tuple[str, str]]
 
 
 def demonstrate(
-    mini: MiniQuestion, environment: MiniEnvironment, rng: random.Random
+    slots: Slots, question: Question, environment: MiniEnvironment, rng: random.Random
 ) -> tuple[Question, list[Turn]]:
     """The question and one game of it, with a strategy drawn at random."""
-    plan = _plan_turns(mini, environment.world, rng)
-    guessed = partial(guess, mini.slots, environment.world, rng)
-    return mini.question, perform(plan, environment, rng, fallback=guessed)
+    plan = _plan_turns(slots, question, environment.world, rng)
+    guessed = partial(guess, slots, environment.world, rng)
+    return question, perform(plan, environment, rng, fallback=guessed)
 
 
 def perform(
@@ -133,9 +132,8 @@ def ask_clearly(subject: str, relation: str) -> str:
     return f"{'What' if relation == 'birthplace' else 'Who'} is the {relation} of {subject}?"
 
 
-def _plan_turns(mini: MiniQuestion, world: World, rng: random.Random) -> Plan:
+def _plan_turns(slots: Slots, question: Question, world: World, rng: random.Random) -> Plan:
     """The turns that ask, by a strategy drawn at random."""
-    slots = mini.slots
     shares = MATH_STRATEGIES if isinstance(slots, Problem) else STRATEGIES
     strategy = rng.choices(list(shares), list(shares.values()))[0]
     plan = decompose(_mix_up(slots, world, rng) if strategy == "mixed up" else slots)
@@ -148,7 +146,7 @@ def _plan_turns(mini: MiniQuestion, world: World, rng: random.Random) -> Plan:
         return plan[:1]
     if strategy in ("decompose", "mixed up"):
         return plan
-    return [("I ask it as it is.", mini.question.text)]
+    return [("I ask it as it is.", question.text)]
 
 
 def _mix_up(slots: Slots, world: World, rng: random.Random) -> Slots:

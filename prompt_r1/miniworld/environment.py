@@ -279,9 +279,7 @@ def believe(request: Request, world: World, style: Style, skills: Skills, rng: r
         case Detailed(film):
             truth = answer_of(Gen(film), world)
             genre = world.facts[film, "genre"]
-            if luck < skills.clear:
-                return truth
-            return truth.replace(genre, _other(genre, GENRES, rng), 1)
+            return truth if luck < skills.clear else truth.replace(genre, _other(genre, GENRES, rng), 1)
         case Gen() if luck < skills.details:
             return answer_of(request, world)
         case Gen():

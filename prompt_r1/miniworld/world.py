@@ -132,10 +132,7 @@ def make_world(seed: int | str) -> World:
         _cut(rng, [f"{prefix} {last}" for prefix in CITY_PREFIXES for last in LAST_NAMES]),
     )
     train, test = (Names(*names) for names in zip(*cuts, strict=True))
-    facts: dict[tuple[str, str], str] = {}
-    for names in (train, test):
-        facts.update(_draw_facts(rng, names))
-    return World(seed=seed, train=train, test=test, facts=facts)
+    return World(seed, train, test, facts=_draw_facts(rng, train) | _draw_facts(rng, test))
 
 
 def _cut(rng: random.Random, names: list[str]) -> list[tuple[str, ...]]:
@@ -233,23 +230,15 @@ class Gen:
 Slots = Bridge | Compare | Pop | Problem | Gen
 
 
-@dataclass(frozen=True)
-class MiniQuestion:
-    """The slots of a question, which demonstrations use, and the question as a game sees it."""
-
-    slots: Slots
-    question: Question
-
-
 def mini_questions(seed: int, split: str) -> list[Question]:
     """The questions of a split of the world of `seed`."""
-    return [mini.question for mini in make_questions(make_world(seed), split, SPLITS[split], seed)]
+    return [question for _, question in make_questions(make_world(seed), split, SPLITS[split], seed)]
 
 
 def make_questions(
     world: World, split: str, count: int, seed: int | str, *, kinds: Sequence[str] | None = None
-) -> list[MiniQuestion]:
-    """Make `count` different questions in random order.
+) -> list[tuple[Slots, Question]]:
+    """Make `count` different questions in random order, with their slots.
 
     Their kinds have the shares of TRAINING_MIX in training, and equal shares elsewhere.
     """
@@ -303,7 +292,9 @@ def put_into_words(slots: Slots, rng: random.Random) -> str:
             return rng.choice(GEN_WORDINGS).format(film=film)
 
 
-def _new_question(world: World, split: str, kind: str, rng: random.Random, texts: set[str]) -> MiniQuestion:
+def _new_question(
+    world: World, split: str, kind: str, rng: random.Random, texts: set[str]
+) -> tuple[Slots, Question]:
     """Draw a question of this kind and split whose text is not in `texts`, and add its text there."""
     names = world.train if split == "train" else world.test
     for _ in range(2000):
@@ -314,10 +305,8 @@ def _new_question(world: World, split: str, kind: str, rng: random.Random, texts
         texts.add(text)
         identity = f"{kind}-{world.seed}-{_digest(text):016x}"
         answers, form = (answer_of(slots, world),), FORMS.get(kind, "qa")
-        return MiniQuestion(slots, Question(identity, kind, text, answers, form))
-    raise AssertionError(
-        f"the world has no more than {len(texts)} {split} questions with this share of {kind}"
-    )
+        return slots, Question(identity, kind, text, answers, form)
+    raise AssertionError(f"the world has only {len(texts)} {split} questions with this share of {kind}")
 
 
 def draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random) -> Slots:

@@ -19,15 +19,15 @@ ENVIRONMENT = AdvisedEnvironment(WORLD, seed=0)
 def answers(kind: str, *instructions: str, count: int = 400) -> list[bool]:
     """Whether the bare replies to questions of a kind are right."""
     found = []
-    for mini in make_questions(WORLD, "train", count, 0, kinds=[kind]):
-        reply = ENVIRONMENT.reply(f"{mini.question.text} Answer only.", instructions)
-        found.append(exact_match(reply.text, mini.question.answers) == 1)
+    for _, question in make_questions(WORLD, "train", count, 0, kinds=[kind]):
+        reply = ENVIRONMENT.reply(f"{question.text} Answer only.", instructions)
+        found.append(exact_match(reply.text, question.answers) == 1)
     return found
 
 
 def test_without_advice_it_replies_as_the_mini_environment_does():
     mini = MiniEnvironment(WORLD, "A", seed=0)
-    prompts = [one.question.text for one in make_questions(WORLD, "train", 200, 0)]
+    prompts = [question.text for _, question in make_questions(WORLD, "train", 200, 0)]
     prompts += ["Tell me about nothing.", "", "Who is the\ndirector of X?", "\ud800"]
     assert [ENVIRONMENT.reply(prompt) for prompt in prompts] == [mini.reply(prompt) for prompt in prompts]
 
@@ -62,12 +62,12 @@ def test_advice_is_read_in_system_messages_and_in_the_prompt():
         {"role": "user", "content": question},
     ]
     assert asyncio.run(ENVIRONMENT.ask(system)) == ENVIRONMENT.reply(question, ["step by step"]).text
-    for mini in make_questions(WORLD, "train", 50, 0, kinds=["math"]):
-        prompt = f"{mini.question.text} Let's think step by step."
+    for _, question in make_questions(WORLD, "train", 50, 0, kinds=["math"]):
+        prompt = f"{question.text} Let's think step by step."
         assert ENVIRONMENT.reply(prompt, ["Be kind."]) == ENVIRONMENT.reply(prompt)
     inside = answers("math", count=200)
     assert sum(answers("math", "step by step", count=200)) > sum(inside)
-    text = make_questions(WORLD, "train", 1, 0, kinds=["bridge"])[0].question.text
+    text = make_questions(WORLD, "train", 1, 0, kinds=["bridge"])[0][1].text
     assert ENVIRONMENT.reply(f"{text}\nLet's think step by step.").value != ""
 
 

@@ -37,7 +37,7 @@ def demonstrations():
     """2,000 demonstrations, with their questions."""
     minis = make_questions(WORLD, "train", 2000, "demonstrations")
     environment, rng = MiniEnvironment(WORLD), random.Random(0)
-    return [demonstrate(mini, environment, rng) for mini in minis]
+    return [demonstrate(*mini, environment, rng) for mini in minis]
 
 
 def test_an_agent_depends_on_its_seed_only_and_not_on_the_global_random_generator(quick):
@@ -111,10 +111,10 @@ def test_a_prompt_that_makes_no_sense_gets_no_fact(prompt):
 
 def test_a_reply_depends_only_on_seed_style_and_the_last_user_message():
     environment, again = MiniEnvironment(WORLD, seed=5), MiniEnvironment(make_world(0), seed=5)
-    minis = make_questions(WORLD, "test", 50, 0)
-    first = [environment.reply(mini.question.text) for mini in minis]
-    assert first == [again.reply(mini.question.text) for mini in reversed(minis)][::-1]
-    prompt = minis[0].question.text
+    questions = [question.text for _, question in make_questions(WORLD, "test", 50, 0)]
+    first = [environment.reply(question) for question in questions]
+    assert first == [again.reply(question) for question in reversed(questions)][::-1]
+    prompt = questions[0]
     messages = [
         {"role": "user", "content": "hello"},
         {"role": "assistant", "content": "yes?"},
@@ -122,8 +122,8 @@ def test_a_reply_depends_only_on_seed_style_and_the_last_user_message():
     ]
     assert asyncio.run(environment.ask(messages)) == first[0].text
     assert environment.reply(f" {prompt.upper()}\n").text == first[0].text
-    assert [MiniEnvironment(WORLD, seed=6).reply(mini.question.text) for mini in minis] != first
-    assert [MiniEnvironment(WORLD, "B", seed=5).reply(mini.question.text) for mini in minis] != first
+    assert [MiniEnvironment(WORLD, seed=6).reply(question) for question in questions] != first
+    assert [MiniEnvironment(WORLD, "B", seed=5).reply(question) for question in questions] != first
 
 
 def test_decomposing_answers_nearly_every_held_out_question():
@@ -131,13 +131,13 @@ def test_decomposing_answers_nearly_every_held_out_question():
     environment = MiniEnvironment(WORLD)
     minis = make_questions(WORLD, "test", 320, 0) + make_questions(WORLD, "ood", 128, 0)
     right = 0
-    for mini in minis:
+    for slots, question in minis:
         value = ""
-        for _, prompt in decompose(mini.slots):
+        for _, prompt in decompose(slots):
             reply = environment.reply(prompt.format(value=value))
             value = reply.value
             assert value in reply.text.lower() if value in ("yes", "no") else value in reply.text
-        right += value == mini.question.answers[0]
+        right += value == question.answers[0]
     assert right / len(minis) >= 0.97
 
 
@@ -177,7 +177,7 @@ def digest_of(lines) -> str:
 def test_the_questions_of_seed_0_are_those_of_the_published_results(split, digest):
     """Ids, texts, answers and kinds, in their order."""
     minis = make_questions(WORLD, split, 200 if split == "train" else SPLITS[split], 0)
-    assert digest_of(repr(mini.question) for mini in minis) == digest
+    assert digest_of(repr(question) for _, question in minis) == digest
 
 
 @pytest.mark.parametrize(("style", "digest"), [("A", "fbb50ab19b36e3dc"), ("B", "418d96b87dc4900f")])
@@ -186,16 +186,16 @@ def test_single_steps_of_seed_0_get_the_published_replies(style, digest):
     figures of the README hold for these replies: measure them again if one is meant to change.
     """
     environment, replies = MiniEnvironment(WORLD, style, seed=0), []
-    for mini in make_questions(WORLD, "validation", 160, 0):
+    for slots, question in make_questions(WORLD, "validation", 160, 0):
         value = ""
-        for think, prompt in decompose(mini.slots):
+        for think, prompt in decompose(slots):
             reply = environment.reply(prompt.format(value=value))
             value = reply.value
             replies.append(f"{think} {prompt} {reply.text} {value}")
-        for question in (mini.question.text, f"{mini.question.text} Answer only."):
-            replies.append(environment.reply(question).text)
-        if hasattr(mini.slots, "film"):
-            replies.append(environment.reply(f"Tell me about {mini.slots.film}.").text)
+        for prompt in (question.text, f"{question.text} Answer only."):
+            replies.append(environment.reply(prompt).text)
+        if hasattr(slots, "film"):
+            replies.append(environment.reply(f"Tell me about {slots.film}.").text)
     replies += [environment.reply(f"Who is the hero of nothing {number}?").text for number in range(9)]
     assert digest_of(replies) == digest
 
