@@ -150,9 +150,7 @@ def natural_questions(row: Fields) -> Draft:
         golds += [{0: "no", 1: "yes"}[label] for label in annotations["yes_no_answer"] if label != -1]
         text = text_field(question, "text")
     except (LookupError, TypeError):
-        raise BadRow(
-            "question and annotations must be objects, as in google-research-datasets/natural_questions"
-        ) from None
+        raise BadRow("the row is not as in google-research-datasets/natural_questions") from None
     return text, _golds(golds, "annotations")
 
 

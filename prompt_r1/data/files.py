@@ -80,8 +80,7 @@ OTHER_FILES = {
     b"PK\x03\x04": "a zip archive or an Excel file: unpack it, or save the table as CSV",
     b"PAR1": "a parquet file: name it .parquet",
 }
-QUESTION_MARK = "Question: "
-INSTRUCTION_START = "\nFirst, provide a simple explanation of the question"
+PUBLISHED = re.compile(r"\AQuestion: (.*)\nFirst, provide a simple explanation of the question", re.DOTALL)
 DAPO_OPENING = (
     "Solve the following math problem step by step. The last line of your response should be of the form "
     "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
@@ -233,14 +232,13 @@ def _published_question(row: Fields) -> Question:
     """The question of a row with data_source, prompt[{content, role}] and reward_model{ground_truth[]}."""
     try:
         [message], truth = row["prompt"], row["reward_model"]["ground_truth"]
-        start, mark, rest = text_field(message, "content").partition(QUESTION_MARK)
-        end = rest.rindex(INSTRUCTION_START, 0 if mark and not start else len(rest))
+        [text] = PUBLISHED.findall(text_field(message, "content"))
     except (LookupError, TypeError, ValueError):
         raise BadRow(
             "not a row of the published files, with reward_model{ground_truth} and prompt[{content}]: "
-            f"{QUESTION_MARK!r}, the question and the published instruction; {CONVERTER}"
+            f"'Question: ', the question and the published instruction; {CONVERTER}"
         ) from None
-    text = text_or_number(rest[:end], "question")
+    text = text_or_number(text, "question")
     dataset = paper_name(text_field(row, "data_source"))
     kind = kind_of(dataset)
     return Question(id_from_text(text), dataset, text, gold_answers(truth, "ground_truth", kind), kind)
