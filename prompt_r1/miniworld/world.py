@@ -25,6 +25,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 from prompt_r1.types import Kind, Question
 
@@ -311,10 +312,9 @@ def _new_question(
 
 def draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random) -> Slots:
     """Draw the meaning of a question about one of `films` (and others of them)."""
-    film = rng.choice(films)
+    film, held_out = rng.choice(films), kind in OOD_KINDS
     if kind in ("bridge", "bridge_ood"):
-        pairs = [(first, second) for first in CREW for second in PERSON_RELATIONS]
-        held_out = kind == "bridge_ood"
+        pairs = product(CREW, PERSON_RELATIONS)
         return Bridge(film, *rng.choice([pair for pair in pairs if (pair in OOD_RELATIONS) == held_out]))
     if kind == "compare":
         year = world.facts[film, "year"]
@@ -322,8 +322,8 @@ def draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random
     if kind == "pop":
         return Pop(film, rng.choice(list(POP_WORDINGS)))
     if kind in ("math", "math_ood"):
-        pairs = [(first, second) for first in SIGNS for second in SIGNS]
-        verbs = rng.choice([pair for pair in pairs if (pair in OOD_VERBS) == (kind == "math_ood")])
+        pairs = product(SIGNS, SIGNS)
+        verbs = rng.choice([pair for pair in pairs if (pair in OOD_VERBS) == held_out])
         # With these numbers every total is between 2 and 97.
         amounts = (rng.randint(2, 19), rng.randint(2, 19))
         return Problem(rng.choice(OWNERS), rng.choice(THINGS), rng.randint(40, 59), verbs, amounts)
