@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.data.__main__ import main as data_main
-from prompt_r1.data.files import load_questions, write_questions
+from prompt_r1.data.files import DAPO_OPENING, load_questions, write_questions
 from prompt_r1.data.questions import find_questions, sample_questions, training_and_validation
 from prompt_r1.data.sampler import digest_of, stratified
 from prompt_r1.errors import UsageError
@@ -335,12 +335,14 @@ def test_a_published_row_becomes_a_question(tmp_path: Path) -> None:
         published_row("Where?", ["Rome"]),
         published_row(tricky, ["a"], "w-book-6600-256-test"),
         published_row("How many?", ["3"], "hotpotqa/hotpot_qa"),
+        published_row(f"{DAPO_OPENING}Find $x$.", ["4"], "dapo-math-256-test"),  # not a raw row of DAPO's
     )
     assert load_questions(path) == [
         Question(sha1("Where?"), "PopQA", "Where?", ("Paris", "$"), "qa"),
         Question(sha1("Where?") + "-2", "PopQA", "Where?", ("Rome",), "qa"),
         Question(sha1(tricky), "BookSum", tricky, ("a",), "text"),
         Question(sha1("How many?"), "mixed", "How many?", ("3",), "qa"),
+        Question(sha1(f"{DAPO_OPENING}Find $x$."), "DAPO-Math", f"{DAPO_OPENING}Find $x$.", ("4",), "math"),
     ]
 
 
