@@ -67,8 +67,7 @@ def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
     interactions = sum(  # Σ M_t
         bool(turn.action.think and turn.action.prompt and turn.reply and turn.reply.strip()) for turn in turns
     )
-    last = turns[-1].action if turns else None
-    complete = last is not None and answer is not None and last.clean and bool(last.think)  # C_f
+    complete = answer is not None and turns[-1].action.clean and bool(turns[-1].action.think)  # C_f
     terms = FormatTerms(
         interactions=rule.alpha * interactions,
         parsed=rule.beta * (answer is not None),
