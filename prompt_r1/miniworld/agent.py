@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -104,11 +105,8 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniA
         complete = Path(unfinished, name)
         for part in parts:
             part.save_pretrained(complete)
-        try:
+        with suppress(OSError):  # another process was faster
             complete.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
     return folder
 
 
