@@ -67,7 +67,6 @@ def build_agent(
         decay = max(0.0, step / steps - 0.4) / 0.6
         return LEARNING_RATE * (min(1.0, (step + 1) / 50) * (1.0 - 0.95 * decay))
 
-    model.train()
     losses = fine_tune(
         list(model.parameters()),
         islice(_batches(played, BATCH, random.Random(f"warm start {seed}")), steps),
@@ -78,7 +77,6 @@ def build_agent(
     )
     for _ in tqdm(losses, desc="warm start", total=steps, unit="step", disable=None):
         pass
-    model.eval()
     return model, tokenizer
 
 

@@ -260,8 +260,7 @@ def interpret(request: Request, world: World, skills: Skills, rng: random.Random
             right = rng.random() < skills.casual
             return Lookup(film, relation if right else _other(relation, FILM_RELATIONS, rng))
         case Vague(subject):
-            relations = (*FILM_RELATIONS, *PERSON_RELATIONS)
-            known = [relation for relation in relations if (subject, relation) in world.facts]
+            known = [relation for name, relation in world.facts if name == subject]
             return Lookup(subject, rng.choice(known))
     return request
 
