@@ -1,4 +1,4 @@
-"""The sentences of its replies, in two styles."""
+"""The sentences of the mini environment's replies, in two styles."""
 
 from collections.abc import Mapping
 
