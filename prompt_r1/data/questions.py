@@ -1,7 +1,7 @@
 """Load questions by the names of --data."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from prompt_r1.types import Question
 MINI_KINDS = tuple(TRAINING_MIX)
 
 
-def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question]:
+def find_questions(names: Sequence[str], split: str, seed: int) -> list[Question]:
     """Concatenate the questions of the given names.
 
     A name is a file, `hf:ORG/NAME:SPLIT` of the Hub, `mini` (its `split`), `mini:SPLIT`, `mini:KIND` (those
@@ -42,13 +42,12 @@ def find_questions(names: Iterable[str], split: str, seed: int) -> list[Question
     return questions
 
 
-def sample_questions(names: Iterable[str], split: str, seed: int, limit: int) -> list[Question]:
+def sample_questions(names: Sequence[str], split: str, seed: int, limit: int) -> list[Question]:
     """At most `limit` questions (0: all) of the given names, as `find_questions` names them.
 
     The sample is random and stratified by dataset, because files may be sorted. The mini world's questions
     are in random order, so their first ones are such a sample.
     """
-    names = list(names)
     questions = find_questions(names, split, seed)
     if any(not is_mini_data(name) for name in names):
         questions = stratified(questions)
@@ -56,15 +55,14 @@ def sample_questions(names: Iterable[str], split: str, seed: int, limit: int) ->
 
 
 def training_and_validation(
-    data: Iterable[str], val_data: Iterable[str], *, seed: int, limit: int
+    data: Sequence[str], val_data: Sequence[str], *, seed: int, limit: int
 ) -> tuple[list[Question], list[Question]]:
     """The questions to train on, and at most `limit` to validate with.
 
     Of `held-out` a tenth of `data`, stratified by dataset, of which training sees no text. Raises UsageError.
     """
-    data, val_data = list(data), list(val_data)
     training = find_questions(data, "train", seed)
-    if val_data != [HELD_OUT]:
+    if list(val_data) != [HELD_OUT]:
         validation = sample_questions(val_data, "validation", seed, limit)
         if shared := len(_keys(training) & _keys(validation)):
             text = f"{shared:,} of {len(validation):,} validation questions are among the training questions"
