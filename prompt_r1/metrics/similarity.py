@@ -39,7 +39,7 @@ class SentenceEncoder:
         """(texts, D) unit vectors on the CPU."""
         # Batches of similar lengths need little padding. The result does not depend on the batch.
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-        parts = []
+        parts = [torch.empty(0, self.model.config.hidden_size)]
         for start in range(0, len(order), batch_size):
             batch = [texts[index] for index in order[start : start + batch_size]]
             batch = [text.encode("utf-8", "replace").decode() for text in batch]  # of lone surrogates "?"
@@ -50,8 +50,7 @@ class SentenceEncoder:
             mask = tokens["attention_mask"].unsqueeze(-1)  # (B, T, 1)
             means = (hidden * mask).sum(1) / mask.sum(1)
             parts.append(torch.nn.functional.normalize(means, dim=-1).cpu())
-        embedded = torch.cat(parts) if parts else torch.empty(0, self.model.config.hidden_size)
-        return embedded[torch.tensor(order, dtype=torch.long).argsort()]
+        return torch.cat(parts)[torch.tensor(order, dtype=torch.long).argsort()]
 
 
 def semantic_similarity(
