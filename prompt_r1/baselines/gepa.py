@@ -36,17 +36,10 @@ about their subject that a future task may need, and every strategy that is of u
 the new instruction, and nothing else, between ``` and ```."""
 
 
-async def gepa(
-    search: PromptSearch,
-    train: Sequence[Question],
-    validation: Sequence[Question],
-    *,
-    examples: int,
-    seed: int,
-) -> str:
+async def gepa(search: PromptSearch, train: Sequence[Question], validation: Sequence[Question]) -> str:
     """The prompt with the best mean score on the validation questions; the first of equals."""
-    held_out = await search.begin(validation, examples or VALIDATED_ON, seed)
-    rng = random.Random(seed)
+    held_out = await search.begin(validation, VALIDATED_ON)
+    rng = random.Random(search.seed)
     batches = minibatches(train, rng)
     while search.takes_step(2 * BATCH + 1 + len(held_out), ended=search.asked >= METRIC_CALLS):
         parent, batch = draw_parent(search.scores, rng), next(batches)

@@ -84,13 +84,10 @@ class MethodMaker:
                     fields=OPTIMIZER_FIELDS.get(name, {}),
                     price=config.optimizer_price,
                 )
-
-                def open_search(dataset: str) -> PromptSearch:
-                    described, limit = f"{name} ({dataset})", config.optimize_calls
-                    return PromptSearch(described, environment, optimizer, answer_format, limit)
-
-                search = partial(ALGORITHMS[name], examples=config.optimize_examples, seed=self.seed)
-                return await optimised_prompt(search, open_search, self.datasets, folder, train, validation)
+                calls, examples = config.optimize_calls, config.optimize_examples
+                search = PromptSearch(name, environment, optimizer, answer_format, calls, examples, self.seed)
+                questions = self.datasets, folder, train, validation
+                return await optimised_prompt(ALGORITHMS[name], search, *questions)
             case "sft" | "bc" | "rft" as name:
                 return await self._fine_tuned(name, agent, environment, folder, train)
             case "grpo-only":

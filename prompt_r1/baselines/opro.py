@@ -19,7 +19,6 @@ MAX_LENGTH = 500  # characters of an instruction
 SHOWN = 20  # the best instructions so far that the optimiser sees, …
 THRESHOLD = 0.3  # … if they score at least this
 EXEMPLARS = 3  # training questions that the optimiser sees
-OPENING, CLOSING = "<INS>", "</INS>"
 ROLE = "You write instructions for a language model that answers questions."
 HEADER = """\
 Find an instruction <INS> under which a language model answers questions like those below correctly. These \
@@ -31,27 +30,26 @@ Write one instruction that none of the above says and that earns a higher score.
 all questions of the kind. Put it between <INS> and </INS>."""
 
 
-async def opro(
-    search: PromptSearch, train: Sequence[Question], _: Sequence[Question], *, examples: int, seed: int
-) -> str:
+async def opro(search: PromptSearch, train: Sequence[Question], _: Sequence[Question]) -> str:
     """The instruction with the best score on the training questions. Validation questions are not used."""
-    train = await search.begin(train, examples or SCORED_ON, seed)
+    train = await search.begin(train, SCORED_ON)
     # In an instruction for mathematical questions, a number could give away an answer.
     digits_allowed = not all(question.kind == "math" for question in train)
     while search.takes_step(PER_STEP + len(train), ended=search.steps == STEPS):
-        for instruction in await propose(search, train, search.steps, seed):
+        for instruction in await propose(search, train):
             usable = is_usable(instruction, digits_allowed=digits_allowed)
             if usable and instruction not in search.scores and search.can_afford(len(train)):
                 await search.score(instruction, train)
     return search.best()
 
 
-async def propose(search: PromptSearch, train: Sequence[Question], step: int, seed: int) -> list[str]:
+async def propose(search: PromptSearch, train: Sequence[Question]) -> list[str]:
     """The instructions that the optimiser writes in a step."""
-    examples = random.Random(f"opro {seed} {step}").sample(train, min(EXEMPLARS, len(train)))
+    rng = random.Random(f"opro {search.seed} {search.steps}")
+    examples = rng.sample(train, min(EXEMPLARS, len(train)))
     request = meta_prompt({prompt: fmean(scores) for prompt, scores in search.scores.items()}, examples)
     # The request is the same each time: the sample number makes each of them a call of its own.
-    samples = range(step * PER_STEP, (step + 1) * PER_STEP)
+    samples = range(search.steps * PER_STEP, (search.steps + 1) * PER_STEP)
     replies = await asyncio.gather(*(search.ask_optimizer(ROLE, request, sample=n) for n in samples))
     return list(map(read_instruction, replies))
 
@@ -71,8 +69,7 @@ def meta_prompt(scores: Mapping[str, float], examples: Sequence[Question]) -> st
 
 def read_instruction(reply: str) -> str:
     """The instruction in the optimiser's reply; the whole reply if the tags are missing."""
-    text = text_between(reply, OPENING, CLOSING)
-    text = (reply if text is None else text).replace("**", "").strip()
+    text = (text_between(reply, "<INS>", "</INS>") or reply).replace("**", "").strip()
     return text[:1].upper() + text[1:]
 
 

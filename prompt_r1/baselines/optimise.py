@@ -15,7 +15,7 @@ import logging
 import random
 import re
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -39,15 +39,16 @@ ALL = "all questions"  # in place of a dataset: the search over all questions
 class PromptSearch:
     """Tries prompts on an environment, and asks an optimiser for new ones.
 
-    `max_calls` limits the calls of both models in the whole search; 0: no limit. Prompts are compared by
-    their scores on the same questions.
+    Prompts are compared by their scores on the same questions.
     """
 
     name: str  # of the method and the dataset
     environment: Environment
     optimizer: Environment
     answer_format: AnswerFormat
-    max_calls: int = 0
+    max_calls: int = 0  # of both models in the whole search; 0: no limit
+    examples: int = 0  # questions that score a prompt; 0: as many as the authors'
+    seed: int = 0
     begun: int = field(init=False, default=0)  # calls, with those that wait for a reply, …
     asked: int = field(init=False, default=0)  # … and those of the environment among them
     steps: int = field(init=False, default=0)
@@ -56,14 +57,15 @@ class PromptSearch:
     last_new: int = field(init=False, default=0)  # … and the calls that had begun when there was a new one
     scores: dict[str, list[float]] = field(init=False, default_factory=dict)  # prompt → of each question
 
-    async def begin(self, questions: Sequence[Question], count: int, seed: int) -> list[Question]:
-        """Draw at most `count` questions that score prompts, and score the seed prompt, if calls allow it.
+    async def begin(self, questions: Sequence[Question], examples: int) -> list[Question]:
+        """Draw the questions that score prompts, and score the seed prompt, if calls allow it.
 
-        Raises UsageError if there are no questions.
+        `examples` is the authors' number of them. Raises UsageError if there are no questions.
         """
         if not questions:
             raise UsageError("a prompt search needs more questions: give --train-data and --val-data")
-        drawn = random.Random(f"chosen {seed}").sample(list(questions), len(questions))[:count]
+        shuffled = random.Random(f"chosen {self.seed}").sample(list(questions), len(questions))
+        drawn = shuffled[: self.examples or examples]
         if self.can_afford(len(drawn)):
             await self.score(SEED_PROMPT, drawn)
         return drawn
@@ -128,13 +130,13 @@ class PromptSearch:
             raise Resumable(f"the optimiser of {self.name} failed: {error}") from None
 
 
-Algorithm = Callable[..., Coroutine[Any, Any, str]]
+Algorithm = Callable[[PromptSearch, Sequence[Question], Sequence[Question]], Coroutine[Any, Any, str]]
 """A search, training and validation questions in, the best prompt out."""
 
 
 async def optimised_prompt(
     algorithm: Algorithm,
-    open_search: Callable[[str], PromptSearch],
+    search: PromptSearch,
     datasets: Sequence[str],
     folder: Path,
     train: Sequence[Question],
@@ -142,30 +144,31 @@ async def optimised_prompt(
 ) -> Answer:
     """Search for prompts; then each question gets one call under the prompt of its dataset.
 
-    `datasets` get a search of their own where they have training questions. Prompts are written to `folder`.
+    `datasets` get a search of their own, with the settings of `search`, where they have training questions.
+    Prompts are written to `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     asked = (train, validation) if validation else (train,)
     own = [name for name in datasets if all(_of(name, questions) for questions in asked)]
     prompts: dict[str, str] = {}
     for name in own if len(own) == len(datasets) else [*own, ALL]:
-        search = open_search(name)
-        questions = (train, validation) if name == ALL else (_of(name, train), _of(name, validation))
-        prompts[name] = await algorithm(search, *questions)
-        if prompts[name] == SEED_PROMPT:
-            logger.warning("%s found no better prompt than its seed in %d calls", search.name, search.begun)
-        (folder / f"{file_name(name)}.txt").write_text(prompts[name], "utf-8", "replace")
-    environment, answer_format = search.environment, search.answer_format  # the same in all searches
+        own_search = replace(search, name=f"{search.name} ({name})")
+        found = await algorithm(own_search, _of(name, train), _of(name, validation))
+        if found == SEED_PROMPT:
+            described, calls = own_search.name, own_search.begun
+            logger.warning("%s found no better prompt than its seed in %d calls", described, calls)
+        (folder / f"{file_name(name)}.txt").write_text(found, "utf-8", "replace")
+        prompts[name] = found
 
     async def answer(question: Question, *, sample: int, seed: str) -> Prediction:
         prompt = prompts[question.dataset if question.dataset in prompts else ALL]
-        return await direct(environment, answer_format, question, sample=sample, prompt=prompt)
+        return await direct(search.environment, search.answer_format, question, sample=sample, prompt=prompt)
 
     return answer
 
 
 def _of(dataset: str, questions: Sequence[Question]) -> list[Question]:
-    return [question for question in questions if question.dataset == dataset]
+    return [question for question in questions if dataset in (ALL, question.dataset)]
 
 
 def file_name(text: str) -> str:
@@ -178,8 +181,7 @@ def mean_score(predictions: Sequence[Prediction]) -> float:
     return fmean(map(task_score, predictions))
 
 
-def text_between(text: str, opening: str, closing: str) -> str | None:
-    """The text between the first `opening` and the next `closing`; None if either is missing."""
-    start = text.find(opening)
-    end = text.find(closing, start + len(opening)) if start >= 0 else -1
-    return text[start + len(opening) : end].strip() if end >= 0 else None
+def text_between(text: str, opening: str, closing: str) -> str:
+    """The text between the first `opening` and the next `closing`; empty if either is missing."""
+    inside, end, _ = text.partition(opening)[2].partition(closing)
+    return inside.strip() if end else ""

@@ -26,17 +26,10 @@ You are part of a system that improves texts step by step. You get a text, its r
 write a better version that keeps what works. Put it between {OPENING} and {CLOSING}."""
 
 
-async def textgrad(
-    search: PromptSearch,
-    train: Sequence[Question],
-    validation: Sequence[Question],
-    *,
-    examples: int,
-    seed: int,
-) -> str:
+async def textgrad(search: PromptSearch, train: Sequence[Question], validation: Sequence[Question]) -> str:
     """The last prompt that validation did not reject."""
-    held_out = await search.begin(validation, examples or VALIDATED_ON, seed)
-    batches = minibatches(train, random.Random(f"textgrad {seed}"))
+    held_out = await search.begin(validation, VALIDATED_ON)
+    batches = minibatches(train, random.Random(f"textgrad {search.seed}"))
     prompt = SEED_PROMPT
     while search.takes_step(3 * BATCH + 1 + len(held_out), ended=search.steps == EPOCHS * UPDATES):
         proposed = await rewrite(search, prompt, next(batches))

@@ -10,7 +10,6 @@ import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 
@@ -68,16 +67,18 @@ def new_writer() -> PricedSource:
 
 
 def new_search(
-    task: PricedSource | None = None, writer: PricedSource | None = None, *, max_calls: int = 0
+    task: PricedSource | None = None, writer: PricedSource | None = None, *, max_calls: int = 0, seed: int = 0
 ) -> PromptSearch:
-    """A search; a test may replace its parts."""
+    """A search that scores prompts on 20 questions; a test may replace its parts."""
     environment, optimizer = priced(task or answering_task()), priced(writer or new_writer())
-    return PromptSearch("searched", environment, optimizer, FORMATS["tags"], max_calls)
+    return PromptSearch(
+        "searched", environment, optimizer, FORMATS["tags"], max_calls, examples=20, seed=seed
+    )
 
 
-def find(name: str, search: PromptSearch, *, seed: int = 0) -> str:
-    """The prompt that an optimiser finds, scoring on 20 questions."""
-    return asyncio.run(ALGORITHMS[name](search, TRAIN, VALIDATION, examples=20, seed=seed))
+def find(name: str, search: PromptSearch) -> str:
+    """The prompt that an optimiser finds."""
+    return asyncio.run(ALGORITHMS[name](search, TRAIN, VALIDATION))
 
 
 def prompts_tried(task: PricedSource) -> list[str]:
@@ -95,7 +96,7 @@ def test_each_optimiser_finds_the_better_prompt_within_the_budget_of_its_authors
     def accuracy(prompt: str) -> float:
         return mean_score(asyncio.run(new_search().try_prompt(prompt, TEST)))
 
-    found = [find(name, new_search(max_calls=budget(name)), seed=seed) for seed in range(3)]
+    found = [find(name, new_search(max_calls=budget(name), seed=seed)) for seed in range(3)]
     assert accuracy(SEED_PROMPT) == pytest.approx(0.3, abs=0.08)
     assert [accuracy(prompt) > 0.8 for prompt in found] == [True] * 3
 
@@ -142,8 +143,8 @@ def test_textgrad_keeps_a_prompt_that_scores_as_high_and_rejects_a_lower_one():
 @pytest.mark.parametrize("seed", range(3))
 def test_gepa_makes_seven_calls_per_iteration_and_validates_new_candidates(seed):
     task = answering_task()
-    search = new_search(task)
-    find("gepa", search, seed=seed)
+    search = new_search(task, seed=seed)
+    find("gepa", search)
     rewrites, calls = search.begun - search.asked, search.asked
     validated = sum(count >= 20 for count in Counter(prompts_tried(task)).values())
     perfect = calls - 20 * validated - 6 * rewrites  # 3 calls of each parent that needs no rewrite
@@ -187,10 +188,8 @@ def test_a_repeated_search_makes_no_new_calls(name, tmp_path):
     for _ in range(2):
         sources = [answering_task(), new_writer()]
         pools = [priced(source, tmp_path / f"journal-{n}") for n, source in enumerate(sources)]
-        search = PromptSearch(name, *pools, FORMATS["tags"], budget(name))
-        algorithm = partial(ALGORITHMS[name], examples=20, seed=0)
-        optimised = optimised_prompt(algorithm, lambda _: search, ["a"], tmp_path, TRAIN, VALIDATION)  # noqa: B023
-        asyncio.run(optimised)
+        search = PromptSearch(name, *pools, FORMATS["tags"], budget(name), examples=20)
+        asyncio.run(optimised_prompt(ALGORITHMS[name], search, ["a"], tmp_path, TRAIN, VALIDATION))
         runs.append((tmp_path / "a.txt").read_text())
     assert runs[0] == runs[1] != SEED_PROMPT
     assert not sources[0].asked and not sources[1].asked
@@ -293,7 +292,7 @@ def test_gepa_uses_each_question_once_per_epoch_and_fills_the_last_batch():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_search_without_questions_names_the_flag_that_gives_them(name):
     with pytest.raises(UsageError, match="--train-data"):
-        asyncio.run(ALGORITHMS[name](new_search(), [], [], examples=20, seed=0))
+        asyncio.run(ALGORITHMS[name](new_search(), [], []))
 
 
 def questions(*datasets: str, count: int = 4) -> list[Question]:
@@ -311,7 +310,7 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
 
     search = PromptSearch("opro", environment, environment, FORMATS["tags"])
     asked, datasets = (questions("a", "b", "c"), questions("a", "b")), ["a", "b", "ood"]
-    answer = asyncio.run(optimised_prompt(name_datasets, lambda _: search, datasets, tmp_path, *asked))
+    answer = asyncio.run(optimised_prompt(name_datasets, search, datasets, tmp_path, *asked))
     assert len(source.asked) == 3
     source.asked.clear()
     for dataset in datasets:
@@ -337,7 +336,7 @@ def test_a_dataset_needs_training_and_validation_questions_for_a_search_of_its_o
     unasked = priced(PricedSource(str))
     search = PromptSearch("opro", unasked, unasked, FORMATS["tags"])
     asked = questions("a", "b"), questions(*validation)
-    asyncio.run(optimised_prompt(find, lambda _: search, ["a", "b"], tmp_path, *asked))
+    asyncio.run(optimised_prompt(find, search, ["a", "b"], tmp_path, *asked))
     assert {path.stem for path in tmp_path.iterdir()} == searched
 
 
