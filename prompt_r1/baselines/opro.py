@@ -36,22 +36,17 @@ async def opro(search: PromptSearch, train: Sequence[Question], _: Sequence[Ques
     # In an instruction for mathematical questions, a number could give away an answer.
     digits_allowed = not all(question.kind == "math" for question in train)
     while search.takes_step(PER_STEP + len(train), ended=search.steps == STEPS):
-        for instruction in await propose(search, train):
+        rng = random.Random(f"opro {search.seed} {search.steps}")
+        shown = rng.sample(train, min(EXEMPLARS, len(train)))
+        request = meta_prompt({prompt: fmean(scores) for prompt, scores in search.scores.items()}, shown)
+        # The request is the same each time: the sample number makes each of them a call of its own.
+        samples = range(search.steps * PER_STEP, (search.steps + 1) * PER_STEP)
+        replies = await asyncio.gather(*(search.ask_optimizer(ROLE, request, sample=n) for n in samples))
+        for instruction in map(read_instruction, replies):
             usable = is_usable(instruction, digits_allowed=digits_allowed)
             if usable and instruction not in search.scores and search.can_afford(len(train)):
                 await search.score(instruction, train)
     return search.best()
-
-
-async def propose(search: PromptSearch, train: Sequence[Question]) -> list[str]:
-    """The instructions that the optimiser writes in a step."""
-    rng = random.Random(f"opro {search.seed} {search.steps}")
-    examples = rng.sample(train, min(EXEMPLARS, len(train)))
-    request = meta_prompt({prompt: fmean(scores) for prompt, scores in search.scores.items()}, examples)
-    # The request is the same each time: the sample number makes each of them a call of its own.
-    samples = range(search.steps * PER_STEP, (search.steps + 1) * PER_STEP)
-    replies = await asyncio.gather(*(search.ask_optimizer(ROLE, request, sample=n) for n in samples))
-    return list(map(read_instruction, replies))
 
 
 def meta_prompt(scores: Mapping[str, float], examples: Sequence[Question]) -> str:
