@@ -9,7 +9,6 @@ sft          an agent fine-tuned on gold answers, also in one turn
 bc, rft      an agent fine-tuned on games that ended right
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from prompt_r1.agent.agent import Agent
@@ -26,7 +25,7 @@ from prompt_r1.types import Question
 class AgentMethod:
     """Answers each question by a game. Without an environment the agent learns nothing in it."""
 
-    load: Callable[[], Agent]
+    agent: Agent
     environment: Environment | None
     rule: Rule
     temperature: float
@@ -34,10 +33,9 @@ class AgentMethod:
     thinks: bool = True  # a turn without a think block is not well-formed
 
     async def __call__(self, question: Question, *, sample: int, seed: str) -> Prediction:
-        agent, environment = self.load(), self.environment or environment_of(MuteEnvironment())
         game = await play_question(
-            agent,
-            environment,
+            self.agent,
+            self.environment or environment_of(MuteEnvironment()),
             question,
             seed=seed,
             temperature=self.temperature,

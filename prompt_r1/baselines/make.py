@@ -1,7 +1,7 @@
 """Make methods by name."""
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,7 @@ OPTIMIZER_FIELDS: dict[str, Mapping[str, object]] = {
 
 @dataclass
 class MethodMaker:
-    """Makes the methods of an evaluation. One environment and the agents of one AgentSpec are in memory."""
+    """Makes the methods of an evaluation. One environment and one agent are in memory."""
 
     config: EvaluateConfig
     systems: Mapping[System, AgentSpec]
@@ -54,25 +54,19 @@ class MethodMaker:
     device: torch.device
     seed: int  # of what a method draws while it prepares
     folder: Path  # prepared results are in folder/SPEC/METHOD
-    # The environment that is in memory, by its SPEC and request fields, and the agents, by their paths.
+    # The environment that is in memory, by its SPEC and request fields, and the agent, by its path.
     _opened: tuple[tuple[str, Mapping[str, object]], Environment] | None = field(init=False, default=None)
-    _agents: dict[str, Agent] = field(init=False, default_factory=dict)
-    _loaded: AgentSpec | None = field(init=False, default=None)
+    _loaded: tuple[str | Path, Agent] | None = field(init=False, default=None)
 
     async def make(
         self, system: System, train: Sequence[Question] = (), validation: Sequence[Question] = ()
     ) -> Answer:
         """The method of a system, ready to answer; prompts and agents of an earlier run are used again."""
         agent, config = self.systems[system], self.config
-        if self._agents and agent != self._loaded:
-            self._agents = {}
-            gc.collect()  # an engine is part of a reference cycle
-        self._loaded = agent
         environment = await self._open(system)
         spec = system.environment or agent.config.env
         answer_format = FORMATS["only" if is_mini(spec) else "tags"]
         folder = self.folder / file_name(spec) / system.method
-        play = partial(self._player, agent.config.rule)
         match system.method:
             case "direct":
                 return partial(direct, environment, answer_format)
@@ -91,13 +85,13 @@ class MethodMaker:
             case "sft" | "bc" | "rft" as name:
                 return await self._fine_tuned(name, agent, environment, folder, train)
             case "grpo-only":
-                return self._player("alone", partial(self._load, trained_alone(config.grpo_agent)), None)
+                return self._player(trained_alone(config.grpo_agent), None)
             case "untrained":
-                return play(partial(self._load_start, agent), environment)
+                return self._player(_start_of(agent), environment)
             case "agent-only":
-                return play(partial(self._load, agent), None)
+                return self._player(agent, None)
             case "prompt-r1":
-                return play(partial(self._load, agent), environment)
+                return self._player(agent, environment)
         raise AssertionError(f"no method {system.method!r}")
 
     async def _open(self, system: System) -> Environment:
@@ -113,22 +107,19 @@ class MethodMaker:
         return self._opened[1]
 
     def _load(self, spec: AgentSpec) -> Agent:
-        """An agent, ready to play."""
-        path = str(spec.path)
-        if path not in self._agents:
-            self._agents[path] = load_agent(spec.path, spec.config, self.device)
-        return self._agents[path]
-
-    def _load_start(self, spec: AgentSpec) -> Agent:
-        """The agent before training; the agent itself if this project did not train it."""
-        return self._load(replace(spec, path=find_agent(spec.start, spec.config.seed)))
+        """An agent, ready to play; the one before leaves the memory."""
+        if self._loaded is None or self._loaded[0] != spec.path:
+            self._loaded = None
+            gc.collect()  # an engine is part of a reference cycle
+            self._loaded = spec.path, load_agent(spec.path, spec.config, self.device)
+        return self._loaded[1]
 
     def _player(
-        self, rule: str, load: Callable[[], Agent], environment: Environment | None, *, thinks: bool = True
+        self, spec: AgentSpec, environment: Environment | None, *, thinks: bool = True
     ) -> AgentMethod:
-        """A method that plays games with an agent; the arguments are those of `AgentMethod`."""
-        config = self.config
-        return AgentMethod(load, environment, RULES[rule], config.temperature, config.top_p, thinks)
+        """A method that plays games with an agent."""
+        agent, rule, config = self._load(spec), RULES[spec.config.rule], self.config
+        return AgentMethod(agent, environment, rule, config.temperature, config.top_p, thinks)
 
     async def _fine_tuned(
         self, name: str, agent: AgentSpec, environment: Environment, folder: Path, train: Sequence[Question]
@@ -154,12 +145,17 @@ class MethodMaker:
             elif name == "bc":
                 imitate_demonstrations(settings, game, folder)
             else:
-                player, calls = self._load_start(agent), self.config.optimize_calls
+                player, calls = self._load(_start_of(agent)), self.config.optimize_calls
                 await imitate_own_games(player, environment, train, settings, game, folder, calls=calls)
-        learned = partial(self._load, AgentSpec(folder / "agent", game, start))
+        learned = AgentSpec(folder / "agent", game, start)
         if name == "sft":
-            return self._player(game.rule, learned, None, thinks=False)
-        return self._player(game.rule, learned, environment)
+            return self._player(learned, None, thinks=False)
+        return self._player(learned, environment)
+
+
+def _start_of(spec: AgentSpec) -> AgentSpec:
+    """The agent before training; the agent itself if this project did not train it."""
+    return replace(spec, path=find_agent(spec.start, spec.config.seed))
 
 
 def trained_alone(name: str) -> AgentSpec:

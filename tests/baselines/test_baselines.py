@@ -80,7 +80,7 @@ class OneTurnAgent(ScriptedAgent):
 def test_a_game_is_rewarded_by_the_rule_of_the_method(rule, reward):
     """A perfect turn without an interaction opens the gate of "alone", but not that of "release"."""
     agent = OneTurnAgent([think("so", answer="Anna")])
-    played = AgentMethod(lambda: agent, None, RULES[rule], temperature=0.0, top_p=1.0)
+    played = AgentMethod(agent, None, RULES[rule], temperature=0.0, top_p=1.0)
     prediction = asyncio.run(played(ANNA, sample=0, seed="0"))
     assert prediction.reward == pytest.approx(reward) and prediction.format == 1.0
 
@@ -135,6 +135,7 @@ def test_the_mini_world_extracts_the_answer_from_its_own_chain_of_thought():
     assert right >= 36, "clear questions are nearly always answered right"
 
 
-def test_games_are_sampled_with_the_temperature_and_top_p_of_the_evaluation():
-    played = method("prompt-r1", priced(PricedSource(lambda prompt: "")), temperature=0.5, top_p=0.9)
+def test_games_are_sampled_with_the_temperature_and_top_p_of_the_evaluation(asking_agent):
+    settings = {"agent": asking_agent, "temperature": 0.5, "top_p": 0.9}
+    played = method("prompt-r1", priced(PricedSource(lambda prompt: "")), **settings)
     assert isinstance(played, AgentMethod) and (played.temperature, played.top_p) == (0.5, 0.9)
