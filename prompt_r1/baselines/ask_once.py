@@ -43,11 +43,8 @@ class AnswerFormat:
         """
         if not self.tagged:
             return reply.strip(), None
-        close = reply.rfind("</answer>")
-        start = reply.rfind("<answer>", 0, max(close, 0))
-        if start < 0:
-            return reply.strip(), 0.0
-        return reply[start + len("<answer>") : close].strip(), 1.0
+        _, opening, answer = reply.rpartition("</answer>")[0].rpartition("<answer>")
+        return (answer.strip(), 1.0) if opening else (reply.strip(), 0.0)
 
 
 FORMATS = {
