@@ -59,7 +59,6 @@ from prompt_r1.types import Completion, Question, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
-ANSWER_TAGS = ("<answer>", "</answer>")
 BATCH_SIZE = 32  # examples of an optimiser step, the paper's 4 × 8
 MINI_GAMES = 8, 6  # worlds whose demonstrations are `--games mini`, and games in each
 LEAST_STEPS = 30  # fewer teach little: few examples get smaller batches
@@ -71,7 +70,7 @@ def main(arguments: list[str]) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     folder = learn_games(config.games, config, Path(config.out or f"runs/sft-seed{config.seed}"))
-    then = command("train", "--config", game_preset(config), "--agent", folder)
+    then = command("train", "--config", preset_of(config.agent, config.preset), "--agent", folder)
     print(f"The agent is saved in {folder}. Train it:\n{then}")
 
 
@@ -95,14 +94,9 @@ def learn_games(source: str, config: SftConfig, out: Path) -> Path:
     def examples(codec: Codec) -> list[Trajectory]:
         return [record(question, _sampled(turns, codec), codec) for question, turns in games]
 
-    preset = agent_preset(game_preset(config))
+    preset = agent_preset(preset_of(config.agent, config.preset))
     # Reinforcement learning has not begun: the agent is its own start.
     return fine_tune_agent(examples, config, replace(preset, agent=str(out / "agent"), seed=config.seed), out)
-
-
-def game_preset(config: SftConfig) -> str:
-    """The preset of the game that an agent learns: the mini agent has its own."""
-    return preset_of(config.agent, config.preset)
 
 
 def _sampled(turns: list[Turn], codec: Codec) -> list[Turn]:
@@ -171,9 +165,9 @@ def one_turn_config(config: SftConfig) -> AgentConfig:
 
 def example_of(question: Question, codec: Codec) -> Trajectory:
     """A question and its first gold answer as a game of one turn."""
-    tags = ("</think>\n" if codec.frame.opened else "") + ANSWER_TAGS[0], ANSWER_TAGS[1]
-    opening, end = map(codec.encode_trusted, tags)
-    answer = [*opening, *codec.encode_untrusted(question.answers[0]), *end, codec.turn_end]
+    opening = codec.encode_trusted(("</think>\n" if codec.frame.opened else "") + "<answer>")
+    end = [*codec.encode_trusted("</answer>"), codec.turn_end]
+    answer = [*opening, *codec.encode_untrusted(question.answers[0]), *end]
     example = Trajectory(question)
     example.add_context(codec.opening(question.text))
     example.add_sampled(Completion(answer, [0.0] * len(answer), finished=True))
@@ -204,19 +198,17 @@ def train_weights(
             len(batches),
         )
 
-    def rate(step: int) -> float:
-        return config.lr * schedule(step, len(batches))
-
+    rates = [config.lr * schedule(step, len(batches)) for step in range(len(batches))]
     losses = fine_tune(
         trainable,
         tqdm(batches, desc="fine-tuning", unit="step", leave=False, **progress_style()),
         partial(negative_log_likelihood, policy),
-        rate=rate,
+        rate=rates.__getitem__,
         betas=(0.9, 0.999),
         micro_batch=config.micro_batch,
     )
-    for step, loss in enumerate(losses):
-        yield {"step": step + 1, "loss": loss, "lr": rate(step)}
+    for step, (loss, rate) in enumerate(zip(losses, rates, strict=True), start=1):
+        yield {"step": step, "loss": loss, "lr": rate}
 
 
 def batch_size_for(examples: int) -> int:
