@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from tests.support.fault_harness import games_of, metrics_of, paid_calls, saved_tensors, signal_at
+from tests.support.fault_harness import Fault, games_of, metrics_of, paid_calls, saved_tensors
 
 pytestmark = pytest.mark.faults
 
@@ -38,7 +38,7 @@ def test_a_run_that_is_killed_repeatedly_ends_like_an_uninterrupted_one(harness,
             delay = rng.random() * median(reference.durations(phase, rank)) * (kills < KILLS)
             occurrence = rng.randint(1, 2)
             targets = rng.choice([tuple(range(ranks)), tuple(reversed(range(ranks))), (rank,)])
-            kill = signal_at(phase, occurrence=occurrence, rank=rank, delay=delay, targets=targets)
+            kill = Fault(phase, occurrence=occurrence, rank=rank, delay=delay, targets=targets)
             process_run = harness.run(folder, arguments, ranks=ranks, fault=kill)
             if -9 not in process_run.exit_codes:  # it ended before the kill
                 assert process_run.exit_codes == [0] * ranks, (folder / "rank0.log").read_text()
@@ -72,7 +72,7 @@ def test_a_killed_run_with_an_environment_that_takes_sessions_or_a_model_ends_th
     own = ["hf:" + str(asking_agent), "--env-args", '{"max_tokens": 16}'] if env == "hf:" else [env]
     arguments = [*arguments, "--env", *own]
     finished, killed = tmp_path / "uninterrupted", tmp_path / "killed"
-    ended = harness.run(killed, arguments, ranks=1, fault=signal_at(phase, occurrence=2, targets=(0,)))
+    ended = harness.run(killed, arguments, ranks=1, fault=Fault(phase, occurrence=2, targets=(0,)))
     assert ended.exit_codes == [-9]
     for folder in (killed, finished):
         done = harness.run(folder, arguments, ranks=1)

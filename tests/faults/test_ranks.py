@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.storage.run_log import read_metrics
-from tests.support.fault_harness import saved_tensors, signal_at
+from tests.support.fault_harness import Fault, saved_tensors
 from tests.support.programs import call, command, wait_for
 
 pytestmark = pytest.mark.faults
@@ -61,7 +61,7 @@ LOSSES = [(1, "rollout"), (1, "backward"), (0, "save")]
 def test_a_rank_that_has_lost_another_ends_with_one_sentence_and_the_run_can_be_resumed(
     arguments, harness, tmp_path, victim, phase
 ):
-    fault = signal_at(phase, occurrence=2, rank=victim, targets=(victim,))
+    fault = Fault(phase, occurrence=2, rank=victim, targets=(victim,))
     ended = harness.run(tmp_path, arguments, fault=fault, launcher=False)
     survivor = 1 - victim
     log = (tmp_path / f"rank{survivor}.log").read_text()
@@ -81,7 +81,7 @@ def test_a_run_resumes_on_another_number_of_ranks(
     arguments, harness, tmp_path, ranks_before, parallel_before, ranks_after, parallel_after
 ):
     """The same games and losses as on a constant number of ranks, up to the order of sums."""
-    kill = signal_at("save", occurrence=3, targets=tuple(range(ranks_before)))
+    kill = Fault("save", occurrence=3, targets=tuple(range(ranks_before)))
     killed = harness.run(
         tmp_path, [*arguments, "--parallel", parallel_before], ranks=ranks_before, fault=kill
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fault_harness import games_of, metrics_of, saved_tensors, signal_at
+from tests.support.fault_harness import Fault, games_of, metrics_of, saved_tensors
 
 pytestmark = pytest.mark.faults
 
@@ -40,7 +40,7 @@ def uninterrupted(harness, arguments, tmp_path_factory) -> Path:
 def test_after_a_signal_all_ranks_save_one_step_and_the_resumed_run_ends_like_an_uninterrupted_one(
     harness, arguments, uninterrupted, tmp_path, phase, number, targets, occurrence
 ):
-    fault = signal_at(phase, occurrence=occurrence, rank=targets[0], targets=targets, number=number)
+    fault = Fault(phase, occurrence=occurrence, rank=targets[0], targets=targets, number=number)
     stopped = harness.run(tmp_path, arguments, fault=fault)
     log = (tmp_path / "rank0.log").read_text()
     assert stopped.exit_codes == [75, 75], log
@@ -55,7 +55,7 @@ def test_after_a_signal_all_ranks_save_one_step_and_the_resumed_run_ends_like_an
 
 def test_calls_without_a_response_do_not_delay_the_stop(harness, arguments, unresponsive_endpoint, tmp_path):
     begin = time.monotonic()
-    terminate = signal_at("rollout", delay=3, number=signal.SIGTERM)
+    terminate = Fault("rollout", delay=3, number=signal.SIGTERM)
     stopped = harness.run(tmp_path, [*arguments, "--env", unresponsive_endpoint], fault=terminate)
     log = (tmp_path / "rank0.log").read_text()
     assert stopped.exit_codes == [75, 75], log

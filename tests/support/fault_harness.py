@@ -5,18 +5,24 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from prompt_r1.storage.run_log import read_metrics
 from tests.support.exports import load_tensors
 from tests.support.paths import ROOT
 
-STOP_READING = b"stop reading"
+
+@dataclass(frozen=True)
+class Fault:
+    """A signal to the ranks `targets`, when `rank` starts a phase for the `occurrence`-th time."""
+
+    phase: str
+    occurrence: int = 1
+    rank: int = 0
+    delay: float = 0.0  # seconds from the start of the phase
+    targets: tuple[int, ...] = (0, 1)
+    number: int = signal.SIGKILL
 
 
 @dataclass(frozen=True)
@@ -29,23 +35,13 @@ class PhaseEvent:
     time: float
 
 
-# Called with each event and the process ids by rank; returns True once it has injected its fault.
-Fault = Callable[[PhaseEvent, list[int]], bool]
-
-
-@dataclass
+@dataclass(frozen=True)
 class ProcessRun:
     """The exit codes of one start of `train.py`, by rank, and all phase events."""
 
-    exit_codes: list[int] = field(default_factory=list)
-    events: list[PhaseEvent] = field(default_factory=list)
-    fault_time: float = 0.0  # when the fault was injected; 0: it was not
-    end_time: float = 0.0  # when the last rank exited
-
-    @property
-    def seconds_after_fault(self) -> float:
-        """Seconds from the fault to the exit of the last rank."""
-        return self.end_time - self.fault_time
+    exit_codes: list[int]
+    events: list[PhaseEvent]
+    seconds_after_fault: float  # until the exit of the last rank
 
     def last_phase(self, rank: int) -> str:
         """The innermost phase of a rank at its last event."""
@@ -61,71 +57,6 @@ class ProcessRun:
         """Seconds that each occurrence of a phase took."""
         times = [event.time for event in self.events if event.phase == phase and event.rank == rank]
         return [end - begin for begin, end in zip(times[::2], times[1::2], strict=False)]
-
-
-def signal_at(
-    phase: str,
-    *,
-    occurrence: int = 1,
-    rank: int = 0,
-    delay: float = 0.0,
-    targets: tuple[int, ...] = (0, 1),
-    number: int = signal.SIGKILL,
-) -> Fault:
-    """Send a signal to the ranks `targets`, `delay` seconds after `rank` starts a phase for the
-    `occurrence`-th time.
-    """
-    starts = 0
-
-    def fault(event: PhaseEvent, processes: list[int]) -> bool:
-        nonlocal starts
-        if (event.phase, event.rank, event.sign) == (phase, rank, "+"):
-            starts += 1
-        if starts < occurrence:
-            return False
-        time.sleep(delay)
-        for target in targets:
-            with suppress(ProcessLookupError):  # it has exited
-                os.kill(processes[target], number)
-        return True
-
-    return fault
-
-
-class EventReader:
-    """Reads phase events from a named pipe in a thread, and passes them to a fault."""
-
-    def __init__(self, path: Path, run: ProcessRun, fault: Fault) -> None:
-        path.unlink(missing_ok=True)
-        os.mkfifo(path)
-        # Also open for writing: reading waits for events even while no rank has the pipe open.
-        self.pipe = os.open(path, os.O_RDWR)
-        self.run, self.fault = run, fault
-        self.processes: list[int] = []
-        self.started = threading.Event()  # set when the process ids are known
-        self.thread = threading.Thread(target=self._read)
-        self.thread.start()
-
-    def close(self) -> None:
-        self.started.set()
-        os.write(self.pipe, STOP_READING + b"\n")
-        self.thread.join()
-        os.close(self.pipe)
-
-    def _read(self) -> None:
-        rest = b""
-        while True:
-            rest += os.read(self.pipe, 65536)
-            *lines, rest = rest.split(b"\n")
-            for line in lines:
-                if line == STOP_READING:
-                    return
-                rank, sign, phase, moment = line.decode().split()
-                event = PhaseEvent(int(rank), sign, phase, float(moment))
-                self.run.events.append(event)
-                self.started.wait()
-                if not self.run.fault_time and self.fault(event, self.processes):
-                    self.run.fault_time = time.monotonic()
 
 
 class FaultHarness:
@@ -148,33 +79,18 @@ class FaultHarness:
         *,
         ranks: int = 2,
         launcher: bool = True,
-        fault: Fault = lambda event, processes: False,
+        fault: Fault | None = None,
     ) -> ProcessRun:
         """Run `train.py` in a folder until all its ranks have exited.
 
-        `fault` is called with every phase event until it returns True. Without a `launcher`, nobody ends the
-        ranks when one of them fails.
+        Without a `launcher`, nobody ends the ranks when one of them fails.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        run = ProcessRun()
-        reader = EventReader(folder / "events", run, fault)
-        request = {
-            "ranks": ranks,
-            "arguments": arguments,
-            "folder": str(folder),
-            "events": str(folder / "events"),
-            "launcher": launcher,
-        }
-        try:
-            self.server.stdin.write(json.dumps(request) + "\n")
-            self.server.stdin.flush()
-            reader.processes += json.loads(self.server.stdout.readline())
-            reader.started.set()
-            run.exit_codes = json.loads(self.server.stdout.readline())
-            run.end_time = time.monotonic()
-        finally:
-            reader.close()
-        return run
+        request = {"ranks": ranks, "arguments": arguments, "folder": str(folder), "launcher": launcher}
+        request["fault"] = fault and asdict(fault)
+        self.server.stdin.write(json.dumps(request) + "\n")
+        self.server.stdin.flush()
+        response = json.loads(self.server.stdout.readline())
+        return ProcessRun(**response | {"events": [PhaseEvent(*event) for event in response["events"]]})
 
     def close(self) -> None:
         self.server.stdin.close()

@@ -1,11 +1,11 @@
 """Forks the ranks of training runs, so that torch is imported only once.
 
 `python -m tests.support.rank_server` reads requests from standard input, one line of JSON each (`ranks`,
-`arguments`, `folder`, `events`, `launcher`). For each it forks the ranks of one `train.py` and writes two
-lines: their process ids, and, when all have exited, their exit codes. With a launcher, it terminates the
-other ranks when one fails, as torchrun does: SIGTERM, then SIGKILL after three seconds.
+`arguments`, `folder`, `launcher`, `fault`). For each it forks the ranks of one `train.py` and, when all have
+exited, writes a line: what fault_harness.ProcessRun holds. With a launcher, it terminates the other ranks
+when one fails, as torchrun does: SIGTERM, then SIGKILL after three seconds.
 
-The forked processes write an event to the named pipe `events` at the start and the end of each phase.
+The forked processes write an event to a pipe at the start and the end of each phase.
 """
 
 import json
@@ -14,9 +14,10 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from select import select
 
 import torch
 
@@ -29,38 +30,26 @@ from tests.support.json_server import free_ports
 SHORT_PHASES = ("backward", "step", "seal")
 
 
-class PhaseRecorder:
-    """Wraps functions of this process so that each call is recorded as a phase."""
+def recorder(pipe: int, rank: int) -> Callable[[str], AbstractContextManager]:
+    """A function that records the start and the end of a phase, and decorates what is one."""
 
-    def __init__(self, path: str, rank: int) -> None:
-        self.pipe = os.open(path, os.O_WRONLY)
-        self.rank = rank
-
-    def record(self, sign: str, phase: str) -> None:
-        os.write(self.pipe, f"{self.rank} {sign} {phase} {time.monotonic()}\n".encode())
-        if sign == "+" and phase in SHORT_PHASES:
-            time.sleep(0.003)  # otherwise the phase ends before a signal can arrive
+    def record(sign: str, phase: str) -> None:
+        os.write(pipe, json.dumps([rank, sign, phase, time.monotonic()]).encode() + b"\n")
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Record the start and the end of what runs within."""
-        self.record("+", name)
+    def recorded(phase: str) -> Iterator[None]:
+        record("+", phase)
+        if phase in SHORT_PHASES:
+            time.sleep(0.003)  # otherwise the phase ends before a signal can arrive
         try:
             yield
         finally:
-            self.record("-", name)
+            record("-", phase)
 
-    def wrap_rollout(self) -> None:
-        original = train.play_groups
-
-        async def recorded(*arguments, **options):
-            with self.phase("rollout"):
-                return await original(*arguments, **options)
-
-        train.play_groups = recorded
+    return recorded
 
 
-def run_rank(rank: int, request: dict, port: int) -> None:
+def run_rank(rank: int, request: dict, port: int, pipe: int) -> None:
     """Run one rank of `train.py` in a forked process. Never returns."""
     log = os.open(f"{request['folder']}/rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
@@ -71,8 +60,13 @@ def run_rank(rank: int, request: dict, port: int) -> None:
         variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ |= {name: str(value) for name, value in variables.items()}
-    recorder = PhaseRecorder(request["events"], rank)
-    recorder.wrap_rollout()
+    recorded, play_groups = recorder(pipe, rank), train.play_groups
+
+    async def rollout(*arguments, **options):
+        with recorded("rollout"):
+            return await play_groups(*arguments, **options)
+
+    train.play_groups = rollout
     for home, attribute, phase in [
         (lifecycle, "validation_metrics", "validation"),
         (train, "learn", "update"),
@@ -82,7 +76,7 @@ def run_rank(rank: int, request: dict, port: int) -> None:
         (lifecycle, "save_checkpoint", "save"),
         (atomic_folder, "seal", "seal"),
     ]:
-        setattr(home, attribute, recorder.phase(phase)(getattr(home, attribute)))
+        setattr(home, attribute, recorded(phase)(getattr(home, attribute)))
     sys.argv = ["train.py", *request["arguments"]]
     code: object = 1
     try:
@@ -96,27 +90,46 @@ def run_rank(rank: int, request: dict, port: int) -> None:
     os._exit(code if isinstance(code, int) else 1)
 
 
-def wait_for_exit(ranks: dict[int, int], *, launcher: bool) -> list[int]:
-    """Wait for processes {id: rank}; return their exit codes by rank, negative for a signal."""
+def follow(ranks: list[int], pipe: int, *, launcher: bool, fault: dict | None) -> dict[str, object]:
+    """Follow the processes of ranks until all have exited, and inject a fault.
+
+    Exit codes are negative for a signal.
+    """
     codes: dict[int, int] = {}
-    kill_at: float | None = None
+    events: list[list] = []
+    unread = b""
+    fault_time, terminated_at = 0.0, 0.0
     while len(codes) < len(ranks):
-        for process, rank in ranks.items():
-            if rank in codes:
-                continue
-            exited, status = os.waitpid(process, os.WNOHANG)
-            if exited:
-                codes[rank] = os.waitstatus_to_exitcode(status)
-        running = [process for process, rank in ranks.items() if rank not in codes]
-        if launcher and kill_at is None and any(codes.values()):
-            kill_at = time.monotonic() + 3
-            for process in running:
-                os.kill(process, signal.SIGTERM)
-        if kill_at is not None and time.monotonic() > kill_at:
-            for process in running:
-                os.kill(process, signal.SIGKILL)
-        time.sleep(0.005)
-    return [codes[rank] for rank in sorted(codes)]
+        exited = [rank for rank, process in enumerate(ranks) if rank not in codes and has_exited(process)]
+        if select([pipe], [], [], 0.005)[0]:
+            *lines, unread = (unread + os.read(pipe, 2**16)).split(b"\n")
+            events += map(json.loads, lines)
+        for rank in exited:  # only now: all its events have been read
+            codes[rank] = os.waitstatus_to_exitcode(os.waitpid(ranks[rank], 0)[1])
+        running = [process for rank, process in enumerate(ranks) if rank not in codes]
+        starts = [event[2] for event in events if fault and event[:2] == [fault["rank"], "+"]]
+        if fault and not fault_time and starts.count(fault["phase"]) >= fault["occurrence"]:
+            time.sleep(fault["delay"])
+            send(fault["number"], [ranks[target] for target in fault["targets"] if target not in codes])
+            fault_time = time.monotonic()
+        if launcher and any(codes.values()) and not terminated_at:
+            terminated_at = time.monotonic()
+            send(signal.SIGTERM, running)
+        if terminated_at and time.monotonic() > terminated_at + 3:
+            send(signal.SIGKILL, running)
+    exit_codes = [codes[rank] for rank in sorted(codes)]
+    after_fault = time.monotonic() - fault_time
+    return {"exit_codes": exit_codes, "events": events, "seconds_after_fault": after_fault}
+
+
+def has_exited(process: int) -> bool:
+    """Whether a child has exited; it stays to be waited for."""
+    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def send(number: int, processes: list[int]) -> None:
+    for process in processes:
+        os.kill(process, number)
 
 
 def main() -> None:
@@ -126,15 +139,17 @@ def main() -> None:
         request = json.loads(line)
         Path(request["folder"]).mkdir(parents=True, exist_ok=True)
         [port] = free_ports(1)
-        ranks: dict[int, int] = {}
+        reading, writing = os.pipe()
+        ranks: list[int] = []
         for rank in range(request["ranks"]):
             process = os.fork()
             if process == 0:
-                run_rank(rank, request, port)
-            ranks[process] = rank
-        responses.write(json.dumps(list(ranks)) + "\n")
-        responses.flush()
-        responses.write(json.dumps(wait_for_exit(ranks, launcher=request["launcher"])) + "\n")
+                run_rank(rank, request, port, writing)
+            ranks.append(process)
+        ended = follow(ranks, reading, launcher=request["launcher"], fault=request["fault"])
+        os.close(reading)
+        os.close(writing)
+        responses.write(json.dumps(ended) + "\n")
         responses.flush()
 
 
