@@ -17,9 +17,8 @@ from prompt_r1.miniworld.world import mini_questions
 from prompt_r1.storage.run_log import read_metrics
 from tests.support import tiny
 from tests.support.exports import newest_tensors
-from tests.support.fault_harness import games_of
 from tests.support.paths import ROOT
-from tests.support.programs import FOUR_STEPS, SMALL, call
+from tests.support.programs import FOUR_STEPS, SMALL
 
 pytestmark = pytest.mark.timeout(600)  # trainings in processes of their own, on a machine that may be busy
 
@@ -109,23 +108,6 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_metrics(
     assert len(lines) == len(expected_lines)
     for name in ("step", "reward/mean", "loss", "grad_norm", "val/reward"):
         assert [line.get(name) for line in lines] == [line.get(name) for line in expected_lines]
-
-
-@pytest.mark.slow
-def test_two_ranks_with_sharded_weights_train_like_one_process(trained, asking_agent, tmp_path):
-    """The same games and the same losses, up to the order of sums."""
-    line = ["--agent", asking_agent, "--test-data", "none", *FOUR_STEPS, "--parallel", "fsdp"]
-    done = call(tmp_path, "train.py", *line, ranks=2)
-    assert done.returncode == 0, done.stderr
-    one, two = read_metrics(trained / "runs/small"), read_metrics(tmp_path / "runs/small")
-    names = "loss kl grad_norm reward/mean tokens/sampled val/reward".split()
-    for want, got in zip(one, two, strict=True):
-        for name in names:
-            expected = pytest.approx(want.get(name, 0), rel=1e-3, abs=1e-6)
-            assert got.get(name, 0) == expected, (want["step"], name)
-    games = [games_of(folder / "runs/small") for folder in (trained, tmp_path)]
-    of_ranks = [*games[1]["step-000001-rank0"], *games[1]["step-000001-rank1"]]
-    assert sorted(game[0] for game in games[0]["step-000001-rank0"]) == sorted(game[0] for game in of_ranks)
 
 
 def test_the_paper_preset_runs_end_to_end(agent, tmp_path, call_here):
