@@ -60,22 +60,6 @@ def recompute(model, tokens: list[int], completion: Completion, temperature: flo
     return torch.log_softmax(logits / temperature, -1)
 
 
-@pytest.mark.parametrize("max_games", [3, 16])
-def test_greedy_tokens_equal_those_of_generate_for_prompts_of_different_lengths(max_games):
-    policy = tiny.policy()
-    model = sdpa_twin(policy)
-    prompts = [tiny.random_tokens(5 + 7 * number, seed=number) for number in range(8)]
-
-    async def play():
-        engine = make_engine(policy, max_games=max_games)
-        return await asyncio.gather(
-            *(engine.generate(p, max_new=20, seed="0", temperature=0.0) for p in prompts)
-        )
-
-    for prompt, completion in zip(prompts, asyncio.run(play()), strict=True):
-        assert completion.tokens == greedy_by_generate(model, prompt, 20)
-
-
 @dataclass(frozen=True)
 class PlannedTurn:
     """A turn of a game, and the reply to it."""
