@@ -16,42 +16,16 @@ from prompt_r1.metrics.em_f1 import exact_match
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.world import TRAINING_MIX
 from prompt_r1.protocol import INSTRUCTIONS, Codec
-from prompt_r1.rollout import play
 from prompt_r1.spending import Spending
 from prompt_r1.types import GameSettings, Question
 from studies import cities, seeds, turns
 from studies.cities import CITIES, SPLITS, WORDINGS, cases_of, is_right
 from studies.parts import show_part
-from studies.turns import THOUGHT_AFTER_ASKING, THOUGHT_BEFORE_ASKING, answer_in_turn
+from studies.turns import THOUGHT_AFTER_ASKING, THOUGHT_BEFORE_ASKING
 from tests.support import tiny
 from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 QUESTION = Question("q", "test", "Who made it?", ("Anna",))
-
-
-def play_with_answer_at(turn: int, texts: list[str]):
-    """A scripted game whose turn number `turn` starts with an answer; with its agent and environment."""
-    agent, environment = ScriptedAgent(texts), ScriptedEnvironment(["one", "two", "three"])
-    prefix = tiny.tokenizer()(THOUGHT_AFTER_ASKING, add_special_tokens=False)["input_ids"]
-    codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
-    generate = answer_in_turn(turn, agent.generate, prefix)
-    settings = GameSettings(max_turns=turn, max_tokens=5000, max_new=500)
-    game = asyncio.run(play(QUESTION, generate, environment.ask, codec, settings, seed="0"))
-    return game, agent, environment
-
-
-def test_after_t_interactions_the_agent_is_forced_to_answer():
-    asking = think("more", prompt="Who?")
-    game, agent, environment = play_with_answer_at(3, [asking, asking, " Anna </answer>"])
-    assert (game.stop, game.answer, len(environment.asked)) == ("answered", "Anna", 2)
-    assert game.turns[-1].text == THOUGHT_AFTER_ASKING + " Anna </answer>"
-    assert tiny.tokenizer().decode(agent.read[2]).endswith("assistant\n" + THOUGHT_AFTER_ASKING)
-    assert len(game.tokens) == len(game.sampled) == len(game.logprobs)
-
-
-def test_a_game_that_ends_earlier_keeps_its_answer():
-    game, _, environment = play_with_answer_at(3, [think("sure", answer="Bob")])
-    assert (game.answer, len(environment.asked)) == ("Bob", 0)
 
 
 class GreedyScript(ScriptedAgent):
@@ -65,13 +39,22 @@ class GreedyScript(ScriptedAgent):
         return await super().generate(tokens, max_new=max_new, seed=seed)
 
 
-@pytest.mark.parametrize(("asked", "thought"), [(0, THOUGHT_BEFORE_ASKING), (1, THOUGHT_AFTER_ASKING)])
+@pytest.mark.parametrize(("asked", "thought"), [(0, THOUGHT_BEFORE_ASKING), (2, THOUGHT_AFTER_ASKING)])
 def test_each_game_has_as_many_interactions_as_it_may_and_then_its_answer(asked, thought):
-    agent = GreedyScript([*[think("more", prompt="Who?")] * asked, " Anna </answer>"])
-    environment = ScriptedEnvironment(["one", "two"])
+    asking, answering = [think("more", prompt="Who?")] * asked, " Anna </answer>"
+    agent = GreedyScript([*asking, answering])
+    environment = ScriptedEnvironment(["one", "two", "three"])
     [game] = asyncio.run(turns.play_and_answer(agent, environment, [QUESTION], asked))
-    assert (len(game.turns), game.stop, game.answer) == (asked + 1, "answered", "Anna")
-    assert game.turns[-1].text.startswith(thought)
+    assert (game.stop, game.answer, len(environment.asked)) == ("answered", "Anna", asked)
+    assert [turn.text for turn in game.turns] == [*asking, thought + answering]
+    assert tiny.tokenizer().decode(agent.read[-1]).endswith("assistant\n" + thought)
+    assert len(game.tokens) == len(game.sampled) == len(game.logprobs)
+
+
+def test_a_game_that_ends_earlier_keeps_its_answer():
+    agent, environment = GreedyScript([think("sure", answer="Bob")]), ScriptedEnvironment([])
+    [game] = asyncio.run(turns.play_and_answer(agent, environment, [QUESTION], 2))
+    assert game.answer == "Bob"
 
 
 def test_the_table_of_turns_has_both_agents_and_the_kinds_of_the_trained_one():
