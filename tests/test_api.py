@@ -213,13 +213,6 @@ def test_the_package_imports_nothing_slow_until_a_name_is_used():
     assert all(getattr(prompt_r1, name) for name in prompt_r1.__all__)
 
 
-def test_a_game_samples_with_its_temperature_and_top_p():
-    agent, asked = EchoAgent(), Question("q", "d", "Who?", ("a",))
-    how = {"temperature": 0.5, "top_p": 0.9}
-    asyncio.run(play_question(agent, environment_of(Shouting()), asked, seed="3", **how))
-    assert {sampled_with[1:] for sampled_with in agent.sampled_with} == {(0.5, 0.9)}
-
-
 def test_a_game_that_is_played_again_pays_nothing_and_another_sample_or_epoch_asks_anew(tmp_path):
     environment = Environment([OwnSource(Shouting(), seed=0)], journal=Journal(tmp_path))
 

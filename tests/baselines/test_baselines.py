@@ -8,6 +8,7 @@ import pytest
 from prompt_r1.agent.names import AgentSpec
 from prompt_r1.baselines.ask_once import FORMATS
 from prompt_r1.baselines.games import AgentMethod
+from prompt_r1.environments.environment import environment_of
 from prompt_r1.environments.sources import OwnSource
 from prompt_r1.errors import EnvError
 from prompt_r1.metrics.em_f1 import exact_match
@@ -18,6 +19,7 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES
 from prompt_r1.types import GameSettings, Question
 from tests.support import tiny
+from tests.support.echo_agent import EchoAgent, Shouting
 from tests.support.methods import ANNA, CONFIG, PricedSource, answer, method, priced
 from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
@@ -137,5 +139,6 @@ def test_the_mini_world_extracts_the_answer_from_its_own_chain_of_thought():
 
 def test_games_are_sampled_with_the_temperature_and_top_p_of_the_evaluation(asking_agent):
     settings = {"agent": asking_agent, "temperature": 0.5, "top_p": 0.9}
-    played = method("prompt-r1", priced(PricedSource(lambda prompt: "")), **settings)
-    assert isinstance(played, AgentMethod) and (played.temperature, played.top_p) == (0.5, 0.9)
+    played = method("prompt-r1", environment_of(Shouting()), **settings)
+    asyncio.run(replace(played, agent=(agent := EchoAgent()))(ANNA, sample=0, seed="3"))
+    assert {sampled_with[1:] for sampled_with in agent.sampled_with} == {(0.5, 0.9)}
