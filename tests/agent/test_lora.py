@@ -1,6 +1,5 @@
-"""Adapters against merged weights, against the model without them, and against peft."""
+"""Adapters against merged weights, and against the model without them."""
 
-import copy
 from itertools import combinations
 
 import pytest
@@ -96,25 +95,6 @@ def test_models_that_adapters_do_not_fit_are_usage_errors(tmp_path):
     gpt2 = tiny.save_model(tmp_path, "gpt2")
     with pytest.raises(UsageError, match="models of type 'gpt2' have no linear layers for adapters"):
         add_lora(AutoModelForCausalLM.from_pretrained(gpt2), rank=1, alpha=16)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft's own
-def test_the_adapters_equal_those_of_peft():
-    peft = pytest.importorskip("peft")
-    ours, theirs = tiny.model(), copy.deepcopy(tiny.model())
-    with_random_adapters(ours)
-    wrapped = peft.get_peft_model(
-        theirs, peft.LoraConfig(r=8, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear")
-    )
-    for name, layer in adapters_of(ours).items():
-        other = wrapped.base_model.model.get_submodule(name)
-        other.lora_A["default"].weight.data.copy_(layer.a)
-        other.lora_B["default"].weight.data.copy_(layer.b)
-    assert wrapped.get_nb_trainable_parameters()[0] == sum(
-        p.numel() for p in ours.parameters() if p.requires_grad
-    )
-    torch.testing.assert_close(wrapped(TOKENS).logits, ours(TOKENS).logits, rtol=1e-5, atol=1e-5)
 
 
 def test_a_router_that_is_a_linear_layer_and_returns_a_tuple_gets_no_adapter():
