@@ -1,6 +1,5 @@
 """The sizes of the project: `python -m tests.support.sizes`; `--step`: the files of one training step."""
 
-import argparse
 import ast
 import sys
 import tempfile
@@ -66,14 +65,10 @@ def files_of_a_step() -> list[Path]:
     from prompt_r1.cli.command_line import run_program
 
     entered: dict[str, None] = {}
-    inside = [False]
 
     def watch(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        of_train = code.co_filename == str(ROOT / "train.py")
-        if event == "call" and of_train and code.co_name == "play_step":
-            inside[0] = True
-        if inside[0] and event == "call" and code.co_filename.startswith(str(ROOT / "")):
+        if event == "call" and (entered or code is train.play_step.__code__):
             entered.setdefault(code.co_filename)
         if event == "return" and code.co_name == "finish_step":
             sys.setprofile(None)
@@ -87,15 +82,12 @@ def files_of_a_step() -> list[Path]:
             pass
         finally:
             sys.setprofile(None)
-    return [Path(name) for name in entered if "/.venv/" not in name]
+    return [Path(name) for name in entered if name.startswith(f"{ROOT}/") and "/.venv/" not in name]
 
 
 def main() -> None:
     """Print the table, or the files of one training step."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--step", action="store_true", help="print the files of one training step")
-    arguments = parser.parse_args()
-    if arguments.step:
+    if "--step" in sys.argv:
         files = files_of_a_step()
         for path in files:
             print(f"{lines([path]):6} {path.relative_to(ROOT)}")
