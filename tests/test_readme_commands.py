@@ -3,17 +3,14 @@ those of docs/using.md.
 """
 
 import asyncio
-import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
 from prompt_r1.storage.run_log import read_metrics
@@ -77,7 +74,7 @@ COMMANDS = {
     ),
     "python evaluate.py --agent runs/mini-seed0 --method direct untrained prompt-r1": "{SAME} --limit 4",
     "pip install '.[serve]'": f"{PIP} '.[serve]'",
-    "prompt-r1 serve": "",  # below
+    "prompt-r1 serve": "",  # tests/serving/test_program.py
     "report.html": "test -s runs/mini-seed0/report.html",
     "--help-all": "python train.py --help-all",
     f"{SET_UP} -r requirements-dev.txt && python -m pytest": (
@@ -152,31 +149,9 @@ def test_the_commands_run_in_their_order(tmp_path):
     assert "agent runs/mini-seed0, step" in shown.stdout + shown.stderr
     estimate = "python train.py --config paper --data mine.jsonl --env-price 0.15,0.60 --dry-run"
     assert "dollars" in output[estimate].stdout
-    serve_and_ask(folder)
     block = README.split("## From Python")[1].split("```python\n")[1].split("```")[0]
     (folder / "block.py").write_text(block)
     assert runner_in(folder)("python block.py").stdout
-
-
-def serve_and_ask(folder: Path) -> None:
-    """`prompt-r1 serve` answers one question, and ends on SIGTERM."""
-    line = [sys.executable, "-m", "prompt_r1", "serve", "--port", "0", "--device", "cpu"]
-    with subprocess.Popen(line, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            found = re.search(r"at (http://\S+)v1", process.stdout.readline() + process.stdout.readline())
-            assert found
-            body = {
-                "model": "prompt-r1",
-                "messages": [{"role": "user", "content": "Who made Hollow Empire?"}],
-            }
-            response = httpx.post(f"{found[1]}v1/chat/completions", json=body, timeout=120)
-            assert response.status_code == 200, response.text
-            assert json.loads(response.text)["object"] == "chat.completion"
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
 
 
 @pytest.mark.slow
