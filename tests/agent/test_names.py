@@ -12,7 +12,6 @@ from prompt_r1.agent.names import find_agent, resolve_agent
 from prompt_r1.config.agent import GAME_FILE, STEP_FILE
 from prompt_r1.config.fields import write_yaml
 from prompt_r1.config.train import PRESETS, TrainConfig
-from prompt_r1.errors import UsageError
 
 
 def save_run(folder: Path, *, seed: int, step: int, saved: int, env: str = "mini") -> None:
@@ -53,18 +52,6 @@ def test_an_agent_that_was_trained_with_an_unknown_setting_plays(tmp_path):
     with (tmp_path / "agent" / GAME_FILE).open("a") as file:
         file.write("gone: 0.5\n")
     assert resolve_agent(str(tmp_path)).config.seed == 3
-
-
-@pytest.mark.parametrize("name", ["no/such/agent", "./nosuch", "/nosuch"])
-def test_a_name_that_cannot_be_one_of_the_hub_is_refused_without_asking_it(name):
-    with pytest.raises(UsageError, match="there is no such folder"):
-        find_agent(name, seed=0)
-
-
-def test_an_adapter_of_peft_is_named_as_such(tmp_path):
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    with pytest.raises(UsageError, match="holds an adapter of peft"):
-        find_agent(str(tmp_path), seed=0)
 
 
 @pytest.fixture
