@@ -233,11 +233,8 @@ def test_a_new_prompt_is_read_between_its_marks_or_else_from_the_whole_reply(rea
 
 
 def test_opro_drops_instructions_that_are_empty_too_long_tagged_or_contain_digits():
-    kept = [
-        text
-        for text in ("Fine.", "", "x" * 501, "Use <INS>.", "Say 42.")
-        if is_usable(text, digits_allowed=True)
-    ]
+    written = ("Fine.", "", "x" * 501, "Use <INS>.", "Say 42.")
+    kept = [text for text in written if is_usable(text, digits_allowed=True)]
     assert kept == ["Fine.", "Say 42."] and not is_usable("Say 42.", digits_allowed=False)
 
 
