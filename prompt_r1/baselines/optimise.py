@@ -120,12 +120,9 @@ class PromptSearch:
     async def ask_optimizer(self, system: str, request: str, *, sample: int = 0) -> str:
         """One call of the optimiser; `sample` numbers several replies to the same request."""
         self._count_calls(1)
-        messages: list[Message] = [
-            {"role": "system", "content": system},
-            {"role": "user", "content": request},
-        ]
+        asked: list[Message] = [{"role": "system", "content": system}, {"role": "user", "content": request}]
         try:
-            return await self.optimizer.ask(messages, Game(self.name, sample))
+            return await self.optimizer.ask(asked, Game(self.name, sample))
         except EnvError as error:
             raise Resumable(f"the optimiser of {self.name} failed: {error}") from None
 
