@@ -8,7 +8,7 @@ such thread of the package.
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -17,28 +17,10 @@ from typing import Any, TypeVar
 from prompt_r1.cli.dialogue import Piece
 from prompt_r1.config.pair import PairConfig
 from prompt_r1.environments.sources import Answering
-from prompt_r1.errors import EnvError
-from prompt_r1.playing import NO_LIMITS, Limits, OpenPair, open_pair
+from prompt_r1.playing import NO_LIMITS, Limits, OpenPair, answered, open_pair
 from prompt_r1.types import Trajectory
 
 T = TypeVar("T")
-
-
-async def ask_pair(
-    pair: OpenPair,
-    question: str,
-    limits: Limits,
-    *,
-    seed: int | None = None,
-    temperature: float | None = None,
-    on_piece: Callable[[Piece], object] | None = None,
-) -> Trajectory:
-    """Play one game in the running event loop as `OpenPair.play`; a failed environment raises EnvError."""
-    text = question.encode("utf-8", "replace").decode()  # lone surrogates have no UTF-8
-    game = await pair.play(text, limits=limits, seed=seed, temperature=temperature, on_piece=on_piece)
-    if game.stop == "env_error":
-        raise EnvError(game.error or "the environment failed")
-    return game
 
 
 class Pair(AbstractContextManager["Pair"]):
@@ -57,7 +39,7 @@ class Pair(AbstractContextManager["Pair"]):
 
         Raises EnvError if the environment failed, and LimitReached.
         """
-        return _call(self._loop, ask_pair(self._pair, question, limits))
+        return answered(_call(self._loop, self._pair.play(question, limits=limits)))
 
     def stream(self, question: str, *, limits: Limits = NO_LIMITS) -> Iterator[Piece | Trajectory]:
         """Yield the dialogue in pieces while it is played, and at last the game. Raises as `ask`.
@@ -65,13 +47,13 @@ class Pair(AbstractContextManager["Pair"]):
         Closing the iterator cancels the game.
         """
         pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
-        work = ask_pair(self._pair, question, limits, on_piece=pieces.put)
+        work = self._pair.play(question, limits=limits, on_piece=pieces.put)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         future.add_done_callback(lambda _: pieces.put(None))
         try:
             while (piece := pieces.get()) is not None:
                 yield piece
-            yield future.result()
+            yield answered(future.result())
         finally:
             future.cancel()
 

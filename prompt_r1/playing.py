@@ -14,6 +14,7 @@ from prompt_r1.distributed import pick_device
 from prompt_r1.environments.environment import Environment, Game, environment_of
 from prompt_r1.environments.sources import Answering
 from prompt_r1.environments.specs import open_for_agent
+from prompt_r1.errors import EnvError
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Message, Question, Trajectory
 
@@ -66,6 +67,7 @@ class OpenPair:
         EnvError: then `stop` is "env_error".
         """
         agent, environment, codec = self.agent, self.environment, self.agent.codec
+        text = text.encode("utf-8", "replace").decode()  # lone surrogates have no UTF-8
         question = Question(text, "asked", text, answers=())
         check_question_lengths([question], codec, agent.game)
         game, pieces = Game(question.id), Pieces(on_piece or (lambda piece: None))
@@ -109,6 +111,13 @@ class OpenPair:
             raise LimitReached("seconds", f"no answer within the limit of {limits.seconds:g} s") from None
         trajectory.spent, trajectory.seconds = game.spent, time.perf_counter() - begin
         return trajectory
+
+
+def answered(game: Trajectory) -> Trajectory:
+    """The game. Raises EnvError if the environment failed in it."""
+    if game.stop == "env_error":
+        raise EnvError(game.error)
+    return game
 
 
 def open_pair(

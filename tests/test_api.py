@@ -87,6 +87,10 @@ def test_a_game_has_its_answer_turns_calls_and_price():
     assert game.spent.usd == pytest.approx(0.06) and 0 < sum(game.sampled) < len(game.tokens)
 
 
+def test_half_a_character_in_a_question_is_a_question_mark(pair):
+    assert pair.ask("Who\ud800").answer == "WHO?"
+
+
 def test_a_stream_yields_the_dialogue_in_order_and_then_the_answer(pair):
     *pieces, answer = pair.stream(QUESTION)
     assert isinstance(answer, prompt_r1.Trajectory) and answer.answer == "WHO IS ANNA?"

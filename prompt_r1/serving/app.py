@@ -25,9 +25,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from prompt_r1.api import ask_pair
 from prompt_r1.cli.dialogue import Piece
-from prompt_r1.playing import Limits, OpenPair
+from prompt_r1.playing import Limits, OpenPair, answered
 from prompt_r1.serving import wire
 from prompt_r1.serving.wire import Body, Failure, bad_request
 from prompt_r1.types import Trajectory
@@ -91,10 +90,9 @@ class ChatServer:
             self.sessions -= 1
             pieces.put_nowait(None)
 
-        playing = ask_pair(
-            self.pair,
+        playing = self.pair.play(
             asked.question,
-            self.limits,
+            limits=self.limits,
             seed=asked.seed,
             temperature=asked.temperature,
             on_piece=pieces.put_nowait if asked.stream else None,
@@ -109,7 +107,7 @@ class ChatServer:
             while not (await asyncio.wait([game], timeout=AWAITED_SECONDS))[0]:
                 if await request.is_disconnected():
                     return Response(status_code=GONE)
-            return _json(wire.completion(head, game.result()))
+            return _json(wire.completion(head, answered(game.result())))
         finally:
             game.cancel()  # has no effect on one that is done
 
@@ -137,7 +135,7 @@ async def _events(game: asyncio.Task[Trajectory], pieces: Pieces, head: Body) ->
         yield _event(wire.chunk(head, {"role": "assistant", "content": ""}))
         while (piece := await pieces.get()) is not None:
             yield _event(wire.chunk(head, {"reasoning_content": wire.dialogue_text(piece)}))
-        played = await game
+        played = answered(await game)
         last = wire.chunk(head, wire.said(played), wire.ending(played))
         yield _event({**last, "usage": wire.usage(played)})
         yield b"data: [DONE]\n\n"
