@@ -60,9 +60,11 @@ class LocalEnvironment(Source):
         self.parameters: Mapping[str, object] = {"folder": folder, **asdict(self._settings)}
         self.samples = self._settings.temperature > 0
         self._tokenizer = tokenizer
-        self._accepts_system = self._can_render(
-            [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-        )
+        system: list[Message] = [{"role": "system", "content": "\u2402"}, {"role": "user", "content": "b"}]
+        try:
+            self._accepts_system = "\u2402" in render(tokenizer, system)
+        except UsageError:  # Gemma's template, for example, has no system role
+            self._accepts_system = False
         self._opened = opened_think(render(tokenizer, [{"role": "user", "content": "b"}]))
         self._encoder = PieceEncoder(tokenizer)
         self._stop_ids = policy.end_ids | ({tokenizer.eos_token_id} - {None})
@@ -114,13 +116,6 @@ class LocalEnvironment(Source):
             tokens += self._encoder.trusted(frame) if tokens else self._encoder.start(frame)
             tokens += self._encoder.untrusted(message["content"])
         return tokens + self._encoder.trusted(rest)
-
-    def _can_render(self, messages: list[Message]) -> bool:
-        try:
-            text = render(self._tokenizer, messages)
-        except UsageError:  # Gemma's, for example, has no system role
-            return False
-        return all(message["content"] in text for message in messages)
 
 
 def load_local(

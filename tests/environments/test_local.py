@@ -90,9 +90,11 @@ def test_the_system_text_is_a_system_message_or_part_of_the_first_message() -> N
     assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhere")
     strict = tiny.tokenizer.__wrapped__()  # a new one, because it is changed
     refuse = "{%- if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{%- endif %}"
-    strict.chat_template = refuse + tiny.QWEN3_LIKE_TEMPLATE
-    environment = LocalEnvironment(tiny.policy(), strict, name="x", slots=1, capacity=99, settings=BRIEF)
-    assert strict.decode(environment.encode(HELLO)).startswith("<|im_start|>user\nBe brief.\n\nWhere is")
+    leave_out = "{%- if messages[0].role == 'system' %}{%- set messages = messages[1:] %}{%- endif %}"
+    for first_line in (refuse, leave_out):  # a bug: the message was looked for as "a", as in "assistant"
+        strict.chat_template = first_line + tiny.QWEN3_LIKE_TEMPLATE
+        environment = LocalEnvironment(tiny.policy(), strict, name="x", slots=1, capacity=99, settings=BRIEF)
+        assert strict.decode(environment.encode(HELLO)).startswith("<|im_start|>user\nBe brief.\n\nWhere is")
 
 
 def test_a_reply_that_ends_at_once_is_an_outcome_of_one_token() -> None:
