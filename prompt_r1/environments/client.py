@@ -24,7 +24,7 @@ import httpx
 
 from prompt_r1.environments.environment import BILLED_CHARACTERS_PER_TOKEN
 from prompt_r1.environments.responses import MOST_BYTES, Attempt, back_off, classify, failed
-from prompt_r1.environments.sources import REPLIED, AskOutcome, Call, Outcome, Source
+from prompt_r1.environments.sources import AskOutcome, Call, Outcome, Source
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.terminal import SHORTEST_SECRET, printable, scrub
 from prompt_r1.types import Message
@@ -107,7 +107,7 @@ class Endpoint(Source):
         traffic = await self._traffic_of_loop()
         async with traffic.slots:
             outcome = await self._send_until_done(traffic, call, messages)
-        if outcome.verdict not in REPLIED or outcome.reason:  # a request that was rejected costs nothing
+        if not outcome.replied or outcome.reason:  # a request that was rejected costs nothing
             return outcome
         # Without counts, a reply would be free.
         sent = sum(len(message["content"]) for message in messages)
@@ -127,7 +127,7 @@ class Endpoint(Source):
                 outcome = await ask([{"role": "user", "content": "Hi"}])
                 if system and UNREADABLE.search(outcome.reason):
                     self._system = ""
-                    accepted = (await ask([{"role": "user", "content": "Hello"}])).verdict in REPLIED
+                    accepted = (await ask([{"role": "user", "content": "Hello"}])).replied
                     self._system = system
                     if accepted:  # once more, because a 500 may have been a moment's
                         outcome = await ask([{"role": "user", "content": "Hi"}])
@@ -142,7 +142,7 @@ class Endpoint(Source):
         if outcome.verdict == "refused":
             reason = outcome.reason.removeprefix(f"{self.base_url}: ")
             raise FatalEnvError(f"{self.name} cannot be used: {self.base_url}: {reason}")
-        if outcome.verdict in REPLIED and not outcome.text.strip():
+        if outcome.replied and not outcome.text.strip():
             raise UsageError(
                 f'{shown} replied to "Hi" without any text ({outcome.reason or outcome.label}): check '
                 "max_tokens and the other fields of --env-args, or choose another model"

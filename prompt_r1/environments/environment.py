@@ -22,15 +22,7 @@ from functools import partial
 from statistics import median
 
 from prompt_r1.environments.journal import Journal, Key
-from prompt_r1.environments.sources import (
-    REPLIED,
-    Answering,
-    Call,
-    Outcome,
-    OwnSource,
-    Source,
-    without_thinking,
-)
+from prompt_r1.environments.sources import Answering, Call, Outcome, OwnSource, Source, without_thinking
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.spending import Budget, Price, Spending
 from prompt_r1.types import Message
@@ -86,11 +78,11 @@ class Member:
 
     def count(self, outcome: Outcome, seconds: float) -> None:
         """Count a call that has ended."""
-        self.has_replied |= outcome.verdict in REPLIED
+        self.has_replied |= outcome.replied
         self.latencies.append(seconds)
         self._longest_reply = max(self._longest_reply, outcome.tokens_out)
-        failed = outcome.verdict not in REPLIED
-        self.counts.update(paid=1, errors=failed, tokens_in=outcome.tokens_in, tokens_out=outcome.tokens_out)
+        tokens_in, tokens_out = outcome.tokens_in, outcome.tokens_out
+        self.counts.update(paid=1, errors=not outcome.replied, tokens_in=tokens_in, tokens_out=tokens_out)
 
 
 class Payment:
@@ -119,7 +111,7 @@ class Payment:
 
     def end(self, outcome: Outcome) -> None:
         """Charge the reply; of a call that failed, only its lost requests, or else a call without tokens."""
-        is_charged = outcome.verdict in REPLIED or not self._charged.calls
+        is_charged = outcome.replied or not self._charged.calls
         reply = self._member.price.of_call(outcome.tokens_in, outcome.tokens_out)
         self._member.count(outcome, time.perf_counter() - self._started)
         self._settle(reply if is_charged else Spending(), outcome)
@@ -163,12 +155,13 @@ class Environment:
         drawn_by = game.session if self._route == "session" else f"{game.session}/{game.epoch}"
         member = random.Random(drawn_by).choices(self.members, self._weights)[0]
         outcome = await self._outcome_of(member, messages, game)
-        replied, is_refused = outcome.verdict in REPLIED, outcome.verdict == "refused"
-        if is_refused and not member.has_replied:
-            raise FatalEnvError(f"{member.source.name} cannot be used: {outcome.reason}")
-        reason = f"{member.source.name} refused the dialogue: " * is_refused + outcome.reason
-        self._watch(failed=not replied, reason=reason)
-        if not replied:
+        reason = outcome.reason
+        if outcome.verdict == "refused":
+            if not member.has_replied:
+                raise FatalEnvError(f"{member.source.name} cannot be used: {reason}")
+            reason = f"{member.source.name} refused the dialogue: {reason}"
+        self._watch(failed=not outcome.replied, reason=reason)
+        if not outcome.replied:
             raise EnvError(reason)
         return outcome.text
 
@@ -214,9 +207,8 @@ class Environment:
         else:
             outcome = await self._pay(member, key, game)
         outcome = without_thinking(outcome)
-        is_empty = outcome.verdict in REPLIED and not outcome.text.strip()
-        if label := outcome.label or "empty" * is_empty:
-            member.counts[f"outcomes/{label}"] += 1
+        if outcome.label:
+            member.counts[f"outcomes/{outcome.label}"] += 1
         game.spent += member.price.of_call(outcome.tokens_in, outcome.tokens_out)
         return outcome
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from prompt_r1.environments.sources import REPLIED, Outcome
+from prompt_r1.environments.sources import Outcome
 from prompt_r1.foreign import is_finite_number, json_object
 from prompt_r1.spending import Spending
 from prompt_r1.types import Message
@@ -89,7 +89,7 @@ class Journal:
         if ended is not None:
             line |= {name: getattr(ended, name) for name in STORED} | {"source": key.source}
             line |= {"prompt": key.messages[-1]["content"], "time": round(time.time(), 3), "usd": charged.usd}
-            if ended.verdict in REPLIED:
+            if ended.replied:
                 self._replies[key.digest] = ended
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
@@ -104,8 +104,8 @@ class Journal:
                 charges[call] = charged
                 stored: dict[str, Any] = {name: line.get(name) for name in STORED}
                 fits = all(type(stored[name]) is type(getattr(EMPTY, name)) for name in STORED)
-                if fits and stored["verdict"] in REPLIED:
-                    self._replies[key] = Outcome(**stored)
+                if fits and (outcome := Outcome(**stored)).replied:
+                    self._replies[key] = outcome
         return charges
 
 

@@ -87,13 +87,9 @@ class LocalEnvironment(Source):
         sampled = [token for token in completion.tokens if token not in self._stop_ids]
         written = self._tokenizer.decode(sampled, skip_special_tokens=True)
         assert isinstance(written, str), "several texts from one row of tokens"
-        text, label = (self._opened + written).strip(), ""
-        if not text:
-            label = "empty" if completion.finished else "length"
         return Outcome(
-            "outcome" if label else "ok",
-            text=text,
-            label=label,
+            "ok",
+            text=(self._opened + written).strip(),
             finish="stop" if completion.finished else "length",
             tokens_in=len(tokens),
             tokens_out=len(completion.tokens),

@@ -18,7 +18,6 @@ from prompt_r1.types import Message
 # failed   the same call may succeed later
 # refused  the provider rejects this dialogue, or all of them: known once it has replied to another
 Verdict = Literal["ok", "outcome", "failed", "refused"]
-REPLIED = ("ok", "outcome")  # the verdicts of calls that are not sent again
 
 # Where the thinking of a reply ends and its text begins, where model and server do not separate them. A tag
 # is <think>, [THINK], <seed:think>, <|begin_of_thought|>, <think duration="3">, ◁think▷ …
@@ -55,20 +54,23 @@ class Outcome:
     tokens_in: int = 0
     tokens_out: int = 0
 
+    @property
+    def replied(self) -> bool:
+        """Whether there is a reply, so that the call is not sent again."""
+        return self.verdict in ("ok", "outcome")
+
 
 AskOutcome = Callable[[list[Message]], Awaitable[Outcome]]  # a paid call
 
 
 def without_thinking(outcome: Outcome) -> Outcome:
-    """The outcome with the thinking in its text as its reasoning. Thinking without end leaves no reply."""
-    found = next(filter(None, (pattern.fullmatch(outcome.text) for pattern in THINKING)), None)
-    if found is None:
+    """The outcome with the thinking in its text as its reasoning, and a label if that leaves no text."""
+    if found := next(filter(None, (pattern.fullmatch(outcome.text) for pattern in THINKING)), None):
+        thought, text = found[1].strip(), re.sub(r"\A<\|\w+\|>|<\|\w+\|>\Z", "", found[2].strip())
+        outcome = replace(outcome, text=text, reasoning=outcome.reasoning or thought)
+    if outcome.text.strip() or outcome.verdict != "ok":
         return outcome
-    thought, text = found[1].strip(), re.sub(r"\A<\|\w+\|>|<\|\w+\|>\Z", "", found[2].strip())
-    stripped = replace(outcome, text=text, reasoning=outcome.reasoning or thought)
-    if text or outcome.verdict != "ok":
-        return stripped
-    return replace(stripped, verdict="outcome", label="length" if outcome.finish == "length" else "empty")
+    return replace(outcome, verdict="outcome", label="length" if outcome.finish == "length" else "empty")
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def test_a_reply_that_ends_at_once_is_an_outcome_of_one_token() -> None:
     tokens = torch.tensor([local().encode(HELLO)])
     policy.model.generation_config.eos_token_id = int(tiny.model()(input_ids=tokens).logits[0, -1].argmax())
     environment = LocalEnvironment(policy, tiny.tokenizer(), name="tiny", capacity=600)
-    outcome = asyncio.run(outcome_of(environment))
+    outcome = without_thinking(asyncio.run(outcome_of(environment)))
     assert (outcome.verdict, outcome.label, outcome.finish) == ("outcome", "empty", "stop")
     assert (outcome.text, outcome.tokens_out) == ("", 1)
 
