@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import httpx
@@ -47,18 +47,6 @@ HOST = re.compile(
 UNREADABLE = re.compile(r"\bHTTP (400|422|500)\b")  # also answered to a system message that is not accepted
 # Read when a client is made.
 VARIABLES = re.compile("(ALL|HTTPS?|NO)_PROXY|SSL_CERT_(FILE|DIR)|SSLKEYLOGFILE", re.IGNORECASE)
-
-
-@dataclass
-class Traffic:
-    """What the calls of one event loop share."""
-
-    loop: asyncio.AbstractEventLoop
-    slots: asyncio.Semaphore
-    client: httpx.AsyncClient
-    closing: AsyncIterator[httpx.AsyncClient]  # closes the client when the loop shuts down
-    paused_until: float = 0.0  # loop time; the provider asked us to send nothing before
-    failing_since: float = 0.0  # loop time of the first failure since the last reply; infinite: reported
 
 
 class Endpoint(Source):
@@ -96,17 +84,23 @@ class Endpoint(Source):
         self._call_deadline = call_deadline
         self._transport = transport
         self._sleep = sleep
-        self._traffic: Traffic | None = None
         self._checking = False  # the check makes one request
+        self._client: httpx.AsyncClient | None = None  # of the event loop, like the slots
+        self._slots = asyncio.Semaphore(concurrency)
+        self._paused_until = 0.0  # loop time; the provider asked us to send nothing before
+        self._failing_since = 0.0  # loop time of the first failure since a reply; infinite: reported
 
     async def reply(self, call: Call) -> Outcome:
         """The outcome after all requests, without the key in any of its texts."""
         messages = call.messages
         if self._system and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": self._system}, *messages]
-        traffic = await self._traffic_of_loop()
-        async with traffic.slots:
-            outcome = await self._send_until_done(traffic, call, messages)
+        if self._client is None:
+            self._closing = self._open_client()
+            self._client = await anext(self._closing)
+            self._slots = asyncio.Semaphore(self._concurrency)
+        async with self._slots:
+            outcome = await self._send_until_done(self._client, call, messages)
         if not outcome.replied or outcome.reason:  # a request that was rejected costs nothing
             return outcome
         # Without counts, a reply would be free.
@@ -148,20 +142,22 @@ class Endpoint(Source):
                 "max_tokens and the other fields of --env-args, or choose another model"
             )
 
-    async def _send_until_done(self, traffic: Traffic, call: Call, messages: list[Message]) -> Outcome:
+    async def _send_until_done(
+        self, client: httpx.AsyncClient, call: Call, messages: list[Message]
+    ) -> Outcome:
         """Send a request until it succeeds or cannot succeed, too many were lost, or the time is over."""
-        failures, answers, wait = 0, 0, 0.0
+        failures, answers, wait, now = 0, 0, 0.0, asyncio.get_running_loop().time
         attempt = failed("no request ended")
         dialogue = " ".join(message["content"] for message in messages)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._call_deadline):
                 while answers < MOST_ANSWERS:
-                    wait = max(wait, traffic.paused_until - traffic.loop.time())
+                    wait = max(wait, self._paused_until - now())
                     if wait > 0:
                         await self._sleep(wait)
                     fields = self._accepted_fields
                     await call.begin()
-                    attempt = await self._attempt(traffic.client, {"messages": messages, **fields})
+                    attempt = await self._attempt(client, {"messages": messages, **fields})
                     attempt = replace(attempt, outcome=self._without_key(attempt.outcome))
                     named = [name for name in fields if re.search(rf"\b{re.escape(name)}\b", attempt.blamed)]
                     if named and named[0] not in dialogue:  # otherwise it may only repeat the dialogue
@@ -169,7 +165,7 @@ class Endpoint(Source):
                         self._drop_field(named[0])
                         continue
                     if attempt.outcome.verdict != "failed":
-                        traffic.failing_since = 0.0
+                        self._failing_since = 0.0
                         return attempt.outcome
                     call.give_up(attempt.lost)
                     failures += 1
@@ -180,22 +176,20 @@ class Endpoint(Source):
                         return Outcome("refused" if attempt.misdirected else "failed", reason=reason)
                     answers += attempt.lost and attempt.misdirected
                     wait = attempt.wait or back_off(failures, random.Random())
-                    self._report_silence(traffic, attempt, wait)
+                    self._report_silence(now(), wait, attempt.outcome.reason)
                     if attempt.wait:  # all calls wait
-                        paused_until = traffic.loop.time() + attempt.wait
-                        traffic.paused_until = max(traffic.paused_until, paused_until)
+                        self._paused_until = max(self._paused_until, now() + attempt.wait)
         call.give_up(True)  # of a request that the deadline cut off
         limit = f"{failures} requests" if answers == MOST_ANSWERS else f"{self._call_deadline:g} s"
         reason = f"{self.name} did not reply: in {limit}, the last problem: {attempt.outcome.reason}"
         return replace(attempt.outcome, reason=reason)
 
-    def _report_silence(self, traffic: Traffic, attempt: Attempt, wait: float) -> None:
+    def _report_silence(self, now: float, wait: float, reason: str) -> None:
         """Say once what is waited for, when no call gets a reply for some time."""
-        now = traffic.loop.time()
-        traffic.failing_since = traffic.failing_since or now
-        if now + wait - traffic.failing_since > SILENT_SECONDS:
-            traffic.failing_since = math.inf
-            logger.warning("waiting for %s at %s: %s", self.name, self.base_url, attempt.outcome.reason)
+        self._failing_since = self._failing_since or now
+        if now + wait - self._failing_since > SILENT_SECONDS:
+            self._failing_since = math.inf
+            logger.warning("waiting for %s at %s: %s", self.name, self.base_url, reason)
 
     async def _attempt(self, client: httpx.AsyncClient, content: Mapping[str, object]) -> Attempt:
         """One request: what its response means, or why there is none."""
@@ -242,15 +236,6 @@ class Endpoint(Source):
                 said += "; check http or https and the port"
             return failed(said, lost=True, misdirected=is_no_http)
 
-    async def _traffic_of_loop(self) -> Traffic:
-        loop = asyncio.get_running_loop()
-        if self._traffic is None or self._traffic.loop is not loop:
-            closing = self._open_client()
-            client = await anext(closing)
-            slots = asyncio.Semaphore(self._concurrency)
-            self._traffic = Traffic(loop, slots, client, closing)
-        return self._traffic
-
     async def _open_client(self) -> AsyncIterator[httpx.AsyncClient]:
         """Yield the client of an event loop, which ends this generator, and the connections, when it ends."""
         headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
@@ -278,8 +263,11 @@ class Endpoint(Source):
                 f"the environment variable {_variables(kind)} cannot be used for "
                 f"{self.base_url}: {said}; correct or unset it"
             ) from None
-        async with client:
-            yield client
+        try:
+            async with client:
+                yield client
+        finally:
+            self._client = None
 
     def _drop_field(self, field: str) -> None:
         """Leave out a field that the model rejects, in this call and all later ones."""
