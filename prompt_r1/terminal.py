@@ -27,10 +27,8 @@ def printable_line(text: str) -> str:
 
 
 def _escape_unsafe(letter: str) -> str:
-    category = unicodedata.category(letter)
-    if category[0] != "C" and category not in ("Zl", "Zp"):
-        return letter
-    return f"\\x{ord(letter):02x}" if letter.isascii() else letter.encode("unicode_escape").decode()
+    is_safe = letter.isprintable() or unicodedata.category(letter) == "Zs"
+    return letter if is_safe else letter.encode("unicode_escape").decode()
 
 
 def scrub(text: str, key: str) -> str:

@@ -26,7 +26,7 @@ from tests.support.programs import MAINS
 from tests.support.providers import KEY
 
 HOSTILE = "reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b"
-SHOWN = r"reply \x1b[2J\x1b]0;owned\x07 \u202eabc\x0d\x9b"
+SHOWN = r"reply \x1b[2J\x1b]0;owned\x07 \u202eabc\r\x9b"
 
 
 def exit_code(

@@ -13,7 +13,7 @@ from prompt_r1.storage.run_log import Clock, Log, read_metrics
 
 def test_a_message_cannot_move_the_cursor(tmp_path, capsys):
     Log(tmp_path, quiet=False).say("reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b")
-    assert capsys.readouterr() == ("reply \\x1b[2J\\x1b]0;owned\\x07 \\u202eabc\\x0d\\x9b\n", "")
+    assert capsys.readouterr() == ("reply \\x1b[2J\\x1b]0;owned\\x07 \\u202eabc\\r\\x9b\n", "")
 
 
 def test_a_quiet_log_prints_nothing_and_writes_no_metrics(tmp_path, capsys):
