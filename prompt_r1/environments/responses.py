@@ -155,8 +155,6 @@ def requested_wait(
     in 20s"), or, with `limited`, where a window such as x-ratelimit-reset-tokens ends; one in which something
     remains does not count.
     """
-    skew = _seconds(headers.get("date", ""), 1.0, now)  # the server's clock; ours may be wrong
-    now += 0.0 if math.isnan(skew) else skew
     named, said, windows = [], [], []
     for fields in (headers, *_objects(data)):
         values = {str(name).lower().replace("_", "-"): value for name, value in fields.items()}
