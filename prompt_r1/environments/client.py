@@ -134,8 +134,7 @@ class Endpoint(Source):
         finally:
             self._checking, self._system = False, system
         if outcome.verdict == "refused":
-            reason = outcome.reason.removeprefix(f"{self.base_url}: ")
-            raise FatalEnvError(f"{self.name} cannot be used: {self.base_url}: {reason}")
+            raise FatalEnvError(f"{self.name} cannot be used: {self.base_url}: {outcome.reason}")
         if outcome.replied and not outcome.text.strip():
             raise UsageError(
                 f'{shown} replied to "Hi" without any text ({outcome.reason or outcome.label}): check '
@@ -170,10 +169,11 @@ class Endpoint(Source):
                     call.give_up(attempt.lost)
                     failures += 1
                     if self._checking:
-                        if attempt.misdirected and failures < CHECKS:
-                            continue
-                        reason = f"{self.base_url}: {attempt.outcome.reason}"
-                        return Outcome("refused" if attempt.misdirected else "failed", reason=reason)
+                        if not attempt.misdirected:
+                            return attempt.outcome
+                        if failures == CHECKS:
+                            return replace(attempt.outcome, verdict="refused")
+                        continue
                     answers += attempt.lost and attempt.misdirected
                     wait = attempt.wait or back_off(failures, random.Random())
                     self._report_silence(now(), wait, attempt.outcome.reason)
