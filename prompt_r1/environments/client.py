@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 
 import httpx
@@ -49,56 +49,45 @@ UNREADABLE = re.compile(r"\bHTTP (400|422|500)\b")  # also answered to a system 
 VARIABLES = re.compile("(ALL|HTTPS?|NO)_PROXY|SSL_CERT_(FILE|DIR)|SSLKEYLOGFILE", re.IGNORECASE)
 
 
+@dataclass(repr=False, eq=False)
 class Endpoint(Source):
-    """Asks `model` at `base_url`. `system` opens every dialogue that has no system message.
+    """Asks the model `name` at `base_url`. `system` opens every dialogue that has no system message.
 
     `fields` (temperature, max_tokens, …) are added to every request; a field that the model rejects is
     dropped for the rest of the run. In seconds, `attempt_timeout` bounds a request and its response, and
     `call_deadline` all requests of a call.
     """
 
-    def __init__(
-        self,
-        model: str,
-        base_url: str,
-        *,
-        key: str = "",
-        fields: Mapping[str, object] | None = None,
-        system: str = "",
-        concurrency: int = 64,
-        attempt_timeout: float = 120.0,
-        call_deadline: float = 600.0,
-        transport: httpx.AsyncBaseTransport | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self.name = model
-        self.base_url = base_url
-        fields = dict(fields or {})
-        self.parameters: Mapping[str, object] = {"url": self.base_url, "system": system, **fields}
-        self.samples = fields.get("temperature") != 0
-        self._key = key
-        self._system = system
-        self._accepted_fields: Mapping[str, object] = fields  # replaced when the model rejects one
-        self._concurrency = concurrency
-        self._attempt_timeout = attempt_timeout
-        self._call_deadline = call_deadline
-        self._transport = transport
-        self._sleep = sleep
+    name: str
+    base_url: str
+    _: KW_ONLY
+    key: str = ""
+    fields: Mapping[str, object] = field(default_factory=dict)
+    system: str = ""
+    concurrency: int = 64
+    attempt_timeout: float = 120.0
+    call_deadline: float = 600.0
+    transport: httpx.AsyncBaseTransport | None = None
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    def __post_init__(self) -> None:
+        self.parameters: Mapping[str, object] = {"url": self.base_url, "system": self.system, **self.fields}
+        self.samples = self.fields.get("temperature") != 0
         self._checking = False  # the check makes one request
         self._client: httpx.AsyncClient | None = None  # of the event loop, like the slots
-        self._slots = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(self.concurrency)
         self._paused_until = 0.0  # loop time; the provider asked us to send nothing before
         self._failing_since = 0.0  # loop time of the first failure since a reply; infinite: reported
 
     async def reply(self, call: Call) -> Outcome:
         """The outcome after all requests, without the key in any of its texts."""
         messages = call.messages
-        if self._system and not any(message["role"] == "system" for message in messages):
-            messages = [{"role": "system", "content": self._system}, *messages]
+        if self.system and not any(message["role"] == "system" for message in messages):
+            messages = [{"role": "system", "content": self.system}, *messages]
         if self._client is None:
             self._closing = self._open_client()
             self._client = await anext(self._closing)
-            self._slots = asyncio.Semaphore(self._concurrency)
+            self._slots = asyncio.Semaphore(self.concurrency)
         async with self._slots:
             outcome = await self._send_until_done(self._client, call, messages)
         if not outcome.replied or outcome.reason:  # a request that was rejected costs nothing
@@ -114,15 +103,15 @@ class Endpoint(Source):
 
     async def check(self, ask: AskOutcome) -> None:
         """Find a wrong URL, key, model or setting within a few seconds. A slow or busy endpoint passes."""
-        self._checking, system = True, self._system
+        self._checking, system = True, self.system
         shown, outcome = f"{self.name} at {self.base_url}", Outcome("failed")
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 outcome = await ask([{"role": "user", "content": "Hi"}])
                 if system and UNREADABLE.search(outcome.reason):
-                    self._system = ""
+                    self.system = ""
                     accepted = (await ask([{"role": "user", "content": "Hello"}])).replied
-                    self._system = system
+                    self.system = system
                     if accepted:  # once more, because a 500 may have been a moment's
                         outcome = await ask([{"role": "user", "content": "Hi"}])
                     if accepted and UNREADABLE.search(outcome.reason):
@@ -132,7 +121,7 @@ class Endpoint(Source):
         except (TimeoutError, Resumable):
             pass
         finally:
-            self._checking, self._system = False, system
+            self._checking, self.system = False, system
         if outcome.verdict == "refused":
             raise FatalEnvError(f"{self.name} cannot be used: {self.base_url}: {outcome.reason}")
         if outcome.replied and not outcome.text.strip():
@@ -149,12 +138,12 @@ class Endpoint(Source):
         attempt = failed("no request ended")
         dialogue = " ".join(message["content"] for message in messages)
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._call_deadline):
+            async with asyncio.timeout(self.call_deadline):
                 while answers < MOST_ANSWERS:
                     wait = max(wait, self._paused_until - now())
                     if wait > 0:
-                        await self._sleep(wait)
-                    fields = self._accepted_fields
+                        await self.sleep(wait)
+                    fields = self.fields
                     await call.begin()
                     attempt = await self._attempt(client, {"messages": messages, **fields})
                     attempt = replace(attempt, outcome=self._without_key(attempt.outcome))
@@ -180,7 +169,7 @@ class Endpoint(Source):
                     if attempt.wait:  # all calls wait
                         self._paused_until = max(self._paused_until, now() + attempt.wait)
         call.give_up(True)  # of a request that the deadline cut off
-        limit = f"{failures} requests" if answers == MOST_ANSWERS else f"{self._call_deadline:g} s"
+        limit = f"{failures} requests" if answers == MOST_ANSWERS else f"{self.call_deadline:g} s"
         reason = f"{self.name} did not reply: in {limit}, the last problem: {attempt.outcome.reason}"
         return replace(attempt.outcome, reason=reason)
 
@@ -205,7 +194,7 @@ class Endpoint(Source):
 
         try:
             async with (
-                asyncio.timeout(self._attempt_timeout),
+                asyncio.timeout(self.attempt_timeout),
                 client.stream(
                     "POST",
                     self.base_url + "/chat/completions",
@@ -219,7 +208,7 @@ class Endpoint(Source):
                         break
             return classify(response.status_code, response.headers, bytes(received), now=time.time())
         except TimeoutError:
-            return failed(f"no complete response within {self._attempt_timeout:g} s", lost=True)
+            return failed(f"no complete response within {self.attempt_timeout:g} s", lost=True)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, ExceptionGroup) as error:
             # asyncio's errors are a group where a proxy's port is above the highest one
             said = f"({str(error) or type(error).__name__}): check the host and the port"
@@ -239,10 +228,10 @@ class Endpoint(Source):
     async def _open_client(self) -> AsyncIterator[httpx.AsyncClient]:
         """Yield the client of an event loop, which ends this generator, and the connections, when it ends."""
         headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._concurrency)
-        transport = self._transport
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.concurrency)
+        transport = self.transport
         try:
             if transport is None and is_loopback(self.base_url):  # a proxy cannot reach this machine's ports
                 is_tls = self.base_url.startswith("https:")
@@ -269,25 +258,25 @@ class Endpoint(Source):
         finally:
             self._client = None
 
-    def _drop_field(self, field: str) -> None:
+    def _drop_field(self, rejected: str) -> None:
         """Leave out a field that the model rejects, in this call and all later ones."""
-        if field not in self._accepted_fields:
+        if rejected not in self.fields:
             return  # another call has already dropped it
-        fields = dict(self._accepted_fields)
-        value = fields.pop(field)
-        if field == "max_tokens":
+        fields = dict(self.fields)
+        value = fields.pop(rejected)
+        if rejected == "max_tokens":
             fields.setdefault("max_completion_tokens", value)
-        self._accepted_fields = fields
-        logger.warning("%s does not accept %s; continuing without", self.name, field)
+        self.fields = fields
+        logger.warning("%s does not accept %s; continuing without", self.name, rejected)
 
     def _scrubbed(self, reason: str) -> str:
         """An error text without the key, cut and printable."""
         # Scrub before cutting: half a key would not be found.
-        return printable(" ".join(scrub(reason, self._key)[: 9 * LONGEST_REASON].split()))[:LONGEST_REASON]
+        return printable(" ".join(scrub(reason, self.key)[: 9 * LONGEST_REASON].split()))[:LONGEST_REASON]
 
     def _without_key(self, outcome: Outcome) -> Outcome:
         """Remove the key from the texts of an outcome: servers echo headers in errors, some in replies."""
-        secret = self._key if len(self._key) >= SHORTEST_SECRET else ""
+        secret = self.key if len(self.key) >= SHORTEST_SECRET else ""
         return replace(
             outcome,
             text=scrub(outcome.text, secret),

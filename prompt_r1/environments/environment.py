@@ -53,16 +53,16 @@ class Game:
     spent: Spending = field(default_factory=Spending)
 
 
+@dataclass
 class Member:
     """One source with its price and counts."""
 
-    def __init__(self, source: Source, price: Price) -> None:
-        self.source = source
-        self.price = price
-        self.has_replied = False
-        self.counts: Counter[str] = Counter()  # since `take_metrics`, which evaluations never call
-        self.latencies: deque[float] = deque(maxlen=10_000)  # seconds, of the last calls
-        self._longest_reply = 0  # tokens
+    source: Source
+    price: Price
+    has_replied: bool = False
+    counts: Counter[str] = field(default_factory=Counter)  # since `take_metrics`
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=10_000))  # seconds, likewise
+    longest_reply: int = 0  # tokens
 
     def estimate(self, messages: list[Message]) -> Spending:
         """Estimate the cost of a request from above.
@@ -73,14 +73,14 @@ class Member:
         characters = len(str(parameters))
         characters += sum(len(message["content"]) + FRAME_CHARACTERS for message in messages)
         limit = parameters.get("max_tokens") or parameters.get("max_completion_tokens")
-        reply = limit if isinstance(limit, int) else self._longest_reply or LONG_REPLY
+        reply = limit if isinstance(limit, int) else self.longest_reply or LONG_REPLY
         return self.price.of_call(characters // BILLED_CHARACTERS_PER_TOKEN, reply)
 
     def count(self, outcome: Outcome, seconds: float) -> None:
         """Count a call that has ended."""
         self.has_replied |= outcome.replied
         self.latencies.append(seconds)
-        self._longest_reply = max(self._longest_reply, outcome.tokens_out)
+        self.longest_reply = max(self.longest_reply, outcome.tokens_out)
         tokens_in, tokens_out = outcome.tokens_in, outcome.tokens_out
         self.counts.update(paid=1, errors=not outcome.replied, tokens_in=tokens_in, tokens_out=tokens_out)
 

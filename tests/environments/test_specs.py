@@ -46,7 +46,7 @@ def test_the_key_of_the_default_endpoint_is_not_sent_to_other_hosts(
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     members = open_environment(spec, other_specs=other_specs).members
     sources = [member.source for member in members]
-    assert [source._key for source in sources if isinstance(source, Endpoint)] == keys
+    assert [source.key for source in sources if isinstance(source, Endpoint)] == keys
 
 
 @pytest.mark.parametrize("key", ["sk-Secret\n0123", "sk-Secret 0123", "sk-Secrét"])
@@ -65,7 +65,7 @@ def endpoint_of(spec: str, **settings: object) -> Endpoint:
 
 def test_the_settings_of_the_command_line_reach_the_client() -> None:
     source = endpoint_of("large@http://localhost:8000/v1", env_args='{"temperature": 0.7}', env_concurrency=3)
-    assert (source._concurrency, source._attempt_timeout, source._call_deadline) == (3, 120.0, 600.0)
+    assert (source.concurrency, source.attempt_timeout, source.call_deadline) == (3, 120.0, 600.0)
     assert source.parameters["temperature"] == 0.7 and "helpful assistant" in str(source.parameters["system"])
 
 

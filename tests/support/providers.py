@@ -94,7 +94,7 @@ class RecordedAccount:
 def endpoint(respond: Respond | None = None, **settings: object) -> Endpoint:
     """An endpoint: `respond` answers its requests, without a network, if given."""
     transport = httpx.MockTransport(respond) if respond else None
-    defaults = {"model": "large", "base_url": "https://llm.test/v1", "key": KEY, "sleep": MovingClock()}
+    defaults = {"name": "large", "base_url": "https://llm.test/v1", "key": KEY, "sleep": MovingClock()}
     return Endpoint(transport=transport, **{**defaults, **settings})
 
 
