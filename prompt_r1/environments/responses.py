@@ -81,15 +81,6 @@ class Attempt:
     misdirected: bool = False  # no chat server, or a wrong setting of it, unless it has replied before
 
 
-@dataclass(frozen=True)
-class ProviderError:
-    """The error of a response body, in OpenAI's form. Other providers omit parts of it."""
-
-    message: str = ""
-    codes: tuple[str, ...] = ()
-    field: str = ""  # the request field that caused it
-
-
 def failed(
     reason: str, *, lost: bool = False, wait: float | None = None, misdirected: bool = False
 ) -> Attempt:
@@ -109,39 +100,42 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
     data, is_unknown = _parse(text), False
     choice = _first(data.get("choices"))
     sent = data.get("error") or choice.get("error")
-    error = _error_of(data, sent)
+    objects = list(_objects(sent if isinstance(sent, dict) else data))
+    message, field = _error_of(objects)
+    named = [fields.get(name) for fields in objects for name in CODE_FIELDS]
+    codes = [str(code) for code in named if code and isinstance(code, str | int)]
     if 200 <= status < 300:
-        is_error = bool(sent) and bool(error.message or error.codes)
+        is_error = bool(sent) and bool(message or codes)
         if not choice and _first(data.get("promptFeedback")).get("blockReason"):  # Gemini's
             choice = {"finish_reason": "content_filter"}
         if choice and not is_error:
             return _classify_completion(data, choice)
-        statuses = [int(code) for code in error.codes if re.fullmatch("[45]\\d\\d", code)]
-        if not is_error and not (statuses and error.message):
-            return failed(_described(text, headers, error.message), lost=True, misdirected=True)
-        is_unknown = not statuses and not TEMPORARY.search(" ".join((*error.codes, error.message)))
+        statuses = [int(code) for code in codes if re.fullmatch("[45]\\d\\d", code)]
+        if not is_error and not (statuses and message):
+            return failed(_described(text, headers, message), lost=True, misdirected=True)
+        is_unknown = not statuses and not TEMPORARY.search(" ".join((*codes, message)))
         reason, status = f"HTTP {status}", statuses[0] if statuses else 500
     else:
         reason = f"HTTP {status}" + (f" to {headers['sent-location']}" if "sent-location" in headers else "")
-    reason += f": {error.message}" if error.message else ""
-    if "insufficient_quota" in (*error.codes, *error.message.split()):
+    reason += f": {message}" if message else ""
+    if "insufficient_quota" in (*codes, *message.split()):
         return Attempt(Outcome("refused", reason=f"{reason} (check plan and billing)"))
-    codes = " ".join(error.codes)
+    words = " ".join(codes)
     is_busy = status in RETRIED_STATUSES or status > 500
-    is_busy |= status in (400, 403) and bool(TEMPORARY.search(codes))
+    is_busy |= status in (400, 403) and bool(TEMPORARY.search(words))
     if not is_busy:
-        if set(FILTERED) & set(error.codes):
+        if set(FILTERED) & set(codes):
             return Attempt(Outcome("outcome", label="content_filter", reason=reason))
-        is_long = status in (400, 422, 500) and TOO_LONG.search(f"{codes} {error.message}")
+        is_long = status in (400, 422, 500) and TOO_LONG.search(f"{words} {message}")
         if is_long or status == 413:
             return Attempt(Outcome("outcome", label="context_length", reason=reason))
     if (is_busy or status == 500) and status not in NEVER_RETRIED:
         wait = requested_wait(headers, data, now=now, limited=status == 429)
         return failed(reason + ADVICE[404] * is_unknown, wait=wait, misdirected=is_unknown)
     # Some errors name the field only in the message: "Unsupported value: 'temperature' does not support 0".
-    is_rejected = status in (400, 422) and REJECTED.search(f"{error.message} {codes}")
-    blamed = (error.field or error.message) if is_rejected else ""
-    said = "" if error.message else " (check the base URL and any proxy)"
+    is_rejected = status in (400, 422) and REJECTED.search(f"{message} {words}")
+    blamed = (field or message) if is_rejected else ""
+    said = "" if message else " (check the base URL and any proxy)"
     reason += PAGE_ADVICE if text.lstrip().startswith("<") else ADVICE.get(status, said)
     return Attempt(Outcome("refused", reason=reason), blamed=blamed)
 
@@ -209,9 +203,8 @@ def _classify_completion(data: Mapping[str, object], choice: Mapping[str, object
     return failed(f"an empty reply (finish_reason {finish}){hint}", lost=True, misdirected=True)
 
 
-def _error_of(data: Mapping[str, object], sent: object) -> ProviderError:
-    """The error in any provider's form. Outer objects go first, because inner ones may echo the request."""
-    objects = list(_objects(sent if isinstance(sent, dict) else data))
+def _error_of(objects: list[Mapping[str, object]]) -> tuple[str, str]:
+    """The message of an error in any provider's form, and the request field that it names."""
     said = [value for fields in objects for name, value in fields.items() if MESSAGE_FIELD.fullmatch(name)]
     texts = [text for value in said for text in (value if isinstance(value, list) else [value])]
     message = next((text for text in texts if text and isinstance(text, str)), "")
@@ -219,13 +212,11 @@ def _error_of(data: Mapping[str, object], sent: object) -> ProviderError:
     if isinstance(field, list):  # FastAPI's
         field = ".".join(map(str, field))
         message = f"{field}: {message}"
-    values = [fields.get(name) for fields in objects for name in CODE_FIELDS]
-    codes = tuple(str(value) for value in values if value and isinstance(value, str | int))
-    return ProviderError(clean(message)[:LONGEST_SAID], codes, str(field))
+    return clean(message)[:LONGEST_SAID], str(field)
 
 
 def _objects(value: object) -> Iterator[Mapping[str, object]]:
-    """All objects in a JSON value, the outer ones first."""
+    """All objects in a JSON value, the outer ones first, because inner ones may echo the request."""
     values = [value]
     for value in values:  # which grows
         if isinstance(value, dict):
