@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object, parameters_of
+from prompt_r1.config.functions import described, parameters_of
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
 from prompt_r1.types import Message
 
@@ -165,16 +165,14 @@ class OwnSource(Source):
 class MuteEnvironment:
     """Gives every prompt the same reply, without information: the ablations without an environment."""
 
-    def __init__(self, name: str = "nobody") -> None:
-        self.name = name
+    name = "nobody"
 
     async def ask(self, messages: list[Message]) -> str:
         return "I have nothing to say about this."
 
 
-def open_own(spec: str, *, seed: int) -> OwnSource:
+def open_own(spec: str, own: Any, *, seed: int) -> OwnSource:
     """The object of a SPEC `py:MODULE:NAME` as a source; a class is instantiated. Raises UsageError."""
-    own = import_object(spec.removeprefix(OBJECT_PREFIX), where=f"the environment {spec!r}")
     if inspect.isclass(own):
         try:
             own = own()

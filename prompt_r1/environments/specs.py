@@ -25,8 +25,7 @@ from prompt_r1.spending import Budget, parse_price
 if TYPE_CHECKING:  # a wrong SPEC is reported before torch is imported
     import torch
 
-NO_ENVIRONMENT = "none"
-BUILT_IN = (*MINI_ENVIRONMENTS, MiniOptimizer.name, NO_ENVIRONMENT)
+BUILT_IN = (*MINI_ENVIRONMENTS, MiniOptimizer.name, "none")
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # of a request; users may not set them
 
 
@@ -140,8 +139,8 @@ class Environments:
             if not is_users:  # importing runs code
                 raise UsageError(f"the agent's folder names {name!r}, which runs code: give it as --env")
             # Here, so that what cannot be imported is reported before torch is.
-            import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
-            return partial(open_own, name, seed=seed)
+            own = import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
+            return partial(open_own, name, own, seed=seed)
         from prompt_r1.environments.client import parse_endpoint  # others need no HTTP
 
         is_other_key = any(map(_is_at_default_endpoint, [*names, *self._other_names])) or not is_users
@@ -185,9 +184,8 @@ def _is_at_default_endpoint(name: str) -> bool:
 def _open_built_in(name: str, seed: int, *, priced: bool) -> Source:
     if name == MiniOptimizer.name:
         return OwnSource(MiniOptimizer(), seed=seed, characters_per_token=4.0)
-    if name in (NO_ENVIRONMENT, "mini-mute"):
-        own = MuteEnvironment("nobody" if name == NO_ENVIRONMENT else name)
-        return OwnSource(own, seed=seed, samples=False)
+    if name in ("none", "mini-mute"):
+        return OwnSource(MuteEnvironment(), seed=seed, name=name, samples=False)
     world = make_world(seed)
     counted = 4.0 if priced or name == "mini-advice" else math.inf  # characters per token
     if name == "mini-advice":

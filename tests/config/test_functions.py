@@ -9,12 +9,11 @@ import pytest
 
 from prompt_r1.config.functions import import_reward
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.environments.sources import open_own
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.reward import RULES, score, score_games
 from prompt_r1.types import Question
 from tests.support.played import play_game
-from tests.support.providers import outcome_of
+from tests.support.providers import open_environment, outcome_of
 from tests.support.tiny import think
 
 OWN = """
@@ -107,6 +106,6 @@ def test_an_error_in_the_users_reward_is_one_sentence(own, name, sentence):
 
 def test_an_error_in_the_users_environment_is_one_sentence(own):
     with pytest.raises(UsageError, match=r"own_code:Leaves raised SystemExit: 3 \(own_code.py, line"):
-        asyncio.run(outcome_of(open_own("py:own_code:Leaves", seed=0)))
+        asyncio.run(outcome_of(open_environment("py:own_code:Leaves").members[0].source))
     with pytest.raises(UsageError, match=r"own_code:Broken raised TypeError: .*own_code.py, line"):
-        asyncio.run(outcome_of(open_own("py:own_code:Broken", seed=0)))
+        asyncio.run(outcome_of(open_environment("py:own_code:Broken").members[0].source))
