@@ -5,6 +5,7 @@ at a time. The texts of the dialogue are encoded separately from the chat templa
 agent can become a control token.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -102,16 +103,17 @@ class LocalEnvironment(Source):
         if messages[0]["role"] == "system" and not self._accepts_system:
             system, first, *others = messages
             messages = [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *others]
-        # Render the template with placeholders, and encode each text separately where its placeholder is.
-        placeholders = [f"\u2402{number}\u2403" for number in range(len(messages))]
-        numbered = zip(messages, placeholders, strict=True)
-        rest = render(self._tokenizer, [{**message, "content": mark} for message, mark in numbered])
-        tokens: list[int] = []
-        for message, placeholder in zip(messages, placeholders, strict=True):
-            frame, _, rest = rest.partition(placeholder)
-            tokens += self._encoder.trusted(frame) if tokens else self._encoder.start(frame)
-            tokens += self._encoder.untrusted(message["content"])
-        return tokens + self._encoder.trusted(rest)
+        # Render the template with placeholders, and encode each text separately where its placeholder is:
+        # some templates write the system message before the last message of the user.
+        marked: list[Message] = [
+            {**message, "content": f"\u2402{number}\u2403"} for number, message in enumerate(messages)
+        ]
+        opening, *pieces = re.split("\u2402(\\d+)\u2403", render(self._tokenizer, marked))
+        tokens = self._encoder.start(opening)
+        for number, frame in zip(pieces[::2], pieces[1::2], strict=True):
+            tokens += self._encoder.untrusted(messages[int(number)]["content"])
+            tokens += self._encoder.trusted(frame)
+        return tokens
 
 
 def load_local(

@@ -97,6 +97,20 @@ def test_the_system_text_is_a_system_message_or_part_of_the_first_message() -> N
         assert strict.decode(environment.encode(HELLO)).startswith("<|im_start|>user\nBe brief.\n\nWhere is")
 
 
+def test_a_template_may_write_the_system_message_before_the_last_question() -> None:
+    """A bug: Mistral's does, and the texts of two questions were encoded in the wrong places."""
+    tokenizer = tiny.tokenizer.__wrapped__()
+    tokenizer.chat_template = (
+        "{%- for message in messages[1:] %}{%- if loop.last %}{{ messages[0].content + ' ' }}{%- endif %}"
+        "{{ message.role + ': ' + message.content + '<|im_end|>' }}{%- endfor %}"
+    )
+    texts = ("Be brief.", "Who?", "Anna.", "Where?")
+    roles = ("system", "user", "assistant", "user")
+    dialogue = [Message(role=role, content=text) for role, text in zip(roles, texts, strict=True)]
+    written = tokenizer.decode(LocalEnvironment(tiny.policy(), tokenizer, name="x").encode(dialogue))
+    assert written == "user: Who?<|im_end|>assistant: Anna.<|im_end|>Be brief. user: Where?<|im_end|>"
+
+
 def test_a_reply_that_ends_at_once_is_an_outcome_of_one_token() -> None:
     policy = tiny.policy()
     tokens = torch.tensor([local().encode(HELLO)])
