@@ -104,7 +104,7 @@ class Endpoint(Source):
         """Find a wrong URL, key, model or setting within a few seconds. A slow or busy endpoint passes."""
         self._checking, system = True, self.system
         shown, outcome = f"{self.name} at {self.base_url}", Outcome("failed")
-        try:
+        with suppress(TimeoutError, Resumable):
             async with asyncio.timeout(CHECK_SECONDS):
                 outcome = await ask([{"role": "user", "content": "Hi"}])
                 if system and UNREADABLE.search(outcome.reason):
@@ -117,10 +117,7 @@ class Endpoint(Source):
                         raise UsageError(
                             f'{shown} takes no system message: give --env-system "" ({outcome.reason})'
                         )
-        except (TimeoutError, Resumable):
-            pass
-        finally:
-            self._checking, self.system = False, system
+        self._checking, self.system = False, system
         if outcome.verdict == "refused":
             raise FatalEnvError(f"{self.name} cannot be used: {self.base_url}: {outcome.reason}")
         if outcome.replied and not outcome.text.strip():
