@@ -20,8 +20,7 @@ from prompt_r1.foreign import is_finite_number, json_object
 from prompt_r1.spending import Spending
 from prompt_r1.types import Message
 
-STORED = ("verdict", "text", "label", "reason", "reasoning", "finish", "tokens_in", "tokens_out")
-EMPTY = Outcome("ok")  # its fields have the types of stored ones
+EMPTY = vars(Outcome("ok"))  # the fields of an outcome, with values of their types
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,8 @@ class Journal:
             return
         line: dict[str, object] = {"key": key.digest, "call": call, "charged": charged.amounts}
         if ended is not None:
-            line |= {name: getattr(ended, name) for name in STORED} | {"source": key.source}
-            line |= {"prompt": key.messages[-1]["content"], "time": round(time.time(), 3), "usd": charged.usd}
+            line |= vars(ended) | {"source": key.source, "prompt": key.messages[-1]["content"]}
+            line |= {"time": round(time.time(), 3), "usd": charged.usd}
             if ended.replied:
                 self._replies[key.digest] = ended
         os.write(self._file, json.dumps(line).encode() + b"\n")
@@ -102,8 +101,8 @@ class Journal:
                 if not isinstance(key, str) or not isinstance(call, int) or charged is None:
                     continue
                 charges[call] = charged
-                stored: dict[str, Any] = {name: line.get(name) for name in STORED}
-                fits = all(type(stored[name]) is type(getattr(EMPTY, name)) for name in STORED)
+                stored: dict[str, Any] = {name: line.get(name) for name in EMPTY}
+                fits = all(type(stored[name]) is type(value) for name, value in EMPTY.items())
                 if fits and (outcome := Outcome(**stored)).replied:
                     self._replies[key] = outcome
         return charges
