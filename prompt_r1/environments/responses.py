@@ -283,13 +283,11 @@ def _message_of(choice: Mapping[str, object]) -> Mapping[str, object]:
 def _text_of(content: object, kind: str = "text") -> str:
     """The text of a message's content: a string, or a list of parts, of which those of this kind count."""
     texts = []
-    for part in content if isinstance(content, list) else [content]:
-        if isinstance(part, dict):
-            is_kind = str(part.get("type", kind)).endswith(kind) and not part.get("thought")
-            value = part.get(kind) if is_kind else ""
+    for sent in content if isinstance(content, list) else [content]:
+        part = sent if isinstance(sent, dict) else {"text": sent}
+        if str(part.get("type", kind)).endswith(kind) and not part.get("thought"):
+            value = part.get(kind)
             texts.append(value.get("value") if isinstance(value, dict) else value)
-        elif kind == "text":
-            texts.append(part)
     return clean("".join(text for text in texts if isinstance(text, str)))
 
 
