@@ -5,36 +5,14 @@ model's forward reach the attention of every layer: `packed=` or `paged=` select
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, PretrainedConfig
+from transformers import AttentionInterface
 
 NAME = "prompt_r1"
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """The sizes of a model's attention."""
-
-    layers: int
-    kv_heads: int
-    dim: int  # of a head
-
-
-def attention_shape(config: PretrainedConfig) -> AttentionShape:
-    """The sizes of the attention of a model with this config."""
-    text = config.get_text_config()
-    heads = text.num_attention_heads
-    shared = 1 if getattr(text, "multi_query", False) else heads
-    return AttentionShape(
-        layers=text.num_hidden_layers,
-        kv_heads=getattr(text, "num_key_value_heads", None) or shared,
-        dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
-    )
 
 
 Window = int | None

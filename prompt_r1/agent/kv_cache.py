@@ -5,8 +5,7 @@
     users         how many sequences hold each page
 
 Of the longest prefix that a new game has in common with a cached one, full pages are held by both, and the
-rest is copied into a page of its own. On a CPU, a page usually holds a whole game, so that attention reads
-views; on GPUs a page has 256 tokens, the size that FlashAttention wants.
+rest is copied into a page of its own.
 """
 
 import os
@@ -18,13 +17,15 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PretrainedConfig
 
-from prompt_r1.agent.attention import UnsupportedAttention, Window, attend_in_window, attention_shape
+from prompt_r1.agent.attention import UnsupportedAttention, Window, attend_in_window
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
 
 # Tokens of a page. On a CPU a page holds a whole game, which attention reads as a view: the keys and values
 # of a sequence over several pages are copied in every step and layer, which takes longer than the attention.
+# On GPUs it has the size that FlashAttention wants.
 PAGE_SIZE = {"cpu": 4096, "cuda": 256}
 # Share of the free memory that the cache takes if no size is given.
 MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.6}
@@ -46,15 +47,13 @@ class PagePool:
     """
 
     def __init__(self, policy: Policy, *, pages: int, page_size: int) -> None:
-        shape = attention_shape(policy.model.config)
+        layers, kv_heads, dim = shape_of_a_token(policy.model.config)
         on_cpu = policy.device.type == "cpu"
         # A CPU reads a head's rows of one sequence fastest if they are contiguous.
-        middle = (shape.kv_heads, page_size) if on_cpu else (page_size, shape.kv_heads)
-        size = (shape.layers, pages + 1, *middle, shape.dim)
-        pools = [torch.empty(size, dtype=policy.compute, device=policy.device) for _ in range(2)]
-        self.keys, self.values = (
-            pool.transpose(2, 3) if on_cpu else pool for pool in pools
-        )  # (L, P, S, Hkv, D)
+        middle = (kv_heads, page_size) if on_cpu else (page_size, kv_heads)
+        size = (2, layers, pages + 1, *middle, dim)
+        cache = torch.empty(size, dtype=policy.compute, device=policy.device)
+        self.keys, self.values = cache.transpose(3, 4) if on_cpu else cache  # (L, P, S, Hkv, D) each
         self.device = policy.device
         self.flash = policy.device.type == "cuda" and policy.compute.itemsize == 2  # what FlashAttention has
         self.page_size = page_size
@@ -103,6 +102,16 @@ class PagePool:
                 pool[:, target.pages[full], :rows] = pool[:, source.pages[full], :rows]
 
 
+def shape_of_a_token(config: PretrainedConfig) -> torch.Size:
+    """The shape (L, Hkv, D) of the keys of one token, and of its values."""
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    shared = 1 if getattr(text, "multi_query", False) else heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or shared
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return torch.Size([text.num_hidden_layers, kv_heads, head_dim])
+
+
 def free_memory(device: torch.device) -> int:
     """The bytes that this process can still allocate on a device, its own peak so far kept free."""
     if device.type == "cuda":
@@ -124,8 +133,7 @@ def allocate_pool(policy: Policy, *, tokens: int, longest: int, games: int, page
     kind = policy.device.type
     page_size = page_size or (min(longest, PAGE_SIZE["cpu"]) if kind == "cpu" else PAGE_SIZE["cuda"])
     pages_of_game = -(-longest // page_size)
-    shape = attention_shape(policy.model.config)
-    page_bytes = 2 * shape.layers * shape.kv_heads * page_size * shape.dim * policy.compute.itemsize
+    page_bytes = 2 * page_size * shape_of_a_token(policy.model.config).numel() * policy.compute.itemsize
     affordable = int(MEMORY_SHARE[kind] * free_memory(policy.device)) // page_bytes
     # A game never takes more pages than `longest` needs, so a cache that holds one game always holds it.
     pages = max(tokens // page_size, pages_of_game) if tokens else min(affordable, games * pages_of_game)
