@@ -24,7 +24,7 @@ from torch import Tensor
 from prompt_r1.agent.cuda_graphs import Capture, DecodeGraphs, capture_cuda_graph
 from prompt_r1.agent.kv_cache import CachedGame, PagedBatch, PagePool, allocate_pool, upload
 from prompt_r1.agent.policy import Policy
-from prompt_r1.agent.sampling import Sampling, draw
+from prompt_r1.agent.sampling import draw
 from prompt_r1.agent.scheduler import Job, Schedule, Scheduler
 from prompt_r1.types import Completion
 
@@ -104,6 +104,8 @@ class Engine:
         `game`: the handle of the game whose turn it is, one turn at a time; None: a game of this call alone.
         `watch` is called with each token as it is sampled. Raises ValueError if the tokens do not fit.
         """
+        if not (temperature >= 0 and 0 < top_p <= 1):
+            raise ValueError(f"{temperature=} must be at least 0, and {top_p=} in (0, 1]")
         if not 0 < len(tokens) <= self.max_tokens - max_new or max_new < 1:
             raise ValueError(
                 f"{len(tokens)} tokens and {max_new} new ones do not fit a game of {self.max_tokens}"
@@ -118,7 +120,8 @@ class Engine:
                 [*tokens],
                 len(tokens),
                 max_new,
-                Sampling(temperature, top_p),
+                temperature,
+                top_p,
                 random.Random(seed),
                 asyncio.get_running_loop().create_future(),
                 watch,
@@ -220,7 +223,10 @@ class Engine:
     def _sample(self, jobs: list[Job], hidden: Tensor) -> None:
         """Sample a token of each job from its last hidden state (R, hidden); resolve finished jobs."""
         drawn = draw(
-            self.policy.logits(hidden), [job.sampling for job in jobs], [job.uniform for job in jobs]
+            self.policy.logits(hidden),
+            [job.temperature for job in jobs],
+            [job.top_p for job in jobs],
+            [job.uniform for job in jobs],
         )
         self.sampled += len(jobs)
         for job, (number, logprob) in zip(jobs, drawn.tolist(), strict=True):

@@ -1,56 +1,43 @@
 """Sample one token for each row of logits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from prompt_r1.agent.kv_cache import upload
 
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a sequence samples its next token."""
-
-    temperature: float = 1.0  # 0: greedy
-    top_p: float = 1.0  # sample from the most likely tokens that together have this probability; 1: all
-
-    def __post_init__(self) -> None:
-        if not (self.temperature >= 0 and 0 < self.top_p <= 1):
-            raise ValueError(f"{self}: the temperature must be at least 0, and top_p in (0, 1]")
-
-
 LOWEST_TEMPERATURE = 1e-30  # smaller ones are raised to it: float32 would round them to 0
 
 
-def draw(logits: Tensor, samplings: Sequence[Sampling], numbers: Sequence[float]) -> Tensor:
+def draw(
+    logits: Tensor, temperatures: Sequence[float], top_ps: Sequence[float], numbers: Sequence[float]
+) -> Tensor:
     """Sample one token for each of R rows, by inverting its cumulative distribution at its number in [0, 1).
 
-    `logits` is (R, V) float32. Returns (R, 2) float64, so that one copy brings both to the host: the tokens,
+    `logits` is (R, V) float32. Temperature 0 is greedy. Only the most likely tokens that together have the
+    probability top-p are drawn. Returns (R, 2) float64, so that one copy brings both to the host: the tokens,
     and their log-probabilities in nats under softmax(logits / temperature) over the whole vocabulary.
     """
-    if not any(sampling.temperature for sampling in samplings):
+    if not any(temperatures):
         largest, tokens = logits.max(-1)
         return _pairs(tokens, largest - logits.logsumexp(-1))
-    settings = [
-        (number, sampling.temperature and max(sampling.temperature, LOWEST_TEMPERATURE), sampling.top_p)
-        for number, sampling in zip(numbers, samplings, strict=True)
-    ]
-    uniform, temperatures, top_p = upload(settings, torch.float32, logits.device)[:, :, None].unbind(1)
-    greedy = temperatures == 0  # (R, 1), as these three
-    temperatures = temperatures.masked_fill(greedy, 1.0)  # for the log-probabilities of greedy rows
+    raised = [temperature and max(temperature, LOWEST_TEMPERATURE) for temperature in temperatures]
+    rows = upload([numbers, raised, top_ps], torch.float32, logits.device)[:, :, None]
+    uniform, temperature, top_p = rows  # (R, 1) each
+    greedy = temperature == 0
+    temperature = temperature.masked_fill(greedy, 1.0)  # for the log-probabilities of greedy rows
     # On a CPU ten times as fast as `max`, which returns the index too.
     largest = logits.amax(-1, keepdim=True)
-    weights = (logits - largest).div_(temperatures).exp_()  # (R, V), not normalised
+    weights = (logits - largest).div_(temperature).exp_()  # (R, V), not normalised
     cumulative = weights.cumsum(-1)
     tokens = _invert(cumulative, uniform)
-    if any(sampling.top_p < 1 for sampling in samplings):
+    if min(top_ps) < 1:
         tokens = torch.where(top_p < 1, _draw_truncated(weights, top_p, uniform), tokens)
-    if not all(sampling.temperature for sampling in samplings):
+    if not all(temperatures):
         tokens = torch.where(greedy, logits.argmax(-1, keepdim=True), tokens)
     shifted = logits.gather(1, tokens) - largest
-    return _pairs(tokens[:, 0], (shifted / temperatures - cumulative[:, -1:].log())[:, 0])
+    return _pairs(tokens[:, 0], (shifted / temperature - cumulative[:, -1:].log())[:, 0])
 
 
 def _pairs(tokens: Tensor, logprobs: Tensor) -> Tensor:

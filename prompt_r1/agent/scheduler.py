@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prompt_r1.agent.kv_cache import CachedGame, Chunk, PagePool
-from prompt_r1.agent.sampling import Sampling
 from prompt_r1.types import Completion
 
 # Share of the pages that stays free when a job is admitted beside others, for those to grow.
@@ -31,7 +30,8 @@ class Job:
     tokens: list[int]  # prompt, then the sampled tokens
     prompt_length: int
     max_new: int
-    sampling: Sampling
+    temperature: float
+    top_p: float
     random: random.Random
     done: asyncio.Future[Completion]
     watch: Callable[[int], None] | None = None

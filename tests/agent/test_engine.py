@@ -432,6 +432,12 @@ def test_a_request_that_is_too_long_is_refused():
         asyncio.run(engine.generate(tiny.random_tokens(30, seed=0), max_new=3, seed="0"))
 
 
+@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.1}])
+def test_invalid_settings_of_sampling_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"temperature=.* must be at least 0, and top_p=.* in \(0, 1\]"):
+        asyncio.run(make_engine(tiny.policy()).generate([1, 2, 3], max_new=3, seed="0", **wrong))
+
+
 @pytest.mark.parametrize("cleared", [True, False])
 def test_cancelled_games_leave_nothing_behind_and_free_their_places_in_the_batch(cleared):
     engine = make_engine(tiny.policy(), max_games=1)

@@ -6,7 +6,6 @@ import random
 import pytest
 
 from prompt_r1.agent.kv_cache import CachedGame, PagePool
-from prompt_r1.agent.sampling import Sampling
 from prompt_r1.agent.scheduler import Job, Scheduler
 from tests.support import tiny
 
@@ -19,7 +18,7 @@ def loop():
 
 def job_of(game: CachedGame, tokens: list[int], loop: asyncio.AbstractEventLoop) -> Job:
     done = loop.create_future()
-    return Job(game.number, game, tokens, len(tokens), 1, Sampling(), random.Random(0), done)
+    return Job(game.number, game, tokens, len(tokens), 1, 1.0, 1.0, random.Random(0), done)
 
 
 def compute(
