@@ -18,20 +18,12 @@ from prompt_r1.types import Trajectory
 
 
 @dataclass(frozen=True)
-class Group:
-    """The columns of games with a common opening in a packed row."""
-
-    opening: slice  # all of a single game
-    games: tuple[slice, ...]  # what each game has after the opening; games without any are left out
-
-
-@dataclass(frozen=True)
 class Packed:
     """A row of T tokens, and its N scored tokens: the agent's own, in the order of the games."""
 
     tokens: Tensor  # (T,) int64
     positions: Tensor  # (T,) of each token in its game
-    groups: tuple[Group, ...]
+    sizes: Sequence[Sequence[int]]  # of each group: tokens of the opening, then of the rest of each game
     sources: Tensor  # (N,) columns whose next-token distributions are scored
     targets: Tensor  # (N,) int64 the tokens that followed
 
@@ -41,14 +33,13 @@ class Packed:
         (H, T, D) queries, (Hkv, T, D) keys and values → (H, T, D).
         """
         # Split once: the gradient of a slice is as large as the row.
-        blocks = [block for group in self.groups for block in (group.opening, *group.games)]
-        sizes = [block.stop - block.start for block in blocks]
+        sizes = [size for group in self.sizes for size in group]
         parts = zip(query.split(sizes, 1), key.split(sizes, 1), value.split(sizes, 1), strict=True)
         out: list[Tensor] = []
-        for group in self.groups:
+        for _, *games in self.sizes:
             queries, opening_keys, opening_values = next(parts)
             out.append(attend_in_window(queries, opening_keys, opening_values, scale, window))
-            for _ in group.games:
+            for _ in games:
                 queries, own_keys, own_values = next(parts)
                 keys = torch.cat([opening_keys, own_keys], 1)
                 values = torch.cat([opening_values, own_values], 1)
@@ -62,26 +53,27 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
     positions: list[int] = []
     sources: list[int] = []
     targets: list[int] = []
-    layout: list[Group] = []
+    sizes: list[list[int]] = []
     for games in groups:
         first = games[0]
         # A single game is all opening: one causal block.
         shared = first.opening if len(games) > 1 else len(first.tokens) - 1
-        opening = slice(len(tokens), len(tokens) + shared)
+        opening = range(len(tokens), len(tokens) + shared)
         tokens += first.tokens[:shared]
         positions += range(shared)
-        own: list[slice] = []
+        sizes.append([shared])
         for game in games:
-            assert game.opening == first.opening and game.tokens[:shared] == tokens[opening]
-            own.append(slice(len(tokens), len(tokens) + len(game.tokens) - 1 - shared))
-            columns = [*range(opening.start, opening.stop), *range(own[-1].start, own[-1].stop)]
+            assert game.opening == first.opening and game.tokens[:shared] == first.tokens[:shared]
+            size = len(game.tokens) - 1 - shared
+            columns = [*opening, *range(len(tokens), len(tokens) + size)]
             for position, sampled in enumerate(game.sampled):
                 if sampled:
                     sources.append(columns[position - 1])  # the token before predicts it
                     targets.append(game.tokens[position])
             tokens += game.tokens[shared:-1]
             positions += range(shared, len(game.tokens) - 1)
-        layout.append(Group(opening, tuple(columns for columns in own if columns.start < columns.stop)))
+            if size:
+                sizes[-1].append(size)
     row = torch.tensor([tokens, positions], device=device)
     scored = torch.tensor([sources, targets], device=device)
-    return Packed(row[0], row[1], tuple(layout), sources=scored[0], targets=scored[1])
+    return Packed(row[0], row[1], sizes, sources=scored[0], targets=scored[1])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.packing import Group, Packed, pack
+from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.distributed import Ranks
 from prompt_r1.types import ScoredGame, Trajectory
 
@@ -153,7 +153,7 @@ def make_batch(
         packed = pack([[game.trajectory for game in group] for group in groups], device)
     else:  # a row of one token, of which none is scored
         token_0 = torch.zeros(1, dtype=torch.long, device=device)
-        packed = Packed(token_0, token_0, (Group(slice(0, 1), ()),), sources=token_0[:0], targets=token_0[:0])
+        packed = Packed(token_0, token_0, [[1]], sources=token_0[:0], targets=token_0[:0])
     rows = torch.tensor(columns, dtype=torch.float32, device=device).view(len(columns), 3).T.contiguous()
     sizes = {game.index: sum(game.trajectory.sampled) for group in groups for game in group}
     return Batch(packed, weights=rows[0], advantages=rows[1], engine=rows[2], tokens_of=sizes)

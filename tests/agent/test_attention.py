@@ -2,7 +2,7 @@
 without padding. test_model_types.py tests whole models.
 """
 
-from itertools import accumulate, pairwise
+from itertools import islice
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from prompt_r1.agent.attention import attend, attend_in_window
-from prompt_r1.agent.packing import Group, Packed, pack
+from prompt_r1.agent.packing import Packed, pack
 from tests.support.games import CPU, siblings
 
 
@@ -52,13 +52,6 @@ some_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size
 )
 
 
-def columns_of(*groups: tuple[int, tuple[int, ...]]) -> tuple[Group, ...]:
-    """Groups in a row, of the lengths of their opening and of what each game has after it."""
-    ends = [0, *accumulate(length for opening, games in groups for length in (opening, *games))]
-    columns = iter([slice(*pair) for pair in pairwise(ends)])
-    return tuple(Group(next(columns), tuple(next(columns) for _ in games)) for _, games in groups)
-
-
 @given(some_groups)
 def test_a_row_holds_each_opening_once_and_every_token_of_each_game(groups):
     row = pack(groups, CPU)
@@ -80,12 +73,14 @@ def test_a_row_holds_each_opening_once_and_every_token_of_each_game(groups):
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("window", [None, 1, 9, 33])
 def test_attention_in_a_row_equals_a_loop_over_the_queries_of_each_game(kv_heads, window):
-    groups = columns_of((7, (40, 3, 9)), (25, ()), (1, (1, 30)))
+    groups = [[7, 40, 3, 9], [25], [1, 1, 30]]
     torch.manual_seed(0)
     rows = [torch.randn(heads, 116, 16, dtype=torch.float64) for heads in (4, kv_heads, kv_heads)]
     found = Packed(*[torch.empty(0)] * 2, groups, *[torch.empty(0)] * 2).attend(*rows, 0.3, window)
-    for group in groups:
-        for own in group.games or (slice(0, 0),):
-            game = [*range(group.opening.start, group.opening.stop), *range(own.start, own.stop)]
+    columns = iter(range(116))
+    for opening_size, *sizes in groups:
+        opening = [*islice(columns, opening_size)]
+        for size in sizes or (0,):
+            game = [*opening, *islice(columns, size)]
             expected = naive_attention(*(row[:, game] for row in rows), 0.3, window)
             torch.testing.assert_close(found[:, game], expected)
