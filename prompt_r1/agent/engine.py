@@ -82,7 +82,7 @@ class Engine:
             yield game
         finally:
             if self._pool is not None:
-                self._scheduler.end(game)
+                self._scheduler.release(game)
 
     async def generate(
         self,

@@ -93,12 +93,6 @@ class Scheduler:
         """Let a job wait for admission."""
         insort(self.waiting, job, key=lambda other: other.order)
 
-    def end(self, game: CachedGame) -> None:
-        """Free the pages of a game, and forget its jobs, which are not awaited any longer."""
-        self.running = [job for job in self.running if job.game is not game]
-        self.waiting = [job for job in self.waiting if job.game is not game]
-        self._release(game)
-
     def drop_cancelled(self) -> None:
         """Remove the jobs that are not awaited any longer."""
         self.running = [job for job in self.running if not job.done.done()]
@@ -109,7 +103,7 @@ class Scheduler:
         for job in [*self.running]:
             self._preempt(job)
         for game in [*self._games]:
-            self._release(game)
+            self.release(game)
 
     # Admission
 
@@ -203,7 +197,7 @@ class Scheduler:
         for game in lost:
             for other in [other for other in self.running if other.game is game]:
                 self._preempt(other)
-            self._release(game)
+            self.release(game)
         return True
 
     def _victims(self, job: Job, keep: CachedGame | None) -> list[CachedGame]:
@@ -219,10 +213,11 @@ class Scheduler:
     def _preempt(self, job: Job) -> None:
         self.preempted += 1
         self.running.remove(job)
-        self._release(job.game)
+        self.release(job.game)
         self.add(job)
 
-    def _release(self, game: CachedGame) -> None:
+    def release(self, game: CachedGame) -> None:
+        """Free the pages of a game."""
         self._pool.truncate(game, 0)
         self._games.discard(game)
 
