@@ -6,11 +6,8 @@ into an ordinary Hugging Face folder with float32 weights, which is kept in the 
 
 import fcntl
 import hashlib
-import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -56,28 +53,20 @@ def gguf_folder(file: Path) -> Path:
 
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
-    folder = Path(HF_HOME) / "prompt-r1" / f"{file.stem}-{digest[:12]}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.parent):
-            if not folder.exists():
-                _convert(file, folder)
-    return folder
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; the system frees that of a killed process."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    cache = Path(HF_HOME) / "prompt-r1"
+    folder = cache / f"{file.stem}-{digest[:12]}"
+    if folder.exists():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    with cache.with_suffix(".lock").open("w") as lock:  # the system frees that of a killed process
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"Waiting for another process that converts a model into {folder} …", file=sys.stderr)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+            print(f"Waiting for another process that converts a model into {cache} …", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            _convert(file, folder)
+    return folder
 
 
 def _convert(file: Path, folder: Path) -> None:
