@@ -67,7 +67,6 @@ class Engine:
         self.prefilled = 0  # prompt tokens computed, for tests and reports
         self.sampled = 0
         self._games = 0
-        self._calls = 0
         self._pool: PagePool | None = None
         self._graphs: DecodeGraphs | None = None
         self._scheduler: Scheduler  # made with the pool
@@ -112,17 +111,16 @@ class Engine:
             )
         if self._pool is None:
             self._allocate()
+        numbers = random.Random(seed)
         with self.new_game() if game is None else nullcontext(game) as cached:
-            self._calls += 1
             job = Job(
-                self._calls,
                 cached,
                 [*tokens],
-                len(tokens),
                 max_new,
                 temperature,
                 top_p,
-                random.Random(seed),
+                numbers,
+                numbers.random(),
                 asyncio.get_running_loop().create_future(),
                 watch,
             )
@@ -239,4 +237,4 @@ class Engine:
             finished = token in self.stop_ids
             if finished or len(job.logprobs) == job.max_new:
                 self._scheduler.running.remove(job)  # its sequence stays cached for the game's next call
-                job.done.set_result(Completion(job.tokens[job.prompt_length :], job.logprobs, finished))
+                job.done.set_result(Completion(job.tokens[-len(job.logprobs) :], job.logprobs, finished))

@@ -25,26 +25,16 @@ LEAST_SHARED = 16
 class Job:
     """One call of `generate`."""
 
-    number: int  # in the order of the calls
     game: CachedGame
     tokens: list[int]  # prompt, then the sampled tokens
-    prompt_length: int
     max_new: int
     temperature: float
     top_p: float
     random: random.Random
+    uniform: float  # in [0, 1): the random number for its next token
     done: asyncio.Future[Completion]
     watch: Callable[[int], None] | None = None
     logprobs: list[float] = field(default_factory=list)
-    uniform: float = field(init=False)  # in [0, 1): the random number for its next token
-
-    def __post_init__(self) -> None:
-        self.uniform = self.random.random()
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Its place in the order of service: the oldest game first, whose calls in their order."""
-        return self.game.number, self.number
 
     @property
     def uncached(self) -> int:
@@ -91,7 +81,7 @@ class Scheduler:
 
     def add(self, job: Job) -> None:
         """Let a job wait for admission."""
-        insort(self.waiting, job, key=lambda other: other.order)
+        insort(self.waiting, job, key=lambda other: other.game.number)
 
     def drop_cancelled(self) -> None:
         """Remove the jobs that are not awaited any longer."""
@@ -151,7 +141,7 @@ class Scheduler:
         pool.extend(game, len(job.tokens))
         self._games.add(game)
         self.waiting.remove(job)
-        insort(self.running, job, key=lambda other: other.order)
+        insort(self.running, job, key=lambda other: other.game.number)
         return True
 
     # One step

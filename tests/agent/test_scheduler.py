@@ -17,8 +17,7 @@ def loop():
 
 
 def job_of(game: CachedGame, tokens: list[int], loop: asyncio.AbstractEventLoop) -> Job:
-    done = loop.create_future()
-    return Job(game.number, game, tokens, len(tokens), 1, 1.0, 1.0, random.Random(0), done)
+    return Job(game, tokens, 1, 1.0, 1.0, random.Random(0), 0.5, loop.create_future())
 
 
 def compute(
