@@ -222,9 +222,8 @@ class PagedBatch:
         keys[self.pages, self.rows] = key.transpose(0, 1).to(keys.dtype)
         values[self.pages, self.rows] = value.transpose(0, 1).to(values.dtype)
         query = query.transpose(0, 1).to(keys.dtype)
-        if self.pool.flash:
-            return _flash(query, keys, values, self, scale, window)
-        return _sequence_by_sequence(layer, query, self, scale, window)
+        attention = _flash if self.pool.flash else _sequence_by_sequence
+        return attention(layer, query, self, scale, window)
 
     @cached_property
     def first_pages(self) -> list[list[tuple[Tensor, ...]]]:
@@ -245,9 +244,7 @@ class PagedBatch:
         return tuple(rows.transpose(0, 1) for rows in copies)
 
 
-def _flash(
-    query: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch, scale: float, window: Window
-) -> Tensor:
+def _flash(layer: int, query: Tensor, batch: PagedBatch, scale: float, window: Window) -> Tensor:
     """All sequences in one call of FlashAttention. With one split, a sequence's result does not depend on
     the other sequences of the batch.
     """
@@ -257,8 +254,8 @@ def _flash(
     causal = batch.most_new > 1 or window is not None
     out = varlen_attn(
         query,
-        keys,
-        values,
+        batch.pool.keys[layer],
+        batch.pool.values[layer],
         batch.starts,
         batch.starts,  # must be given; the lengths and the block table are read instead
         batch.most_new,
