@@ -101,12 +101,6 @@ def frame_of(tokenizer: "PreTrainedTokenizerBase", first_message: str) -> Frame:
     return frame
 
 
-def special_ids(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
-    """The control tokens of a tokenizer."""
-    added = tokenizer.added_tokens_decoder
-    return frozenset(number for number, token in added.items() if token.special)
-
-
 def text_of(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
     """The text of a row of tokens as it stands, control tokens included.
 

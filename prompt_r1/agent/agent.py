@@ -9,7 +9,6 @@ import torch
 from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenizer
 from prompt_r1.agent.policy import Policy
-from prompt_r1.chat_template import special_ids
 from prompt_r1.config.agent import MINI_AGENT, AgentConfig
 from prompt_r1.errors import QuestionTooLong
 from prompt_r1.protocol import INSTRUCTIONS, Codec
@@ -36,19 +35,17 @@ def make_agent(policy: Policy, codec: Codec, game: GameSettings) -> Agent:
     Its turns end at any end token of the model, not only at those of the codec's tokenizer. Where a model has
     no generation config, transformers takes a number that may be that of an ordinary token.
     """
-    codec = codec.ending_at(policy.end_ids & special_ids(codec.tokenizer))
+    added = codec.tokenizer.added_tokens_decoder
+    codec = codec.ending_at(frozenset(end for end in policy.end_ids if end in added and added[end].special))
     engine = Engine(policy, stop_ids=codec.stop_ids, max_tokens=game.max_tokens)
     return Agent(engine, codec, game)
 
 
-def load_agent(
-    path: str | Path, config: AgentConfig, device: torch.device, *, weights: torch.dtype | None = None
-) -> Agent:
+def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> Agent:
     """Load the agent of a folder or hub id, ready to play the game of `config`.
 
-    `weights` is the dtype of its weights; None: the compute dtype. With a mini agent, torch computes in one
-    thread from now on: more hardly help a tiny model, and hurt on a busy CPU. Raises UsageError if there is
-    no agent.
+    With a mini agent, torch computes in one thread from now on: more hardly help a tiny model, and hurt on a
+    busy CPU. Raises UsageError if there is no agent.
     """
     if config.agent == MINI_AGENT:
         torch.set_num_threads(1)
@@ -59,7 +56,7 @@ def load_agent(
         path,
         device=device,
         compute=compute,
-        weights=weights or compute,
+        weights=compute,
         temperature=config.temperature,
         max_tokens=config.max_tokens,
     )

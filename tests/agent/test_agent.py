@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from prompt_r1.agent.agent import check_question_lengths, load_agent, make_agent
-from prompt_r1.chat_template import special_ids
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import UsageError
@@ -23,7 +22,7 @@ def test_a_turn_ends_at_every_end_token_of_the_model():
     """Qwen3 has two, and its tokenizer names one: a turn went on behind the other."""
     policy, codec = tiny.policy(), Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
     own, ordinary = codec.turn_end, codec.encode_trusted("z")[0]
-    other = next(number for number in special_ids(codec.tokenizer) if number != own)
+    other = codec.tokenizer.convert_tokens_to_ids("<|endoftext|>")
     policy.model.generation_config.eos_token_id = [own, other, ordinary]
     agent = make_agent(policy, codec, TrainConfig(**PRESETS["mini"]).game)
     assert agent.engine.stop_ids == {own, other}
