@@ -104,7 +104,7 @@ def engine(policy: Policy) -> str:
     played = play(Engine(policy, stop_ids=frozenset(), max_tokens=512, kv_tokens=20_000), games=20, new=40)
     for tokens, found in played:
         row = torch.tensor([tokens], device=policy.device)
-        logits = policy.logits(policy.hidden_states(row)[0])
+        logits = policy.logits(policy.model.base_model(row).last_hidden_state[0])
         expected = torch.log_softmax(logits[:-1], -1).gather(1, row[0, 1:, None])[:, 0].cpu()
         gaps.append((found[1:] - expected)[~found[1:].isnan()].abs())
     mean, largest = float(torch.cat(gaps).mean()), float(torch.cat(gaps).max())

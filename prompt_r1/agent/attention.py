@@ -1,7 +1,7 @@
 """Attention of packed rows (packing.py) and of sequences in the paged KV cache (kv_cache.py).
 
 It is registered with transformers' `AttentionInterface`, so Hugging Face models run unmodified. Keywords of a
-model's forward reach the attention of every layer: `packed=` or `paged=` selects what it computes.
+model's forward reach the attention of every layer: `attend_row=` is the function that computes the row.
 """
 
 from collections.abc import Callable
@@ -14,21 +14,18 @@ from transformers import AttentionInterface
 
 NAME = "prompt_r1"
 
-
 Window = int | None
 """The number of tokens that each token of a layer sees, itself included; None: all before it."""
-PackedAttention = Callable[[Tensor, Tensor, Tensor, float, Window], Tensor]
-"""(H, T, D) queries, (Hkv, T, D) keys and values of a packed row, the scale, the window → (H, T, D)."""
-CachedAttention = Callable[[int, Tensor, Tensor, Tensor, float, Window], Tensor]
-"""The layer's number; then as above, for new tokens over the KV cache → (T, H, D)."""
+RowAttention = Callable[[int, Tensor, Tensor, Tensor, float, Window], Tensor]
+"""Layer number, (H, T, D) queries, (Hkv, T, D) keys and values, scale, window → contiguous (T, H, D)."""
 
 
 class UnsupportedAttention(Exception):
     """What a model wants of its attention and `attend` cannot compute: "its attention …"."""
 
 
-# Keywords of a forward that reach every attention function and change nothing here; so does "output_…".
-IGNORED = {"position_ids", "use_cache", "return_dict"}
+# Beginnings of a forward's keywords that reach every attention function and change nothing here.
+IGNORED = ("position_ids", "use_cache", "return_dict", "output_")
 
 
 def attend(
@@ -42,16 +39,14 @@ def attend(
     dropout: float = 0.0,
     sliding_window: Window = None,
     is_causal: bool | None = None,
-    paged: CachedAttention | None = None,
-    packed: PackedAttention | None = None,
+    attend_row: RowAttention | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention; returns (B, T, H, D). Without `paged` or `packed`, rows must be right-padded.
+    """Causal attention; returns (B, T, H, D). Without `attend_row`, rows must be right-padded.
 
     Raises UnsupportedAttention for anything else that the model asks for.
     """
-    unknown = {name for name, given in others.items() if given is not None} - IGNORED
-    unknown = {name for name in unknown if not name.startswith("output_")}
+    unknown = [name for name in others if others[name] is not None and not name.startswith(IGNORED)]
     if unknown:
         raise UnsupportedAttention(f"its attention takes {', '.join(sorted(unknown))}")
     if attention_mask is not None:
@@ -63,17 +58,11 @@ def attend(
     if key.shape != value.shape:
         raise UnsupportedAttention("its keys and values have different sizes (latent attention)")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if paged is not None:
+    if attend_row is not None:
         layer = getattr(module, "layer_idx", None)
         if not isinstance(layer, int):
             raise UnsupportedAttention("its attention does not know its layer's number")
-        return paged(layer, query[0], key[0], value[0], scale, sliding_window)[None], None
-    if packed is not None:
-        # Query and key norms computed in float32 return float32: back to the compute dtype.
-        query, key = query.to(value.dtype), key.to(value.dtype)
-        # Contiguous, because some models take a view of it; others copy it anyway.
-        out = packed(query[0], key[0], value[0], scale, sliding_window)
-        return out.transpose(0, 1)[None].contiguous(), None
+        return attend_row(layer, query[0], key[0], value[0], scale, sliding_window)[None], None
     rows = [attend_in_window(*row, scale, sliding_window) for row in zip(query, key, value, strict=True)]
     return torch.stack(rows).transpose(1, 2).contiguous(), None
 

@@ -152,7 +152,7 @@ class Engine:
         )
         if self._capture is not None:
             self._graphs = DecodeGraphs(
-                self._hidden_states, self._pool, longest=self.max_tokens, capture=self._capture
+                self.policy.hidden_states, self._pool, longest=self.max_tokens, capture=self._capture
             )
         self._scheduler = Scheduler(
             self._pool, max_games=self._max_games, prefill_tokens=self._prefill_tokens
@@ -208,15 +208,10 @@ class Engine:
             states = self._graphs(tokens, chunks)
         else:
             row = upload(tokens, torch.int64, self._pool.device)
-            states = self._hidden_states(row, PagedBatch.of(chunks, self._pool))
+            states = self.policy.hidden_states(row, PagedBatch.of(chunks, self._pool))
         if columns:
             sampled = upload(list(columns.values()), torch.int64, self._pool.device)
             self._sample(list(columns), states.index_select(0, sampled))
-
-    def _hidden_states(self, tokens: Tensor, batch: PagedBatch) -> Tensor:
-        """Last hidden states (T, hidden) of a packed row. Writes its keys and values to the pages."""
-        positions = batch.positions[None]
-        return self.policy.hidden_states(tokens[None], position_ids=positions, paged=batch.attend)[0]
 
     def _sample(self, jobs: list[Job], hidden: Tensor) -> None:
         """Sample a token of each job from its last hidden state (R, hidden); resolve finished jobs."""

@@ -125,8 +125,7 @@ def _cached_logits(policy: Policy, game: list[int]) -> Tensor:
     pool.extend(cached, len(game))
     for begin, end in pairwise([*CACHED, len(game)]):
         batch = PagedBatch.of([Chunk(0, end - begin, end, cached.pages)], pool)
-        row = torch.tensor([game[begin:end]], device=policy.device)
-        hidden.append(policy.hidden_states(row, position_ids=batch.positions[None], paged=batch.attend)[0])
+        hidden.append(policy.hidden_states(torch.tensor(game[begin:end], device=policy.device), batch))
     return policy.logits(torch.cat(hidden))
 
 

@@ -27,11 +27,15 @@ class Packed:
     sources: Tensor  # (N,) columns whose next-token distributions are scored
     targets: Tensor  # (N,) int64 the tokens that followed
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window
+    ) -> Tensor:
         """Attend to the keys of each opening, then of each game, which are copied behind its opening's.
 
-        (H, T, D) queries, (Hkv, T, D) keys and values → (H, T, D).
+        (H, T, D) queries, (Hkv, T, D) keys and values → (T, H, D), the same in every layer.
         """
+        # Query and key norms computed in float32 return float32: back to the compute dtype.
+        query, key = query.to(value.dtype), key.to(value.dtype)
         # Split once: the gradient of a slice is as large as the row.
         sizes = [size for group in self.sizes for size in group]
         parts = zip(query.split(sizes, 1), key.split(sizes, 1), value.split(sizes, 1), strict=True)
@@ -44,7 +48,8 @@ class Packed:
                 keys = torch.cat([opening_keys, own_keys], 1)
                 values = torch.cat([opening_values, own_values], 1)
                 out.append(attend_in_window(queries, keys, values, scale, window))
-        return torch.cat(out, 1)
+        # Contiguous, because some models take a view of it; others copy it anyway.
+        return torch.cat(out, 1).transpose(0, 1).contiguous()
 
 
 def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed:

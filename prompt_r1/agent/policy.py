@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from transformers import PreTrainedModel
 
 from prompt_r1.agent.packing import Packed
 from prompt_r1.distributed import full_tensor, shard
+
+if TYPE_CHECKING:  # it imports this file
+    from prompt_r1.agent.kv_cache import PagedBatch
 
 # Tokens whose logits are computed at a time: few enough for a CPU's cache, many enough to fill a GPU.
 CHUNK_TOKENS = {"cpu": 128, "cuda": 1024}
@@ -69,17 +72,21 @@ class Policy(nn.Module):
 
     def forward(self, packed: Packed) -> TokenScores:
         """Score the agent's tokens in a packed row."""
-        tokens, positions = packed.tokens[None], packed.positions[None]
-        hidden = self.hidden_states(tokens, position_ids=positions, packed=packed.attend)
+        hidden = self.hidden_states(packed.tokens, packed)
         weight = self.model.get_output_embeddings().weight  # (V, hidden)
-        rows = hidden[0].index_select(0, packed.sources).to(self.compute)  # (N, hidden)
+        rows = hidden.index_select(0, packed.sources).to(self.compute)  # (N, hidden)
         scale, cap = self.logit_scale / self.temperature, self.logit_cap / self.temperature
         return TokenScores(*_ChunkedLogprobs.apply(rows, weight, packed.targets, scale, cap))
 
-    def hidden_states(self, tokens: Tensor, **forward: object) -> Tensor:
-        """Last hidden states (B, T, hidden). Keywords are passed on to the attention of every layer."""
+    def hidden_states(self, tokens: Tensor, row: "Packed | PagedBatch") -> Tensor:
+        """Last hidden states (T, hidden) of a row of T tokens."""
         with torch.autocast(tokens.device.type, self.compute, enabled=self.compute.itemsize < 4):
-            return self.model.base_model(input_ids=tokens, use_cache=False, **forward).last_hidden_state
+            return self.model.base_model(
+                input_ids=tokens[None],
+                position_ids=row.positions[None],
+                use_cache=False,
+                attend_row=row.attend,
+            ).last_hidden_state[0]
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -461,13 +461,13 @@ def limit_memory(policy, *, tokens: int, rows: int, monkeypatch) -> None:
     """Run out of memory in a forward of more tokens, or logits of more rows."""
     forward, logits = policy.hidden_states, policy.logits
 
-    def within(method, count: int, limit: int, *args, **kwargs):
+    def within(method, count: int, limit: int, *args):
         if count > limit:
             raise torch.OutOfMemoryError(f"no room for {count}")
-        return method(*args, **kwargs)
+        return method(*args)
 
     monkeypatch.setattr(
-        policy, "hidden_states", lambda ids, **more: within(forward, ids.numel(), tokens, ids, **more)
+        policy, "hidden_states", lambda ids, row: within(forward, ids.numel(), tokens, ids, row)
     )
     monkeypatch.setattr(policy, "logits", lambda hidden: within(logits, len(hidden), rows, hidden))
 

@@ -1,13 +1,16 @@
 """The check of a loaded model: right models pass, wrong ones are refused in a sentence."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import PretrainedConfig
 
 from prompt_r1.agent.attention import UnsupportedAttention, attend
+from prompt_r1.agent.kv_cache import PagedBatch
 from prompt_r1.agent.loading import load_policy, longest_game
 from prompt_r1.agent.model_check import FLOAT32_LIMIT, check_model
-from prompt_r1.agent.packing import pack
+from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
 from tests.agent.test_model_types import LONG_ROPE
@@ -21,18 +24,18 @@ def test_a_model_that_is_computed_right_passes_in_float32_and_in_bfloat16():
 
 
 class WrongPositions(Policy):
-    """Computes every token at position 0 where its caller says so."""
+    """Computes every token at position 0 in rows of the class `wrong`."""
 
-    wrong = ""
+    wrong: type = object
 
-    def hidden_states(self, tokens, **forward):
-        if self.wrong in forward:
-            forward["position_ids"] = torch.zeros_like(forward["position_ids"])
-        return super().hidden_states(tokens, **forward)
+    def hidden_states(self, tokens, row):
+        if isinstance(row, self.wrong):
+            row = replace(row, positions=torch.zeros_like(row.positions))
+        return super().hidden_states(tokens, row)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "what"), [("packed", "games packed into one row"), ("paged", "turns over the KV cache")]
+    ("wrong", "what"), [(Packed, "games packed into one row"), (PagedBatch, "turns over the KV cache")]
 )
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 def test_a_wrong_computation_is_refused_with_the_type_and_the_difference(wrong, what, compute):
