@@ -6,7 +6,7 @@ and without a cache.
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -129,10 +129,9 @@ def _cached_logits(policy: Policy, game: list[int]) -> Tensor:
     return policy.logits(torch.cat(hidden))
 
 
-@contextmanager
-def _short_windows(model: PreTrainedModel) -> Iterator[None]:
-    """Shorten every sliding window, so that two short games show what it does."""
-    kept: list[tuple[Any, int]] = []
+def _short_windows(model: PreTrainedModel) -> ExitStack:
+    """Shorten every sliding window, so that two short games show what it does, until the stack is closed."""
+    restore = ExitStack()
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ["sliding_attention"]
     parts: list[Any] = [model.config, model.config.get_text_config(), *model.modules()]
     for part in parts:
@@ -140,13 +139,9 @@ def _short_windows(model: PreTrainedModel) -> Iterator[None]:
         if isinstance(window, int):
             if window < 1 and "sliding_attention" in kinds:  # models take it for none, or mask everything
                 raise unsupported(model.config, f"its sliding window is {window}: give null or 1 and more")
-            kept.append((part, window))
+            restore.callback(setattr, part, "sliding_window", window)
             part.sliding_window = WINDOW
-    try:
-        yield
-    finally:
-        for part, window in reversed(kept):
-            part.sliding_window = window
+    return restore
 
 
 @contextmanager
