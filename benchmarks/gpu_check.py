@@ -56,7 +56,7 @@ def paged_attention(policy: Policy) -> str:
         for number, (count, length) in enumerate(zip(counts, (700, 513, 40), strict=True)):
             game = CachedGame(number)
             pool.extend(game, length)
-            chunks.append(Chunk(sum(chunk.count for chunk in chunks), count, length, game.pages))
+            chunks.append(Chunk(sum(counts[:number]), [0] * count, length, game.pages))
         batch = PagedBatch.of(chunks, pool)
         heads = policy.model.config.num_attention_heads
         query = torch.randn(

@@ -15,13 +15,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.kv_cache import Chunk, PagedBatch, PagePool, upload
+from prompt_r1.agent.kv_cache import Chunk, PagedBatch, PagePool
 
 SIZES = (1, 2, 4, 8, *range(16, 257, 16))  # batch sizes
 TOLERANCE = 0.05  # largest relative difference in norm between replayed and direct hidden states
 
-Forward = Callable[[Tensor, PagedBatch], Tensor]
-"""Tokens (T,) and their batch → last hidden states (T, hidden)."""
+Forward = Callable[[PagedBatch], Tensor]
+"""A batch of T tokens → last hidden states (T, hidden)."""
 Replay = Callable[[], Tensor]
 Capture = Callable[[Replay], Replay]
 """Turns a forward into a function that replays it on the same buffers, and overwrites its result."""
@@ -34,22 +34,21 @@ class DecodeGraphs:
         """`longest` is the largest number of tokens in a sequence."""
         self._forward, self._pool, self._longest, self._capture = forward, pool, longest, capture
         self._broken = False  # True: a graph differed, and graphs are no longer used
-        # Of each batch size: the tokens and the batch that its graph reads, and the graph.
-        self._graphs: dict[int, tuple[Tensor, PagedBatch, Replay]] = {}
+        # Of each batch size: the batch that its graph reads, and the graph.
+        self._graphs: dict[int, tuple[PagedBatch, Replay]] = {}
 
-    def __call__(self, tokens: list[int], chunks: Sequence[Chunk]) -> Tensor:
+    def __call__(self, chunks: Sequence[Chunk]) -> Tensor:
         """The last hidden states (R, hidden) of the new tokens of R sequences, one of each."""
-        count, pool = len(tokens), self._pool
+        count, pool = len(chunks), self._pool
         if self._broken or count > SIZES[-1]:
-            return self._forward(upload(tokens, torch.int64, pool.device), PagedBatch.of(chunks, pool))
+            return self._forward(PagedBatch.of(chunks, pool))
         size = next(size for size in SIZES if size >= count)
-        idle = [Chunk(column, 1, 1, [pool.spare]) for column in range(count, size)]
-        row = upload([*tokens, *[0] * len(idle)], torch.int64, pool.device)
+        idle = [Chunk(column, [0], 1, [pool.spare]) for column in range(count, size)]
         batch = PagedBatch.of([*chunks, *idle], pool, longest=self._longest)
         if size not in self._graphs:
-            self._graphs[size] = row, batch, self._captured(partial(self._forward, row, batch))
-        fixed_row, fixed_batch, replay = self._graphs[size]
-        for buffer, new in zip((fixed_row, *fixed_batch.tensors), (row, *batch.tensors), strict=True):
+            self._graphs[size] = batch, self._captured(partial(self._forward, batch))
+        fixed, replay = self._graphs[size]
+        for buffer, new in zip(fixed.tensors, batch.tensors, strict=True):
             buffer.copy_(new)
         return replay()[:count]
 

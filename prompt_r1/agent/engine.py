@@ -200,15 +200,14 @@ class Engine:
     @torch.inference_mode()
     def _run_schedule(self, schedule: Schedule) -> None:
         """Run the forward, and sample a token for each job of the schedule that can."""
-        tokens, chunks, columns = schedule.tokens, schedule.chunks, schedule.columns
+        chunks, columns = schedule.chunks, schedule.columns
         if not chunks:
             return
         assert self._pool is not None, "the pool is allocated before the first step"
-        if self._graphs is not None and len(columns) == len(tokens):  # a decode step
-            states = self._graphs(tokens, chunks)
+        if self._graphs is not None and len(columns) == schedule.length:  # a decode step
+            states = self._graphs(chunks)
         else:
-            row = upload(tokens, torch.int64, self._pool.device)
-            states = self.policy.hidden_states(row, PagedBatch.of(chunks, self._pool))
+            states = self.policy.hidden_states(PagedBatch.of(chunks, self._pool))
         if columns:
             sampled = upload(list(columns.values()), torch.int64, self._pool.device)
             self._sample(list(columns), states.index_select(0, sampled))

@@ -159,7 +159,7 @@ class Chunk:
     """The new tokens of one sequence in a packed row."""
 
     column: int  # of the first one in the row
-    count: int
+    tokens: Sequence[int]
     length: int  # tokens of the sequence, the new ones included
     pages: Sequence[int]  # its block table
 
@@ -170,6 +170,7 @@ class PagedBatch:
 
     pool: PagePool
     chunks: Sequence[Chunk]  # read only where each sequence is attended to by itself
+    tokens: Tensor  # (T,)
     positions: Tensor  # (T,) of each new token in its sequence
     pages: Tensor  # (T,) the page of each new token
     rows: Tensor  # (T,) its row in the page
@@ -182,32 +183,34 @@ class PagedBatch:
     @classmethod
     def of(cls, chunks: Sequence[Chunk], pool: PagePool, *, longest: int = 0) -> "PagedBatch":
         """The batch of these chunks; `longest`: room for sequences of so many tokens in the block tables."""
-        new: list[tuple[int, int, int]] = []
+        new: list[tuple[int, ...]] = []
         for one in chunks:
-            for position in range(one.length - one.count, one.length):
+            for position, token in enumerate(one.tokens, one.length - len(one.tokens)):
                 page, row = divmod(position, pool.page_size)
-                new.append((position, one.pages[page], row))
+                new.append((token, position, one.pages[page], row))
         longest = max(longest, *(one.length for one in chunks))
         spare = [pool.spare] * pool.pages_for(longest)
         tables = [[*one.pages, *spare][: len(spare)] for one in chunks]
-        positions, pages, rows = upload([*zip(*new, strict=True)], torch.int64, pool.device)
+        tokens, positions, pages, rows = upload([*zip(*new, strict=True)], torch.int64, pool.device)
         return cls(
             pool,
             chunks,
+            tokens,
             positions,
             pages,
             rows,
             starts=upload([*(one.column for one in chunks), len(new)], torch.int32, pool.device),
             lengths=upload([one.length for one in chunks], torch.int32, pool.device),
             block_tables=upload(tables, torch.int32, pool.device),
-            most_new=max(one.count for one in chunks),
+            most_new=max(len(one.tokens) for one in chunks),
             longest=longest,
         )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What a CUDA graph of attention reads."""
-        return self.positions, self.pages, self.rows, self.starts, self.lengths, self.block_tables
+        """What a CUDA graph reads."""
+        row = self.tokens, self.positions, self.pages, self.rows
+        return *row, self.starts, self.lengths, self.block_tables
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window
@@ -281,13 +284,13 @@ def _sequence_by_sequence(
     queries, outs = query.reshape(grouped).unbind(0), out.view(grouped).unbind(0)
     for number, one in enumerate(batch.chunks):
         key, value = batch.cached(layer, number)
-        if one.count == 1:
+        if len(one.tokens) == 1:
             if window is not None:
                 key, value = key[:, -window:], value[:, -window:]
             part = F.scaled_dot_product_attention(queries[one.column], key[None], value[None], scale=scale)
             outs[one.column].copy_(part)
         else:
-            columns = slice(one.column, one.column + one.count)
+            columns = slice(one.column, one.column + len(one.tokens))
             part = attend_in_window(query[columns].transpose(0, 1), key, value, scale, window)
             out[columns] = part.transpose(0, 1)
     return out

@@ -124,8 +124,8 @@ def _cached_logits(policy: Policy, game: list[int]) -> Tensor:
     cached, hidden = CachedGame(0), list[Tensor]()
     pool.extend(cached, len(game))
     for begin, end in pairwise([*CACHED, len(game)]):
-        batch = PagedBatch.of([Chunk(0, end - begin, end, cached.pages)], pool)
-        hidden.append(policy.hidden_states(torch.tensor(game[begin:end], device=policy.device), batch))
+        batch = PagedBatch.of([Chunk(0, game[begin:end], end, cached.pages)], pool)
+        hidden.append(policy.hidden_states(batch))
     return policy.logits(torch.cat(hidden))
 
 

@@ -72,17 +72,17 @@ class Policy(nn.Module):
 
     def forward(self, packed: Packed) -> TokenScores:
         """Score the agent's tokens in a packed row."""
-        hidden = self.hidden_states(packed.tokens, packed)
+        hidden = self.hidden_states(packed)
         weight = self.model.get_output_embeddings().weight  # (V, hidden)
         rows = hidden.index_select(0, packed.sources).to(self.compute)  # (N, hidden)
         scale, cap = self.logit_scale / self.temperature, self.logit_cap / self.temperature
         return TokenScores(*_ChunkedLogprobs.apply(rows, weight, packed.targets, scale, cap))
 
-    def hidden_states(self, tokens: Tensor, row: "Packed | PagedBatch") -> Tensor:
+    def hidden_states(self, row: "Packed | PagedBatch") -> Tensor:
         """Last hidden states (T, hidden) of a row of T tokens."""
-        with torch.autocast(tokens.device.type, self.compute, enabled=self.compute.itemsize < 4):
+        with torch.autocast(row.tokens.device.type, self.compute, enabled=self.compute.itemsize < 4):
             return self.model.base_model(
-                input_ids=tokens[None],
+                input_ids=row.tokens[None],
                 position_ids=row.positions[None],
                 use_cache=False,
                 attend_row=row.attend,

@@ -46,8 +46,8 @@ class Job:
 class Schedule:
     """The work of one step."""
 
-    tokens: list[int] = field(default_factory=list)  # (T,) the packed row
-    chunks: list[Chunk] = field(default_factory=list)  # its sequences
+    chunks: list[Chunk] = field(default_factory=list)  # of the packed row
+    length: int = 0  # tokens of the row
     columns: dict[Job, int] = field(default_factory=dict)  # jobs that sample, and that of their newest token
     prefilled: int = 0  # prompt tokens among the row's
 
@@ -56,10 +56,10 @@ class Schedule:
         game = job.game
         new = job.tokens[len(game.tokens) : len(game.tokens) + count]
         game.tokens += new
-        self.chunks.append(Chunk(len(self.tokens), count, len(game.tokens), game.pages))
-        self.tokens += new
+        self.chunks.append(Chunk(self.length, new, len(game.tokens), game.pages))
+        self.length += count
         if not job.uncached:
-            self.columns[job] = len(self.tokens) - 1
+            self.columns[job] = self.length - 1
 
 
 class Scheduler:

@@ -466,9 +466,7 @@ def limit_memory(policy, *, tokens: int, rows: int, monkeypatch) -> None:
             raise torch.OutOfMemoryError(f"no room for {count}")
         return method(*args)
 
-    monkeypatch.setattr(
-        policy, "hidden_states", lambda ids, row: within(forward, ids.numel(), tokens, ids, row)
-    )
+    monkeypatch.setattr(policy, "hidden_states", lambda row: within(forward, len(row.tokens), tokens, row))
     monkeypatch.setattr(policy, "logits", lambda hidden: within(logits, len(hidden), rows, hidden))
 
 

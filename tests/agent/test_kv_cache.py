@@ -45,7 +45,7 @@ def test_attention_over_pages_equals_a_loop_over_queries(attention, page_size, w
     columns = 0
     for game, length, count in zip(games, LENGTHS, NEW, strict=True):
         count = 1 if only_single else count
-        chunks.append(Chunk(columns, count, length, game.pages))
+        chunks.append(Chunk(columns, [0] * count, length, game.pages))
         columns += count
     batch = PagedBatch.of(chunks, pool)
     kv_heads, dim = pool.keys.shape[3:]
@@ -58,7 +58,7 @@ def test_attention_over_pages_equals_a_loop_over_queries(attention, page_size, w
             )
             for rows in (keys, values)
         )
-        part = slice(chunk.column, chunk.column + chunk.count)
+        part = slice(chunk.column, chunk.column + len(chunk.tokens))
         expected = naive_attention(query[part].transpose(0, 1), key, value, 0.3, window or 1000)
         torch.testing.assert_close(found[part].transpose(0, 1), expected, atol=1e-5, rtol=1e-5)
 

@@ -28,10 +28,10 @@ class WrongPositions(Policy):
 
     wrong: type = object
 
-    def hidden_states(self, tokens, row):
+    def hidden_states(self, row):
         if isinstance(row, self.wrong):
             row = replace(row, positions=torch.zeros_like(row.positions))
-        return super().hidden_states(tokens, row)
+        return super().hidden_states(row)
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_tokens_are_scored_under_the_distribution_that_sampled_them(scale, cap, 
     policy, packed = Policy(tiny.model().to(compute), compute=compute, temperature=0.7), some_batch()
     policy.logit_scale, policy.logit_cap = scale, cap
     with torch.no_grad():
-        hidden = policy.hidden_states(packed.tokens, packed)
+        hidden = policy.hidden_states(packed)
     log_p = (policy.logits(hidden[packed.sources]) / 0.7).log_softmax(-1)
     expected = log_p.gather(1, packed.targets[:, None])[:, 0]
     assert torch.allclose(policy(packed).logprobs, expected, atol=1e-5)
