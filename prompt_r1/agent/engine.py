@@ -13,6 +13,7 @@ batch.
 """
 
 import asyncio
+import itertools
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -45,14 +46,13 @@ class Engine:
         max_games: int = 256,
         prefill_tokens: int = 0,
         page_size: int = 0,
-        capture: Capture | None = None,
+        capture: Capture = capture_cuda_graph,
     ) -> None:
         """Memory is allocated at the first request: an engine that never plays takes none.
 
         `max_tokens`: of a game. `kv_tokens`: of the KV cache (0: as much as free memory allows). `max_games`:
         that decode at the same time. `prefill_tokens`: prompt tokens in a forward, `page_size`: tokens of a
-        page of the cache (0: defaults for the device). `capture`: captures decode steps (None: as CUDA
-        graphs, on GPUs in 16 bits).
+        page of the cache (0: defaults for the device). `capture`: captures decode steps on GPUs in 16 bits.
         """
         self.policy = policy
         self.stop_ids = stop_ids
@@ -61,22 +61,19 @@ class Engine:
         self._max_games = max_games
         self._prefill_tokens = prefill_tokens or PREFILL_TOKENS[policy.device.type]
         self._page_size = page_size
-        if capture is None and policy.device.type == "cuda" and policy.compute.itemsize == 2:
-            capture = capture_cuda_graph
         self._capture = capture
         self.prefilled = 0  # prompt tokens computed, for tests and reports
         self.sampled = 0
-        self._games = 0
+        self._numbers = itertools.count()  # of games
         self._pool: PagePool | None = None
-        self._graphs: DecodeGraphs | None = None
-        self._scheduler: Scheduler  # made with the pool
+        self._graphs: DecodeGraphs  # made with the pool, as the scheduler
+        self._scheduler: Scheduler
         self._loop: asyncio.Task[None] | None = None
 
     @contextmanager
     def new_game(self) -> Iterator[CachedGame]:
         """The handle of a new game. What is cached of the game is dropped at the end of the context."""
-        self._games += 1
-        game = CachedGame(self._games)
+        game = CachedGame(next(self._numbers))
         try:
             yield game
         finally:
@@ -150,10 +147,9 @@ class Engine:
             games=self._max_games,
             page_size=self._page_size,
         )
-        if self._capture is not None:
-            self._graphs = DecodeGraphs(
-                self.policy.hidden_states, self._pool, longest=self.max_tokens, capture=self._capture
-            )
+        self._graphs = DecodeGraphs(
+            self.policy.hidden_states, self._pool, longest=self.max_tokens, capture=self._capture
+        )
         self._scheduler = Scheduler(
             self._pool, max_games=self._max_games, prefill_tokens=self._prefill_tokens
         )
@@ -204,7 +200,7 @@ class Engine:
         if not chunks:
             return
         assert self._pool is not None, "the pool is allocated before the first step"
-        if self._graphs is not None and len(columns) == schedule.length:  # a decode step
+        if self._pool.flash and len(columns) == schedule.length:  # a decode step; graphs need FlashAttention
             states = self._graphs(chunks)
         else:
             states = self.policy.hidden_states(PagedBatch.of(chunks, self._pool))

@@ -38,7 +38,7 @@ def play(capture: Capture | None, *, page_size: int = 0) -> tuple[list[list[list
         max_tokens=160,
         kv_tokens=1600,
         page_size=page_size,
-        capture=capture,
+        capture=capture or Capture(),
     )
     engine._allocate()
     engine._pool.flash = capture is not None  # graphs record FlashAttention
