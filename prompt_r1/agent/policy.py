@@ -54,9 +54,8 @@ class Policy(nn.Module):
         self.temperature = temperature  # logits are divided by it, so we train the distribution we sample
         text = model.config.get_text_config()
         # Logits are scale · product (Cohere, Granite), then cap · tanh(logits / cap) (nanochat).
-        self.logit_scale = (getattr(text, "logit_scale", None) or 1.0) / (
-            getattr(text, "logits_scaling", None) or 1.0
-        )
+        scale, divisor = (getattr(text, name, None) or 1.0 for name in ("logit_scale", "logits_scaling"))
+        self.logit_scale = scale / divisor
         self.logit_cap: float = getattr(text, "final_logit_softcapping", None) or 0.0
 
     @property
@@ -198,9 +197,7 @@ def _chunks(count: int, head: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
     All chunks share these buffers: fresh memory costs page faults.
     """
-    size = min(count, CHUNK_TOKENS.get(head.device.type, CHUNK_TOKENS["cpu"]))
-    if not size:
-        return
+    size = max(1, min(count, CHUNK_TOKENS[head.device.type]))
     buffers = torch.empty(2, size, len(head), dtype=torch.float32, device=head.device)
     for start in range(0, count, size):
         rows = slice(start, min(start + size, count))
