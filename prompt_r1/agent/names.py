@@ -113,9 +113,9 @@ class AgentSpec:
         """One line: which agent of which step plays, with which environment and seed, and why this one."""
         step = exported_step(Path(self.path))
         run = Path(self.path).parent if Path(self.path).name == "agent" else self.path
-        parts = [f"agent {run}", *([f"step {step}"] if step >= 0 else [])]
+        trained = f", step {step}" if step >= 0 else ""
         chosen = " (the newest mini run; --agent names another)" if self.is_newest else ""
-        return f"{', '.join([*parts, f'environment {environment}', f'seed {seed}'])}{chosen}"
+        return f"agent {run}{trained}, environment {environment}, seed {seed}{chosen}"
 
 
 def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> AgentSpec:
