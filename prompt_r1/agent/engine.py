@@ -18,6 +18,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -57,11 +58,12 @@ class Engine:
         self.policy = policy
         self.stop_ids = stop_ids
         self.max_tokens = max_tokens
-        self.kv_tokens = kv_tokens
         self._max_games = max_games
         self._prefill_tokens = prefill_tokens or PREFILL_TOKENS[policy.device.type]
-        self._page_size = page_size
         self._capture = capture
+        self._allocate_pool = partial(
+            allocate_pool, policy, tokens=kv_tokens, longest=max_tokens, games=max_games, page_size=page_size
+        )
         self.prefilled = 0  # prompt tokens computed, for tests and reports
         self.sampled = 0
         self._numbers = itertools.count()  # of games
@@ -140,13 +142,7 @@ class Engine:
         self._scheduler.prefill_tokens = self._prefill_tokens
 
     def _allocate(self) -> None:
-        self._pool = allocate_pool(
-            self.policy,
-            tokens=self.kv_tokens,
-            longest=self.max_tokens,
-            games=self._max_games,
-            page_size=self._page_size,
-        )
+        self._pool = self._allocate_pool()
         self._graphs = DecodeGraphs(
             self.policy.hidden_states, self._pool, longest=self.max_tokens, capture=self._capture
         )
