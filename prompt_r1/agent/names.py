@@ -88,16 +88,14 @@ def exported_step(folder: Path) -> int:
 
 def newest_mini_run() -> Path:
     """The run folder under runs/ with the newest mini agent that was trained with an environment."""
-    saved: dict[Path, float] = {}  # run folder → when its agent was saved
-    for file in RUNS.glob(f"*/agent/{GAME_FILE}"):
+    saved = RUNS.glob(f"*/agent/{GAME_FILE}")
+    for file in sorted(saved, key=lambda file: file.stat().st_mtime, reverse=True):
         config = trained_config(file.parent)
         if config is not None and config.agent == MINI_AGENT and config.env != "none":
-            saved[file.parent.parent] = file.stat().st_mtime
-    if not saved:
-        raise UsageError(
-            f"no trained agent under {RUNS}/: run `{command('train')}` first, or give --agent and --env"
-        )
-    return max(saved, key=saved.__getitem__)
+            return file.parent.parent
+    raise UsageError(
+        f"no trained agent under {RUNS}/: run `{command('train')}` first, or give --agent and --env"
+    )
 
 
 @dataclass(frozen=True)
