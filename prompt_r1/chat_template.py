@@ -185,10 +185,9 @@ def position_of_turn_end(
     Raises UsageError for a tokenizer that has no such token.
     """
     added, eos = tokenizer.added_tokens_decoder, tokenizer.eos_token_id
-    starts = {tokenizer.bos_token_id} - {eos}
     for position, token in enumerate(between):
         name = added[token].content if token in added else ""
-        if token == eos or (name.strip() and name not in known and token not in starts):
+        if token == eos or (name.strip() and name not in known and token != tokenizer.bos_token_id):
             return position
         if text_of(tokenizer, [token]).strip():
             break
