@@ -237,15 +237,6 @@ class PagedBatch:
         ]
         return [[*zip(keys, values, strict=True)] for keys, values in views]
 
-    def cached(self, layer: int, number: int) -> tuple[Tensor, ...]:
-        """The keys and values (Hkv, L, D) of a sequence: views of a single page, or copies of several."""
-        one, pool = self.chunks[number], self.pool
-        if one.length <= pool.page_size:
-            return self.first_pages[number][layer]
-        pages = one.pages[: pool.pages_for(one.length)]
-        copies = (cache[layer, pages].flatten(0, 1)[: one.length] for cache in (pool.keys, pool.values))
-        return tuple(rows.transpose(0, 1) for rows in copies)
-
 
 def _flash(layer: int, query: Tensor, batch: PagedBatch, scale: float, window: Window) -> Tensor:
     """All sequences in one call of FlashAttention. With one split, a sequence's result does not depend on
@@ -278,12 +269,18 @@ def _sequence_by_sequence(
     layer: int, query: Tensor, batch: PagedBatch, scale: float, window: Window
 ) -> Tensor:
     """One call of torch's SDPA for each sequence, on any device. (T, H, D) → (T, H, D)."""
+    pool = batch.pool
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     # For a single query, put the heads that share a key into rows: far faster on a CPU than repeating keys.
-    grouped = (len(query), 1, batch.pool.keys.shape[3], -1, query.shape[2])
+    grouped = (len(query), 1, pool.keys.shape[3], -1, query.shape[2])
     queries, outs = query.reshape(grouped).unbind(0), out.view(grouped).unbind(0)
     for number, one in enumerate(batch.chunks):
-        key, value = batch.cached(layer, number)
+        if one.length <= pool.page_size:
+            key, value = batch.first_pages[number][layer]  # (Hkv, L, D)
+        else:  # copies
+            pages = one.pages[: pool.pages_for(one.length)]
+            copies = (cache[layer, pages].flatten(0, 1)[: one.length] for cache in (pool.keys, pool.values))
+            key, value = (rows.transpose(0, 1) for rows in copies)
         if len(one.tokens) == 1:
             if window is not None:
                 key, value = key[:, -window:], value[:, -window:]
