@@ -135,7 +135,7 @@ class Engine:
         """
         if self._pool is None:
             return
-        self._scheduler.drop_cancelled()
+        self._scheduler.drop_done()
         assert self._scheduler.idle, "the weights changed during a game"
         self._scheduler.drop_cache()
         self._scheduler.max_games = self._max_games
@@ -155,16 +155,15 @@ class Engine:
         scheduler = self._scheduler
         try:
             while not scheduler.idle:
-                scheduler.drop_cancelled()
+                scheduler.drop_done()
                 scheduler.admit()
                 self._step()
                 await asyncio.sleep(0)
         except Exception as error:  # raised in every waiting `generate`
-            scheduler.drop_cache()
-            jobs, scheduler.waiting = scheduler.waiting, []
-            for job in jobs:
-                if not job.done.done():
-                    job.done.set_exception(error)
+            scheduler.drop_cache()  # every job waits again
+            scheduler.drop_done()
+            for job in scheduler.waiting:
+                job.done.set_exception(error)
 
     def _step(self) -> None:
         """One step. On out-of-memory, requeue the running jobs and retry with half the batch."""

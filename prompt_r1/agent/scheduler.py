@@ -83,8 +83,8 @@ class Scheduler:
         """Let a job wait for admission."""
         insort(self.waiting, job, key=lambda other: other.game.number)
 
-    def drop_cancelled(self) -> None:
-        """Remove the jobs that are not awaited any longer."""
+    def drop_done(self) -> None:
+        """Remove the jobs that are not awaited any longer: they were cancelled, or have failed."""
         self.running = [job for job in self.running if not job.done.done()]
         self.waiting = [job for job in self.waiting if not job.done.done()]
 
