@@ -64,10 +64,8 @@ def load_policy(
             f"train it with --max-tokens {limit} or less"
         )
     stored = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))  # 0: on the Hub
-    needed = (
-        stored * weights.itemsize // getattr(torch, str(config.dtype).split(".")[-1], torch.float32).itemsize
-    )
-    check_room(path, needed, free_memory(device), "of memory")
+    dtype = getattr(torch, str(config.dtype).split(".")[-1], torch.float32)  # of the files
+    check_room(path, stored * weights.itemsize // dtype.itemsize, free_memory(device), "of memory")
     model = _load_weights(path, config, weights)
     model.to(device)  # type: ignore[arg-type]  # transformers wraps it, and its type loses `self`
     policy = Policy(model.eval(), compute=compute, temperature=temperature)
