@@ -80,7 +80,7 @@ class Engine:
             yield game
         finally:
             if self._pool is not None:
-                self._scheduler.release(game)
+                self._scheduler.evict([game])
 
     async def generate(
         self,

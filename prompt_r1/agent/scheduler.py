@@ -90,10 +90,7 @@ class Scheduler:
 
     def drop_cache(self) -> None:
         """Drop every cached sequence. Running jobs wait again."""
-        for job in [*self.running]:
-            self._preempt(job)
-        for game in [*self._games]:
-            self.release(game)
+        self.evict([*self._games])
 
     # Admission
 
@@ -156,7 +153,7 @@ class Scheduler:
                 pool.extend(job.game, len(job.tokens))
                 schedule.add(job, 1)
             else:
-                self._preempt(job)
+                self.evict([job.game])
         room = self.prefill_tokens
         # Jobs got the pages of their prompts when they were admitted.
         for job in sorted([job for job in self.running if job.uncached > 1], key=lambda job: job.uncached):
@@ -184,10 +181,7 @@ class Scheduler:
                 free += not users[page]
         if free < pages:
             return False
-        for game in lost:
-            for other in [other for other in self.running if other.game is game]:
-                self._preempt(other)
-            self.release(game)
+        self.evict(lost)
         return True
 
     def _victims(self, job: Job, keep: CachedGame | None) -> list[CachedGame]:
@@ -200,16 +194,15 @@ class Scheduler:
         victims = self._games - {job.game, keep} - (set() if alone else older)
         return sorted(victims, key=lambda game: (game in older, game in running, -game.number))
 
-    def _preempt(self, job: Job) -> None:
-        self.preempted += 1
-        self.running.remove(job)
-        self.release(job.game)
-        self.add(job)
-
-    def release(self, game: CachedGame) -> None:
-        """Free the pages of a game."""
-        self._pool.truncate(game, 0)
-        self._games.discard(game)
+    def evict(self, games: list[CachedGame]) -> None:
+        """Free the pages of games. Those of their jobs that run are preempted: they wait again."""
+        for job in [job for job in self.running if job.game in games]:
+            self.preempted += 1
+            self.running.remove(job)
+            self.add(job)
+        for game in games:
+            self._pool.truncate(game, 0)
+            self._games.discard(game)
 
 
 def common_prefix_length(a: list[int], b: list[int]) -> int:
