@@ -119,7 +119,7 @@ class Policy(nn.Module):
 
 def _recomputed(forward: Callable[..., Any], *inputs: Any, **keywords: Any) -> Any:
     """A layer's forward that is computed again in backward. Nothing in it is random."""
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled():  # `checkpoint` would do the same, but takes 0.3 ms to find out
         return forward(*inputs, **keywords)
     return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **keywords)
 
