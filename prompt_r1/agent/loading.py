@@ -135,39 +135,36 @@ def longest_game(config: PretrainedConfig) -> int | None:
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder or hub id. Raises UsageError if there is none."""
-    _ask_hub_once(path)
-    reason = ""
+    if not Path(path).exists():
+        _ask_hub_once(str(path))
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         # Without files, transformers makes up a tokenizer that knows special tokens only.
         if len(tokenizer) <= len({*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}):
-            reason = "its files are missing"
+            raise ValueError("its files are missing")
     except Exception as error:  # a foreign folder may raise anything
         reason = first_line(error)
-    if reason and Path(path).is_dir() and not (Path(path) / "tokenizer.json").exists():
-        reason = "there is no tokenizer.json (sentencepiece reads a tokenizer.model, if it is installed)"
-    if reason:
-        raise UsageError(f"no tokenizer at {str(path)!r}: {reason}")
+        if Path(path).is_dir() and not (Path(path) / "tokenizer.json").exists():
+            reason = "there is no tokenizer.json (sentencepiece reads a tokenizer.model, if it is installed)"
+        raise UsageError(f"no tokenizer at {str(path)!r}: {reason}") from None
     tokenizer.model_max_length = sys.maxsize  # ours is that of the model; theirs may be missing, or a text
     return tokenizer
 
 
-def _ask_hub_once(path: str | Path) -> None:
+def _ask_hub_once(name: str) -> None:
     """Raise UsageError for a hub id that is not cached, if the Hub does not have it or cannot be reached.
 
     transformers repeats every request for half a minute.
     """
-    name = str(path)
     try:
-        if Path(name).exists() or try_to_load_from_cache(name, "config.json"):
+        if try_to_load_from_cache(name, "config.json") or file_exists(name, "config.json"):
             return
-        reason = "" if file_exists(name, "config.json") else "the Hub has no such model"
+        reason = "the Hub has no such model"
     except HfHubHTTPError:  # an answer, such as a missing permission: transformers explains it
         return
     except Exception as error:
         reason = f"the Hub cannot be asked for such a model ({first_line(error)})"
-    if reason:
-        raise UsageError(f"there is no folder {name!r}, and {reason}")
+    raise UsageError(f"there is no folder {name!r}, and {reason}")
 
 
 def check_vocabulary(policy: Policy, tokenizer: PreTrainedTokenizerBase) -> None:
