@@ -47,22 +47,17 @@ class LoRA(nn.Module):
         return (weight + self.scale * self.b @ self.a).to(weight.dtype)
 
 
-def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """The layers that get adapters, by name: every linear layer except the head."""
+def add_lora(model: PreTrainedModel, *, rank: int, alpha: float, seed: int = 0) -> list[nn.Parameter]:
+    """Freeze a model, and add adapters to its linear layers except the head. Returns the parameters to train.
+
+    Raises UsageError for a model without linear layers, and for a rank above the size of every layer.
+    """
     head = model.get_output_embeddings()
-    return {
+    layers = {
         name: layer
         for name, layer in model.named_modules()
         if type(layer) is nn.Linear and layer is not head  # a subclass returns something else
     }
-
-
-def add_lora(model: PreTrainedModel, *, rank: int, alpha: float, seed: int = 0) -> list[nn.Parameter]:
-    """Freeze the model and add adapters to its linear layers; returns the parameters to train.
-
-    Raises UsageError for a model without linear layers, and for a rank above the size of every layer.
-    """
-    layers = linear_layers(model)
     widest = max((min(layer.weight.shape) for layer in layers.values()), default=0)
     if not widest:
         raise UsageError(f"models of type {model.config.model_type!r} have no linear layers for adapters")
