@@ -16,8 +16,7 @@ from prompt_r1.types import Message
 if TYPE_CHECKING:  # `--help` reads this file, and transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
 
-# Templates write this date as today's: a run that resumes on another day, and the trained agent, keep the
-# prompts of the training.
+# Templates write this date as today's, so that resumed runs and trained agents keep the prompts of training.
 ONE_DAY = "{% macro strftime_now(format) %}1 January 2025{% endmacro %}"
 
 
@@ -179,8 +178,7 @@ def position_of_turn_end(
     """The position of the token that ends the agent's turn, in the frame between two messages; -1: none.
 
     It is the first control token after nothing but blanks, without those that are `known`, else eos: what the
-    template writes there may be plain text, as in "### User:", and then the agent can only end its turn with
-    eos.
+    template writes there may be plain text, as in "### User:", and then only eos can end the agent's turn.
 
     Raises UsageError for a tokenizer that has no such token.
     """

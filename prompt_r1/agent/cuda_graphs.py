@@ -4,8 +4,7 @@ A decode step (one new token for each sequence) launches about 20 kernels in eac
 one by one takes longer than running them. A graph launches them all at once. It reads the batch that it was
 captured with, to which new ones are copied, padded to its size with idle rows that write to the spare page.
 
-The first replay of each graph is compared with the same step run directly; if they differ, decoding continues
-without graphs.
+The first replay of each graph is compared with the same step run directly; if they differ, none is used.
 """
 
 import warnings

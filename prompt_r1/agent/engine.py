@@ -8,8 +8,7 @@ cached game has in common with it is copied. A step has three parts:
     run        one forward over these tokens, packed into one row
     sample     append a token to each job that can; jobs that are finished leave the batch at once
 
-A game that waits for its environment keeps its pages as long as memory allows, but takes no place in the
-batch.
+A game that waits for its environment keeps its pages while memory allows, but has no place in the batch.
 """
 
 import asyncio

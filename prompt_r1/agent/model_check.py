@@ -1,7 +1,6 @@
 """Compare rows and cache with the model's own forward, once when a model is loaded.
 
-The oracle is the unmodified model with transformers' eager attention, on the same weights, one game at a time
-and without a cache.
+The oracle is the unmodified model with eager attention on the same weights, game by game, without a cache.
 """
 
 import random
@@ -83,8 +82,7 @@ def check_model(policy: Policy) -> float:
 def add_checked_lora(policy: Policy, *, rank: int, alpha: float, seed: int) -> list[nn.Parameter]:
     """Add adapters to a policy's model; returns the parameters to train.
 
-    Raises UsageError for a model that adapters do not fit, such as one that reads the weights of a linear
-    layer itself.
+    Raises UsageError for a model that adapters do not fit, such as one that reads linear weights itself.
     """
     trainable = add_lora(policy.model, rank=rank, alpha=alpha, seed=seed)
     try:

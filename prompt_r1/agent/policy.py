@@ -109,8 +109,7 @@ class Policy(nn.Module):
     def copy_weights_from(self, learner: "Policy") -> None:
         """Copy the weights of another policy, converted to this one's dtype.
 
-        Sharded weights are gathered one at a time, so no second full copy exists; then every rank must call
-        this.
+        Sharded weights are gathered one at a time: no second full copy exists, and every rank must call this.
         """
         if learner is not self:
             for mine, new in zip(self.parameters(), learner.parameters(), strict=True):
