@@ -59,10 +59,6 @@ class Ranks:
         """Whether this is rank 0, which writes files and prints messages."""
         return self.rank == 0
 
-    def sum(self, values: list[float]) -> list[float]:
-        """Element-wise sums over the ranks."""
-        return [sum(column) for column in zip(*self.gather(values), strict=True)]
-
     def gather(self, item: T) -> list[T]:
         """Every rank's item, in the order of the ranks, on every rank."""
         if self.count == 1:

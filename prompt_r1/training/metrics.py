@@ -138,10 +138,9 @@ def spending(environment: Environment, ranks: Ranks) -> dict[str, float]:
     env/lost_usd is the part of env/usd that is charged for attempts without a reply.
     """
     shares = ranks.gather(environment.take_metrics())
-    before = environment.budget.before
-    now = environment.budget.spent - before
-    usd, lost_usd = ranks.sum([now.usd, now.lost_usd])
-    dollars = {"env/usd": usd + before.usd, "env/lost_usd": lost_usd + before.lost_usd}
+    budget = environment.budget
+    spent = sum(ranks.gather(budget.spent - budget.before), budget.before)
+    dollars = {"env/usd": spent.usd, "env/lost_usd": spent.lost_usd}
     names = sorted({name for share in shares for name in share})
     return dollars | {name: sum(share.get(name, 0.0) for share in shares) for name in names}
 

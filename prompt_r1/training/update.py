@@ -146,7 +146,7 @@ class Update:
         # The norm over all weights and ranks, before it is clipped.
         grad_norm = full_tensor(clip_grad_norm_(self.policy.parameters(), GRADIENT_LIMIT)).item()
         broken = not math.isfinite(grad_norm + sum(batch.loss for batch in step))
-        if self._ranks.sum([broken])[0]:
+        if any(self._ranks.gather(broken)):
             self.skipped += 1
         else:
             self._optimizer.step()

@@ -104,20 +104,19 @@ def test_an_infinite_gradient_of_a_finite_loss_is_skipped():
     assert all(parameter.isfinite().all() for parameter in policy.parameters())
 
 
-class RanksWithSums(Ranks):
-    """One of two ranks; the other one adds 0.5 to all sums, so its loss is not finite. Its gap is 0.5."""
+class BrokenTwin(Ranks):
+    """One of two ranks; the loss of the other one is not finite, and its gap is 0.5."""
 
-    def sum(self, values: list[float]) -> list[float]:
-        return [value + 0.5 for value in values]
-
-    def gather(self, item: list) -> list[list]:
+    def gather(self, item):
+        if isinstance(item, bool):
+            return [item, True]
         return [item, [torch.tensor([0.5])] if item else []]
 
 
 def test_a_step_that_is_not_finite_on_another_rank_is_skipped_and_the_largest_gap_is_reported():
     policy, games = policy_and_games(2)
     before = copy_of_weights(policy)
-    ranks = RanksWithSums(rank=0, count=1, device=CPU)
+    ranks = BrokenTwin(rank=0, count=1, device=CPU)
     metrics = Learner(policy, ranks=ranks).learn([games])
     assert metrics["update/skipped"] == 1 and metrics["engine/logprob_gap"] == 0.5
     assert same_weights(policy, before)
