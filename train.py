@@ -56,7 +56,6 @@ def train(run: Run) -> None:
                         ranks,
                         tokens_per_batch=config.tokens_per_batch,
                         token_mean=config.loss == "token-mean",
-                        device=run.policy.device,
                     )
                     for chosen in mini_batches_of(games_PG, ranks, games=games, mini_batch=config.mini_batch)
                 ]

@@ -185,9 +185,7 @@ def learn_from(
 ) -> dict[str, float]:
     """One optimiser step on these games, without a reference; the metrics."""
     ranks = Ranks(0, 1, policy.device)
-    batches = micro_batches_of(
-        games, ranks, tokens_per_batch=tokens_per_batch, token_mean=False, device=policy.device
-    )
+    batches = micro_batches_of(games, ranks, tokens_per_batch=tokens_per_batch, token_mean=False)
     any_gap = Limit(GAP, math.inf, math.inf)  # no engine played these games
     update = Update(policy, optimizer, ranks, gap_limit=any_gap)
     learn(update, [batches], lambda packed: None, clip=0.2, clip_high=0.0, kl_coef=0.0)

@@ -22,9 +22,7 @@ def batches_of(
     games: list[ScoredGame], *, token_mean: bool = False, tokens_per_batch: int = 10_000
 ) -> list[Batch]:
     """The micro-batches of an optimiser step on these games."""
-    return micro_batches_of(
-        games, ONE_RANK, tokens_per_batch=tokens_per_batch, token_mean=token_mean, device=CPU
-    )
+    return micro_batches_of(games, ONE_RANK, tokens_per_batch=tokens_per_batch, token_mean=token_mean)
 
 
 def loss_of(batch: Batch, logprobs: torch.Tensor, **changes) -> Loss:

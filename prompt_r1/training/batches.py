@@ -48,12 +48,7 @@ def mini_batches_of(
 
 
 def micro_batches_of(
-    games: Sequence[ScoredGame],
-    ranks: Ranks,
-    *,
-    tokens_per_batch: int,
-    token_mean: bool,
-    device: torch.device,
+    games: Sequence[ScoredGame], ranks: Ranks, *, tokens_per_batch: int, token_mean: bool
 ) -> list[Batch]:
     """This rank's micro-batches of an optimiser step on these games of all ranks.
 
@@ -70,7 +65,7 @@ def micro_batches_of(
         return 1 / (tokens if token_mean else len(games) * sum(trajectory.sampled))
 
     shares = divide(trajectories, ranks=ranks.count, tokens_per_batch=tokens_per_batch)
-    return [make_batch([games[n] for n in batch], weight, device) for batch in shares[ranks.rank]]
+    return [make_batch([games[n] for n in batch], weight, ranks.device) for batch in shares[ranks.rank]]
 
 
 def divide(games: Sequence[Trajectory], *, ranks: int, tokens_per_batch: int) -> list[list[list[int]]]:

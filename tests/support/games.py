@@ -178,7 +178,7 @@ class Learner:
 
     def micro_batches(self, games: list[ScoredGame]) -> list[Batch]:
         """This rank's micro-batches of an optimiser step."""
-        return micro_batches_of(games, self.ranks, device=CPU, **self.batching)
+        return micro_batches_of(games, self.ranks, **self.batching)
 
 
 def score_and_compare(trajectories_PG: list[list[Trajectory]], rule: Rule) -> list[list[ScoredGame]]:
