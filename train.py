@@ -31,7 +31,7 @@ from prompt_r1.rollout import play_groups, play_question
 from prompt_r1.training.batches import Batch, micro_batches_of, mini_batches_of
 from prompt_r1.training.lifecycle import lifecycle
 from prompt_r1.training.run import Run, launch
-from prompt_r1.training.update import Reference, Update
+from prompt_r1.training.update import Reference, Update, limit_of
 from prompt_r1.types import Question, Trajectory
 
 
@@ -59,7 +59,7 @@ def train(run: Run) -> None:
                     )
                     for chosen in mini_batches_of(games_PG, ranks, games=games, mini_batch=config.mini_batch)
                 ]
-                update = Update(run.policy, run.optimizer, ranks)
+                update = Update(run.policy, run.optimizer, ranks, gap_limit=limit_of(run.policy))
                 learn(
                     update,
                     mini_batches,

@@ -191,8 +191,8 @@ class Watchdog:
     Its state follows from the lines alone: after a resume it reads the earlier lines again.
     """
 
-    agent: str = "DIR"  # as the user named it, for the command that teaches it the format
-    gap: Limit | None = None  # of the distance between engine and policy, judged from the first line on
+    agent: str  # as the user named it, for the command that teaches it the format
+    gap: Limit  # of the distance between engine and policy, judged from the first line on
     recent: dict[str, list[float]] = field(default_factory=dict)  # last values of each metric
     medians: dict[str, list[float]] = field(default_factory=dict)  # of each window so far
     highest_format: float = 0.0  # share of well-formed games, of all lines so far
@@ -207,9 +207,7 @@ class Watchdog:
         """
         if line.get("groups/dropped") == 1:
             return []
-        signs = dict(SIGNS)
-        if self.gap is not None:
-            signs[self.gap.metric] = (self.gap.alarm, "engine and policy disagree")
+        signs = SIGNS | {self.gap.metric: (self.gap.alarm, "engine and policy disagree")}
         wrong: dict[str, str] = {}  # what is wrong with each metric of the line; "": nothing
         for name, (highest, meaning) in signs.items():
             if name in line:

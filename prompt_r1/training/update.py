@@ -97,16 +97,13 @@ Reference = Callable[[Packed], Tensor | None]  # the reference's log-probabiliti
 class Update:
     """Takes the optimiser steps of one training step, and collects their metrics."""
 
-    def __init__(
-        self, policy: Policy, optimizer: Optimizer, ranks: Ranks, *, gap_limit: Limit | None = None
-    ) -> None:
-        """`gap_limit`: None for that of the policy."""
+    def __init__(self, policy: Policy, optimizer: Optimizer, ranks: Ranks, *, gap_limit: Limit) -> None:
         self.policy = policy
         self.importance_cap = 0.0 if policy.compute.itemsize >= 4 else IMPORTANCE_CAP
         self.taken = self.skipped = 0  # optimiser steps
         self._optimizer = optimizer
         self._ranks = ranks
-        self._gap_limit = gap_limit or limit_of(policy)
+        self._gap_limit = gap_limit
         self._gap = gap_metrics([], cap=self.importance_cap)  # measured before the first optimiser step
         self._current: list[Measured] = []  # micro-batches of the next optimiser step
         self._used: list[Measured] = []  # those of the steps that were taken

@@ -149,7 +149,7 @@ class Learner:
         reference: Callable[[Packed], TokenScores] | None = None,
         ranks: Ranks = ONE_RANK,
         lr: float = 1e-3,
-        gap_limit: Limit | None = ANY_GAP,
+        gap_limit: Limit = ANY_GAP,
         **settings: Any,
     ) -> None:
         """`settings` are those of `learn` and `Update` that differ from SETTINGS."""

@@ -11,6 +11,7 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.training.metrics import SIGNS, Watchdog
 from prompt_r1.training.update import limit_of
 from tests.support import tiny
+from tests.support.games import ANY_GAP
 
 Curve = Callable[[int], float]  # the value of a metric in a step
 
@@ -38,7 +39,7 @@ def noisy_run(later_curves: dict[str, Curve] = HEALTHY) -> list[dict[str, float]
 
 def alarms(lines: list[dict[str, float]]) -> list[tuple[int, str]]:
     """The step and text of each alarm."""
-    watchdog = Watchdog("my-agent")
+    watchdog = Watchdog("my-agent", ANY_GAP)
     return [(int(line["step"]), alarm) for line in lines for alarm in watchdog.see(line)]
 
 

@@ -58,7 +58,7 @@ def learn_from_engine(
     policy = Policy(network, compute=compute)
     before = [weight.detach().clone() for weight in policy.parameters()]
     try:
-        return Learner(policy, gap_limit=None).learn([played_games(playing, compute)])
+        return Learner(policy, gap_limit=limit_of(policy)).learn([played_games(playing, compute)])
     except UsageError:
         assert all(map(torch.equal, policy.parameters(), before)), "an update was made"
         raise
