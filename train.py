@@ -49,7 +49,6 @@ def train(run: Run) -> None:
             numbers = list(run.questions.of_rank(step, ranks))
             games_PG = compare_games(trajectories_PG, rewards_PG, numbers=numbers)
             with run.clock.phase("update"):
-                games = config.questions * config.group_size
                 mini_batches = [
                     micro_batches_of(
                         chosen,
@@ -57,7 +56,7 @@ def train(run: Run) -> None:
                         tokens_per_batch=config.tokens_per_batch,
                         token_mean=config.loss == "token-mean",
                     )
-                    for chosen in mini_batches_of(games_PG, ranks, games=games, mini_batch=config.mini_batch)
+                    for chosen in mini_batches_of(games_PG, ranks, mini_batch=config.mini_batch)
                 ]
                 update = Update(run.policy, run.optimizer, ranks, gap_limit=limit_of(run.policy))
                 learn(

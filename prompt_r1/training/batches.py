@@ -7,6 +7,7 @@ unless the ranks would wait for each other: then they are split, and each part r
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -28,9 +29,9 @@ class Batch:
 
 
 def mini_batches_of(
-    games_PG: Sequence[Sequence[ScoredGame]], ranks: Ranks, *, games: int, mini_batch: int
+    games_PG: Sequence[Sequence[ScoredGame]], ranks: Ranks, *, mini_batch: int
 ) -> list[list[ScoredGame]]:
-    """The games of all ranks to train on, by optimiser step of `mini_batch` games out of `games` in all.
+    """The games of all ranks to train on, by optimiser step of `mini_batch` games that were played.
 
     Called by every rank with the games that it played. A game's place follows from its index, so it does not
     depend on how many ranks there are. Groups stay whole where `mini_batch` is a multiple of their size.
@@ -41,10 +42,8 @@ def mini_batches_of(
         for game in group
         if game.advantage is not None
     ]
-    mini_batches: list[list[ScoredGame]] = [[] for _ in range(math.ceil(games / mini_batch))]
-    for game in sorted(ranks.gather_lists(played), key=lambda game: game.index):
-        mini_batches[game.index // mini_batch].append(game)
-    return [batch for batch in mini_batches if batch]
+    games = sorted(ranks.gather_lists(played), key=lambda game: game.index)
+    return [list(step) for _, step in groupby(games, key=lambda game: game.index // mini_batch)]
 
 
 def micro_batches_of(

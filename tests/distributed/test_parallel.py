@@ -122,7 +122,7 @@ def four_steps(case: Case, ranks: Ranks) -> Outcome:
         for number, games in zip(numbers, games_PG, strict=True):
             record_logprobs_of(sampling_policy, games)
             record_a_gap(games, 0.1 * (number + 1))
-        mini_batches = mini_batches_of(games_PG, ranks, games=len(broken) * GROUP_SIZE, mini_batch=8)
+        mini_batches = mini_batches_of(games_PG, ranks, mini_batch=8)
         metrics.append(learner.learn(mini_batches))
         rollout_policy.copy_weights_from(policy)
     return Outcome(

@@ -104,10 +104,8 @@ def test_mini_batches_do_not_depend_on_which_rank_played_a_game(ranks, seed):
     """They hold each game that is trained on, without the text of its turns."""
     played = random_play(ranks, 3, seed=seed)
     everything = [group for groups in played for group in groups]
-    expected = mini_batches_of(everything, ONE_RANK, games=30, mini_batch=10)
-    for got in on_each_rank(
-        ranks, lambda rank: mini_batches_of(played[rank.rank], rank, games=30, mini_batch=10)
-    ):
+    expected = mini_batches_of(everything, ONE_RANK, mini_batch=10)
+    for got in on_each_rank(ranks, lambda rank: mini_batches_of(played[rank.rank], rank, mini_batch=10)):
         assert got == expected
     trained_on = [game for group in everything for game in group if game.advantage is not None]
     for step, games in enumerate(expected):
@@ -122,9 +120,9 @@ def test_mini_batches_do_not_depend_on_which_rank_played_a_game(ranks, seed):
 def test_an_optimiser_step_of_whole_groups_does_not_split_them():
     games = random_scored_games(20)
     groups = [games[start : start + 5] for start in range(0, 20, 5)]
-    by_game = mini_batches_of(groups, ONE_RANK, games=20, mini_batch=8)
+    by_game = mini_batches_of(groups, ONE_RANK, mini_batch=8)
     assert [len(games) for games in by_game] == [8, 8, 4]
-    whole_groups = mini_batches_of(groups, ONE_RANK, games=20, mini_batch=10)
+    whole_groups = mini_batches_of(groups, ONE_RANK, mini_batch=10)
     assert [[game.index for game in games] for games in whole_groups] == [[*range(10)], [*range(10, 20)]]
 
 

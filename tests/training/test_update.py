@@ -185,7 +185,7 @@ def test_the_weights_of_a_mini_batch_sum_to_1_over_all_ranks(token_mean):
 
     def weight_on(ranks: Ranks) -> float:
         played = games if ranks.count == 1 else games[4:] if ranks.rank else games[:4]
-        [chosen] = mini_batches_of([played], ranks, games=8, mini_batch=8)
+        [chosen] = mini_batches_of([played], ranks, mini_batch=8)
         batches = micro_batches_of(chosen, ranks, tokens_per_batch=64, token_mean=token_mean)
         return sum(batch.weights.sum().item() for batch in batches)
 
