@@ -41,7 +41,7 @@ def train(run: Run) -> None:
     Called by every rank. Each rank plays its own questions; only the update moves games between ranks.
     """
     config, ranks, rule = run.config, run.ranks, run.config.reward_rule
-    with lifecycle(run) as life:  # resumes; saves when a signal or an error stops it
+    with lifecycle(run) as life:  # resumes, and tests at the end; saves when a signal or an error stops it
         for step in life.steps():
             with run.clock.phase("rollout"):
                 trajectories_PG = run.wait_for(play_step(run, step))
@@ -69,7 +69,6 @@ def train(run: Run) -> None:
                 )
                 run.refresh()  # play with the new weights
             life.finish_step(step, games_PG, update)
-        life.test()
 
 
 async def play_step(run: Run, step: int) -> list[list[Trajectory]]:

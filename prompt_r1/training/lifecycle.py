@@ -26,7 +26,7 @@ IDLE_STEPS = 3  # this many steps in a row without an optimiser step end the run
 
 @contextmanager
 def lifecycle(run: Run) -> Iterator["Lifecycle"]:
-    """Train inside. When the environment or a signal ends the training, save and say so.
+    """Train inside; then test. When the environment or a signal ends the training, save and say so.
 
     Raises Resumable for a run that was stopped and saved.
     """
@@ -34,6 +34,8 @@ def lifecycle(run: Run) -> Iterator["Lifecycle"]:
     try:
         steps = Lifecycle(run)
         yield steps
+        if run.questions.test:
+            run.log.say("\n" + compare_on_test(run))
         steps.update_report()  # with the games of the test
         run.log.say("\n" + summary(run.folder, steps.state.best_step, run.config))
     except (FatalEnvError, Resumable) as error:
@@ -133,11 +135,6 @@ class Lifecycle:
                 if update.skipped
                 else f"the environment broke every group of {IDLE_STEPS} steps in a row"
             )
-
-    def test(self) -> None:
-        """Play the test questions, if there are any, and print the table."""
-        if self.run.questions.test:
-            self.run.log.say("\n" + compare_on_test(self.run))
 
     def complete(self) -> None:
         """Validate, log and save the step, and print the alarms of its metrics.
