@@ -88,7 +88,10 @@ class Run:
         if config.kl_coef and config.adapter_rank:
             self.reference = self.policy
         elif config.kl_coef:
-            self.reference = load_reference(self.start, self.agent, ranks, offload=config.offload)
+            # Sharded weights are gathered in the compute dtype: a start stored in it is the same model.
+            weights = torch.float32 if ranks.mesh is None else self.agent.policy.compute
+            reference = load_share(self.start, self.agent, ranks, weights=weights, offload=config.offload)
+            self.reference = reference.requires_grad_(False)
         self.questions = RunQuestions.load(config, self.agent.codec)
         self.optimizer = torch.optim.AdamW(
             self.policy.trained_parameters(),
@@ -126,10 +129,8 @@ class Run:
         """The frozen reference's log-probabilities (N,) of the agent's tokens; None without a KL."""
         if self.reference is None:
             return None
-        if self.reference is not self.policy:
+        with adapters_removed(self.reference.model):  # where it is `policy`
             return self.reference(packed).logprobs
-        with adapters_removed(self.policy.model):
-            return self.policy(packed).logprobs
 
 
 @dataclass(frozen=True)
@@ -166,18 +167,10 @@ def load_learner(start: Path | str, agent: Agent, ranks: Ranks, *, offload: bool
     """The float32 weights that learn: the agent's own where those will do."""
     if ranks.mesh is None and agent.policy.compute == torch.float32:
         return agent.policy
-    return _load_share(start, agent, ranks, weights=torch.float32, offload=offload)
+    return load_share(start, agent, ranks, weights=torch.float32, offload=offload)
 
 
-def load_reference(start: Path | str, agent: Agent, ranks: Ranks, *, offload: bool) -> Policy:
-    """The frozen start model of the KL, at the temperature of sampling."""
-    # Sharded weights are gathered in the compute dtype, so the learner's before its first step are these.
-    weights = torch.float32 if ranks.mesh is None else agent.policy.compute
-    reference = _load_share(start, agent, ranks, weights=weights, offload=offload)
-    return reference.requires_grad_(False)
-
-
-def _load_share(
+def load_share(
     start: Path | str, agent: Agent, ranks: Ranks, *, weights: torch.dtype, offload: bool
 ) -> Policy:
     """A whole model on this rank's device or, sharded, this rank's share of it.

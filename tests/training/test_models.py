@@ -8,13 +8,12 @@ import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from prompt_r1.agent import loading
-from prompt_r1.agent.agent import load_agent
 from prompt_r1.agent.lora import adapters_of
 from prompt_r1.agent.packing import pack
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed import Interrupt
 from prompt_r1.errors import UsageError
-from prompt_r1.training.run import Run, load_reference
+from prompt_r1.training.run import Run
 from tests.support import tiny
 from tests.support.games import CPU, ONE_RANK, Learner, random_scored_games, record_logprobs_of, siblings
 
@@ -26,12 +25,10 @@ def test_a_model_is_checked_when_its_agent_is_loaded_and_not_again(tmp_path, mon
     checked = []
     check_model = loading.check_model
     monkeypatch.setattr(loading, "check_model", lambda policy: checked.append(check_model(policy)))
-    folder, config = tiny.save_agent(tmp_path), TrainConfig(temperature=0.7)
-    agent = load_agent(folder, config, CPU)
-    assert len(checked) == 1
-    reference = load_reference(folder, agent, ONE_RANK, offload=False)
-    assert len(checked) == 1 and reference.temperature == 0.7
-    assert not any(weight.requires_grad for weight in reference.parameters())
+    run = run_of(tmp_path, TrainConfig(temperature=0.7, data=("mini:ood",), env="mini"))
+    assert len(checked) == 1 and run.agent.policy.temperature == run.reference.temperature == 0.7
+    assert run.reference is not run.policy
+    assert not any(weight.requires_grad for weight in run.reference.parameters())
 
 
 def run_of(folder, config: TrainConfig) -> Run:
