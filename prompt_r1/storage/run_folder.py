@@ -1,8 +1,7 @@
-"""A run's folder: choose, lock, trim on resume. It is checked before torch is imported."""
+"""A run's folder: choose, check, lock. It is checked before torch is imported."""
 
 import fcntl
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.fields import identifying_values, read_mapping
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import is_finite_number, json_object, make_folder, replace_file
+from prompt_r1.foreign import json_object, make_folder
 
 if TYPE_CHECKING:
     from prompt_r1.distributed import Ranks
@@ -101,23 +100,3 @@ def claim(file: TextIO, run: Path) -> None:
     file.truncate(0)
     file.write(f"process {os.getpid()} on {os.uname().nodename}")
     file.flush()
-
-
-def trim_run(run: Path, *, trained: int, logged: int) -> None:
-    """Remove what a resumed run writes again: games after step `trained`, metric lines after step `logged`.
-
-    Another number of ranks would not overwrite all files of games. The test is played again too.
-    """
-    kept_up_to = {"step": trained, "validation": logged, "test": -1}
-    for path in (run / "trajectories").glob("*.jsonl"):
-        match = re.match(r"(step|validation|test)-(\d*)", path.name)
-        if match and int(match[2] or 0) > kept_up_to[match[1]]:
-            path.unlink()
-    path = run / "metrics.jsonl"
-    if path.exists():
-        kept = [
-            f"{line}\n"  # others were cut short by a kill, or are no metric lines
-            for line in path.read_text("utf-8", errors="replace").splitlines()
-            if is_finite_number(step := json_object(line).get("step")) and step <= logged
-        ]
-        replace_file(path, "".join(kept).encode())

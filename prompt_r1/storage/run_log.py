@@ -1,6 +1,7 @@
-"""A run's log: metrics, trajectories, times, console messages."""
+"""A run's log: metrics, trajectories, times, console messages. Resuming trims it."""
 
 import json
+import re
 import sys
 import time
 import uuid
@@ -15,7 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import is_finite_number, json_object
+from prompt_r1.foreign import is_finite_number, json_object, replace_file
 from prompt_r1.terminal import printable
 from prompt_r1.types import ScoredGame
 
@@ -189,6 +190,20 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     texts = path.read_text("utf-8", errors="replace").split("\n") if path.exists() else []
     lines = [line for line in map(json_object, texts) if is_finite_number(line.get("step"))]
     return [{k: v for k, v in line.items() if isinstance(v, float) or is_finite_number(v)} for line in lines]
+
+
+def trim_run(run: Path, *, trained: int, logged: int) -> None:
+    """Remove what a resumed run writes again: games after step `trained`, metric lines after step `logged`.
+
+    Another number of ranks would not overwrite all files of games. The test is played again too.
+    """
+    kept_up_to = {"step": trained, "validation": logged, "test": -1}
+    for path in (run / "trajectories").glob("*.jsonl"):
+        match = re.match(r"(step|validation|test)-(\d*)", path.name)
+        if match and int(match[2] or 0) > kept_up_to[match[1]]:
+            path.unlink()
+    kept = [_line(line) for line in read_metrics(run) if line["step"] <= logged]
+    replace_file(run / "metrics.jsonl", "".join(kept).encode())
 
 
 def _line(values: Mapping[str, object]) -> str:

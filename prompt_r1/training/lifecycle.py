@@ -11,8 +11,7 @@ from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import State, load_checkpoint, newest_checkpoint, save_checkpoint
 from prompt_r1.storage.export import export_agent
-from prompt_r1.storage.run_folder import trim_run
-from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.storage.run_log import read_metrics, trim_run
 from prompt_r1.training.batches import make_batch
 from prompt_r1.training.metrics import Watchdog, spending, step_metrics
 from prompt_r1.training.run import Run

@@ -28,7 +28,8 @@ from prompt_r1.storage.checkpoint import (
     newest_checkpoint,
     save_checkpoint,
 )
-from prompt_r1.storage.run_folder import checkpoints_of, lock_run, open_run, trim_run
+from prompt_r1.storage.run_folder import checkpoints_of, lock_run, open_run
+from prompt_r1.storage.run_log import trim_run
 from tests.agent.test_loading import Attack
 from tests.support import tiny
 from tests.support.exports import export, file_size_limit, load_tensors
@@ -407,7 +408,7 @@ def test_metric_lines_after_the_checkpoint_and_incomplete_ones_are_removed(tmp_p
         b'[1]\n{"step": 0}\n\xff\n{"step": "a"}\n{"step": 1, "em": 0.5}\n{"step": 2}\n{"step": 3, "r'
     )
     trim_run(tmp_path, trained=1, logged=1)
-    assert path.read_text() == '{"step": 0}\n{"step": 1, "em": 0.5}\n'
+    assert path.read_text() == '{"step":0}\n{"step":1,"em":0.5}\n'
 
 
 def test_the_games_of_later_steps_are_removed_whatever_rank_played_them(tmp_path):
