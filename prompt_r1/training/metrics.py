@@ -68,16 +68,11 @@ def game_metrics(rows_PG: Sequence[Sequence[Row]], latencies: Sequence[float]) -
     rows = [row for group in rows_PG for row in group]
     scored_PG = [kept for group in rows_PG if (kept := [row for row in group if "em" in row])]
     metrics = {name: _mean([row[name] for group in scored_PG for row in group]) for name in SCORED}
-    metrics |= {name: _mean([row[name] for row in rows]) for name in rows[0] if name.startswith("stop/")}
-    metrics |= {
-        "games": float(len(rows)),
-        "tokens/game": _mean([float(row["tokens/game"]) for row in rows]),
-        **{
-            name: float(sum(row[name] for row in rows))
-            for name in ("tokens/sampled", "env/calls", "env/errors")
-        },
-        "env/latency": median(latencies) if latencies else 0.0,
-    }
+    shares = [name for name in rows[0] if name.startswith("stop/")]
+    metrics |= {name: _mean([row[name] for row in rows]) for name in (*shares, "tokens/game")}
+    for name in ("tokens/sampled", "env/calls", "env/errors"):
+        metrics[name] = float(sum(row[name] for row in rows))
+    metrics |= {"games": float(len(rows)), "env/latency": median(latencies) if latencies else 0.0}
     # Hard questions are asked longer, so their calls fail more often: what remains may be too easy.
     for kind in ("broken", "whole") if len(rows) > sum(map(len, scored_PG)) else ():
         of_kind = [group for group in rows_PG if (kind == "whole") == all("em" in row for row in group)]
@@ -93,7 +88,7 @@ def game_metrics(rows_PG: Sequence[Sequence[Row]], latencies: Sequence[float]) -
 
 
 def _mean(values: Sequence[float]) -> float:
-    return mean(values) if values else 0.0
+    return float(mean(values)) if values else 0.0
 
 
 def step_metrics(
