@@ -239,8 +239,9 @@ class Interrupt:
     """
 
     def __init__(self) -> None:
-        self.name = ""  # of the first signal that was received
+        self.reason = ""  # why the run stops: the first signal that was received
         self.received = 0.0  # monotonic seconds, when it was
+        self.stops: type[Resumable] = Resumable  # ends the run, and decides on its exit code
         self.deferred = False  # set once training has begun and there is something to save
         self._cancel: Callable[[], object] = lambda: None
 
@@ -260,32 +261,23 @@ class Interrupt:
         loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
         # Thread-safe, to wake up the loop: the signal may come while it sleeps.
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-        if self.name:
+        if self.reason:
             task.cancel()
         try:
             return await task
         except asyncio.CancelledError:
-            if not self.name:
+            if not self.reason:
                 raise
             raise self.stops(self.reason) from None
         finally:
             self._cancel = lambda: None
 
-    @property
-    def reason(self) -> str:
-        """Why the run stops, or ""."""
-        return f"{self.name} was received" if self.name else ""
-
-    @property
-    def stops(self) -> type[Resumable]:
-        """The exception that ends the run, and with it the exit code."""
-        return Interrupted if self.name == "SIGINT" else Resumable
-
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.name and time.monotonic() - self.received > SAME_CTRL_C:
+        if number == signal.SIGINT and self.reason and time.monotonic() - self.received > SAME_CTRL_C:
             raise KeyboardInterrupt
-        if not self.name:
-            self.name, self.received = signal.Signals(number).name, time.monotonic()
+        if not self.reason:
+            self.reason, self.received = f"{signal.Signals(number).name} was received", time.monotonic()
+            self.stops = Interrupted if number == signal.SIGINT else Resumable
         if not self.deferred:
             raise self.stops(f"{self.reason} before training began")
         self._cancel()

@@ -74,7 +74,7 @@ def test_ctrl_c_stays_ignored_in_the_background():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Interrupt() as interrupt:
         os.kill(os.getpid(), signal.SIGINT)
-    assert not interrupt.name and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert not interrupt.reason and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_guard_returns_the_result_and_raises_the_errors_of_its_work():

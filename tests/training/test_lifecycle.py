@@ -192,7 +192,7 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(base, tmp_p
 def test_a_signal_during_a_step_ends_the_run_after_the_step(base, tmp_path):
     run = ScriptedRun(tmp_path, base)
     assert run.run.interrupt.deferred  # there is something to save
-    run.run.interrupt.name = "SIGTERM"
+    run.run.interrupt.reason = "SIGTERM was received"
     with pytest.raises(Resumable, match="SIGTERM was received"):
         run.step()
     assert [line["step"] for line in read_metrics(tmp_path)] == [0]
