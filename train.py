@@ -43,12 +43,12 @@ def train(run: Run) -> None:
     config, ranks, rule = run.config, run.ranks, run.config.reward_rule
     with lifecycle(run) as life:  # resumes, and tests at the end; saves when a signal or an error stops it
         for step in life.steps():
-            with run.clock.phase("rollout"):
+            with run.log.phase("rollout"):
                 trajectories_PG = run.wait_for(play_step(run, step))
             rewards_PG = [score_games(group, rule=rule) for group in trajectories_PG]
             numbers = list(run.questions.of_rank(step, ranks))
             games_PG = compare_games(trajectories_PG, rewards_PG, numbers=numbers)
-            with run.clock.phase("update"):
+            with run.log.phase("update"):
                 mini_batches = [
                     micro_batches_of(
                         chosen,
@@ -88,7 +88,7 @@ async def play_step(run: Run, step: int) -> list[list[Trajectory]]:
             sample=sample,
             epoch=epoch,
         )
-        run.progress.update(1 / (len(mine) * config.group_size))
+        run.log.progress.update(1 / (len(mine) * config.group_size))
         return game
 
     return await play_groups(list(mine.values()), config.group_size, play_one, seeds=seeds)

@@ -6,7 +6,7 @@ import sys
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.util import find_spec
@@ -54,53 +54,49 @@ def row(metrics: Mapping[str, float], *, priced: bool) -> str:
     return f"{step} |     {validation}" if "val/em" in metrics else step.rstrip()
 
 
-class Clock:
-    """Measures the seconds of each phase of a step: `with clock.phase("rollout"): …`.
-
-    `on_phase` is called with the name of each phase when it begins.
-    """
-
-    def __init__(self, on_phase: Callable[[str], None] = lambda name: None) -> None:
-        self.seconds = defaultdict[str, float](float)
-        self._on_phase = on_phase
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Add the time spent inside to the phase `name`."""
-        begin = time.perf_counter()
-        self._on_phase(name)
-        yield
-        self.seconds[name] += time.perf_counter() - begin
-
-    def take(self) -> dict[str, float]:
-        """Return the seconds since the last take as `time/NAME`, and reset them."""
-        taken = {f"time/{name}": value for name, value in self.seconds.items()}
-        self.seconds.clear()
-        return taken
-
-
 class Log:
     """Writes trajectories on every rank; metrics and messages on the first rank only (`quiet`: other ranks).
 
-    Metrics also go to Weights & Biases (`wandb`), and a row of them to stdout (`priced`: with dollars).
+    Metrics also go to Weights & Biases (`wandb`), and a row of them to stdout (`priced`: with dollars). A bar
+    on stderr shows the progress of `steps`.
     """
 
-    def __init__(self, folder: Path, *, quiet: bool, priced: bool = False, wandb: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, quiet: bool, steps: int = 0, priced: bool = False, wandb: bool = False
+    ) -> None:
+        self.seconds = defaultdict[str, float](float)  # of each phase, since the last metrics
+        self.progress = tqdm(
+            total=steps,
+            disable=quiet or None,  # None: only on a terminal
+            leave=False,
+            dynamic_ncols=True,
+            bar_format="{desc} |{bar:10}| {percentage:3.0f} % {remaining} left",
+        )
         self.folder = folder
         self._quiet, self._priced = quiet, priced
         self._rows = 0
         self._wandb = open_wandb(folder) if wandb and not quiet else None
 
     def say(self, text: str = "") -> None:
-        """Print text on stdout, above the progress bar, which is on stderr."""
+        """Print text on stdout, above the progress bar."""
         if not self._quiet:
             tqdm.write(printable(text), file=sys.stdout)
 
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Show a phase of a step beside the progress bar, and add its time to the next metrics."""
+        begin = time.perf_counter()
+        self.progress.set_description_str(name)
+        yield
+        self.seconds[name] += time.perf_counter() - begin
+
     def metrics(self, values: dict[str, float]) -> dict[str, float]:
-        """Append the metrics of one step to metrics.jsonl and print their row.
+        """Append the metrics of one step, and time/PHASE, to metrics.jsonl and print their row.
 
         Returns them as written, with six digits; integers, such as the step, are kept.
         """
+        values = values | {f"time/{phase}": seconds for phase, seconds in self.seconds.items()}
+        self.seconds.clear()
         rounded = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
         if self._quiet:
             return rounded
@@ -115,7 +111,8 @@ class Log:
         return rounded
 
     def close(self) -> None:
-        """Finish the run of Weights & Biases."""
+        """Remove the progress bar, and finish the run of Weights & Biases."""
+        self.progress.close()
         if self._wandb is not None:
             self._wandb.finish()
 

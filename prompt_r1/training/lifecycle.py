@@ -48,7 +48,6 @@ def lifecycle(run: Run) -> Iterator["Lifecycle"]:
             f"{error}; stopped after step {steps.state.step}, the same command resumes the run"
         ) from None
     finally:
-        run.progress.close()
         run.log.close()
 
 
@@ -94,7 +93,7 @@ class Lifecycle:
             state, self.saved = saved, replace(saved)
             run.log.say(f"Resuming after step {state.step} of {run.config.steps}, from {found}")
             run.refresh()
-        run.progress.initial = run.progress.n = max(state.step, 0)
+        run.log.progress.initial = run.log.progress.n = max(state.step, 0)
         if run.ranks.first:
             logged = state.step - bool(state.line)  # a step with a line is validated again
             trim_run(run.folder, trained=state.step, logged=logged)
@@ -115,7 +114,7 @@ class Lifecycle:
         """Record a step, whose update is in the weights; then validate, save and stop as is due."""
         run, ranks = self.run, self.run.ranks
         run.log.trajectories(f"step-{step:06d}-rank{ranks.rank}", games_PG, log_ratios=update.log_ratios())
-        measured = step_metrics(games_PG, ranks, rollout_seconds=run.clock.seconds["rollout"])
+        measured = step_metrics(games_PG, ranks, rollout_seconds=run.log.seconds["rollout"])
         self.state.step, self.state.line = step, {"step": step, **update.metrics(), **measured}
         self.complete()
         if dropped := measured["groups/dropped"]:
@@ -144,9 +143,9 @@ class Lifecycle:
         line, last = dict(state.line), state.step == config.steps
         due = last or state.step % config.save_every == 0
         if config.val_data and due:
-            with run.clock.phase("validation"):
+            with run.log.phase("validation"):
                 line |= validation_metrics(run, step=state.step)
-        line |= run.clock.take() | spending(run.environment, run.ranks)
+        line |= spending(run.environment, run.ranks)
         line = run.log.metrics(line)
         score = (line.get("val/em", -1.0), line.get("val/reward", 0.0))  # the reward decides where EM is 0
         # Of equal agents the first stays the best: one that has collapsed must not replace it.
@@ -156,7 +155,7 @@ class Lifecycle:
         better = "val/em" in line and (state.best_step < 0 or score[::order] > best[::order])
         newest = due and state.step > 0 and not config.val_data  # without validation, the newest counts
         if better or newest:
-            with run.clock.phase("save"):
+            with run.log.phase("save"):
                 export_agent(
                     run.policy, run.start, config, run.folder / "agent", metrics=line, ranks=run.ranks
                 )
@@ -165,7 +164,7 @@ class Lifecycle:
         if better or (due and state.step > 0):
             self.save()
             self.update_report()
-        run.progress.n = state.step
+        run.log.progress.n = state.step
         for reason in filter(None, run.ranks.gather(run.interrupt.reason)):
             raise run.interrupt.stops(reason)
         for alarm in self.watchdog.see(line) if run.ranks.first else []:
@@ -175,7 +174,7 @@ class Lifecycle:
         """Write a checkpoint, unless this state is saved. Raises Resumable if it cannot be written."""
         run = self.run
         if self.state != self.saved:
-            with run.clock.phase("save"):
+            with run.log.phase("save"):
                 save_checkpoint(run.folder, self.state, run.policy, run.optimizer, run.config, run.ranks)
             self.saved = replace(self.state)
 

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from prompt_r1.agent.agent import Agent, check_question_lengths, load_agent
 from prompt_r1.agent.loading import load_policy
@@ -25,7 +24,7 @@ from prompt_r1.environments.specs import Environments
 from prompt_r1.protocol import Codec
 from prompt_r1.storage.checkpoint import begin_states
 from prompt_r1.storage.run_folder import lock_run, open_run
-from prompt_r1.storage.run_log import Clock, Log
+from prompt_r1.storage.run_log import Log
 from prompt_r1.terminal import printable
 from prompt_r1.types import Question
 
@@ -101,15 +100,13 @@ class Run:
             fused=ranks.device.type == "cuda",  # one kernel, no temporary tensors as large as the weights
         )
         begin_states(self.optimizer)  # before the memory for the KV cache is measured
-        self.log = Log(folder, quiet=not ranks.first, priced=bool(config.env_price), wandb=config.wandb)
-        self.progress = tqdm(
-            total=config.steps,
-            disable=None if ranks.first else True,  # None: only on a terminal
-            leave=False,
-            dynamic_ncols=True,
-            bar_format="{desc} |{bar:10}| {percentage:3.0f} % {remaining} left",
+        self.log = Log(
+            folder,
+            quiet=not ranks.first,
+            steps=config.steps,
+            priced=bool(config.env_price),
+            wandb=config.wandb,
         )
-        self.clock = Clock(self.progress.set_description_str)
 
     def wait_for(self, work: Coroutine[None, None, T]) -> T:
         """Run this rank's share of some asynchronous work.

@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from prompt_r1.storage import atomic_folder
-from prompt_r1.storage.run_log import Clock, Log, read_metrics
+from prompt_r1.storage.run_log import Log, read_metrics
 
 
 def test_a_message_cannot_move_the_cursor(tmp_path, capsys):
@@ -41,17 +41,17 @@ def test_damaged_metric_lines_and_values_are_skipped_and_nan_is_kept(tmp_path):
     assert first["em"] == 0.5 and math.isnan(first["loss"]) and second == {"step": 3, "games": 4}
 
 
-def test_the_seconds_of_a_phase_add_up_until_they_are_taken():
-    entered: list[str] = []
-    clock = Clock(entered.append)
-    clock.seconds["rollout"] = 100.0
-    with clock.phase("rollout"):
+def test_the_seconds_of_a_phase_add_up_until_they_are_logged(tmp_path):
+    log = Log(tmp_path, quiet=False)
+    log.seconds["rollout"] = 100.0
+    with log.phase("rollout"):
         pass
-    first = clock.seconds["rollout"]
-    with clock.phase("rollout"):
+    first = log.seconds["rollout"]
+    with log.phase("rollout"):
         pass
-    assert 100 < first < clock.seconds["rollout"] < 101 and entered == ["rollout", "rollout"]
-    assert list(clock.take()) == ["time/rollout"] and clock.take() == {}
+    assert 100 < first < log.seconds["rollout"] < 101 and log.progress.desc == "rollout"
+    assert 100 <= log.metrics({"step": 1})["time/rollout"] < 101
+    assert log.metrics({"step": 2}) == {"step": 2}
 
 
 def test_a_run_folder_that_is_deleted_during_the_run_is_named_and_not_made_again(tmp_path):

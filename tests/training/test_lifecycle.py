@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tqdm import tqdm
 
 from prompt_r1.agent.names import exported_step
 from prompt_r1.config.train import TrainConfig
@@ -17,7 +16,7 @@ from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import State
 from prompt_r1.storage.run_folder import checkpoints_of
-from prompt_r1.storage.run_log import Clock, Log, read_metrics
+from prompt_r1.storage.run_log import Log, read_metrics
 from prompt_r1.training import lifecycle
 from prompt_r1.training.lifecycle import IDLE_STEPS, Lifecycle, warm_up
 from prompt_r1.types import Question
@@ -61,8 +60,6 @@ class ScriptedRun:
             optimizer=torch.optim.AdamW(self.policy.parameters(), lr=config.lr),
             questions=SimpleNamespace(training=questions),
             log=log,
-            progress=tqdm(disable=True),
-            clock=Clock(),
             refresh=lambda: self.refreshed.append(self.weight()),
             validation={},  # metrics of the step that is being completed
         )
