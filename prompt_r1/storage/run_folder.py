@@ -2,18 +2,13 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.fields import identifying_values, read_mapping
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import json_object, make_folder
-
-if TYPE_CHECKING:
-    from prompt_r1.distributed import Ranks
 
 LOCK = ".lock"
 FORMAT = 3  # of checkpoints: increased with every change of state.json, of the tensors or the settings
@@ -73,20 +68,11 @@ def check_settings(checkpoint: Path, config: AgentConfig) -> None:
             )
 
 
-@contextmanager
-def lock_run(run: Path, ranks: "Ranks") -> Iterator[None]:
-    """Lock a run folder against other runs. Called by every rank.
-
-    The operating system releases the lock when rank 0 ends in any way, so a lock is never stale. Raises
-    UsageError if another run holds the folder.
-    """
-    with (run / LOCK).open("a+") as file:
-        ranks.from_first(lambda: claim(file, run))
-        yield
-
-
 def claim(file: TextIO, run: Path) -> None:
-    """Lock the open file LOCK of a run folder, until it is closed. Raises UsageError if it is locked."""
+    """Lock the open file LOCK of a run folder, until it is closed. Raises UsageError if it is locked.
+
+    The operating system releases the lock when this process ends in any way, so a lock is never stale.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -23,7 +23,7 @@ from prompt_r1.distributed import Interrupt, Ranks, lost_ranks_resumable, start_
 from prompt_r1.environments.specs import Environments
 from prompt_r1.protocol import Codec
 from prompt_r1.storage.checkpoint import begin_states
-from prompt_r1.storage.run_folder import lock_run, open_run
+from prompt_r1.storage.run_folder import LOCK, claim, open_run
 from prompt_r1.storage.run_log import Log
 from prompt_r1.terminal import printable
 from prompt_r1.types import Question
@@ -48,7 +48,8 @@ def launch(arguments: list[str], train: Callable[["Run"], None]) -> None:
             )
             if note and ranks.first:
                 print(printable(note))
-            with lock_run(folder, ranks), asyncio.Runner() as runner:
+            with (folder / LOCK).open("a+") as lock, asyncio.Runner() as runner:
+                ranks.from_first(lambda: claim(lock, folder))
                 train(Run(config, folder, ranks, runner, interrupt))
         stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them
 

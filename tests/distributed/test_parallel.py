@@ -28,10 +28,10 @@ from prompt_r1.distributed import (
 )
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.grpo import compare_games
-from prompt_r1.storage.run_folder import lock_run
 from prompt_r1.training.batches import mini_batches_of
 from prompt_r1.types import Reward, ScoredGame, Trajectory
 from tests.support import tiny
+from tests.support.exports import locked
 from tests.support.games import CPU, ONE_RANK, Learner, record_logprobs_of, siblings
 from tests.support.json_server import free_ports
 from tests.training.thread_ranks import on_each_rank
@@ -319,7 +319,7 @@ def test_a_second_run_in_a_busy_folder_is_refused_by_all_ranks(tmp_path):
 
     line = "train.py --agent none --env mini --data mini --device cpu --out run".split()
     (tmp_path / "run").mkdir()
-    with lock_run(tmp_path / "run", ONE_RANK):
+    with locked(tmp_path / "run"):
         refused = call(tmp_path, *line, ranks=2)
     assert "train.py: run is in use by process" in refused.stderr and "[rank1]" not in refused.stderr
 

@@ -28,11 +28,11 @@ from prompt_r1.storage.checkpoint import (
     newest_checkpoint,
     save_checkpoint,
 )
-from prompt_r1.storage.run_folder import checkpoints_of, lock_run, open_run
+from prompt_r1.storage.run_folder import checkpoints_of, open_run
 from prompt_r1.storage.run_log import trim_run
 from tests.agent.test_loading import Attack
 from tests.support import tiny
-from tests.support.exports import export, file_size_limit, load_tensors
+from tests.support.exports import export, file_size_limit, load_tensors, locked
 from tests.support.games import ONE_RANK
 
 CONFIG = TrainConfig(agent="tiny", data=("own.jsonl",), lr=1e-2)
@@ -248,7 +248,7 @@ def test_a_run_folder_and_its_copy_without_the_lock_are_opened_again(saved, tmp_
     (tmp_path / "config.yaml").write_text("of another program: true\n")
     with pytest.raises(UsageError, match="files in it that are not of a run"):
         open_run(out, "auto", "mini")
-    with lock_run(tmp_path, ONE_RANK):
+    with locked(tmp_path):
         assert open_run(out, "auto", "mini") == tmp_path
 
 
@@ -256,10 +256,7 @@ def test_a_run_whose_checkpoints_were_deleted_is_not_replaced(saved, tmp_path):
     """A bug: whoever had deleted them to free space lost the trained agent, its games and metrics."""
     (tmp_path / "report.html").touch()
     shutil.rmtree(saved.folder / "checkpoints")
-    with (
-        lock_run(tmp_path, ONE_RANK),
-        pytest.raises(UsageError, match="its checkpoints are gone or unreadable"),
-    ):
+    with locked(tmp_path), pytest.raises(UsageError, match="its checkpoints are gone or unreadable"):
         open_run(str(tmp_path), "auto", "mini")
 
 
@@ -395,10 +392,10 @@ def test_the_configuration_and_the_tokenizer_are_copied_byte_for_byte(exported):
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
-    second = lock_run(tmp_path, ONE_RANK)
-    with lock_run(tmp_path, ONE_RANK), pytest.raises(UsageError, match="in use by process"), second:
+    second = locked(tmp_path)
+    with locked(tmp_path), pytest.raises(UsageError, match="in use by process"), second:
         pass
-    with lock_run(tmp_path, ONE_RANK):  # released
+    with locked(tmp_path):  # released
         pass
 
 

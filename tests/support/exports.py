@@ -1,4 +1,4 @@
-"""Exports an agent on one rank, reads its tensors, and fills the disk."""
+"""Exports an agent on one rank, reads its tensors, fills the disk, and locks a run folder."""
 
 import resource
 from collections.abc import Iterator, Mapping
@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.storage.export import export_agent
+from prompt_r1.storage.run_folder import LOCK, claim
 from tests.support.games import ONE_RANK
 
 Metrics = Mapping[str, float]
@@ -31,6 +32,14 @@ def file_size_limit(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """The folder is in use by a run."""
+    with (folder / LOCK).open("a+") as file:
+        claim(file, folder)
+        yield
 
 
 def load_tensors(folder: Path) -> dict[str, torch.Tensor]:
