@@ -6,9 +6,6 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
     score     each game: first its format, then its answer                          reward.score
     compare   each game with the other games of its question                        grpo.group_advantages
     update    the agent towards what its better games did                           grpo.grpo_loss
-
-A game whose call failed gets no reward and no advantage, and is in no mini-batch. Where more than a quarter
-of a question's games failed, all of them are left out.
 """
 
 from collections.abc import Sequence

@@ -205,7 +205,7 @@ def shard(
     The weights of a block are gathered for its forward and its backward, and freed afterwards: every forward
     and backward is called by all ranks or by none. Shards have the dtype of the module, gathered weights have
     `compute`, and gradients are summed in float32. With `offload` the shards are in CPU memory, where AdamW
-    updates them. `Policy.copy_weights_from` gathers the weights for the engine.
+    updates them.
     """
     stored = next(root.parameters()).dtype
     mixed = MixedPrecisionPolicy(None if stored == compute else compute, reduce_dtype=torch.float32)
@@ -247,8 +247,7 @@ class Interrupt:
 
     def __enter__(self) -> "Interrupt":
         # A shell ignores Ctrl-C for what it runs in the background, where it must not end the run.
-        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        handled = [number for number in SIGNALS if number != signal.SIGINT or not ignored]
+        handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         self._before = {number: signal.signal(number, self._receive) for number in handled}
         return self
 
