@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import cached_file
 
 from prompt_r1.agent.lora import LoRA, adapters_removed
@@ -77,16 +77,13 @@ def export_agent(
 
 def _save(model: PreTrainedModel, weights: Mapping[str, Any], home: Path, folder: Path) -> None:
     """Write the weights in the dtype of the base model."""
-    base_config = json.loads((home / "config.json").read_text("utf-8"))
-    dtype = base_config.get("dtype") or base_config.get("torch_dtype")
-    if dtype not in ("bfloat16", "float16"):  # trained weights fit into no integers
-        dtype = "float32"
-    names = dict(model.named_parameters(remove_duplicate=False)).keys()
-    tied = names - dict(model.named_parameters()).keys()  # second names of weights
+    dtype = AutoConfig.from_pretrained(home).dtype
+    if dtype not in (torch.bfloat16, torch.float16):  # trained weights fit into no integers
+        dtype = torch.float32
     kept = {
-        name: tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
         for name, tensor in weights.items()
-        if name not in tied
+        if name not in model.all_tied_weights_keys  # second names of weights
     }
     model.save_pretrained(folder, state_dict=kept)
 
