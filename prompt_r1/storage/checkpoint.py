@@ -84,7 +84,8 @@ def newest_checkpoint(run: Path, *, say: Callable[[str], None]) -> Path | None:
 
     Reports each damaged checkpoint that it skips. Raises UsageError if all are damaged.
     """
-    atomic_folder.remove_leftovers(run / "checkpoints")
+    for parent in (run, run / "checkpoints"):
+        atomic_folder.remove_leftovers(parent)
     found = checkpoints_of(run)
     for folder in reversed(found):
         damage = atomic_folder.find_damage(folder)

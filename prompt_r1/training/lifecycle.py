@@ -8,7 +8,6 @@ from prompt_r1.config.fields import write_yaml
 from prompt_r1.data.sampler import digest_of
 from prompt_r1.distributed import RankLost, stop_ranks
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
-from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import State, load_checkpoint, newest_checkpoint, save_checkpoint
 from prompt_r1.storage.export import export_agent
 from prompt_r1.storage.run_log import read_metrics, trim_run
@@ -73,15 +72,13 @@ class Lifecycle:
             warm_up(run, game_tokens=config.max_tokens, tokens=config.tokens_per_batch)
         self.state = self._resumed()
         self.watchdog = Watchdog(config.agent, limit_of(run.policy))
-        for line in read_metrics(run.folder) if ranks.first else []:
+        for line in read_metrics(run.folder):
             self.watchdog.see(line)
         run.interrupt.deferred = True  # from here on there is something to save
 
     def _resumed(self) -> State:
         """Go on from the newest valid checkpoint, or begin before step 0."""
         run, state = self.run, State(step=-1, questions=digest_of(self.run.questions.training))
-        if run.ranks.first:
-            atomic_folder.remove_leftovers(run.folder)
         found = run.ranks.from_first(lambda: newest_checkpoint(run.folder, say=run.log.say))
         if found is not None:
             saved = load_checkpoint(found, run.policy, run.optimizer, run.config, run.ranks)
@@ -167,7 +164,7 @@ class Lifecycle:
         run.log.progress.n = state.step
         for reason in filter(None, run.ranks.gather(run.interrupt.reason)):
             raise run.interrupt.stops(reason)
-        for alarm in self.watchdog.see(line) if run.ranks.first else []:
+        for alarm in self.watchdog.see(line):
             run.log.say(f"Alarm at step {state.step}: {alarm} (docs/running.md says what to do)")
 
     def save(self) -> None:
