@@ -9,6 +9,7 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
     from prompt_r1.cli.installation import check_installation
@@ -46,14 +47,10 @@ def train(run: Run) -> None:
             numbers = list(run.questions.of_rank(step, ranks))
             games_PG = compare_games(trajectories_PG, rewards_PG, numbers=numbers)
             with run.log.phase("update"):
+                tokens, token_mean = config.tokens_per_batch, config.loss == "token-mean"
                 mini_batches = [
-                    micro_batches_of(
-                        chosen,
-                        ranks,
-                        tokens_per_batch=config.tokens_per_batch,
-                        token_mean=config.loss == "token-mean",
-                    )
-                    for chosen in mini_batches_of(games_PG, ranks, mini_batch=config.mini_batch)
+                    micro_batches_of(games, ranks, tokens_per_batch=tokens, token_mean=token_mean)
+                    for games in mini_batches_of(games_PG, ranks, mini_batch=config.mini_batch)
                 ]
                 update = Update(run.policy, run.optimizer, ranks, gap_limit=limit_of(run.policy))
                 learn(
@@ -74,17 +71,10 @@ async def play_step(run: Run, step: int) -> list[list[Trajectory]]:
     mine = run.questions.of_rank(step, run.ranks)  # by their numbers in the step
     # Seeds do not depend on the rank: any number of ranks plays the same games.
     seeds = [f"{config.seed}/{step}/{number}" for number in mine]
+    play = partial(play_question, run.agent, run.environment, temperature=config.temperature, epoch=epoch)
 
     async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
-        game = await play_question(
-            run.agent,
-            run.environment,
-            question,
-            seed=seed,
-            temperature=config.temperature,
-            sample=sample,
-            epoch=epoch,
-        )
+        game = await play(question, seed=seed, sample=sample)
         run.log.progress.update(1 / (len(mine) * config.group_size))
         return game
 
