@@ -143,7 +143,7 @@ def fine_tune_agent(
     if config.rank:
         trainable = add_checked_lora(policy, rank=config.rank, alpha=2 * config.rank, seed=config.seed)
     else:
-        policy = load_learner(start, agent, alone, offload=False)
+        policy = load_learner(start, policy, alone, offload=False)
         trainable = policy.trained_parameters()
     if policy.device.type == "cuda":
         policy.checkpoint_activations()
@@ -152,7 +152,7 @@ def fine_tune_agent(
             file.write(json.dumps(line) + "\n")
     if not math.isfinite(alone.weight_norm(policy)):
         raise UsageError("the weights are not finite and are not saved: give a smaller --lr")
-    export_agent(policy, start, trained_as, out / "agent", metrics=line, ranks=alone)
+    export_agent(policy, str(start), trained_as, out / "agent", metrics=line, ranks=alone)
     return out / "agent"
 
 

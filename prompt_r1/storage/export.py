@@ -36,26 +36,20 @@ COPIED = (
 
 
 def export_agent(
-    policy: Policy,
-    base: Path | str,
-    config: AgentConfig,
-    folder: Path,
-    *,
-    metrics: Mapping[str, float],
-    ranks: Ranks,
+    policy: Policy, base: str, config: AgentConfig, folder: Path, *, metrics: dict[str, float], ranks: Ranks
 ) -> None:
     """Write the agent in the dtype of its base model, replacing an older one atomically.
 
     Adapters are merged into the weights, and also written to its folder `adapter`, so that both are replaced
-    at once. `metrics` is the metric line of the agent's step. Called by every rank. Raises Resumable if it
-    fails.
+    at once. `base` is the folder or hub id of the base model, `metrics` the metric line of the agent's step.
+    Called by every rank. Raises Resumable if it fails.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
     def write() -> None:
         with resumable_writes(folder, ranks, then="exports it"):
             # The folder of the base model: its own, or the one in the hub cache.
-            home = Path(str(cached_file(str(base), "config.json"))).parent
+            home = Path(str(cached_file(base, "config.json"))).parent
             temporary = atomic_folder.new_temporary(folder)
             _save(policy.model, weights, home, temporary)
             for pattern in COPIED:
@@ -65,7 +59,7 @@ def export_agent(
             write_yaml(config, temporary / GAME_FILE)
             (temporary / STEP_FILE).write_text(json.dumps(metrics, indent=1), "utf-8")
             if adapted:
-                save_adapters(adapted, temporary / "adapter", base=str(base))
+                save_adapters(adapted, temporary / "adapter", base=base)
             atomic_folder.sync_and_move(temporary, folder)
 
     with adapters_removed(policy.model) as adapted:
@@ -89,10 +83,7 @@ def _save(model: PreTrainedModel, weights: Mapping[str, Any], home: Path, folder
 
 
 def save_adapters(adapted: Mapping[str, LoRA], folder: Path, *, base: str) -> None:
-    """Write adapters, by the names of their layers, in float32, as a folder that peft loads.
-
-    `base` is the folder or hub id of the model without them.
-    """
+    """Write adapters, by the names of their layers, in float32, as a folder that peft loads."""
     folder.mkdir()
     tensors = {}
     for name, layer in adapted.items():

@@ -154,7 +154,7 @@ class Lifecycle:
         if better or newest:
             with run.log.phase("save"):
                 export_agent(
-                    run.policy, run.start, config, run.folder / "agent", metrics=line, ranks=run.ranks
+                    run.policy, str(run.start), config, run.folder / "agent", metrics=line, ranks=run.ranks
                 )
             state.best_step, state.best_em, state.best_reward = state.step, *score
         state.line = {}  # a run that stops before this line validates the step again when it resumes

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.agent import Agent, check_question_lengths, load_agent
+from prompt_r1.agent.agent import check_question_lengths, load_agent
 from prompt_r1.agent.loading import load_policy
 from prompt_r1.agent.lora import ADAPTER_ALPHA, adapters_removed
 from prompt_r1.agent.model_check import add_checked_lora
@@ -80,7 +80,7 @@ class Run:
             self.policy = self.agent.policy
             add_checked_lora(self.policy, rank=config.adapter_rank, alpha=ADAPTER_ALPHA, seed=config.seed)
         else:
-            self.policy = load_learner(self.start, self.agent, ranks, offload=config.offload)
+            self.policy = load_learner(self.start, self.agent.policy, ranks, offload=config.offload)
         if config.checkpointing:
             self.policy.checkpoint_activations()
         # The frozen start, for the KL: `policy` itself where it has adapters.
@@ -88,9 +88,10 @@ class Run:
         if config.kl_coef and config.adapter_rank:
             self.reference = self.policy
         elif config.kl_coef:
+            played = self.agent.policy
             # Sharded weights are gathered in the compute dtype: a start stored in it is the same model.
-            weights = torch.float32 if ranks.mesh is None else self.agent.policy.compute
-            reference = load_share(self.start, self.agent, ranks, weights=weights, offload=config.offload)
+            weights = torch.float32 if ranks.mesh is None else played.compute
+            reference = load_share(self.start, played, ranks, weights=weights, offload=config.offload)
             self.reference = reference.requires_grad_(False)
         self.questions = RunQuestions.load(config, self.agent.codec)
         self.optimizer = torch.optim.AdamW(
@@ -161,15 +162,15 @@ class RunQuestions:
         return {number: questions[number] for number in range(ranks.rank, len(questions), ranks.count)}
 
 
-def load_learner(start: Path | str, agent: Agent, ranks: Ranks, *, offload: bool) -> Policy:
+def load_learner(start: Path | str, played: Policy, ranks: Ranks, *, offload: bool) -> Policy:
     """The float32 weights that learn: the agent's own where those will do."""
-    if ranks.mesh is None and agent.policy.compute == torch.float32:
-        return agent.policy
-    return load_share(start, agent, ranks, weights=torch.float32, offload=offload)
+    if ranks.mesh is None and played.compute == torch.float32:
+        return played
+    return load_share(start, played, ranks, weights=torch.float32, offload=offload)
 
 
 def load_share(
-    start: Path | str, agent: Agent, ranks: Ranks, *, weights: torch.dtype, offload: bool
+    start: Path | str, played: Policy, ranks: Ranks, *, weights: torch.dtype, offload: bool
 ) -> Policy:
     """A whole model on this rank's device or, sharded, this rank's share of it.
 
@@ -177,13 +178,9 @@ def load_share(
     checked: this is the same model, so it is not checked again.
     """
     device = ranks.device if ranks.mesh is None else torch.device("cpu")
+    compute, temperature = played.compute, played.temperature
     policy = load_policy(
-        start,
-        device=device,
-        compute=agent.policy.compute,
-        weights=weights,
-        temperature=agent.policy.temperature,
-        check=False,
+        start, device=device, compute=compute, weights=weights, temperature=temperature, check=False
     )
     if ranks.mesh is not None:
         policy.shard(ranks.mesh, ranks.device, offload=offload)

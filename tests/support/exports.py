@@ -19,7 +19,7 @@ Metrics = Mapping[str, float]
 
 def export(policy: Policy, base: Path, config: TrainConfig, folder: Path, metrics: Metrics) -> Path:
     """Export the agent; returns the folder."""
-    export_agent(policy, base, config, folder, metrics=metrics, ranks=ONE_RANK)
+    export_agent(policy, str(base), config, folder, metrics=metrics, ranks=ONE_RANK)
     return folder
 
 
