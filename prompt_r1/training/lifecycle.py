@@ -38,8 +38,8 @@ def lifecycle(run: Run) -> Iterator["Lifecycle"]:
         run.log.say("\n" + summary(run.folder, steps.state.best_step, run.config))
     except (FatalEnvError, Resumable) as error:
         # Before the first step there is nothing to save, and a fatal error needs the user.
-        first = 1 if isinstance(error, FatalEnvError) else 0
-        if steps is None or steps.state.step < first or isinstance(error, RankLost):
+        lost = isinstance(error, RankLost)
+        if steps is None or lost or (isinstance(error, FatalEnvError) and steps.state.step == 0):
             raise
         steps.save()
         stop_ranks(run.ranks)  # all ranks have agreed on this stop
@@ -77,8 +77,8 @@ class Lifecycle:
         run.interrupt.deferred = True  # from here on there is something to save
 
     def _resumed(self) -> State:
-        """Go on from the newest valid checkpoint, or begin before step 0."""
-        run, state = self.run, State(step=-1, questions=digest_of(self.run.questions.training))
+        """Go on from the newest valid checkpoint, or begin with step 0."""
+        run, state = self.run, State(line={"step": 0}, questions=digest_of(self.run.questions.training))
         found = run.ranks.from_first(lambda: newest_checkpoint(run.folder, say=run.log.say))
         if found is not None:
             saved = load_checkpoint(found, run.policy, run.optimizer, run.config, run.ranks)
@@ -90,7 +90,7 @@ class Lifecycle:
             state, self.saved = saved, replace(saved)
             run.log.say(f"Resuming after step {state.step} of {run.config.steps}, from {found}")
             run.refresh()
-        run.log.progress.initial = run.log.progress.n = max(state.step, 0)
+        run.log.progress.initial = run.log.progress.n = state.step
         if run.ranks.first:
             logged = state.step - bool(state.line)  # a step with a line is validated again
             trim_run(run.folder, trained=state.step, logged=logged)
@@ -99,13 +99,10 @@ class Lifecycle:
 
     def steps(self) -> Iterator[int]:
         """The numbers of the steps to train. Step 0 only measures the start, and is not yielded."""
-        if self.state.step < 0:
-            self.state.step, self.state.line = 0, {"step": 0}
         if self.state.line:  # step 0, or a run that stopped between an update and its line
             self.complete()
         while self.state.step < self.run.config.steps:
             yield self.state.step + 1
-        self.save()
 
     def finish_step(self, step: int, games_PG: list[list[ScoredGame]], update: Update) -> None:
         """Record a step, whose update is in the weights; then validate, save and stop as is due."""
@@ -137,13 +134,12 @@ class Lifecycle:
         Raises Resumable if the agent or a checkpoint cannot be written, or if any rank has received a signal.
         """
         run, state, config = self.run, self.state, self.run.config
-        line, last = dict(state.line), state.step == config.steps
-        due = last or state.step % config.save_every == 0
+        due = state.step >= config.steps or state.step % config.save_every == 0
+        line = state.line
         if config.val_data and due:
             with run.log.phase("validation"):
-                line |= validation_metrics(run, step=state.step)
-        line |= spending(run.environment, run.ranks)
-        line = run.log.metrics(line)
+                line = line | validation_metrics(run, step=state.step)
+        line = run.log.metrics(line | spending(run.environment, run.ranks))
         score = (line.get("val/em", -1.0), line.get("val/reward", 0.0))  # the reward decides where EM is 0
         # Of equal agents the first stays the best: one that has collapsed must not replace it.
         # A reward of the user's comes first: EM may know only one of several right answers.

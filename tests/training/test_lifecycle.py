@@ -74,7 +74,7 @@ class ScriptedRun:
 
     def step(self, **metrics: float) -> None:
         """Take the next step and complete it with metrics; `val_em` stands for "val/em"."""
-        number = self.state.step + 1
+        number = self.state.step + (0 if self.state.line else 1)  # a new run begins in step 0
         with torch.no_grad():
             next(self.policy.parameters())[0, 0] = number
         line, self.run.validation = {"step": number, **HEALTHY}, {}
