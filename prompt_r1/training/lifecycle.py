@@ -158,10 +158,10 @@ class Lifecycle:
             self.save()
             self.update_report()
         run.log.progress.n = state.step
-        for reason in filter(None, run.ranks.gather(run.interrupt.reason)):
-            raise run.interrupt.stops(reason)
         for alarm in self.watchdog.see(line):
             run.log.say(f"Alarm at step {state.step}: {alarm} (docs/running.md says what to do)")
+        for reason in filter(None, run.ranks.gather(run.interrupt.reason)):
+            raise run.interrupt.stops(reason)
 
     def save(self) -> None:
         """Write a checkpoint, unless this state is saved. Raises Resumable if it cannot be written."""

@@ -214,6 +214,15 @@ def test_an_alarm_is_reported_once_with_its_page_and_the_run_continues(base, tmp
     assert resumed.state.step == 9 and "Alarm" not in capsys.readouterr().out
 
 
+def test_an_alarm_of_a_step_that_a_signal_ends_is_reported(base, tmp_path, capsys):
+    """A bug: the resumed run takes it as reported when it reads the line again."""
+    run = ScriptedRun(tmp_path, base)
+    run.run.interrupt.reason = "SIGTERM was received"
+    with pytest.raises(Resumable):
+        run.step(kl=float("nan"))
+    assert "Alarm at step 0: kl is nan" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("skipped", "reason"), [(0, "broke every group of 3 steps"), (2, "was not finite in 3 steps in a row")]
 )
