@@ -3,12 +3,12 @@
 One step of Prompt-R1 (paper, section 3), in the loop of `train`:
 
     play      G games of each question: the agent asks, the environment replies     rollout.play
-    score     each game: first its format, then its answer                          reward.score
-    compare   each game with the other games of its question                        grpo.group_advantages
+    score     each game: first its format, then its answer                          reward.score_games
+    compare   each game with the other games of its question                        grpo.compare_games
     update    the agent towards what its better games did                           grpo.grpo_loss
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
@@ -41,11 +41,11 @@ def train(run: Run) -> None:
     config, ranks, rule = run.config, run.ranks, run.config.reward_rule
     with lifecycle(run) as life:  # resumes, and tests at the end; saves when a signal or an error stops it
         for step in life.steps():
+            questions = run.questions.of_rank(step, ranks)  # by their numbers in the step
             with run.log.phase("rollout"):
-                trajectories_PG = run.wait_for(play_step(run, step))
+                trajectories_PG = run.wait_for(play_step(run, step, questions))
             rewards_PG = [score_games(group, rule=rule) for group in trajectories_PG]
-            numbers = list(run.questions.of_rank(step, ranks))
-            games_PG = compare_games(trajectories_PG, rewards_PG, numbers=numbers)
+            games_PG = compare_games(trajectories_PG, rewards_PG, numbers=list(questions))
             with run.log.phase("update"):
                 tokens, token_mean = config.tokens_per_batch, config.loss == "token-mean"
                 mini_batches = [
@@ -65,20 +65,19 @@ def train(run: Run) -> None:
             life.finish_step(step, games_PG, update)
 
 
-async def play_step(run: Run, step: int) -> list[list[Trajectory]]:
-    """The games of this rank's questions of a step."""
+async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> list[list[Trajectory]]:
+    """The games of this rank's questions of a step, which are given by their numbers in the step."""
     config, epoch = run.config, run.questions.epoch(step)
-    mine = run.questions.of_rank(step, run.ranks)  # by their numbers in the step
     # Seeds do not depend on the rank: any number of ranks plays the same games.
-    seeds = [f"{config.seed}/{step}/{number}" for number in mine]
+    seeds = [f"{config.seed}/{step}/{number}" for number in questions]
     play = partial(play_question, run.agent, run.environment, temperature=config.temperature, epoch=epoch)
 
     async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
         game = await play(question, seed=seed, sample=sample)
-        run.log.progress.update(1 / (len(mine) * config.group_size))
+        run.log.progress.update(1 / (len(questions) * config.group_size))
         return game
 
-    return await play_groups(list(mine.values()), config.group_size, play_one, seeds=seeds)
+    return await play_groups(list(questions.values()), config.group_size, play_one, seeds=seeds)
 
 
 def learn(

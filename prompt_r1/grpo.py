@@ -17,13 +17,13 @@ def compare_games(
     *,
     numbers: Sequence[int],
 ) -> list[list[ScoredGame]]:
-    """The P × G games with rewards and advantages. `numbers`: of their questions, over all ranks."""
+    """The P × G games with rewards and advantages. `numbers`: the questions' places in the step."""
     games_PG = []
     for number, trajectories, rewards in zip(numbers, trajectories_PG, rewards_PG, strict=True):
         advantages = group_advantages([reward.total if reward else None for reward in rewards])
-        indices = range(number * len(trajectories), (number + 1) * len(trajectories))
-        columns = zip(trajectories, rewards, advantages, indices, strict=True)
-        games_PG.append([ScoredGame(*column) for column in columns])
+        scored = zip(trajectories, rewards, advantages, strict=True)
+        first = number * len(trajectories)
+        games_PG.append([ScoredGame(*game, first + sample) for sample, game in enumerate(scored)])
     return games_PG
 
 
@@ -36,9 +36,9 @@ def group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
     std and loss. When more than a quarter of a group broke, all of it leaves: its advantages are None.
     """
     intact = [reward for reward in rewards if reward is not None]
-    if 4 * (len(rewards) - len(intact)) > len(rewards):
+    if 4 * rewards.count(None) > len(rewards):
         return [None] * len(rewards)
-    if len(intact) < 2 or max(intact) == min(intact):
+    if len(intact) < 2 or max(intact) == min(intact):  # by eq. 16, rounding errors over 1e-6
         return [None if reward is None else 0.0 for reward in rewards]
     centre, scale = mean(intact), stdev(intact) + 1e-6
     return [None if reward is None else (reward - centre) / scale for reward in rewards]
@@ -83,11 +83,12 @@ def grpo_loss(
     """
     advantages, weights = batch.advantages, batch.weights
     ratio = (logprobs - old).exp()
-    limited = ratio.clamp(1 - clip, 1 + (clip_high or clip))
-    surrogate = torch.minimum(ratio * advantages, limited * advantages)
+    unclipped = ratio * advantages
+    clipped = ratio.clamp(1 - clip, 1 + (clip_high or clip)) * advantages
+    surrogate = torch.minimum(unclipped, clipped)
     log_ratio = ref - logprobs
     kl = log_ratio.exp() - log_ratio - 1
     importance = (old - batch.engine).exp().clamp(max=importance_cap) if importance_cap else 1.0
     total = (weights * (-importance * surrogate + kl_coef * kl)).sum()
-    clipped = (ratio * advantages > surrogate).float()
-    return Loss(total, (weights * kl).sum().detach(), (weights * clipped).sum().detach(), kl.detach())
+    clip_frac = (weights * (unclipped > surrogate)).sum()
+    return Loss(total, (weights * kl).sum().detach(), clip_frac.detach(), kl.detach())

@@ -68,8 +68,7 @@ ENVIRONMENT_SYSTEM = (
 
 NO_REPLY = "(no reply)"  # stands for an empty reply, which servers refuse in a dialogue; it earns nothing
 LONGEST_CACHED = 16_384  # characters of a text whose tokens are cached; the cache holds at most 170 MB
-# Characters: of a long reply, no more are encoded for each token that is read.
-LONGEST_TOKEN = 64
+LONGEST_TOKEN = 64  # characters: of a long reply, so many are encoded for each token that is read
 CUT = " [cut]"  # appended to a reply of which the agent sees only the beginning
 
 TAGS = tuple(
@@ -88,8 +87,8 @@ def parse(text: str) -> Action:
     """Read one turn of the agent, in time linear in its length.
 
     The think block is the first one. The action is the first complete prompt or answer block after it
-    (without one: anywhere). A block ends at its first closing tag and begins at the last opening tag before
-    that. `text` must be the agent's own: tags in a reply of the environment mean nothing.
+    (without a think block: anywhere). A block ends at its first closing tag and begins at the last opening
+    tag before that. `text` must be the agent's own: tags in a reply of the environment mean nothing.
     """
     think, think_end = _block(text, "think", 0)
     prompt, prompt_end = _block(text, "interaction_prompt", think_end)
@@ -99,7 +98,7 @@ def parse(text: str) -> Action:
             answer = None
         else:
             prompt = None
-    return Action(think, prompt, answer, _is_clean(text))
+    return Action(think, prompt, answer, clean=bool(think) and _is_clean(text))
 
 
 def _block(text: str, name: str, start: int) -> tuple[str | None, int]:
@@ -150,7 +149,7 @@ class Codec:
     def _check_pieces(self, instruction: str) -> None:
         """Compare an opening, a turn of tags and the next message with what the template writes as a whole.
 
-        The turn may be any text with tags: what stands around it is compared. Raises UsageError.
+        What stands around the turn is compared, which may be any text with tags. Raises UsageError.
         """
         frame, tags, tokenizer = self.frame, " ".join(TAGS), name_of(self.tokenizer)
         text = partial(text_of, self.tokenizer)

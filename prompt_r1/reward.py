@@ -19,7 +19,7 @@ from prompt_r1.types import FormatTerms, Reward, Trajectory
 
 @dataclass(frozen=True)
 class Rule:
-    """The coefficients of eq. 12."""
+    """The coefficients of eq. 12, and a user's own reward."""
 
     alpha: float  # of M_t
     beta: float  # of A_p
@@ -27,7 +27,7 @@ class Rule:
     delta: float  # of C_f
     epsilon: float  # cap of the format reward; the gate opens when it is reached
     unanswered_cap: float  # most that a game without an answer can collect for its format; below epsilon
-    own: Callable[[Trajectory, Reward], float] | None = None  # a user's R, of the game and its R of eq. 15
+    own: Callable[[Trajectory, Reward], float] | None = None  # of a game and its reward by eq. 15
 
 
 RULES = {
@@ -36,10 +36,7 @@ RULES = {
     "paper": Rule(alpha=0.25, beta=0.3, gamma=0.4, delta=0.3, epsilon=1.5, unanswered_cap=1.0),
     # The coefficients of the released code: one good interaction and a perfect final turn open the gate, or
     # two and any answer that is not empty. There, three open it even without an answer; here such a game
-    # stays below any that answers: epsilon - (beta + gamma + delta). Turns are read as for "paper". The
-    # released code is stricter in two things: alpha only for a turn that is exactly a think and a prompt
-    # block, nothing for an empty answer. It is looser in two: blocks may be empty, and in the last turn tags
-    # may repeat and text may stand between the blocks.
+    # collects at most epsilon - (beta + gamma + delta). docs/paper.md has the other differences.
     "release": Rule(alpha=0.4, beta=0.25, gamma=0.25, delta=0.1, epsilon=1.0, unanswered_cap=0.4),
     # Training without an environment (GRPO alone): of "release" only the answer's terms, 0.6 in all, can be
     # reached. Scaled to 1: R = -1 + R_fmt / 0.6, plus R_ans when the final turn is perfect.
@@ -67,14 +64,14 @@ def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
     interactions = sum(  # Σ M_t
         bool(turn.action.think and turn.action.prompt and turn.reply and turn.reply.strip()) for turn in turns
     )
-    complete = answer is not None and turns[-1].action.clean and bool(turns[-1].action.think)  # C_f
+    complete = answer is not None and turns[-1].action.clean  # C_f
     terms = FormatTerms(
         interactions=rule.alpha * interactions,
         parsed=rule.beta * (answer is not None),
         filled=rule.gamma * bool(answer),
         complete=rule.delta * complete,
     )
-    cap = rule.unanswered_cap if answer is None else rule.epsilon
+    cap = rule.unanswered_cap if answer is None else rule.epsilon  # below ε the gate stays shut
     format_reward = min(cap, sum(vars(terms).values()))
     answer_reward = 0.0 if answer is None else f1(answer, trajectory.question.answers)
     gate_is_open = format_reward >= rule.epsilon - TOLERANCE
@@ -85,5 +82,4 @@ def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
 
 def well_formed(trajectory: Trajectory) -> bool:
     """Whether every turn is a think block, one action and nothing else, and the last one an answer."""
-    clean = all(turn.action.clean and turn.action.think for turn in trajectory.turns)
-    return clean and bool(trajectory.answer)
+    return all(turn.action.clean for turn in trajectory.turns) and bool(trajectory.answer)

@@ -1,9 +1,7 @@
 """One game as a coroutine, and groups of games side by side.
 
-While one game waits for the environment, the others go on decoding. A failed call is not a reply: the game
-ends as "env_error", and no error text is ever shown to the agent. Such a game gets no reward
-(`reward.score_games`) and no advantage; where more than a quarter of a group failed, all of it leaves
-(`grpo.group_advantages`). A game without an advantage is in no mini-batch (`batches.mini_batches_of`).
+While one game waits for the environment, the others go on decoding. A failed call ends its game as
+"env_error", without a reward or an advantage (`grpo.group_advantages`): the agent never sees an error text.
 """
 
 import asyncio
@@ -26,11 +24,12 @@ async def play(
     The environment sees the prompts and replies of this game only, and of the question only what the agent
     repeats. It is not asked in the last turn: the agent could not read the reply.
     """
-    trajectory, history = Trajectory(question), list[Message]()
+    trajectory = Trajectory(question)
+    history: list[Message] = []
     context = codec.opening(question.text)
     for number in range(1, settings.max_turns + 1):
         if len(trajectory.tokens) + len(context) >= settings.max_tokens:
-            trajectory.stop = "max_tokens"  # no room for a turn: what was to be read is dropped
+            trajectory.stop = "max_tokens"  # no room for a turn: the last reply is not appended
             break
         trajectory.add_context(context)
         max_new = min(settings.max_new, settings.max_tokens - len(trajectory.tokens))
@@ -40,9 +39,11 @@ async def play(
         action = parse(text)
         if not action.prompt or number == settings.max_turns:
             trajectory.turns.append(Turn(text, action, reply=None))
-            if action.answer is not None:  # a prompt in the last turn: "max_turns", the default
+            if action.answer is not None:
                 trajectory.stop = "answered"
-            elif not action.prompt:
+            elif action.prompt:
+                trajectory.stop = "max_turns"
+            else:
                 trajectory.stop = "malformed" if completion.finished else "max_tokens"
             break
         history.append({"role": "user", "content": action.prompt})
@@ -71,10 +72,10 @@ async def play_question(
     sample: int = 0,
     epoch: int = 0,
 ) -> Trajectory:
-    """Play one game; many may run at once in an event loop. The result holds its time and what it spent.
+    """Play a question with an agent's engine; many may run at once. The result holds time and spending.
 
-    `sample` is the number of the game among those of the question: equal messages of two games are two calls,
-    and those of two epochs where the environment samples.
+    `sample` is the number of the game among those of the question. Where the environment samples, equal
+    messages of two games, or in two epochs, are two calls.
     """
     game, begin = Game(question.id, sample, epoch), time.perf_counter()
     ask = partial(environment.ask, game=game)
@@ -99,12 +100,12 @@ async def play_groups(
     other games and is raised.
     """
     games = [
-        asyncio.ensure_future(play_one(question, f"{seed}/{number}", number))
+        asyncio.ensure_future(play_one(question, f"{seed}/{sample}", sample))
         for question, seed in zip(questions, seeds, strict=True)
-        for number in range(group_size)
+        for sample in range(group_size)
     ]
     try:
-        trajectories = await asyncio.gather(*games)
+        trajectories = await asyncio.gather(*games)  # a TaskGroup would raise an ExceptionGroup
     finally:
         for game in games:
             game.cancel()  # has no effect on a game that has ended

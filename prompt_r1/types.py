@@ -15,7 +15,7 @@ from typing import Literal, Protocol, TypedDict
 
 from prompt_r1.spending import Spending
 
-# Why a game ended. "max_tokens": it or its last turn was too long; "malformed": neither prompt nor answer.
+# Why a game ended. "max_tokens": game or last turn too long; "malformed": neither prompt nor answer.
 Stop = Literal["answered", "max_turns", "max_tokens", "malformed", "env_error"]
 Kind = Literal["qa", "math", "text"]  # how answers are compared, in evaluations
 
@@ -52,12 +52,12 @@ class GameSettings:
 
 @dataclass(frozen=True)
 class Action:
-    """What `protocol.parse` found in one turn of the agent. None: the block is missing or never closed."""
+    """What `protocol.parse` found in one turn of the agent: at most one of prompt and answer."""
 
     think: str | None
     prompt: str | None
     answer: str | None
-    clean: bool  # exactly one think block, then exactly one prompt or answer block, nothing else
+    clean: bool  # one think block, not empty, then one prompt or answer block, and nothing else
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Completion:
 class Turn:
     """One turn of the agent and the environment's reply."""
 
-    text: str  # the agent's own, with a <think> that its chat template may open, without the stop token
+    text: str  # as `parse` reads it: with a <think> that the template opened, without the stop token
     action: Action
     reply: str | None  # None: the environment was not asked, or its call failed
     latency: float = 0.0  # seconds until the environment replied or failed
@@ -86,7 +86,7 @@ class Trajectory:
     question: Question
     tokens: list[int] = field(default_factory=list)  # (T,) the whole dialogue
     sampled: list[bool] = field(default_factory=list)  # (T,) True: the agent's token, which is trained on
-    logprobs: list[float] = field(default_factory=list)  # (T,) nats when sampled; 0 where not sampled
+    logprobs: list[float] = field(default_factory=list)  # (T,) nats, when it was sampled; 0 for context
     turns: list[Turn] = field(default_factory=list)
     stop: Stop = "max_turns"
     error: str = ""  # why the environment failed, when stop is "env_error"
@@ -130,8 +130,8 @@ class Reward:
     """R_fmt, R_ans and R of eqs 12-15; for reports also the terms of R_fmt and the state of the gate."""
 
     format: float
-    answer: float
-    total: float
+    answer: float  # counts if the gate is open
+    total: float  # R, or a user's own reward
     terms: FormatTerms = FormatTerms()
     gate_is_open: bool = False  # R_fmt = ε: the answer counts
 
@@ -149,11 +149,12 @@ class ScoredGame:
 class Generate(Protocol):
     """The agent: all tokens so far in, the tokens of its next turn (at most `max_new`) out.
 
-    The result depends on the weights, the tokens and the seed only, not on which games run at the same time.
+    The tokens depend on the weights, the context and the seed only. Which games run at the same time can
+    change the last bits of log-probabilities.
     """
 
     def __call__(self, tokens: list[int], *, max_new: int, seed: str) -> Awaitable[Completion]: ...
 
 
 Ask = Callable[[list[Message]], Awaitable[str]]
-"""The environment: chat messages in, its reply out. EnvError ends the game, FatalEnvError the run."""
+"""The environment: chat messages in, its reply out. EnvError ends the game, any other error the run."""

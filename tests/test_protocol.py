@@ -18,9 +18,11 @@ UGLY_TURNS = [
     ("", None, None, None, False),
     ("just talk", None, None, None, False),
     ("<answer>b</answer>", None, None, "b", False),
-    ("<think></think><answer></answer>", "", None, "", True),
-    ("<think> \n</think><interaction_prompt> \n</interaction_prompt>", "", "", None, True),
+    # An empty think block is not clean, an empty action is.
+    ("<think></think><answer></answer>", "", None, "", False),
+    ("<think> \n</think><interaction_prompt> \n</interaction_prompt>", "", "", None, False),
     ("<think>a<answer>b</answer>", None, None, "b", False),  # the think block is never closed
+    ("<think>a</think><answer></answer>", "a", None, "", True),
     ("<think>a</think><answer>b", "a", None, None, False),  # cut by the token limit
     ("<think>a</think>well, <answer>b</answer>", "a", None, "b", False),
     ("hm <think>a</think><answer>b</answer>", "a", None, "b", False),
