@@ -1,5 +1,5 @@
 "use strict";
-const [text, kind, right, tint] = ["text", "kind", "right", "tint"].map((id) => document.getElementById(id));
+const [text, kind, right] = ["text", "kind", "right"].map((id) => document.getElementById(id));
 const groups = [...document.querySelectorAll(".group")];
 
 /** Show the groups that the controls select. */
@@ -16,6 +16,5 @@ function filter() {
 }
 
 for (const control of [text, kind, right]) control.addEventListener("input", filter);
-tint.addEventListener("input", () => { document.body.dataset.tint = tint.value; });
 document.getElementById("controls").addEventListener("submit", (event) => event.preventDefault());
 filter();

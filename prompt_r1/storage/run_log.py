@@ -20,7 +20,6 @@ from prompt_r1.foreign import is_finite_number, json_object, replace_file
 from prompt_r1.terminal import printable
 from prompt_r1.types import ScoredGame
 
-LogRatios = Mapping[int, list[float]]  # `Update.log_ratios`
 HEADER_EVERY = 25  # rows
 
 # The table of steps, in 80 columns: label, metric and format.
@@ -116,19 +115,14 @@ class Log:
         if self._wandb is not None:
             self._wandb.finish()
 
-    def trajectories(
-        self, name: str, games_PG: list[list[ScoredGame]], *, log_ratios: LogRatios | None = None
-    ) -> None:
-        """Write trajectories/NAME.jsonl with one game per line, group by group. Called by every rank.
-
-        `log_ratios` are those of an update that used the games; rewards that it did not use are left out.
-        """
+    def trajectories(self, name: str, games_PG: list[list[ScoredGame]]) -> None:
+        """Write trajectories/NAME.jsonl with one game per line, group by group. Called by every rank."""
         path = self.folder / "trajectories" / f"{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
         with path.open("w", encoding="utf-8") as file:
             for number, group in enumerate(games_PG):
                 for sample, game in enumerate(group):
-                    file.write(_line({"group": number, "sample": sample} | _row(game, log_ratios)))
+                    file.write(_line({"group": number, "sample": sample} | _row(game)))
 
 
 def open_wandb(folder: Path) -> Any:
@@ -151,30 +145,26 @@ def open_wandb(folder: Path) -> Any:
         raise UsageError(f"--wandb: {error}; log in, or set WANDB_MODE=offline") from None
 
 
-def _row(game: ScoredGame, log_ratios: LogRatios | None) -> dict[str, object]:
-    """A game as a row of trajectories/*.jsonl; one that its update left out has no reward or advantage.
+def _row(game: ScoredGame) -> dict[str, object]:
+    """A game as a row of trajectories/*.jsonl; one that no update used has no advantage.
 
-    `sampled` has one digit per token, 1 for the agent's own; `logprobs` and `log_ratios` have
-    only the agent's tokens.
+    `sampled` has one digit per token, 1 for the agent's own; `logprobs` has only the agent's tokens.
     """
     trajectory, question = game.trajectory, vars(game.trajectory.question)
     turns = [asdict(replace(turn, latency=round(turn.latency, 4))) for turn in trajectory.turns]
     logprobs = zip(trajectory.logprobs, trajectory.sampled, strict=True)
-    used = game.advantage is not None or log_ratios is None
-    ratios = log_ratios.get(game.index) if log_ratios else None
     return {
         "question": {name: value for name, value in question.items() if name != "extra"},
         "turns": turns,
         "stop": trajectory.stop,
         "error": trajectory.error,
         "answer": trajectory.answer,
-        "reward": asdict(game.reward) if game.reward and used else None,
+        "reward": asdict(game.reward) if game.reward else None,
         "advantage": game.advantage,
         "usd": trajectory.spent.usd,
         "tokens": trajectory.tokens,
         "sampled": "".join("1" if flag else "0" for flag in trajectory.sampled),
         "logprobs": [round(logprob, 3) for logprob, flag in logprobs if flag],
-        **({"log_ratios": [round(ratio, 3) + 0.0 for ratio in ratios]} if ratios else {}),  # no -0.0
     }
 
 

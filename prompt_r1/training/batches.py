@@ -25,7 +25,6 @@ class Batch:
     weights: Tensor  # (N,) sum to 1 over the micro-batches of an optimiser step and all ranks
     advantages: Tensor  # (N,) of each token's game
     engine: Tensor  # (N,) log-probabilities that the tokens were sampled with
-    tokens_of: dict[int, int]  # agent tokens of each game, by its index, in the order of the columns
 
 
 def mini_batches_of(
@@ -149,5 +148,4 @@ def make_batch(
         token_0 = torch.zeros(1, dtype=torch.long, device=device)
         packed = Packed(token_0, token_0, [[1]], sources=token_0[:0], targets=token_0[:0])
     rows = torch.tensor(columns, dtype=torch.float32, device=device).view(len(columns), 3).T.contiguous()
-    sizes = {game.index: sum(game.trajectory.sampled) for group in groups for game in group}
-    return Batch(packed, weights=rows[0], advantages=rows[1], engine=rows[2], tokens_of=sizes)
+    return Batch(packed, weights=rows[0], advantages=rows[1], engine=rows[2])

@@ -107,7 +107,7 @@ class Lifecycle:
     def finish_step(self, step: int, games_PG: list[list[ScoredGame]], update: Update) -> None:
         """Record a step, whose update is in the weights; then validate, save and stop as is due."""
         run, ranks = self.run, self.run.ranks
-        run.log.trajectories(f"step-{step:06d}-rank{ranks.rank}", games_PG, log_ratios=update.log_ratios())
+        run.log.trajectories(f"step-{step:06d}-rank{ranks.rank}", games_PG)
         measured = step_metrics(games_PG, ranks, rollout_seconds=run.log.seconds["rollout"])
         self.state.step, self.state.line = step, {"step": step, **update.metrics(), **measured}
         self.complete()

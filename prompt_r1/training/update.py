@@ -108,15 +108,14 @@ class Update:
         self._current: list[Measured] = []  # micro-batches of the next optimiser step
         self._used: list[Measured] = []  # those of the steps that were taken
         self._grad_norm = 0.0  # summed over these steps
-        # Policy's minus engine's log-probabilities of each game's tokens, in nats, by the game's index.
-        self._differences: dict[int, Tensor] = {}
+        # Policy's minus engine's log-probabilities of each micro-batch's tokens, in nats.
+        self._differences: list[Tensor] = []
 
     def record(self, batch: Batch, scores: TokenScores, loss: Loss) -> None:
         """Add a micro-batch to the metrics of its optimiser step."""
         gap = scores.logprobs.detach() - batch.engine
-        parts = gap.cpu().split(list(batch.tokens_of.values()))
-        # Without games, one part is empty.
-        self._differences |= dict(zip(batch.tokens_of, parts, strict=False))
+        if self.taken + self.skipped == 0:  # the weights have not moved yet
+            self._differences.append(gap.cpu())
         self._current.append(
             Measured(
                 loss=loss.total.item(),
@@ -136,7 +135,7 @@ class Update:
         on every rank, before a step on games of another model than the policy, and when the weights are not
         finite afterwards: they must not be saved.
         """
-        if self.taken + self.skipped == 0:  # the weights have not moved yet
+        if self.taken + self.skipped == 0:
             self._check_gap()
         step, self._current = self._current, []
         self._ranks.sum_gradients(self.policy)
@@ -159,7 +158,7 @@ class Update:
 
     def _check_gap(self) -> None:
         """Measure the gap. Raises UsageError if engine and policy are plainly different models."""
-        differences = self._ranks.gather_lists(list(self._differences.values()))
+        differences = self._ranks.gather_lists(self._differences)
         self._gap, limit = gap_metrics(differences, cap=self.importance_cap), self._gap_limit
         value = self._gap[limit.metric]
         if value > limit.stop:
@@ -168,17 +167,6 @@ class Update:
                 f"{limit.stop:g}; no update was made, and the last checkpoint is kept: train another agent, "
                 "or try --dtype float32"
             )
-
-    def log_ratios(self) -> dict[int, list[float]]:
-        """What this step trained on: of each agent token of a game, in nats, by the game's index:
-
-            log π_θ / π_engine                     π_θ: the policy just before the game's optimiser step
-
-        Where engine and policy agree, that is log r of eq. 17. Called by every rank: games are trained on by
-        other ranks than those that played them.
-        """
-        shares = self._ranks.gather(self._differences)
-        return {index: tokens.tolist() for share in shares for index, tokens in share.items()}
 
     def metrics(self) -> dict[str, float]:
         """Means over the optimiser steps that were taken and over all ranks."""

@@ -84,21 +84,6 @@ def test_the_page_opens_on_a_training_group_of_right_and_wrong_games(tmp_path):
     assert "open" in first and first["data-right"] == "mixed" and "open" not in second
     articles = [attrs["class"] for tag, attrs in page.elements if tag == "article"][:4]
     assert "better" in articles and "worse" in articles
-    assert page.of_class("up3") and page.of_class("l3")  # of the fixture's log-probabilities and ratios
-
-
-def test_each_token_has_its_own_log_probability_and_ratio(tmp_path):
-    run = write_run(tmp_path / "run", [[group_of(question())]])
-    file = run / "trajectories/step-000001-rank0.jsonl"
-    row = json.loads(file.read_text().splitlines()[0])
-    numbers = range(1, 1 + len(row["logprobs"]))
-    row |= {"logprobs": [-n for n in numbers], "log_ratios": [*numbers]}
-    file.write_text(json.dumps(row))
-    written = read_groups(run, best=1)[0].games[0].written
-    assert len(written) == 2, "the game has two turns"
-    assert [token.numbers for turn in written for token in turn] == [
-        f"log-probability -{n}.00, log of the ratio {n}.000" for n in numbers
-    ]
 
 
 def test_a_group_without_a_right_game_has_no_tick(tmp_path):
@@ -155,19 +140,12 @@ def test_of_many_questions_those_with_right_and_wrong_games_are_shown(tmp_path):
     assert [shown["data-right"] for shown in page.of_class("group")] == ["mixed"] * 12
 
 
-def test_a_run_without_a_saved_agent_is_shown_with_its_recorded_texts(run, tmp_path):
-    copy = shutil.copytree(run, tmp_path / "run")
-    shutil.rmtree(copy / "agent")
-    page = page_of(copy)
-    assert "<think>hm</think>" in page.text and len(page.of_class("l3")) == 1  # of the legend
-
-
 def test_a_wrong_answer_is_marked_wrong_by_the_rules_of_its_kind():
     """A wrong answer had the same green dot as a right one."""
     cases = [("qa", "the Anna.", True), ("qa", "Bob", False), ("qa", None, False), ("text", "Anna", None)]
     for kind, answer, right in cases:
         row = {"answer": answer, "question": {"kind": kind, "answers": ["Anna"]}}
-        assert ShownGame(row, []).right is right, (kind, answer)
+        assert ShownGame(row).right is right, (kind, answer)
 
 
 def test_the_tables_of_the_test_are_shown(run, tmp_path):

@@ -1,7 +1,6 @@
 """Run folders with games of scripted agents, for tests of what reads them."""
 
 import asyncio
-from math import log
 from pathlib import Path
 
 from prompt_r1.config.fields import write_yaml
@@ -11,7 +10,7 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES
 from prompt_r1.rollout import play
 from prompt_r1.storage.run_log import Log
-from prompt_r1.types import GameSettings, Question, ScoredGame, Trajectory
+from prompt_r1.types import GameSettings, Question, Trajectory
 from tests.support import tiny
 from tests.support.games import score_and_compare
 from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
@@ -47,12 +46,6 @@ def group_of(question: Question, *, reply: str = "It is Anna.") -> list[Trajecto
     return [*games, play_game(question, [ask], [EnvError("HTTP 500")])]
 
 
-def log_ratios(games_PG: list[list[ScoredGame]]) -> dict[int, list[float]]:
-    """An update in which each token of the games that were trained on is 1.2 times as likely."""
-    trained_on = [game for group in games_PG for game in group if game.trajectory.stop != "env_error"]
-    return {game.index: [log(1.2)] * sum(game.trajectory.sampled) for game in trained_on}
-
-
 def write_run(folder: Path, groups_by_step: list[list[list[Trajectory]]]) -> Path:
     """Write the files of a run folder that a report reads."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +56,7 @@ def write_run(folder: Path, groups_by_step: list[list[list[Trajectory]]]) -> Pat
     run_log.metrics({"step": 0, "val/n": 10, "val/em": 0.1, "time/validation": 0.5})
     for step, trajectories_PG in enumerate(groups_by_step, start=1):
         games_PG = score_and_compare(trajectories_PG, RULES["release"])
-        run_log.trajectories(f"step-{step:06d}-rank0", games_PG, log_ratios=log_ratios(games_PG))
+        run_log.trajectories(f"step-{step:06d}-rank0", games_PG)
         totals = [game.reward.total for games in games_PG for game in games if game.reward]
         run_log.metrics(
             {

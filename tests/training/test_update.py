@@ -11,7 +11,6 @@ from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.agent.policy import Policy, TokenScores
 from prompt_r1.distributed import Ranks
 from prompt_r1.errors import UsageError
-from prompt_r1.grpo import grpo_loss
 from prompt_r1.training.batches import micro_batches_of, mini_batches_of
 from prompt_r1.training.update import GRADIENT_LIMIT, IMPORTANCE_CAP
 from prompt_r1.types import ScoredGame
@@ -132,47 +131,6 @@ def test_a_gradient_above_the_limit_is_clipped_and_its_norm_before_clipping_is_r
     assert (metrics["grad_norm"] > GRADIENT_LIMIT) == (scale > 1)
     expected = min(metrics["grad_norm"], GRADIENT_LIMIT)
     assert gradients[0].norm().item() == pytest.approx(expected, rel=1e-4)
-
-
-def test_the_ratio_of_each_token_is_that_of_the_policy_before_the_games_own_optimiser_step():
-    policy = tiny.policy()
-    games = random_scored_games(5)
-    change_logprobs(games, seed=1)
-    moved = copy.deepcopy(policy)
-    Learner(moved, lr=0.01).learn([games[:2]])
-    learner = Learner(policy, lr=0.01)
-    learner.learn([games[:2], games[2:4]])
-    ratios = learner.update.log_ratios()
-    for game, before in zip(games, [tiny.policy(), tiny.policy(), moved, moved], strict=False):
-        trajectory = game.trajectory
-        sampled = [
-            logprob for logprob, own in zip(trajectory.logprobs, trajectory.sampled, strict=True) if own
-        ]
-        wanted = naive_logprobs(before.model, trajectory) - torch.tensor(sampled)
-        assert ratios[game.index] == pytest.approx(wanted.tolist(), abs=1e-4)
-    assert set(ratios) == {0, 1, 2, 3}, "the last game was not trained on"
-
-
-def test_a_rank_gets_the_ratios_of_its_games_from_the_ranks_that_trained_on_them():
-    # Threads that made their policies at once would share one random generator, and differ.
-    games, policy = random_scored_games(6), tiny.policy()
-
-    def ratios_on(ranks: Ranks) -> dict[int, list[float]]:
-        learner = Learner(copy.deepcopy(policy), ranks=ranks)
-        for batch in learner.micro_batches(games):
-            with torch.no_grad():
-                scores = learner.policy(batch.packed)
-                loss = grpo_loss(
-                    scores.logprobs, scores.logprobs, scores.logprobs, batch, **learner.loss, importance_cap=0
-                )
-            learner.update.record(batch, scores, loss)
-        return learner.update.log_ratios()
-
-    [alone] = on_each_rank(1, ratios_on)
-    for divided in on_each_rank(2, ratios_on):
-        assert divided.keys() == alone.keys() == set(range(6))
-        for index, wanted in alone.items():
-            assert divided[index] == pytest.approx(wanted, abs=1e-5) and wanted
 
 
 @pytest.mark.parametrize("token_mean", [False, True])
