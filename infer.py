@@ -23,7 +23,7 @@ import sys
 from functools import partial
 
 from prompt_r1.cli.command_line import run_program, teaching_command
-from prompt_r1.cli.dialogue import Dialogue, cost_line, game_as_json
+from prompt_r1.cli.dialogue import Dialogue, game_as_json
 from prompt_r1.cli.question_input import given_questions, typed_questions
 from prompt_r1.config.fields import parse_arguments
 from prompt_r1.config.pair import InferConfig
@@ -71,7 +71,7 @@ class Session:
     async def ask(self, text: str) -> None:
         """Play one game and print it. Raises UsageError for a question that is too long."""
         budget, view = self._pair.environment.budget, self._view
-        before, priced = budget.spent, bool(self._config.env_price)
+        before = budget.spent
         view.question(text)
         try:
             game = await self._pair.play(text, on_piece=view.piece, on_turn_end=view.end_line)
@@ -82,21 +82,21 @@ class Session:
         self.games.append(game)
         if self._config.json:
             names = {"agent": self._pair.path, "environment": self.environment}
-            print(json.dumps(game_as_json(game, names, priced=priced)), flush=True)
+            row = game_as_json(game, names, priced=bool(self._config.env_price))
+            print(json.dumps(row), flush=True)
         if game.stop != "answered":
             view.note("no answer", f"the game ended: {(game.error or game.stop).replace('_', ' ')}")
         if game.turns and not any(tag in turn.text for turn in game.turns for tag in ACTION_TAGS):
             teach = teaching_command(self._config.agent or self._pair.path)
             view.note("format", f"{NO_FORMAT}`{teach}` teaches it")
-        view.note("cost", cost_line(game.spent, game.seconds, priced=priced))
+        view.note("cost", f"{game.spent}, {game.seconds:.1f} s")
 
     def show_total(self) -> None:
         """After several questions, show their total cost."""
         if len(self.games) > 1:
             spent = sum((game.spent for game in self.games), Spending())
             seconds = sum(game.seconds for game in self.games)
-            total = cost_line(spent, seconds, priced=bool(self._config.env_price))
-            self._view.note("total", f"{len(self.games)} questions, {total}")
+            self._view.note("total", f"{len(self.games)} questions, {spent}, {seconds:.1f} s")
 
 
 if __name__ == "__main__":

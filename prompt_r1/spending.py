@@ -36,8 +36,13 @@ class Spending:
         return Spending(*map(mul, self.amounts, [count] * len(self.amounts)))
 
     def __str__(self) -> str:
+        parts = ["1 call" if self.calls == 1 else f"{self.calls:,} calls"]
+        if self.tokens:
+            parts.append(f"{self.tokens_in:,} + {self.tokens_out:,} tokens")
+        if self.usd:
+            parts.append(f"${self.usd:,.4f}")
         lost = f" (${self.lost_usd:,.4f} of it estimated, for lost attempts)" if self.lost_usd else ""
-        return f"{self.calls:,} calls, {self.tokens:,} tokens, ${self.usd:,.4f}{lost}"
+        return ", ".join(parts) + lost
 
     @property
     def amounts(self) -> list[float]:

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
-from prompt_r1.spending import Spending
 from prompt_r1.terminal import printable
 from prompt_r1.types import Trajectory
 
@@ -108,18 +107,6 @@ class Dialogue:
 
 def _indented(text: str) -> str:
     return printable(text).replace("\n", "\n" + " " * INDENT)
-
-
-def cost_line(spent: Spending, seconds: float, *, priced: bool) -> str:
-    """The calls of a game (or of several), their tokens and price, and the time of the whole game."""
-    parts = [f"{spent.calls} call" if spent.calls == 1 else f"{spent.calls} calls"]
-    if spent.tokens:
-        parts.append(f"{spent.tokens_in:,} + {spent.tokens_out:,} tokens")
-    if priced:
-        more = f" (${spent.lost_usd:.4f} of it estimated, for lost attempts)" if spent.lost_usd else ""
-        parts.append(f"${spent.usd:.4f}{more}")
-    parts.append(f"{seconds:.1f} s")
-    return ", ".join(parts)
 
 
 def game_as_json(game: Trajectory, names: Mapping[str, str], *, priced: bool) -> dict[str, object]:

@@ -132,7 +132,7 @@ def test_an_exhausted_budget_raises_resumable_and_is_still_exhausted_after_a_res
         return environment(source, folder=tmp_path, budget=budget)
 
     assert ask(resumed(2), sample=0) == "reply 1"  # recorded replies stay available
-    with pytest.raises(Resumable, match=r"--max-env-calls 2 has no room .* 2 calls, 30 tokens, \$0.0001"):
+    with pytest.raises(Resumable, match=r"--max-env-calls 2 has no room .* 2 calls, .* tokens, \$0.0001"):
         ask(resumed(2), sample=2)
     assert ask(resumed(3), sample=2) == "reply 3"
 
