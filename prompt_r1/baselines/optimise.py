@@ -148,7 +148,8 @@ async def optimised_prompt(
     asked = (train, validation) if validation else (train,)
     own = [name for name in datasets if all(_of(name, questions) for questions in asked)]
     prompts: dict[str, str] = {}
-    for name in own if len(own) == len(datasets) else [*own, ALL]:
+    searches = own if len(own) == len(datasets) else [*own, ALL]
+    for name in searches:
         own_search = replace(search, name=f"{search.name} ({name})")
         found = await algorithm(own_search, _of(name, train), _of(name, validation))
         if found == SEED_PROMPT:

@@ -196,8 +196,10 @@ class Environment:
     async def _outcome_of(self, member: Member, messages: list[Message], game: Game) -> Outcome:
         """The outcome of a call, recorded or paid for, without the thinking in its text."""
         source = member.source
-        key = Key(source.name, source.parameters, messages, [game.sample, game.epoch] * source.samples)
-        key.game.extend([game.session] * source.by_session)
+        asked_by: list[object] = [game.sample, game.epoch] if source.samples else []
+        if source.by_session:
+            asked_by.append(game.session)
+        key = Key(source.name, source.parameters, messages, asked_by)
         while key.digest in self._running:
             await self._running[key.digest].wait()  # another game makes the same call: pay for it once
         outcome = self.journal.find(key)

@@ -131,7 +131,8 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
             return Attempt(Outcome("outcome", label="context_length", reason=reason))
     if (is_busy or status == 500) and status not in NEVER_RETRIED:
         wait = requested_wait(headers, data, now=now, limited=status == 429)
-        return failed(reason + ADVICE[404] * is_unknown, wait=wait, misdirected=is_unknown)
+        reason += ADVICE[404] if is_unknown else ""
+        return failed(reason, wait=wait, misdirected=is_unknown)
     # Some errors name the field only in the message: "Unsupported value: 'temperature' does not support 0".
     is_rejected = status in (400, 422) and REJECTED.search(f"{message} {words}")
     blamed = (field or message) if is_rejected else ""

@@ -5,6 +5,7 @@ a call in every turn but the last, with prompts half as long as a turn may be an
 reads; each call repeats the dialogue so far.
 """
 
+import math
 from collections.abc import Mapping
 
 from prompt_r1.cli.tables import text_table
@@ -31,7 +32,7 @@ def estimate(config: TrainConfig) -> str:
 
 def games_of_run(config: TrainConfig, *, validation: int, test: int) -> dict[str, int]:
     """The games of each part of a run with so many validation and test questions."""
-    validations = 1 + config.steps // config.save_every + (config.steps % config.save_every > 0)
+    validations = 1 + math.ceil(config.steps / config.save_every)
     return {
         "training": config.steps * config.questions * config.group_size,
         "validation": validation * validations,

@@ -74,16 +74,18 @@ def game_metrics(rows_PG: Sequence[Sequence[Row]], latencies: Sequence[float]) -
         metrics[name] = float(sum(row[name] for row in rows))
     metrics |= {"games": float(len(rows)), "env/latency": median(latencies) if latencies else 0.0}
     # Hard questions are asked longer, so their calls fail more often: what remains may be too easy.
-    for kind in ("broken", "whole") if len(rows) > sum(map(len, scored_PG)) else ():
-        of_kind = [group for group in rows_PG if (kind == "whole") == all("em" in row for row in group)]
-        rewards = [row["reward/mean"] for group in of_kind for row in group if "em" in row]
-        metrics |= {f"reward/{kind}_groups": _mean(rewards)} if rewards else {}
+    if len(rows) > sum(map(len, scored_PG)):
+        for kind in ("broken", "whole"):
+            of_kind = [group for group in rows_PG if (kind == "whole") == all("em" in row for row in group)]
+            rewards = [row["reward/mean"] for group in of_kind for row in group if "em" in row]
+            metrics |= {f"reward/{kind}_groups": _mean(rewards)} if rewards else {}
     # What the agent can do beside what it does: pass@k with k games of a question, beside pass@1 ("em").
     metrics["em/any"] = _mean([float(any(row["em"] == 1 for row in group)) for group in scored_PG])
-    for name in WITH_INTERVAL if len(scored_PG) > 1 else ():  # nothing is known from a single question
-        means = [mean(row[name] for row in group) for group in scored_PG]
-        half = 1.96 * stdev(means) / sqrt(len(means))
-        metrics |= {f"{name}_low": mean(means) - half, f"{name}_high": mean(means) + half}
+    if len(scored_PG) > 1:  # nothing is known from a single question
+        for name in WITH_INTERVAL:
+            means = [mean(row[name] for row in group) for group in scored_PG]
+            half = 1.96 * stdev(means) / sqrt(len(means))
+            metrics |= {f"{name}_low": mean(means) - half, f"{name}_high": mean(means) + half}
     return metrics
 
 
