@@ -78,7 +78,7 @@ def test_an_example_closes_the_think_block_that_a_template_opens():
     codec = Codec(tokenizer_of(KINDS["DeepSeek-R1-distill"], "byte level"), "Answer.")
     example = example_of(QUESTIONS[0], codec)
     text = codec.turn_text(example.tokens[example.opening :])
-    assert text == "<think>\n</think>\n<answer>it is 0</answer>" and parse(text).clean
+    assert text == "<think>\n</think>\n<answer>it is 0</answer>" and parse(text).answer == "it is 0"
 
 
 def test_training_lowers_the_loss_and_does_not_change_the_frozen_weights():
