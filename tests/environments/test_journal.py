@@ -68,6 +68,13 @@ def test_of_many_that_wait_for_a_call_that_is_cancelled_one_is_sent_and_the_othe
     assert source.calls == 2
 
 
+def test_a_call_that_failed_is_sent_again_when_it_is_made_again(tmp_path: Path) -> None:
+    asked = environment(CountingSource(Outcome("failed")), folder=tmp_path)
+    with pytest.raises(EnvError):
+        ask(asked)
+    assert ask(asked) == "reply 2"
+
+
 def recorded(folder: Path) -> bytes:
     """The journal of four calls, of which the second one failed."""
     ok = Outcome("ok", text="first", tokens_in=10, tokens_out=5)
