@@ -96,9 +96,10 @@ def test_the_wait_is_read_from_the_body_too(status: int, body: dict[str, object]
 
 
 def test_a_requested_wait_delays_all_calls() -> None:
-    """Only the first call gets the error; a call that has not been sent yet waits as well."""
+    """A call that has not been sent yet waits as well, and a later, shorter wait shortens none."""
     sleep = RecordedSleep()
-    provider = Provider(httpx.Response(503, headers={"Retry-After": "20"}), OK)
+    busy = [httpx.Response(503, headers={"Retry-After": seconds}) for seconds in ("20", "1")]
+    provider = Provider(*busy, OK)
     environment = endpoint(provider, sleep=sleep)
 
     async def two_calls() -> None:
@@ -109,7 +110,7 @@ def test_a_requested_wait_delays_all_calls() -> None:
         await first
 
     asyncio.run(two_calls())
-    assert sleep == pytest.approx([20, 20], abs=1)
+    assert sleep == pytest.approx([20, 20, 20], abs=1)
 
 
 def test_waiting_for_a_slot_does_not_count_against_the_deadline() -> None:

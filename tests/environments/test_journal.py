@@ -163,6 +163,16 @@ def test_lines_that_are_no_calls_and_amounts_that_cannot_be_are_skipped(tmp_path
     assert asked.journal.spent == PRICE.of_call(10, 5)
 
 
+def test_a_new_call_hides_no_cost_of_an_old_one_where_lines_are_lost(tmp_path: Path) -> None:
+    asked = environment(CountingSource(), folder=tmp_path)
+    for sample in range(3):
+        ask(asked, sample=sample)
+    path = tmp_path / "rank0.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[2:]))
+    ask(environment(CountingSource(), folder=tmp_path), sample=3)
+    assert Journal(tmp_path).spent.calls == 3
+
+
 def test_a_game_costs_what_its_replies_cost_also_from_the_journal(tmp_path) -> None:
     """A resumed run plays games from the journal again, and must reward them the same."""
     dialogues = [HELLO, [*HELLO, Message(role="assistant", content="There."), *HELLO]]
