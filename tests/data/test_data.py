@@ -37,6 +37,7 @@ def sha1(text: str) -> str:
 
 def test_a_json_line_becomes_a_question(tmp_path: Path) -> None:
     full = {"id": "q1", "question": "Where?", "answers": ["Paris", "P."], "dataset": "towns", "kind": "math"}
+    full |= {"answer": "P."}  # one of the answers
     minimal = {"question": "Why?", "answer": "Because"}
     others = {"id": 7, "question": "Why not?", "golden_answers": [42, -1.5], "data_source": "gsm8k-256-test"}
     assert load_questions(jsonl(tmp_path, full, minimal, others)) == [

@@ -78,10 +78,11 @@ def test_the_page_has_every_turn_reply_and_reward_of_the_games_that_it_shows(run
 
 def test_the_page_opens_on_a_training_group_of_right_and_wrong_games(tmp_path):
     """It opened on a game without colour, beside a legend of colours."""
-    even, mixed = group_of(question(0))[1:3], group_of(question(1))
-    page = page_of(write_run(tmp_path / "run", [[even, mixed]]))
+    all_right, mixed = group_of(question(0))[:3:2], group_of(question(1))
+    page = page_of(write_run(tmp_path / "run", [[all_right, mixed]]))
     first, second = page.of_class("group")
-    assert "open" in first and first["data-right"] == "mixed" and "open" not in second
+    assert "open" in first and first["data-right"] == "mixed"
+    assert "open" not in second and second["data-right"] == "all"
     articles = [attrs["class"] for tag, attrs in page.elements if tag == "article"][:4]
     assert "better" in articles and "worse" in articles
 
