@@ -1,6 +1,7 @@
 """Decode steps through fixed buffers; instead of a graph, a capture that runs the step again."""
 
 import asyncio
+import math
 
 import pytest
 import torch
@@ -69,9 +70,10 @@ def test_captured_steps_sample_the_same_tokens_at_every_batch_size(page_size):
     assert capture.replayed > 20
 
 
-def test_a_graph_with_another_result_is_not_used():
+@pytest.mark.parametrize("off_by", [1.0, math.nan])
+def test_a_graph_with_another_result_is_not_used(off_by):
     with pytest.warns(UserWarning, match="no CUDA graphs"):
-        tokens, _ = play(broken := Capture(off_by=1.0))
+        tokens, _ = play(broken := Capture(off_by))
     assert tokens == play(None)[0]
     assert broken.replayed == broken.captured == 1
 
