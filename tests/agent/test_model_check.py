@@ -100,8 +100,9 @@ def test_an_unknown_keyword_of_attention_is_refused_unless_it_is_none():
     """A bug: `attend` swallowed soft caps and sinks, and the log-probabilities were 0.18 nats wrong."""
     Scaled()(temperature=None, position_ids=torch.zeros(1))
     for keyword in ({"temperature": 2.0}, {"is_causal": False}, {"dropout": 0.1}):
-        with pytest.raises(UnsupportedAttention):
-            Scaled()(**keyword)
+        for row in ({}, {"attend_row": lambda *_: torch.ones(3, 2, 4)}):
+            with pytest.raises(UnsupportedAttention):
+                Scaled()(**keyword, **row)
 
 
 @pytest.mark.parametrize(
