@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from prompt_r1.agent.agent import load_agent, load_codec
+from prompt_r1.agent.kv_cache import free_memory
 from prompt_r1.agent.loading import load_policy, load_tokenizer
 from prompt_r1.config.agent import AgentConfig
 from prompt_r1.config.train import PRESETS, TrainConfig
@@ -81,6 +82,12 @@ def foreign_code(folder: Path) -> None:
     config(auto_map=names, model_type="nosuch")(folder)
 
 
+def larger_in_float32_than_memory(folder: Path) -> None:
+    config(dtype="bfloat16")(folder)
+    with (folder / "more.safetensors").open("wb") as file:
+        file.truncate(free_memory(CPU) * 3 // 4)  # takes no room on the disk
+
+
 QUANTISED = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 NORM, BIAS = "model.layers.0.self_attn.q_norm.weight", "model.layers.0.mlp.up_proj.bias"
 BROKEN: list[tuple[Break, str]] = [
@@ -103,6 +110,7 @@ BROKEN: list[tuple[Break, str]] = [
     (weights(lambda tensors: tensors.update({BIAS: torch.ones(64)})), f"computes without: 1, such as {BIAS}"),
     # With accelerate they were trained, and exported in a form that loads as other weights.
     (config(quantization_config=QUANTISED), "are quantised"),
+    (larger_in_float32_than_memory, "GB of memory, and"),
 ]
 
 
