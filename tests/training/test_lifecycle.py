@@ -210,8 +210,10 @@ def test_an_alarm_is_reported_once_with_its_page_and_the_run_continues(base, tmp
     said = capsys.readouterr().out
     assert said.count("Alarm at step 8: format is 0.3") == said.count("docs/running.md") == 1
     resumed = ScriptedRun(tmp_path, base)  # reads the lines again
-    resumed.step(format=0.3)
-    assert resumed.state.step == 9 and "Alarm" not in capsys.readouterr().out
+    for _ in range(3):
+        resumed.step(format=0.3, **{"reward/mean": -0.5})
+    said = capsys.readouterr().out
+    assert said.count("Alarm") == said.count("Alarm at step 11: reward/mean is -0.5; its median") == 1
 
 
 def test_an_alarm_of_a_step_that_a_signal_ends_is_reported(base, tmp_path, capsys):
