@@ -192,15 +192,17 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(saved):
         saved.newest()
 
 
-def test_a_kill_while_a_checkpoint_is_written_or_replaced_loses_no_older_one(saved):
+def test_a_kill_while_a_checkpoint_or_agent_is_written_or_replaced_loses_no_older_one(saved):
     """Kills between write and rename, and between the two renames of a folder that is replaced."""
     folder = saved.folder / "checkpoints"
     (folder / "step-000002").rename(folder / atomic_folder.TEMPORARY)
     shutil.copytree(folder / "step-000001", folder / ".step-000001.old")
     assert saved.newest().name == "step-000001"
     (folder / "step-000001").rename(folder / ".step-000001.old")
+    (saved.folder / ".agent.old").mkdir()
     assert saved.newest().name == "step-000001"
     assert [path.name for path in folder.iterdir()] == ["step-000001"]
+    assert (saved.folder / "agent").exists()
 
 
 def write_folder(folder: Path, text: str) -> None:
