@@ -339,6 +339,7 @@ def exported(tmp_path) -> Path:
     base = tiny.save_agent(tmp_path / "base")
     settings = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps(settings | {"dtype": "bfloat16"}))
+    (base / "generation_config.json").write_text('{"transformers_version": "4.51.0"}')
     (base / "preprocessor_config.json").write_text('{"of": "a model that also sees"}')
     policy = load_policy(base, device=ONE_RANK.device)
     config = replace(CONFIG, agent="base")
