@@ -125,6 +125,7 @@ def test_the_final_table_compares_greedy_games_of_the_untrained_agent_and_the_be
         expected = [validated[step][f"val/{key}"] for key in ("em", "f1", "reward", "format", "turns")]
         [shown] = [line for line in printed.splitlines() if line.startswith(name)]
         assert list(map(float, shown.split()[-5:])) == pytest.approx(expected, abs=6e-4)
+        assert name in (run / "report.html").read_text("utf-8")
 
 
 def test_training_validation_and_test_play_their_own_questions(random_agent, tmp_path):
