@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prompt_r1.agent.loading import load_policy
+from prompt_r1.agent.lora import add_lora
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.fields import identifying_values
 from prompt_r1.config.train import TrainConfig
@@ -378,9 +379,10 @@ def test_an_export_has_tied_weights_once_and_buffers_too(exported):
 
 def test_an_export_syncs_its_files_before_it_gets_its_name(exported, file_events):
     """As a checkpoint: a power cut could keep the name and lose the weights. The folder is synced last."""
-    folder = export_again(exported, tiny.policy())
+    add_lora((policy := tiny.policy()).model, rank=4, alpha=8)
+    folder = export_again(exported, policy)
     renamed = file_events.index(f"{atomic_folder.TEMPORARY} -> second")
-    synced = {path.name for path in folder.iterdir()} | {atomic_folder.TEMPORARY}
+    synced = {path.name for path in folder.rglob("*")} | {atomic_folder.TEMPORARY}
     assert synced == set(file_events[:renamed]) and file_events[renamed - 1] == atomic_folder.TEMPORARY
     assert file_events[renamed + 1 :] == [folder.parent.name]
 
