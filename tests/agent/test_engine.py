@@ -554,10 +554,12 @@ def test_the_cache_of_a_failed_forward_is_not_used(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("the device failed")
 
-    with monkeypatch.context() as failing, pytest.raises(RuntimeError, match="the device failed"):
-        failing.setattr(policy, "hidden_states", fail)
-        asyncio.run(engine.generate(prompt, max_new=6, seed="0", temperature=0.0))
-    again = asyncio.run(engine.generate(prompt, max_new=6, seed="0", temperature=0.0))
+    with engine.new_game() as game:
+        how = {"max_new": 6, "seed": "0", "temperature": 0.0, "game": game}
+        with monkeypatch.context() as failing, pytest.raises(RuntimeError, match="the device failed"):
+            failing.setattr(policy, "hidden_states", fail)
+            asyncio.run(engine.generate(prompt, **how))
+        again = asyncio.run(engine.generate(prompt, **how))
     assert again.tokens == greedy_by_generate(sdpa_twin(policy), prompt, 6)
     assert engine.prefilled == 2 * len(prompt)
 
