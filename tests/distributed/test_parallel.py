@@ -256,8 +256,21 @@ def test_an_error_in_a_collective_can_be_resumed_and_another_one_is_a_bug():
     def collective() -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=2, timeout=SHORT)
 
+    class Large:
+        def __reduce__(self):
+            raise torch.OutOfMemoryError
+
+    def gather_large_object() -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            dist.all_gather_object([None], Large())
+        finally:
+            dist.destroy_process_group()
+
     with pytest.raises(RankLost, match=r"could not communicate \(.*the same command resumes"):
         fail(collective)
+    with pytest.raises(torch.OutOfMemoryError):
+        fail(gather_large_object)
     with pytest.raises(RuntimeError, match="closed by peer"):
         fail(bug)
     with pytest.raises(RuntimeError):
