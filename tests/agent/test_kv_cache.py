@@ -86,5 +86,6 @@ def test_the_cache_takes_its_share_of_the_free_memory_and_no_more_than_the_games
     assert allocate_pool(policy, tokens=0, longest=64, games=100).count == 3
     assert allocate_pool(policy, tokens=0, longest=64, games=2).count == 2
     assert allocate_pool(policy, tokens=70, longest=64, games=100, page_size=10).count == 7
+    assert allocate_pool(policy, tokens=1, longest=64, games=100).count == 1, "a cache holds a whole game"
     with pytest.raises(UsageError, match="a KV cache of 0 tokens, but a game may have 640: lower --max"):
         allocate_pool(policy, tokens=0, longest=640, games=100)
