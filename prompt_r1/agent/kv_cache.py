@@ -106,8 +106,7 @@ def shape_of_a_token(config: PretrainedConfig) -> torch.Size:
     """The shape (L, Hkv, D) of the keys of one token, and of its values."""
     text = config.get_text_config()
     heads = text.num_attention_heads
-    shared = 1 if getattr(text, "multi_query", False) else heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or shared
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     return torch.Size([text.num_hidden_layers, kv_heads, head_dim])
 
