@@ -6,15 +6,19 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from prompt_r1.agent.agent import Agent, check_question_lengths, load_agent, load_codec
-from prompt_r1.agent.names import resolve_agent
+from prompt_r1.agent.trained import resolve_agent
 from prompt_r1.cli.dialogue import Piece, Pieces
+from prompt_r1.config.agent import AgentConfig, EnvironmentConfig
 from prompt_r1.config.pair import PairConfig
 from prompt_r1.distributed import pick_device
 from prompt_r1.environments.environment import Environment, Game, environment_of
 from prompt_r1.environments.sources import Answering
-from prompt_r1.environments.specs import open_for_agent
+from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import EnvError
+from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Message, Question, Trajectory
 
@@ -139,3 +143,16 @@ def open_pair(
     agent = load_agent(spec.path, spec.config, device)
     about = spec.describe(environment=environment.name, seed=seed)
     return OpenPair(agent, environment, seed, config.temperature, str(spec.path), about)
+
+
+def open_for_agent(
+    spec: str, trained: AgentConfig, calls: EnvironmentConfig, *, seed: int, device: torch.device
+) -> Environment:
+    """Open the environment of the SPEC of a user; "": the one that the agent was trained with.
+
+    `trained` are the settings of the agent's training, which may come from anyone.
+    """
+    system = calls.env_system if calls.env_system != ENVIRONMENT_SYSTEM else trained.env_system
+    calls = replace(calls, env_args=calls.env_args or trained.env_args, env_system=system)
+    environments = Environments(calls, seed=seed, device=device, user_specs=[spec])
+    return environments.open(spec or trained.env)

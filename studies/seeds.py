@@ -12,15 +12,19 @@ from math import comb, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.cli.tables import markdown_table
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE, Prediction, read_predictions
 from prompt_r1.metrics.em_f1 import exact_match, f1
-from prompt_r1.metrics.statistics import bounds_text, difference_interval, macro_interval, mean_interval
+from prompt_r1.metrics.statistics import RESAMPLES, bootstrap, bounds_text, macro_interval, mean_interval
 
 # Of Student's t: ± what holds 95 %, by degrees of freedom.
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+FEW_DIFFERENCES = 10
 
 Scores = dict[tuple[int, str], dict[str, float]]
 """(number of the folder, dataset) → question → score."""
@@ -57,6 +61,17 @@ def table(
         rows.append([method, percent(own), by_seed, below, f"{calls:.2f}", *columns])
     header = ["method", "mean [95 %]", "by seed", f"below {reference} [95 %]", "calls / question"]
     return markdown_table([*header, *datasets], rows)
+
+
+def difference_interval(differences: ArrayLike, *, resamples: int = RESAMPLES) -> tuple[float, float]:
+    """The bootstrap interval of the mean of paired differences: of two scores of each question.
+
+    If fewer than ten questions differ, resampling underestimates the spread. One win for each side is then
+    added to the sample, as Bonett and Price (2012) do for rates.
+    """
+    observed = np.asarray(differences, dtype=np.float64)
+    few = np.count_nonzero(observed) < FEW_DIFFERENCES
+    return bootstrap(np.append(observed, (1.0, -1.0)) if few else observed, len(observed), resamples)
 
 
 def scores_of(

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from prompt_r1.agent.agent import Agent, load_agent
-from prompt_r1.agent.names import find_agent, trained_config
+from prompt_r1.agent.names import find_agent
+from prompt_r1.agent.trained import trained_config
 from prompt_r1.cli.command_line import run_program
 from prompt_r1.cli.tables import markdown_table
 from prompt_r1.distributed import pick_device

@@ -7,8 +7,8 @@ from tests.support.sizes import LIBRARY, files_imported_by, imported
 
 # The method in one sitting, in this order; then train.py.
 METHOD = ("types", "protocol", "rollout", "reward", "grpo")
-# Training and asking work without these.
-EXTRA = {"evaluation", "baselines", "api.py", "serving"}
+# Training and asking work without these; the mini world they open by name, as they do a user's.
+EXTRA = {"evaluation", "baselines", "api.py", "serving", "miniworld"}
 
 
 def test_no_file_of_the_package_imports_a_script_a_study_or_a_test():

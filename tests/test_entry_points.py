@@ -12,7 +12,7 @@ import torch
 import evaluate
 import train
 from prompt_r1.agent.agent import load_agent
-from prompt_r1.data.files import write_questions
+from prompt_r1.data.datasets import write_questions
 from prompt_r1.miniworld.world import mini_questions
 from prompt_r1.storage.run_log import read_metrics
 from tests.support import tiny

@@ -11,9 +11,10 @@ import pytest
 
 from prompt_r1.baselines import sft
 from prompt_r1.cli.command_line import command, teaching_command
-from prompt_r1.cli.preflight import check_sft, check_train
+from prompt_r1.cli.preflight import check_train
 from prompt_r1.cli.question_input import check_infer
 from prompt_r1.config.agent import GAME_FILE
+from prompt_r1.config.evaluate import check_sft
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.__main__ import main as data_main
 from prompt_r1.data.files import load_questions

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.cli.command_line import run_program
-from prompt_r1.cli.preflight import check_sft, check_train
+from prompt_r1.cli.preflight import check_train
 from prompt_r1.cli.question_input import check_infer
 from prompt_r1.config.agent import GAME_FILE
+from prompt_r1.config.evaluate import check_sft
 from prompt_r1.config.fields import write_yaml
 from prompt_r1.config.train import train_config
 from prompt_r1.errors import UsageError

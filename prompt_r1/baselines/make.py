@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from prompt_r1.agent.agent import Agent, load_agent
-from prompt_r1.agent.names import AgentSpec, find_agent, resolve_agent, trained_config
+from prompt_r1.agent.names import find_agent
+from prompt_r1.agent.trained import AgentSpec, resolve_agent, trained_config
 from prompt_r1.baselines.ask_once import FORMATS, Answer, direct, think_then_answer
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.gepa import gepa

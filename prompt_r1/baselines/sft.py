@@ -16,7 +16,7 @@ training: the format, and several ways to ask, most of which fail.
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
     from prompt_r1.cli.command_line import check_usage
-    from prompt_r1.cli.preflight import check_sft
+    from prompt_r1.config.evaluate import check_sft
 
     check_usage(check_sft)
 
@@ -38,11 +38,11 @@ from prompt_r1.agent.model_check import add_checked_lora
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
+from prompt_r1.agent.trained import agent_preset
 from prompt_r1.cli.command_line import command, run_program
-from prompt_r1.cli.preflight import check_sft
 from prompt_r1.config.agent import AgentConfig, is_mini_data
-from prompt_r1.config.evaluate import SftConfig
-from prompt_r1.config.train import agent_preset, preset_of
+from prompt_r1.config.evaluate import SftConfig, check_sft
+from prompt_r1.config.train import preset_of
 from prompt_r1.data.files import BadRow, fields_of, read_rows, text_field
 from prompt_r1.distributed import Ranks, pick_device
 from prompt_r1.errors import UsageError

@@ -6,15 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from prompt_r1.agent.gguf import gguf_file
-from prompt_r1.agent.names import find_agent, newest_mini_run, trained_config
+from prompt_r1.agent.names import find_agent
 from prompt_r1.config.agent import HELD_OUT, MINI_AGENT, EnvironmentConfig, is_mini_data
-from prompt_r1.config.evaluate import SftConfig
-from prompt_r1.config.fields import parse_arguments
 from prompt_r1.config.functions import OBJECT_PREFIX
-from prompt_r1.config.pair import PairConfig
-from prompt_r1.config.train import agent_preset, preset_of, train_config
-from prompt_r1.data.files import load_questions, read_rows
-from prompt_r1.data.questions import MINI_KINDS, check_mini_part
+from prompt_r1.config.train import train_config
+from prompt_r1.data.files import load_questions
+from prompt_r1.data.questions import check_mini_part
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import launched
@@ -36,32 +33,6 @@ def check_train(arguments: list[str]) -> None:
         newest = [] if config.resume == "never" else checkpoints_of(run)[-1:]
         if newest and not find_damage(newest[0], only=("state.json", "config.yaml")):  # else it is skipped
             check_settings(newest[0], config)
-
-
-def check_sft(arguments: list[str]) -> SftConfig:
-    """The settings of a warm start. Raises UsageError for one that cannot begin."""
-    config = parse_arguments(SftConfig, arguments)
-    if not config.games:
-        raise UsageError("give the games to learn from: --games FILE, or --games mini")
-    check_device(config.device)
-    check_agents([config.agent])
-    if is_mini_data(config.games):
-        if config.games not in (MINI_AGENT, *(f"{MINI_AGENT}:{kind}" for kind in MINI_KINDS)):
-            raise UsageError(f"--games {config.games}: choose mini, or mini: and {', '.join(MINI_KINDS)}")
-    elif not any(True for _ in read_rows(config.games)):
-        raise UsageError(f"--games {config.games}: there are no games in it")
-    return config
-
-
-def check_pair(config: PairConfig) -> None:
-    """Raise UsageError for a device, an agent or an environment that cannot be opened."""
-    check_device(config.device)
-    agent = config.agent or str(newest_mini_run())
-    is_made = agent == MINI_AGENT or gguf_file(agent)
-    trained = None if is_made else trained_config(find_agent(agent, seed=0))
-    spec = config.env or (trained or agent_preset(preset_of(agent))).env
-    # What an agent's folder names may come from anyone, so it is no SPEC of the user's.
-    Environments(config, user_specs=[config.env]).check(spec)
 
 
 def check_agents(names: Iterable[str]) -> None:

@@ -4,9 +4,8 @@ import sys
 from collections.abc import Iterator
 from io import BufferedReader
 
-from prompt_r1.cli.preflight import check_pair
 from prompt_r1.config.fields import parse_arguments
-from prompt_r1.config.pair import InferConfig
+from prompt_r1.config.pair import InferConfig, check_pair
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import json_object
 

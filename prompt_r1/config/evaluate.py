@@ -4,8 +4,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from prompt_r1.config.fields import ANY, LEARNING_RATE, POSITIVE, Range, everyday, setting
+from prompt_r1.cli.preflight import check_agents, check_device
+from prompt_r1.config.agent import MINI_AGENT, is_mini_data
+from prompt_r1.config.fields import ANY, LEARNING_RATE, POSITIVE, Range, everyday, parse_arguments, setting
 from prompt_r1.config.pair import PlayConfig
+from prompt_r1.data.files import read_rows
+from prompt_r1.errors import UsageError
+from prompt_r1.miniworld.world import TRAINING_MIX
 
 
 @dataclass(frozen=True)
@@ -87,3 +92,18 @@ class SftConfig:
     cutoff: int = setting(2048, "tokens of an example; longer ones are left out", POSITIVE)
     device: str = setting("auto", "auto, cpu or cuda")
     threads: int = setting(0, "threads of torch on a CPU; 0: its own choice")
+
+
+def check_sft(arguments: list[str]) -> SftConfig:
+    """The settings of a warm start. Raises UsageError for one that cannot begin."""
+    config = parse_arguments(SftConfig, arguments)
+    if not config.games:
+        raise UsageError("give the games to learn from: --games FILE, or --games mini")
+    check_device(config.device)
+    check_agents([config.agent])
+    if is_mini_data(config.games):
+        if config.games not in (MINI_AGENT, *(f"{MINI_AGENT}:{kind}" for kind in TRAINING_MIX)):
+            raise UsageError(f"--games {config.games}: choose mini, or mini: and {', '.join(TRAINING_MIX)}")
+    elif not any(True for _ in read_rows(config.games)):
+        raise UsageError(f"--games {config.games}: there are no games in it")
+    return config

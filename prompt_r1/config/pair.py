@@ -2,8 +2,14 @@
 
 from dataclasses import dataclass
 
-from prompt_r1.config.agent import EnvironmentConfig
+from prompt_r1.agent.gguf import gguf_file
+from prompt_r1.agent.names import find_agent
+from prompt_r1.agent.trained import agent_preset, newest_mini_run, trained_config
+from prompt_r1.cli.preflight import check_device
+from prompt_r1.config.agent import MINI_AGENT, EnvironmentConfig
 from prompt_r1.config.fields import ANY, POSITIVE, Range, everyday, setting
+from prompt_r1.config.train import preset_of
+from prompt_r1.environments.specs import Environments
 
 
 @dataclass(frozen=True)
@@ -47,3 +53,14 @@ class ServeConfig(PairConfig):
     max_sessions: int = everyday(64, "questions at the same time; others get status 429", POSITIVE)
     request_usd: float = everyday(0.0, "limit of dollars per question (needs --env-price); 0: none")
     request_seconds: float = everyday(300.0, "limit of seconds per question", POSITIVE)
+
+
+def check_pair(config: PairConfig) -> None:
+    """Raise UsageError for a device, an agent or an environment that cannot be opened."""
+    check_device(config.device)
+    agent = config.agent or str(newest_mini_run())
+    is_made = agent == MINI_AGENT or gguf_file(agent)
+    trained = None if is_made else trained_config(find_agent(agent, seed=0))
+    spec = config.env or (trained or agent_preset(preset_of(agent))).env
+    # What an agent's folder names may come from anyone, so it is no SPEC of the user's.
+    Environments(config, user_specs=[config.env]).check(spec)

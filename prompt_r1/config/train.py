@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,12 +131,6 @@ PRESETS["small"] = {
 def preset_of(agent: str, other: str = "paper") -> str:
     """The preset of the agents that have one; `other` for all others."""
     return {MINI_AGENT: "mini", SMOLLM2: "small"}.get(agent, other)
-
-
-def agent_preset(name: str) -> AgentConfig:
-    """How the agent of a preset plays."""
-    known = {f.name for f in fields(AgentConfig)}
-    return AgentConfig(**{name: value for name, value in PRESETS[name].items() if name in known})
 
 
 def check(config: TrainConfig) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from prompt_r1.cli.command_line import Parser, program_name, run_program
 from prompt_r1.config.fields import POSITIVE, check_number
-from prompt_r1.data.datasets import CONVERTED, TRAINED, convert, mix
-from prompt_r1.data.files import load_questions, write_questions
+from prompt_r1.data.datasets import CONVERTED, TRAINED, convert, mix, write_questions
+from prompt_r1.data.files import load_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.terminal import printable
 

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from prompt_r1.data.files import (
     BadRow,
@@ -26,6 +27,7 @@ from prompt_r1.data.files import (
     without_dapo_wrapper,
 )
 from prompt_r1.errors import UsageError
+from prompt_r1.foreign import replace_file
 from prompt_r1.metrics.em_f1 import normalise
 from prompt_r1.types import Question
 
@@ -283,3 +285,20 @@ def mix(
         drawn += candidates[:per_dataset]
     random.Random(f"mix {seed} 0").shuffle(drawn)
     return drawn
+
+
+def write_questions(path: Path, questions: Sequence[Question]) -> None:
+    """Write a .jsonl file, which appears under its name only when it is complete. Raises UsageError."""
+    if path.suffix != ".jsonl":
+        raise UsageError(f"{path}: only .jsonl files can be written")
+    lines = []
+    for question in questions:
+        own = {"id": question.id, "dataset": question.dataset, "question": question.text}
+        row = {**question.extra, **own, "answers": question.answers, "kind": question.kind}
+        # Columns may hold dates, bytes, or half a character: its escape is that of JSON.
+        line = json.dumps(row, ensure_ascii=False, default=str) + "\n"
+        lines.append(line.encode(errors="backslashreplace"))
+    if not lines:
+        raise UsageError(f"{path}: there are no questions to write")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, b"".join(lines))

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from codecs import iterdecode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
@@ -19,7 +19,7 @@ from typing import Any, cast, get_args
 
 from prompt_r1.cli.command_line import command
 from prompt_r1.errors import UsageError, first_line
-from prompt_r1.foreign import LFS_ADVICE, LFS_POINTER, replace_file
+from prompt_r1.foreign import LFS_ADVICE, LFS_POINTER
 from prompt_r1.types import Kind, Question
 
 Fields = Mapping[str, Any]
@@ -484,23 +484,6 @@ def _golds_in_text(text: str, found: str, kind: Kind) -> list[str]:
 def describe(value: object) -> str:
     """The type and the beginning of a value, for error messages."""
     return "null" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
-
-
-def write_questions(path: Path, questions: Sequence[Question]) -> None:
-    """Write a .jsonl file, which appears under its name only when it is complete. Raises UsageError."""
-    if path.suffix != ".jsonl":
-        raise UsageError(f"{path}: only .jsonl files can be written")
-    lines = []
-    for question in questions:
-        own = {"id": question.id, "dataset": question.dataset, "question": question.text}
-        row = {**question.extra, **own, "answers": question.answers, "kind": question.kind}
-        # Columns may hold dates, bytes, or half a character: its escape is that of JSON.
-        line = json.dumps(row, ensure_ascii=False, default=str) + "\n"
-        lines.append(line.encode(errors="backslashreplace"))
-    if not lines:
-        raise UsageError(f"{path}: there are no questions to write")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, b"".join(lines))
 
 
 def id_from_text(text: str) -> str:

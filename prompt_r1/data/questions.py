@@ -3,19 +3,17 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from prompt_r1.cli.command_line import command
-from prompt_r1.config.agent import HELD_OUT, is_mini_data
+from prompt_r1.config.agent import HELD_OUT, MINI_WORLD, is_mini_data
 from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object
 from prompt_r1.data.files import as_questions, load_questions, question_key
 from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.world import SPLITS, TRAINING_MIX, mini_questions
 from prompt_r1.terminal import printable
 from prompt_r1.types import Question
-
-MINI_KINDS = tuple(TRAINING_MIX)
 
 
 def find_questions(names: Sequence[str], split: str, seed: int) -> list[Question]:
@@ -29,9 +27,8 @@ def find_questions(names: Sequence[str], split: str, seed: int) -> list[Question
     for name in names:
         if is_mini_data(name):
             check_mini_part(name)
-            part = name.partition(":")[2]
-            found = mini_questions(seed, part if part in SPLITS else split)
-            questions += [each for each in found if part not in MINI_KINDS or each.dataset == part]
+            mini_questions = resolve_name(f"{MINI_WORLD}.world:mini_questions")
+            questions += mini_questions(seed, split, name.partition(":")[2])
         elif name.startswith(OBJECT_PREFIX):
             questions += _questions_of_function(name.removeprefix(OBJECT_PREFIX), split, seed)
         else:
@@ -103,6 +100,4 @@ def _questions_of_function(name: str, split: str, seed: int) -> list[Question]:
 
 def check_mini_part(name: str) -> None:
     """Raise UsageError for `mini:PART` if PART is neither a split nor a kind of question."""
-    part, parts = name.partition(":")[2], (*SPLITS, *MINI_KINDS)
-    if part and part not in parts:
-        raise UsageError(f"the mini world has no part {part!r}: choose one of {', '.join(parts)}")
+    resolve_name(f"{MINI_WORLD}.world:check_part")(name.partition(":")[2])

@@ -19,6 +19,8 @@ from prompt_r1.types import Message
 # refused  the provider rejects this dialogue, or all of them: known once it has replied to another
 Verdict = Literal["ok", "outcome", "failed", "refused"]
 
+CHARACTERS_PER_TOKEN = 4.0  # of objects in this process, which count no tokens
+
 # Where the thinking of a reply ends and its text begins, where model and server do not separate them. A tag
 # is <think>, [THINK], <seed:think>, <|begin_of_thought|>, <think duration="3">, ◁think▷ …
 KIND = r"(?:think(?:ing)?|thoughts?|reasoning|reflection|analysis)(?:\s[^<>\[\]\n]{0,60})?\|?[>\]▷]"
@@ -104,7 +106,7 @@ class Answering(Protocol):
     """What a user's environment needs: it takes the chat messages of a game and returns the reply.
 
     Of `session` (the question's id), `sample` (the number of its game) and `seed` (of the run), it gets those
-    that `ask` has as parameters.
+    that `ask` has as parameters. With an attribute `samples = False`, equal calls are made once.
     """
 
     def ask(self, messages: list[Message]) -> str | Awaitable[str]:
@@ -114,7 +116,7 @@ class Answering(Protocol):
 class OwnSource(Source):
     """An object in this process as a source. A plain function runs in a thread, so that it may block.
 
-    Free, unless `characters_per_token` is set: then tokens are estimated from the text's length.
+    Free, unless it is `priced`: then tokens are estimated from the text's length.
     """
 
     def __init__(
@@ -123,8 +125,7 @@ class OwnSource(Source):
         *,
         seed: int,
         name: str = "",
-        characters_per_token: float = math.inf,
-        samples: bool = True,
+        priced: bool = False,
     ) -> None:
         function = getattr(own, "ask", None)
         if not callable(function):
@@ -134,8 +135,8 @@ class OwnSource(Source):
         self._function: Callable[..., Any] = function
         self._takes = parameters_of(function) & {"session", "sample", "seed"}
         self.by_session = "session" in self._takes
-        self.samples = samples
-        self._characters_per_token = characters_per_token
+        self.samples = getattr(own, "samples", True)
+        self._characters_per_token = CHARACTERS_PER_TOKEN if priced else math.inf
 
     async def reply(self, call: Call) -> Outcome:
         await call.begin()
@@ -166,16 +167,20 @@ class MuteEnvironment:
     """Gives every prompt the same reply, without information: the ablations without an environment."""
 
     name = "nobody"
+    samples = False
 
     async def ask(self, messages: list[Message]) -> str:
         return "I have nothing to say about this."
 
 
-def open_own(spec: str, own: Any, *, seed: int) -> OwnSource:
-    """The object of a SPEC `py:MODULE:NAME` as a source; a class is instantiated. Raises UsageError."""
+def open_own(name: str, own: Any, *, seed: int, priced: bool) -> OwnSource:
+    """An object as the source `name`. A class is instantiated, with the seed if it takes one.
+
+    Raises UsageError.
+    """
     if inspect.isclass(own):
         try:
-            own = own()
+            own = own(**({"seed": seed} if "seed" in parameters_of(own) else {}))
         except (Exception, SystemExit) as error:
-            raise UsageError(f"the environment {spec!r} raised {described(error)}") from error
-    return OwnSource(own, seed=seed, name=spec)
+            raise UsageError(f"the environment {name!r} raised {described(error)}") from error
+    return OwnSource(own, seed=seed, name=name, priced=priced)

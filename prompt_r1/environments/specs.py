@@ -1,45 +1,35 @@
 """Open environments by `--env SPEC`."""
 
 import json
-import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from prompt_r1.agent.gguf import gguf_file
-from prompt_r1.config.agent import MINI_ENVIRONMENTS, SMOLLM2, AgentConfig, EnvironmentConfig
+from prompt_r1.config.agent import MINI_ENVIRONMENTS, SMOLLM2, EnvironmentConfig
 from prompt_r1.config.functions import OBJECT_PREFIX, import_object
-from prompt_r1.environments.environment import Environment, parse_weights
+from prompt_r1.environments.environment import FREE, Environment, parse_weights
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Answering, MuteEnvironment, OwnSource, Source, open_own
+from prompt_r1.environments.sources import Source, open_own
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.advice import AdvisedEnvironment, MiniOptimizer
-from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.world import make_world
-from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 from prompt_r1.spending import Budget, parse_price
 
 if TYPE_CHECKING:  # a wrong SPEC is reported before torch is imported
     import torch
 
-BUILT_IN = (*MINI_ENVIRONMENTS, MiniOptimizer.name, "none")
+# Classes that come with the package. They are opened by name, as those of users are.
+BUILT_IN = {
+    "mini": "prompt_r1.miniworld.environment:MiniEnvironment",
+    "mini-b": "prompt_r1.miniworld.environment:MiniEnvironmentB",
+    "mini-advice": "prompt_r1.miniworld.advice:AdvisedEnvironment",
+    "mini-optimizer": "prompt_r1.miniworld.advice:MiniOptimizer",
+    "mini-mute": "prompt_r1.environments.sources:MuteEnvironment",
+    "none": "prompt_r1.environments.sources:MuteEnvironment",
+}
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # of a request; users may not set them
-
-
-def open_for_agent(
-    spec: str, trained: AgentConfig, calls: EnvironmentConfig, *, seed: int, device: "torch.device"
-) -> Environment:
-    """Open the environment of the SPEC of a user; "": the one that the agent was trained with.
-
-    `trained` are the settings of the agent's training, which may come from anyone.
-    """
-    system = calls.env_system if calls.env_system != ENVIRONMENT_SYSTEM else trained.env_system
-    calls = replace(calls, env_args=calls.env_args or trained.env_args, env_system=system)
-    environments = Environments(calls, seed=seed, device=device, user_specs=[spec])
-    return environments.open(spec or trained.env)
 
 
 class Environments:
@@ -100,7 +90,7 @@ class Environments:
         names = spec.split(",")
         parse_weights(self._config.route, len(names))
         for name in names:
-            self._opener(name, names, self._fields)
+            self._opener(name, names, self._fields, priced=False)
             if "@http" in name:
                 from prompt_r1.environments.client import check_listening
 
@@ -111,16 +101,19 @@ class Environments:
         names = spec.split(",")
         if fields is None:
             fields = self._fields
-        openers = [self._opener(name, names, fields) for name in names]
+        paid = parse_price(price) if price else self._price
+        openers = [self._opener(name, names, fields, priced=paid != FREE) for name in names]
         return Environment(
             [open_source() for open_source in openers],
             journal=self._journal,
             budget=self._budget,
-            price=parse_price(price) if price else self._price,
+            price=paid,
             route=self._config.route,
         )
 
-    def _opener(self, name: str, names: Sequence[str], fields: Mapping[str, object]) -> Callable[[], Source]:
+    def _opener(
+        self, name: str, names: Sequence[str], fields: Mapping[str, object], *, priced: bool
+    ) -> Callable[[], Source]:
         """What opens an environment, one of `names`. Raises UsageError if it cannot be opened."""
         config, seed = self._config, self._seed
         if name == SMOLLM2 or name.startswith("hf:"):
@@ -129,7 +122,7 @@ class Environments:
                 raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
             return partial(self._open_local, name, fields)
         if name in BUILT_IN:
-            return partial(_open_built_in, name, seed, priced=bool(config.env_price))
+            return partial(open_own, name, resolve_name(BUILT_IN[name]), seed=seed, priced=priced)
         if name.startswith("mini-") and "@" not in name:
             raise UsageError(
                 f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
@@ -140,7 +133,7 @@ class Environments:
                 raise UsageError(f"the agent's folder names {name!r}, which runs code: give it as --env")
             # Here, so that what cannot be imported is reported before torch is.
             own = import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
-            return partial(open_own, name, own, seed=seed)
+            return partial(open_own, name, own, seed=seed, priced=priced)
         from prompt_r1.environments.client import parse_endpoint  # others need no HTTP
 
         is_other_key = any(map(_is_at_default_endpoint, [*names, *self._other_names])) or not is_users
@@ -179,17 +172,3 @@ def _is_at_default_endpoint(name: str) -> bool:
     """Return whether a name is a MODEL without URL."""
     in_process = name.startswith(("hf:", OBJECT_PREFIX)) or name in (*BUILT_IN, SMOLLM2)
     return "://" not in name and not in_process
-
-
-def _open_built_in(name: str, seed: int, *, priced: bool) -> Source:
-    if name == MiniOptimizer.name:
-        return OwnSource(MiniOptimizer(), seed=seed, characters_per_token=4.0)
-    if name in ("none", "mini-mute"):
-        return OwnSource(MuteEnvironment(), seed=seed, name=name, samples=False)
-    world = make_world(seed)
-    counted = 4.0 if priced or name == "mini-advice" else math.inf  # characters per token
-    if name == "mini-advice":
-        environment: Answering = AdvisedEnvironment(world, seed=seed)
-    else:
-        environment = MiniEnvironment(world, "B" if name == "mini-b" else "A", seed=seed)
-    return OwnSource(environment, seed=seed, characters_per_token=counted, samples=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from prompt_r1.agent.names import AgentSpec, newest_mini_run, resolve_agent, trained_config
+from prompt_r1.agent.trained import AgentSpec, newest_mini_run, resolve_agent, trained_config
 from prompt_r1.cli.preflight import check_agents, check_data, check_device, check_environments
 from prompt_r1.config.agent import AgentConfig, is_mini_data
 from prompt_r1.config.evaluate import METHODS, EvaluateConfig

@@ -1,8 +1,7 @@
-"""95 % confidence intervals of rates, means and paired differences.
+"""95 % confidence intervals of rates and means.
 
 The questions are the sample. Rates get Wilson's interval, other means a bootstrap over questions, whose
-random numbers are always the same. scipy's bootstrap has neither intervals widened for small samples nor a
-correction for few differences.
+random numbers are always the same. scipy's bootstrap has no intervals widened for small samples.
 """
 
 import math
@@ -16,7 +15,6 @@ Floats = NDArray[np.float64]
 Z = NormalDist().inv_cdf(0.975)  # a standard normal variable is within ±Z with a probability of 95 %
 RESAMPLES = 10_000
 FEWEST = 6  # values that a bootstrap needs
-FEW_DIFFERENCES = 10
 CHUNK = 2_000_000  # random numbers drawn at a time; limits the memory without changing the result
 
 
@@ -39,18 +37,7 @@ def mean_interval(values: ArrayLike, *, resamples: int = RESAMPLES) -> tuple[flo
     numbers = np.asarray(values, dtype=np.float64)
     if np.isin(numbers, (0.0, 1.0)).all():
         return wilson(float(numbers.sum()), len(numbers))
-    return _bootstrap(numbers, len(numbers), resamples)
-
-
-def difference_interval(differences: ArrayLike, *, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """The bootstrap interval of the mean of paired differences: of two scores of each question.
-
-    If fewer than ten questions differ, resampling underestimates the spread. One win for each side is then
-    added to the sample, as Bonett and Price (2012) do for rates.
-    """
-    observed = np.asarray(differences, dtype=np.float64)
-    few = np.count_nonzero(observed) < FEW_DIFFERENCES
-    return _bootstrap(np.append(observed, (1.0, -1.0)) if few else observed, len(observed), resamples)
+    return bootstrap(numbers, len(numbers), resamples)
 
 
 def macro_interval(
@@ -58,8 +45,8 @@ def macro_interval(
 ) -> tuple[float, float]:
     """The interval of the mean of the datasets' means, from the `interval` of each (Zou and Donner 2008).
 
-    `groups` maps each dataset to one value per question: scores, or with `difference_interval` paired
-    differences. Datasets are not resampled: the interval is about other questions from the same datasets.
+    `groups` maps each dataset to one value per question. Datasets are not resampled: the interval is about
+    other questions from the same datasets.
     """
     numbers = [np.asarray(values, dtype=np.float64) for values in groups.values()]
     means = np.array([values.mean() for values in numbers])
@@ -76,7 +63,7 @@ def bounds_text(low: float, high: float, form: str) -> str:
     return f"[{low:{form}}, {high:{form}}]"
 
 
-def _bootstrap(values: Floats, n: int, resamples: int) -> tuple[float, float]:
+def bootstrap(values: Floats, n: int, resamples: int) -> tuple[float, float]:
     """The percentile interval of the mean, widened as Student's t for n questions (Hesterberg 2015).
 
     (-inf, inf) for fewer than six questions.

@@ -48,9 +48,11 @@ def advised(text: str) -> Skills:
 class AdvisedEnvironment:
     """The mini environment of style A, with the skills that the advice in the messages gives it."""
 
-    def __init__(self, world: World, *, seed: int | str = 0) -> None:
+    samples = False
+
+    def __init__(self, world: World | None = None, *, seed: int | str = 0) -> None:
         self.name = "mini-advice"
-        self._environment = MiniEnvironment(world, "A", seed=seed)
+        self._environment = MiniEnvironment(world, seed=seed)
 
     async def ask(self, messages: list[Message]) -> str:
         instructions = [message["content"] for message in messages if message["role"] == "system"]

@@ -93,6 +93,7 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniA
     folder = Path(cache_dir) / name
     if folder.is_dir():
         return folder
+    torch.set_num_threads(1)  # fastest for a tiny model, and its weights depend on no number of cores
     folder.parent.mkdir(parents=True, exist_ok=True)
     tqdm.write(
         f"Building the mini agent of seed {seed}: about a minute, once; it is kept in {folder}",
@@ -192,7 +193,7 @@ def demonstrations(
     for number in range(worlds):
         world_seed = f"warm start {seed} world {number}"
         world = make_world(world_seed)
-        environment = MiniEnvironment(world, "A", seed=world_seed)
+        environment = MiniEnvironment(world, seed=world_seed)
         rng = random.Random(f"demonstrations {world_seed}")
         for slots, question in make_questions(world, "train", games, world_seed, kinds=kinds):
             yield show(slots, question, environment, rng)

@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Literal
 
 from prompt_r1.miniworld.wordings import WORDINGS
 from prompt_r1.miniworld.world import (
@@ -31,10 +30,10 @@ from prompt_r1.miniworld.world import (
     Problem,
     World,
     answer_of,
+    make_world,
 )
 from prompt_r1.types import Message
 
-Style = Literal["A", "B"]
 ANSWER_ONLY = re.compile(r"\s*answer only[.!]?\s*$", re.IGNORECASE)
 
 
@@ -202,12 +201,12 @@ class MiniReply:
 
 
 class MiniEnvironment:
-    """Answers questions about a world. Style B has other wordings, skills and errors than style A."""
+    """Answers questions about a world: that of `seed`, unless another is given."""
 
-    def __init__(self, world: World, style: Style = "A", *, seed: int | str = 0) -> None:
-        self.name = {"A": "mini", "B": "mini-b"}[style]
-        self.world = world
-        self.style: Style = style
+    name, style, samples = "mini", "A", False
+
+    def __init__(self, world: World | None = None, *, seed: int | str = 0) -> None:
+        self.world = world or make_world(seed)
         self.seed = seed
 
     async def ask(self, messages: list[Message]) -> str:
@@ -233,6 +232,12 @@ class MiniEnvironment:
             return MiniReply(value, value)
         sentence = rng.choice(wordings[_form_of(request, value)])
         return MiniReply(sentence.format(value=value, **asdict(request)), value)
+
+
+class MiniEnvironmentB(MiniEnvironment):
+    """Has other wordings, skills and errors."""
+
+    name, style = "mini-b", "B"
 
 
 def reply_to(messages: Sequence[Message], reply: Callable[[str], MiniReply]) -> str:
@@ -265,7 +270,7 @@ def interpret(request: Request, world: World, skills: Skills, rng: random.Random
     return request
 
 
-def believe(request: Request, world: World, style: Style, skills: Skills, rng: random.Random) -> str:
+def believe(request: Request, world: World, style: str, skills: Skills, rng: random.Random) -> str:
     """The environment's answer to a clear request; "" where it gives none."""
     luck = rng.random()
     match request:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
+from prompt_r1.errors import UsageError
 from prompt_r1.types import Kind, Question
 
 FIRST_NAMES = (
@@ -231,9 +232,17 @@ class Gen:
 Slots = Bridge | Compare | Pop | Problem | Gen
 
 
-def mini_questions(seed: int, split: str) -> list[Question]:
-    """The questions of a split of the world of `seed`."""
-    return [question for _, question in make_questions(make_world(seed), split, SPLITS[split], seed)]
+def mini_questions(seed: int, split: str, part: str = "") -> list[Question]:
+    """The questions of a split of the world of `seed`; `part`: of that split, or those of that kind."""
+    split = part if part in SPLITS else split
+    pairs = make_questions(make_world(seed), split, SPLITS[split], seed)
+    return [question for _, question in pairs if part not in TRAINING_MIX or question.dataset == part]
+
+
+def check_part(part: str) -> None:
+    """Raise UsageError for a part that is neither a split nor a kind of question; "" is all."""
+    if part and part not in (parts := [*SPLITS, *TRAINING_MIX]):
+        raise UsageError(f"the mini world has no part {part!r}: choose one of {', '.join(parts)}")
 
 
 def make_questions(

@@ -8,9 +8,8 @@ from importlib.util import find_spec
 from ipaddress import ip_address
 
 from prompt_r1.cli.command_line import run_program
-from prompt_r1.cli.preflight import check_pair
 from prompt_r1.config.fields import parse_arguments
-from prompt_r1.config.pair import ServeConfig
+from prompt_r1.config.pair import ServeConfig, check_pair
 from prompt_r1.errors import UsageError
 from prompt_r1.terminal import printable
 

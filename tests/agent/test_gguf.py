@@ -20,8 +20,9 @@ from transformers import AutoModelForCausalLM
 from prompt_r1.agent.agent import Agent, load_agent
 from prompt_r1.agent.gguf import gguf_file, gguf_folder
 from prompt_r1.agent.loading import check_room
-from prompt_r1.agent.names import find_agent, resolve_agent
+from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.packing import pack
+from prompt_r1.agent.trained import resolve_agent
 from prompt_r1.config.train import TrainConfig, train_config
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question, Trajectory

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from prompt_r1.agent.agent import load_agent
-from prompt_r1.agent.names import find_agent, resolve_agent
+from prompt_r1.agent.trained import resolve_agent
 from prompt_r1.config.agent import GAME_FILE, STEP_FILE
 from prompt_r1.config.fields import write_yaml
 from prompt_r1.config.train import PRESETS, TrainConfig
+from prompt_r1.miniworld.agent import mini_agent
 
 
 def save_run(folder: Path, *, seed: int, step: int, saved: int, env: str = "mini") -> None:
@@ -62,16 +63,15 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-def test_a_mini_agent_is_built_with_one_thread_on_every_machine(two_threads, monkeypatch):
+def test_a_mini_agent_is_built_with_one_thread_on_every_machine(two_threads, tmp_path):
     """The last bits of its weights depended on the number of cores."""
     seen = []
 
-    def build(seed: int, cache_dir: Path) -> Path:
+    def build(seed: int) -> tuple[()]:
         seen.append(torch.get_num_threads())
-        return cache_dir
+        return ()
 
-    monkeypatch.setattr("prompt_r1.miniworld.agent.mini_agent", build)
-    assert find_agent("mini", seed=0) == Path("runs/cache")
+    mini_agent(seed=1, cache_dir=tmp_path, build=build)
     assert seen == [1]
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from prompt_r1.agent.names import AgentSpec
+from prompt_r1.agent.trained import AgentSpec
 from prompt_r1.baselines.ask_once import FORMATS
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.environments.environment import environment_of

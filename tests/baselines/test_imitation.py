@@ -25,7 +25,7 @@ from tests.support.methods import CONFIG, PricedSource, method, priced
 
 def mini_world(seed: int = 0) -> Environment:
     """The environment of the mini world, whose budget counts its calls."""
-    world = MiniEnvironment(make_world(seed), "A", seed=seed)
+    world = MiniEnvironment(seed=seed)
     return priced(PricedSource(lambda messages: world.reply(messages[-1]["content"]).text))
 
 

@@ -10,7 +10,7 @@ import torch
 
 from prompt_r1.agent.agent import Agent, load_agent, make_agent
 from prompt_r1.agent.lora import adapters_removed, add_lora
-from prompt_r1.agent.names import resolve_agent, trained_config
+from prompt_r1.agent.trained import resolve_agent, trained_config
 from prompt_r1.baselines.sft import (
     _sampled,
     batch_size_for,

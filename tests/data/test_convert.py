@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.data.__main__ import main
-from prompt_r1.data.datasets import detokenise, mix
-from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, load_questions, write_questions
+from prompt_r1.data.datasets import detokenise, mix, write_questions
+from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, load_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
 

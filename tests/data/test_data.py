@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.data.__main__ import main as data_main
-from prompt_r1.data.files import DAPO_OPENING, load_questions, write_questions
+from prompt_r1.data.datasets import write_questions
+from prompt_r1.data.files import DAPO_OPENING, load_questions
 from prompt_r1.data.questions import find_questions, sample_questions, training_and_validation
 from prompt_r1.data.sampler import digest_of, stratified
 from prompt_r1.errors import UsageError

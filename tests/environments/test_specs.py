@@ -8,10 +8,26 @@ import torch
 
 from prompt_r1.config.agent import AgentConfig, EnvironmentConfig
 from prompt_r1.environments.client import Endpoint
-from prompt_r1.environments.specs import Environments, open_for_agent
+from prompt_r1.environments.environment import Game
+from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.spending import Price
+from prompt_r1.playing import open_for_agent
+from prompt_r1.spending import Price, Spending
+from prompt_r1.types import Message
 from tests.support.providers import HELLO, KEY, open_environment
+
+
+class Seeded:
+    """A user's environment that takes the seed of the run, and replies the same to equal dialogues."""
+
+    samples = False
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def ask(self, messages: list[Message]) -> str:
+        return f"seed {self.seed:03}"
+
 
 INVALID = [
     *("", "mini-z", "mini,mini-z", "hf:models/x", "a b", "gpt@localhost:8000", "http://localhost:8000/v1"),
@@ -118,11 +134,23 @@ def test_all_environments_of_a_run_share_one_journal_and_one_budget(tmp_path: Pa
         ("gpt-4o-mini@http://127.0.0.1:1/v1", '{"temperature": 0}', False),
         ("mini@http://127.0.0.1:1/v1", '{"temperature": 0.7}', True),
         ("py:tests.support.echo_agent:Shouting", "", True),
+        ("py:tests.environments.test_specs:Seeded", "", False),
     ],
 )
 def test_an_environment_samples_unless_we_know_better(spec, args, samples):
     [member] = open_environment(spec, env_args=args).members
     assert member.source.samples == samples
+
+
+@pytest.mark.parametrize(("price", "tokens"), [("", (0, 0)), ("1,2", (1, 2))])
+def test_an_object_of_the_users_gets_the_seed_and_has_the_price_of_its_characters(price, tokens):
+    environment, game = (
+        open_environment("py:tests.environments.test_specs:Seeded", seed=7, env_price=price),
+        Game(),
+    )
+    assert asyncio.run(environment.ask([{"role": "user", "content": "Who?"}], game)) == "seed 007"
+    usd = (tokens[0] + 2 * tokens[1]) / 1e6
+    assert game.spent == environment.budget.spent == Spending(1, *tokens, usd=usd)
 
 
 @pytest.mark.parametrize(

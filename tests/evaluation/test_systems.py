@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import evaluate
-from prompt_r1.agent.names import AgentSpec
+from prompt_r1.agent.trained import AgentSpec
 from prompt_r1.config.evaluate import METHODS, EvaluateConfig
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError

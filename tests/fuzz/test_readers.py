@@ -11,12 +11,13 @@ from typing import get_args
 
 import pytest
 
-from prompt_r1.agent.names import trained_config
+from prompt_r1.agent.trained import trained_config
 from prompt_r1.baselines.sft import read_games
 from prompt_r1.config.agent import GAME_FILE
 from prompt_r1.config.fields import write_yaml
 from prompt_r1.config.train import TrainConfig, train_config
-from prompt_r1.data.files import load_questions, write_questions
+from prompt_r1.data.datasets import write_questions
+from prompt_r1.data.files import load_questions
 from prompt_r1.environments.sources import Verdict
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, to_row

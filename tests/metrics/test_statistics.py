@@ -7,7 +7,8 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from prompt_r1.metrics.statistics import difference_interval, macro_interval, mean_interval, wilson
+from prompt_r1.metrics.statistics import macro_interval, mean_interval, wilson
+from studies.seeds import difference_interval
 
 SIMULATIONS = 1_000
 

@@ -26,7 +26,7 @@ def answers(kind: str, *instructions: str, count: int = 400) -> list[bool]:
 
 
 def test_without_advice_it_replies_as_the_mini_environment_does():
-    mini = MiniEnvironment(WORLD, "A", seed=0)
+    mini = MiniEnvironment(WORLD, seed=0)
     prompts = [question.text for _, question in make_questions(WORLD, "train", 200, 0)]
     prompts += ["Tell me about nothing.", "", "Who is the\ndirector of X?", "\ud800"]
     assert [ENVIRONMENT.reply(prompt) for prompt in prompts] == [mini.reply(prompt) for prompt in prompts]

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from prompt_r1.miniworld import agent as agent_module
 from prompt_r1.miniworld.agent import EMBEDDED, MiniAgent, build_agent, mini_agent
 from prompt_r1.miniworld.demonstrations import decompose, demonstrate, record
-from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
 from prompt_r1.miniworld.world import SPLITS, TRAINING_MIX, make_questions, make_world, mini_questions
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 
@@ -123,7 +123,7 @@ def test_a_reply_depends_only_on_seed_style_and_the_last_user_message():
     assert asyncio.run(environment.ask(messages)) == first[0].text
     assert environment.reply(f" {prompt.upper()}\n").text == first[0].text
     assert [MiniEnvironment(WORLD, seed=6).reply(question) for question in questions] != first
-    assert [MiniEnvironment(WORLD, "B", seed=5).reply(question) for question in questions] != first
+    assert [MiniEnvironmentB(WORLD, seed=5).reply(question) for question in questions] != first
 
 
 def test_decomposing_answers_nearly_every_held_out_question():
@@ -180,12 +180,14 @@ def test_the_questions_of_seed_0_are_those_of_the_published_results(split, diges
     assert digest_of(repr(question) for _, question in minis) == digest
 
 
-@pytest.mark.parametrize(("style", "digest"), [("A", "fbb50ab19b36e3dc"), ("B", "418d96b87dc4900f")])
+@pytest.mark.parametrize(
+    ("style", "digest"), [(MiniEnvironment, "fbb50ab19b36e3dc"), (MiniEnvironmentB, "418d96b87dc4900f")]
+)
 def test_single_steps_of_seed_0_get_the_published_replies(style, digest):
     """Every step of the right strategy, a vague prompt, and the question alone and with "Answer only.". The
     figures of the README hold for these replies: measure them again if one is meant to change.
     """
-    environment, replies = MiniEnvironment(WORLD, style, seed=0), []
+    environment, replies = style(WORLD, seed=0), []
     for slots, question in make_questions(WORLD, "validation", 160, 0):
         value = ""
         for think, prompt in decompose(slots):

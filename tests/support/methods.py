@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import torch
 
-from prompt_r1.agent.names import AgentSpec
+from prompt_r1.agent.trained import AgentSpec, agent_preset
 from prompt_r1.baselines.ask_once import Answer
 from prompt_r1.baselines.make import MethodMaker
 from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.train import agent_preset
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Call, Outcome

@@ -15,7 +15,6 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import TypeVar
 
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.world import make_world
 
 T = TypeVar("T")
 COMPLETION = "POST /v1/chat/completions"
@@ -95,7 +94,7 @@ class FaultyServer(LocalServer):
         rng: random.Random | None = None,
     ) -> None:
         super().__init__()
-        self.models = {"mini": MiniEnvironment(make_world(0), "A", seed=0)}
+        self.models = {"mini": MiniEnvironment(seed=0)}
         self.fail = fail
         self.faults = tuple(faults)
         self.key = key

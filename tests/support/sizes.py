@@ -97,6 +97,7 @@ def main() -> None:
     rows = {
         "package and programs, lines of Python": lines([*LIBRARY, *PROGRAMS]),
         "what train.py imports, lines": lines([PROGRAMS[0], *files_imported_by(PROGRAMS[0])]),
+        "the mini world, which it opens by name": lines(python_in("prompt_r1/miniworld")),
         "tests, lines": lines(python_in("tests")),
         "words of the documents": words(),
         "flags of train.py": len(fields(TrainConfig)),
