@@ -18,8 +18,7 @@ def find_agent(name: str, seed: int) -> str | Path:
     Mini agents are built, and GGUF files converted, if necessary.
     """
     if name == MINI_AGENT:
-        path: Path = resolve_name(f"{MINI_WORLD}.agent:mini_agent")(seed, RUNS / "cache")
-        return path
+        return Path(resolve_name(f"{MINI_WORLD}.agent:mini_agent")(seed, RUNS / "cache"))
     if file := gguf_file(name):
         return gguf_folder(file)
     if "@http" in name:

@@ -4,14 +4,14 @@ import ctypes
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from pkgutil import resolve_name
 
 from prompt_r1.agent.gguf import gguf_file
 from prompt_r1.agent.names import find_agent
-from prompt_r1.config.agent import HELD_OUT, MINI_AGENT, EnvironmentConfig, is_mini_data
+from prompt_r1.config.agent import HELD_OUT, MINI_AGENT, MINI_WORLD, EnvironmentConfig, is_mini_data
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.train import train_config
 from prompt_r1.data.files import load_questions
-from prompt_r1.data.questions import check_mini_part
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import launched
@@ -53,7 +53,7 @@ def check_data(names: Iterable[str]) -> None:
     """Raise UsageError for a file of questions that cannot be read, and for an unknown mini:SPLIT."""
     for name in names:
         if is_mini_data(name):
-            check_mini_part(name)
+            resolve_name(f"{MINI_WORLD}.world:check_part")(name.partition(":")[2])
         elif not name.startswith(("hf:", OBJECT_PREFIX)) and name not in (HELD_OUT, "none"):
             load_questions(name)
 

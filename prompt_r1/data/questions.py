@@ -26,7 +26,6 @@ def find_questions(names: Sequence[str], split: str, seed: int) -> list[Question
     questions: list[Question] = []
     for name in names:
         if is_mini_data(name):
-            check_mini_part(name)
             mini_questions = resolve_name(f"{MINI_WORLD}.world:mini_questions")
             questions += mini_questions(seed, split, name.partition(":")[2])
         elif name.startswith(OBJECT_PREFIX):
@@ -96,8 +95,3 @@ def _questions_of_function(name: str, split: str, seed: int) -> list[Question]:
     except (Exception, SystemExit) as error:  # the function is the user's
         raise UsageError(f"{where}, called with a split and a seed, raised {described(error)}") from error
     return as_questions(where, enumerate(rows, start=1), dataset=name.rpartition(":")[2])
-
-
-def check_mini_part(name: str) -> None:
-    """Raise UsageError for `mini:PART` if PART is neither a split nor a kind of question."""
-    resolve_name(f"{MINI_WORLD}.world:check_part")(name.partition(":")[2])

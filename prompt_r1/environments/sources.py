@@ -114,19 +114,12 @@ class Answering(Protocol):
 
 
 class OwnSource(Source):
-    """An object in this process as a source. A plain function runs in a thread, so that it may block.
+    """An object with `ask` in this process as a source. A plain function runs in a thread: it may block.
 
-    Free, unless it is `priced`: then tokens are estimated from the text's length.
+    If it is `priced`, tokens are estimated from the text's length.
     """
 
-    def __init__(
-        self,
-        own: object,  # Answering, or with more parameters
-        *,
-        seed: int,
-        name: str = "",
-        priced: bool = False,
-    ) -> None:
+    def __init__(self, own: object, *, seed: int, name: str = "", priced: bool = False) -> None:
         function = getattr(own, "ask", None)
         if not callable(function):
             raise UsageError(f"the environment {name or own!r} has no method `ask(messages)`")
@@ -174,10 +167,7 @@ class MuteEnvironment:
 
 
 def open_own(name: str, own: Any, *, seed: int, priced: bool) -> OwnSource:
-    """An object as the source `name`. A class is instantiated, with the seed if it takes one.
-
-    Raises UsageError.
-    """
+    """An object as a source; a class is instantiated, with the seed if it takes one. Raises UsageError."""
     if inspect.isclass(own):
         try:
             own = own(**({"seed": seed} if "seed" in parameters_of(own) else {}))

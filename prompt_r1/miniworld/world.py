@@ -233,7 +233,11 @@ Slots = Bridge | Compare | Pop | Problem | Gen
 
 
 def mini_questions(seed: int, split: str, part: str = "") -> list[Question]:
-    """The questions of a split of the world of `seed`; `part`: of that split, or those of that kind."""
+    """The questions of a split of the world of `seed`; `part`: of that split, or those of that kind.
+
+    Raises UsageError for another part.
+    """
+    check_part(part)
     split = part if part in SPLITS else split
     pairs = make_questions(make_world(seed), split, SPLITS[split], seed)
     return [question for _, question in pairs if part not in TRAINING_MIX or question.dataset == part]

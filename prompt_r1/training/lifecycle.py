@@ -91,10 +91,9 @@ class Lifecycle:
             run.log.say(f"Resuming after step {state.step} of {run.config.steps}, from {found}")
             run.refresh()
         run.log.progress.initial = run.log.progress.n = state.step
-        if run.ranks.first:
-            logged = state.step - bool(state.line)  # a step with a line is validated again
-            trim_run(run.folder, trained=state.step, logged=logged)
-            write_yaml(run.config, run.folder / "config.yaml")
+        logged = state.step - bool(state.line)  # a step with a line is validated again
+        run.ranks.from_first(lambda: trim_run(run.folder, trained=state.step, logged=logged))
+        run.ranks.from_first(lambda: write_yaml(run.config, run.folder / "config.yaml"))
         return state
 
     def steps(self) -> Iterator[int]:
@@ -107,7 +106,7 @@ class Lifecycle:
     def finish_step(self, step: int, games_PG: list[list[ScoredGame]], update: Update) -> None:
         """Record a step, whose update is in the weights; then validate, save and stop as is due."""
         run, ranks = self.run, self.run.ranks
-        run.log.trajectories(f"step-{step:06d}-rank{ranks.rank}", games_PG)
+        ranks.run(lambda: run.log.trajectories(f"step-{step:06d}-rank{ranks.rank}", games_PG))
         measured = step_metrics(games_PG, ranks, rollout_seconds=run.log.seconds["rollout"])
         self.state.step, self.state.line = step, {"step": step, **update.metrics(), **measured}
         self.complete()
@@ -139,7 +138,8 @@ class Lifecycle:
         if config.val_data and due:
             with run.log.phase("validation"):
                 line = line | validation_metrics(run, step=state.step)
-        line = run.log.metrics(line | spending(run.environment, run.ranks))
+        spent = spending(run.environment, run.ranks)
+        line = run.ranks.run(lambda: run.log.metrics(line | spent))
         score = (line.get("val/em", -1.0), line.get("val/reward", 0.0))  # the reward decides where EM is 0
         # Of equal agents the first stays the best: one that has collapsed must not replace it.
         # A reward of the user's comes first: EM may know only one of several right answers.

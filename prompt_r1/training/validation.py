@@ -49,8 +49,8 @@ def compare_on_test(run: Run) -> str:
         rows[name] = play_share(run, agent, questions, name=f"test-{name.partition(' ')[0]}")
         del agent
         gc.collect()  # an engine is part of a reference cycle, and two more agents may not fit in memory
-    if run.ranks.first:
-        (run.folder / TEST_FILE).write_text(results_table(rows, datasets) + "\n", "utf-8")
+    table = results_table(rows, datasets) + "\n"
+    run.ranks.from_first(lambda: (run.folder / TEST_FILE).write_text(table, "utf-8"))
     return text_table(["test", *COLUMNS], [[method, *_cells(own)] for method, own in rows.items()])
 
 
@@ -71,7 +71,8 @@ def play_share(run: Run, agent: Agent, questions: Sequence[Question], *, name: s
     rewards = score_games(trajectories, rule=run.config.reward_rule)
     scored = [ScoredGame(*pair, None) for pair in zip(trajectories, rewards, strict=True)]
     agent.engine.clear_cache()
-    run.log.trajectories(f"{name}-rank{run.ranks.rank}", [[game] for game in scored])
+    games_PG, file = [[game] for game in scored], f"{name}-rank{run.ranks.rank}"
+    run.ranks.run(lambda: run.log.trajectories(file, games_PG))
     return run.ranks.gather_lists([metrics_of_game(game) for game in scored])
 
 

@@ -72,6 +72,18 @@ def test_a_rank_that_has_lost_another_ends_with_one_sentence_and_the_run_can_be_
     assert harness.run(tmp_path, arguments).exit_codes == [0, 0]
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "test.md"])
+def test_a_file_that_the_first_rank_cannot_write_stops_all_of_them_with_its_name(
+    name, arguments, harness, tmp_path
+):
+    """The other rank waited for it, and said that it could not communicate."""
+    (tmp_path / "run" / name).mkdir(parents=True)
+    (tmp_path / "run/.lock").touch()
+    ended = harness.run(tmp_path, [*arguments, "--steps", "1"], launcher=False)
+    logs = [(tmp_path / f"rank{rank}.log").read_text() for rank in (0, 1)]
+    assert ended.exit_codes == [2, 2] and all(f"run/{name}: Is a directory" in log for log in logs), logs
+
+
 # Ranks and --parallel before the kill, then after it.
 RANK_CHANGES = [(2, "fsdp", 1, "auto"), (1, "auto", 2, "ddp")]
 
