@@ -14,8 +14,8 @@ from prompt_r1.cli.dialogue import Piece, Pieces
 from prompt_r1.config.agent import AgentConfig, EnvironmentConfig
 from prompt_r1.config.pair import PairConfig
 from prompt_r1.distributed import pick_device
-from prompt_r1.environments.environment import Environment, Game, environment_of
-from prompt_r1.environments.sources import Answering
+from prompt_r1.environments.environment import Environment, Game
+from prompt_r1.environments.sources import Answering, OwnSource
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import EnvError
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM
@@ -138,7 +138,7 @@ def open_pair(
     if own is None:
         environment = open_for_agent(config.env, spec.config, config, seed=seed, device=device)
     else:
-        environment = environment_of(own)
+        environment = Environment([OwnSource(own, seed=0)])
     run(environment.check())
     agent = load_agent(spec.path, spec.config, device)
     about = spec.describe(environment=environment.name, seed=seed)

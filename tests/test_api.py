@@ -18,7 +18,7 @@ from prompt_r1.api import Pair, _start_loop
 from prompt_r1.config.agent import GAME_FILE
 from prompt_r1.config.fields import write_yaml
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.environments.environment import Environment, environment_of
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import OwnSource
 from prompt_r1.playing import OpenPair
@@ -26,6 +26,7 @@ from prompt_r1.rollout import play_question
 from prompt_r1.types import Question
 from tests.support.echo_agent import EchoAgent, Shouting, paid_environment
 from tests.support.paths import ROOT
+from tests.support.providers import environment_of
 
 QUESTION = "Who is Anna?"
 

@@ -12,8 +12,8 @@ bc, rft      an agent fine-tuned on games that ended right
 from dataclasses import dataclass, replace
 
 from prompt_r1.agent.agent import Agent
-from prompt_r1.environments.environment import Environment, environment_of
-from prompt_r1.environments.sources import MuteEnvironment
+from prompt_r1.environments.environment import Environment
+from prompt_r1.environments.sources import MuteEnvironment, OwnSource
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.reward import Rule, score, well_formed
 from prompt_r1.rollout import play_question
@@ -35,7 +35,7 @@ class AgentMethod:
     async def __call__(self, question: Question, *, sample: int, seed: str) -> Prediction:
         game = await play_question(
             self.agent,
-            self.environment or environment_of(MuteEnvironment()),
+            self.environment or Environment([OwnSource(MuteEnvironment(), seed=0)]),
             question,
             seed=seed,
             temperature=self.temperature,

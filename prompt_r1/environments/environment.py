@@ -22,7 +22,7 @@ from functools import partial
 from statistics import median
 
 from prompt_r1.environments.journal import Journal, Key
-from prompt_r1.environments.sources import Answering, Call, Outcome, OwnSource, Source, without_thinking
+from prompt_r1.environments.sources import Call, Outcome, Source, without_thinking
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.spending import Budget, Price, Spending
 from prompt_r1.types import Message
@@ -246,11 +246,6 @@ class Environment:
         if alarming and not self._warned:
             logger.warning("%s", shown)
         self._warned = alarming
-
-
-def environment_of(own: Answering) -> Environment:
-    """The environment of one object, without journal, price and limits."""
-    return Environment([OwnSource(own, seed=0)])
 
 
 def parse_weights(route: str, count: int) -> list[float]:

@@ -8,7 +8,6 @@ import pytest
 from prompt_r1.agent.trained import AgentSpec
 from prompt_r1.baselines.ask_once import FORMATS
 from prompt_r1.baselines.games import AgentMethod
-from prompt_r1.environments.environment import environment_of
 from prompt_r1.environments.sources import OwnSource
 from prompt_r1.errors import EnvError
 from prompt_r1.metrics.em_f1 import exact_match
@@ -21,6 +20,7 @@ from prompt_r1.types import GameSettings, Question
 from tests.support import tiny
 from tests.support.echo_agent import EchoAgent, Shouting
 from tests.support.methods import ANNA, CONFIG, PricedSource, answer, method, priced
+from tests.support.providers import environment_of
 from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 

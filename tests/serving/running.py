@@ -10,11 +10,12 @@ from typing import cast
 import uvicorn
 
 from prompt_r1.agent.agent import Agent
-from prompt_r1.environments.environment import Environment, environment_of
+from prompt_r1.environments.environment import Environment
 from prompt_r1.playing import Limits, OpenPair
 from prompt_r1.serving.app import ChatServer
 from tests.support.echo_agent import EchoAgent, Shouting
 from tests.support.json_server import free_ports
+from tests.support.providers import environment_of
 
 
 def pair_of(

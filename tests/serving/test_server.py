@@ -10,11 +10,11 @@ import httpx
 import openai
 import pytest
 
-from prompt_r1.environments.environment import environment_of
 from prompt_r1.errors import EnvError
 from prompt_r1.playing import Limits
 from tests.serving.running import pair_of, serving
 from tests.support.echo_agent import EchoAgent, paid_environment
+from tests.support.providers import environment_of
 
 MODEL = "prompt-r1"
 HELLO = [{"role": "user", "content": "Who is Anna?"}]

@@ -9,7 +9,6 @@ from itertools import combinations
 import pytest
 
 from prompt_r1.baselines.sft import read_games
-from prompt_r1.environments.environment import environment_of
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE, Prediction, System, to_row
 from prompt_r1.metrics.em_f1 import exact_match
@@ -23,6 +22,7 @@ from studies.cities import CITIES, SPLITS, WORDINGS, cases_of, is_right
 from studies.parts import show_part
 from studies.turns import THOUGHT_AFTER_ASKING, THOUGHT_BEFORE_ASKING
 from tests.support import tiny
+from tests.support.providers import environment_of
 from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 QUESTION = Question("q", "test", "Who made it?", ("Anna",))

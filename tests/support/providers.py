@@ -11,7 +11,7 @@ from prompt_r1.config.agent import EnvironmentConfig
 from prompt_r1.environments.client import Endpoint
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.environments.responses import Attempt, classify
-from prompt_r1.environments.sources import Call, Outcome, Source
+from prompt_r1.environments.sources import Call, Outcome, OwnSource, Source
 from prompt_r1.environments.specs import Environments
 from prompt_r1.types import Message
 
@@ -118,6 +118,11 @@ async def reply(source: Source, messages: list[Message] = HELLO) -> str:
 def ask(source: Source, messages: list[Message] = HELLO) -> str:
     """The text of one call, in an event loop of its own."""
     return asyncio.run(reply(source, messages))
+
+
+def environment_of(own: object) -> Environment:
+    """The environment of one object, without journal, price and limits."""
+    return Environment([OwnSource(own, seed=0)])
 
 
 def open_environment(

@@ -11,7 +11,6 @@ import torch
 from prompt_r1.agent.names import exported_step
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.distributed import Interrupt
-from prompt_r1.environments.environment import environment_of
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.storage import atomic_folder
 from prompt_r1.storage.checkpoint import State
@@ -23,6 +22,7 @@ from prompt_r1.types import Question
 from tests.support import tiny
 from tests.support.exports import file_size_limit
 from tests.support.games import ONE_RANK
+from tests.support.providers import environment_of
 
 CONFIG = TrainConfig(
     agent="tiny", data=("own.jsonl",), val_data=("own.jsonl",), save_every=1, lr=1e-2, steps=99
