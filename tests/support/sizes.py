@@ -29,10 +29,11 @@ def python_in(*folders: str) -> list[Path]:
 
 
 @cache
-def imported(path: Path) -> list[str]:
-    """The full names of the modules that a file imports, anywhere in it."""
+def imported(path: Path, *, at_start: bool = False) -> list[str]:
+    """The full names of the modules that a file imports, anywhere in it; `at_start`: when it is imported."""
     names: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    module = ast.parse(path.read_text("utf-8"))
+    for node in module.body if at_start else ast.walk(module):
         if isinstance(node, ast.Import):
             names += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -40,11 +41,11 @@ def imported(path: Path) -> list[str]:
     return names
 
 
-def files_imported_by(script: Path) -> set[Path]:
+def files_imported_by(script: Path, *, at_start: bool = False) -> set[Path]:
     """The files of the package that a script imports, directly or through other files."""
     known, found, waiting = set(LIBRARY), set[Path](), [script]
     while waiting:
-        for module in imported(waiting.pop()):
+        for module in imported(waiting.pop(), at_start=at_start):
             path = ROOT / module.replace(".", "/")
             file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
             if file in known and file not in found:
@@ -93,11 +94,13 @@ def main() -> None:
             print(f"{lines([path]):6} {path.relative_to(ROOT)}")
         print(f"{lines(files):6} in {len(files)} files")
         return
+    train = PROGRAMS[0]
     web = [path for pattern in WEB for path in (ROOT / "prompt_r1").rglob(pattern)]
     rows = {
         "package and programs, lines of Python": lines([*LIBRARY, *PROGRAMS]),
-        "what train.py imports, lines": lines([PROGRAMS[0], *files_imported_by(PROGRAMS[0])]),
-        "the mini world, which it opens by name": lines(python_in("prompt_r1/miniworld")),
+        "what train.py imports, lines": lines([train, *files_imported_by(train)]),
+        "  at its start": lines([train, *files_imported_by(train, at_start=True)]),
+        "  and opens by name: the mini world": lines(python_in("prompt_r1/miniworld")),
         "tests, lines": lines(python_in("tests")),
         "words of the documents": words(),
         "flags of train.py": len(fields(TrainConfig)),
