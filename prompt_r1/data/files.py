@@ -194,8 +194,8 @@ def _question(row: Fields, dataset: str) -> Question:
     golds, *others = (gold_answers(row[name], name, kind) for name in filled)
     if any(not {*other} <= {*golds} for other in others):
         raise BadRow(f"the fields {' and '.join(filled)} differ: leave one of them empty")
-    value = golds if isinstance(row[filled[0]], str) else row[filled[0]]
-    for gold in value if isinstance(value, list | tuple) else [value]:
+    value = list(golds) if isinstance(row[filled[0]], str) else row[filled[0]]
+    for gold in _parts(value):
         if label := LABEL.fullmatch(str(gold)):
             _check_choice(row, gold, label[1])
     return Question(

@@ -283,8 +283,8 @@ def _message_of(choice: Mapping[str, object]) -> Mapping[str, object]:
 
 def _text_of(content: object, kind: str = "text") -> str:
     """The text of a message's content: a string, or a list of parts, of which those of this kind count."""
-    texts = []
-    for sent in content if isinstance(content, list) else [content]:
+    texts, parts = [], content if isinstance(content, list) else [content]
+    for sent in parts:
         part = sent if isinstance(sent, dict) else {"text": sent}
         if str(part.get("type", kind)).endswith(kind) and not part.get("thought"):
             value = part.get(kind)

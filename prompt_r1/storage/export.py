@@ -51,7 +51,8 @@ def export_agent(
             # The folder of the base model: its own, or the one in the hub cache.
             home = Path(str(cached_file(base, "config.json"))).parent
             temporary = atomic_folder.new_temporary(folder)
-            _save(policy.model, weights, home, temporary)
+            merged = {f"{name}.weight": layer.merged_weight().cpu() for name, layer in adapted.items()}
+            _save(policy.model, weights | merged, home, temporary)
             for pattern in COPIED:
                 for path in home.glob(pattern):
                     if path.is_file():
@@ -64,8 +65,6 @@ def export_agent(
 
     with adapters_removed(policy.model) as adapted:
         weights = get_model_state_dict(policy.model, options=options)  # empty on other ranks than the first
-        for name, layer in adapted.items() if ranks.first else ():
-            weights[f"{name}.weight"] = layer.merged_weight().cpu()
         ranks.from_first(write)
 
 
