@@ -112,6 +112,15 @@ KINDS = {
         ("<|EOT|>", "<｜begin▁of▁sentence｜>"),
         "<|EOT|>",
     ),
+    "a begin token in every turn, no end token": Kind(
+        template(
+            user="{{ bos_token }}USER: {{ m.content }}\n",
+            assistant="ASSISTANT: {{ m.content }}\n",
+            generation="ASSISTANT:",
+        ),
+        ("</s>", "<s>"),
+        "</s>",
+    ),
     "SOLAR": Kind(
         template(user=SOLAR, assistant=SOLAR, generation="### Assistant:\n"), ("</s>", "<s>"), "</s>"
     ),
