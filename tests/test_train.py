@@ -89,11 +89,12 @@ def test_the_order_in_which_a_rank_plays_its_questions_does_not_change_the_mini_
     assert all(torch.allclose(tensors[name], tensor, atol=1e-5) for name, tensor in expected.items())
 
 
-def test_a_call_names_its_question_and_the_number_of_its_game(asking_agent, tmp_path):
-    """By both the journal tells apart equal prompts of different games, and a route chooses by the first."""
+def test_a_call_names_its_question_the_number_of_its_game_and_the_epoch(asking_agent, tmp_path):
+    """By these the journal tells apart equal prompts of different games, and a route chooses by the first."""
     data = write_questions(tmp_path, "Who?", "When?")
     env = ["--env", "py:tests.faults.test_kills:BySession"]
-    run = train_run(tmp_path, asking_agent, *env, "--data", data, "--questions", 2, "--group-size", 8)
+    epochs = ["--questions", 2, "--steps", 3, "--temperature", 0.3]  # which makes most prompts the same
+    run = train_run(tmp_path, asking_agent, *env, "--data", data, "--group-size", 8, *epochs)
     replies = {}
     for game in games_of(run, 1):
         if (reply := game["turns"][0]["reply"]) is not None:
@@ -101,6 +102,7 @@ def test_a_call_names_its_question_and_the_number_of_its_game(asking_agent, tmp_
     assert sum(map(len, replies.values())) > 2
     for question, texts in replies.items():
         assert len(set(texts)) == len(texts) and all(f"says {question} in game" in text for text in texts)
+    assert not any(metrics["env/reused"] for metrics in read_metrics(run))
 
 
 def test_the_final_table_compares_greedy_games_of_the_untrained_agent_and_the_best_one(

@@ -12,7 +12,7 @@ from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.errors import Resumable
 from prompt_r1.spending import Budget, OutOfBudget, Spending
 from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
-from tests.support.providers import Provider, body_of, endpoint
+from tests.support.providers import Provider, body_of, endpoint, error_of
 
 
 def forty_calls(asked: Environment) -> list[str | BaseException]:
@@ -120,6 +120,13 @@ def test_a_reply_without_believable_usage_is_in_the_budget_at_its_estimate(usage
     asked = environment(endpoint(Provider(response), system="Be brief."))
     ask(asked)
     assert asked.budget.spent == Spending(1, 5, 6, pytest.approx(65e-6))  # a token has three characters
+
+
+def test_a_request_that_is_refused_for_its_content_costs_no_tokens() -> None:
+    """It has no token counts either, but nothing was written for it."""
+    filtered = httpx.Response(400, json=error_of("not allowed", code="content_filter"))
+    asked = environment(endpoint(Provider(filtered)))
+    assert ask(asked) == "" and asked.budget.spent == Spending(1)
 
 
 def test_an_exhausted_budget_raises_resumable_and_is_still_exhausted_after_a_resume(tmp_path: Path) -> None:

@@ -165,9 +165,11 @@ class ScriptedEnvironment:
     def __init__(self, replies: list[str | EnvError]) -> None:
         self.replies = list(replies)
         self.asked: list[list[Message]] = []
+        self.sessions: list[str] = []  # of each call
 
     async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
         self.asked.append([dict(message) for message in messages])  # type: ignore[misc]
+        self.sessions.append(session)
         reply = self.replies.pop(0)
         if isinstance(reply, EnvError):
             raise reply

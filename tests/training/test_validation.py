@@ -46,6 +46,7 @@ def test_ask_directly_asks_the_environment_for_the_answer_only():
     right, failed = asyncio.run(ask_directly(questions, priced(OwnSource(environment, seed=0))))
     assert environment.asked[0] == [{"role": "user", "content": "Who? Answer only."}]
     assert right == {"em": 1.0, "f1": 1.0} and failed == {"env/errors": 1}
+    assert environment.sessions == ["1", "2"]  # by which one of several environments is drawn
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
