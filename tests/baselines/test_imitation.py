@@ -2,6 +2,8 @@
 
 import asyncio
 from itertools import islice
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -9,18 +11,22 @@ from prompt_r1.agent.agent import load_agent, load_codec
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.packing import pack
 from prompt_r1.baselines import imitation
+from prompt_r1.config.evaluate import SftConfig
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
 from prompt_r1.metrics.em_f1 import f1
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import make_questions, make_world
+from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.rollout import play_question
 from prompt_r1.types import Trajectory
 from tests.support import tiny
 from tests.support.exports import load_tensors
 from tests.support.games import CPU
-from tests.support.methods import CONFIG, PricedSource, method, priced
+from tests.support.methods import ANNA, CONFIG, PricedSource, method, priced
+from tests.support.played import GAME
+from tests.support.tiny import ScriptedAgent, think
 
 
 def mini_world(seed: int = 0) -> Environment:
@@ -84,6 +90,20 @@ def test_rft_gives_up_after_a_hundred_games_if_none_ended_right(tmp_path):
     start = tiny.save_agent(tmp_path / "start")
     with pytest.raises(UsageError, match=r"no game of .*start ended right in 100: .*sft --agent .*--games"):
         method("rft", mini_world(), agent=start, folder=tmp_path, train=QUESTIONS)
+
+
+def test_rft_ends_a_round_of_an_agent_that_has_stopped_asking(tmp_path):
+    """A round has a number of calls. The agent is right in its first games; then it answers at once."""
+    right = [think("so", prompt="Who?"), think("so", answer="Anna")]
+    texts = right * imitation.GROUP_SIZE + [right[1]] * 100
+    codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
+    agent: Any = SimpleNamespace(engine=ScriptedAgent(texts), codec=codec, game=GAME)
+    settings = SftConfig(agent="./none")  # fine-tuning, which comes next, does not find it
+    rounds = imitation.imitate_own_games(
+        agent, mini_world(), [ANNA], settings, CONFIG, tmp_path / "rft", calls=50
+    )
+    with pytest.raises(UsageError, match="there is no such folder"):
+        asyncio.run(rounds)
 
 
 def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, learned, monkeypatch):

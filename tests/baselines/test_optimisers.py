@@ -360,7 +360,8 @@ def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(endpoint
     file.write_text(json.dumps({"id": "1", "question": "Who?", "answers": ["Anna"]}) + "\n")
     data = ["--data", file, "--train-data", file, "--val-data", file, "--optimize-calls", "9"]
     methods = ["--method", "direct", "cot", "opro", "textgrad", "gepa"]
-    line = [*methods, *data, "--env", spec, "--out", tmp_path / "out"]
+    prices = ["--env-price", "1,1", "--optimizer-price", "5,5"]
+    line = [*methods, *data, *prices, "--env", spec, "--out", tmp_path / "out"]
     evaluate.main([str(part) for part in line])
     sent = defaultdict(set)
     for body in bodies:
@@ -372,3 +373,7 @@ def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(endpoint
     assert sent[True, assistant] == {'{"temperature": 0.0}'}, "cot"
     opro, textgrad = (json.dumps({"temperature": 0.0, "max_tokens": limit}) for limit in (1024, 2000))
     assert sent[False, seed] == {opro, textgrad, "{}"}
+    calls = map(json.loads, (tmp_path / "out/journal/rank0.jsonl").read_text().splitlines())
+    ended = [call for call in calls if "usd" in call]
+    prices_paid = {round(1e6 * call["usd"] / (call["tokens_in"] + call["tokens_out"])) for call in ended}
+    assert prices_paid == {1, 5}, "those of the environment and of the optimiser"

@@ -163,11 +163,12 @@ def games_file(folder: Path, *games: object) -> Path:
 def test_a_warm_start_on_recorded_games_teaches_a_model_without_the_format_to_play_them(tmp_path):
     """It can ask afterwards, which an agent that was fine-tuned on gold answers cannot."""
     start, games = tiny.save_agent(tmp_path / "start"), games_file(tmp_path, *[GAME] * 8)
-    settings = replace(SMALL, agent=str(start), rank=0, preset="small", epochs=60, lr=3e-3)
+    settings = replace(SMALL, agent=str(start), rank=0, preset="small", epochs=60, lr=3e-3, seed=3)
     folder = learn_games(str(games), settings, tmp_path / "out")
     assert resolve_agent(str(folder)).start == str(folder), "`untrained` was the agent before the warm start"
     game = trained_config(folder)
-    assert game is not None and (game.env, game.instruction, game.max_turns) == ("mini", "short", 4)
+    assert game is not None and game.seed == 3
+    assert (game.env, game.instruction, game.max_turns) == ("mini", "short", 4)
     agent = load_agent(folder, replace(game, max_new=100, max_tokens=700), torch.device("cpu"))
     question = Question("q", "own", "Who?", ("Anna",))
     played = asyncio.run(
