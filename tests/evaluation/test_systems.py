@@ -88,6 +88,8 @@ def test_the_same_settings_use_the_answers_again(run_here, other):
     [
         ("--seed 1", "its answers have --seed 0, not 1: give another --out"),
         ("--temperature 0.5", "its answers have --temperature 0.0, not 0.5: give another --out"),
+        ("--max-turns 3", "its answers have --max-turns 0, not 3"),
+        ("--max-new 9", "its answers have --max-new 0, not 9"),
         ("--optimize-calls 9", "its answers have --optimize-calls 0, not 9"),
         ('--env-args {"top_p":0.5}', "its answers have --env-args"),
     ],
@@ -125,6 +127,12 @@ def test_more_methods_and_questions_are_added_to_a_folder(run_here):
     assert {name: row["n"] for name, row in results.items()} == {"cot": 2, "direct": 2}, (
         "the tables have all answers to these questions, also those of earlier commands"
     )
+
+
+def test_questions_of_two_datasets_may_have_the_same_id(run_here):
+    assert run_here("--data", "train.jsonl") == 2
+    with pytest.raises(UsageError, match="of own occurs twice; give each file once"):
+        run_here("--data", "own.jsonl")
 
 
 def test_a_folder_without_its_settings_is_refused(run_here):
