@@ -229,10 +229,11 @@ def test_a_settings_file_names_its_own_validation_and_test_files(tmp_path):
 def test_a_bug_and_an_error_of_the_programs_exit_with_1_and_a_renamed_file_is_named(monkeypatch, capsys):
     """Only a bug shows a traceback, without keys; a short value of TOKEN=1 would remove every 1."""
     monkeypatch.setenv("OPENAI_API_KEY", f" {KEY}\n")
+    monkeypatch.setenv("WANDB_API_KEY", KEY[::-1])
     monkeypatch.setenv("MY_TOKEN", "bug")
-    assert exit_code(KeyError(f"a bug with {KEY.upper()}"), monkeypatch) == 1
+    assert exit_code(KeyError(f"a bug with {KEY.upper()} and {KEY[::-1]}"), monkeypatch) == 1
     shown = capsys.readouterr().err
-    assert shown.startswith("Traceback") and "a bug with [key]" in shown and KEY not in shown.lower()
+    assert shown.startswith("Traceback") and "with [key] and [key]" in shown and KEY not in shown.lower()
     assert shown.endswith("train.py: this is a bug: please report it with the traceback above\n")
     assert exit_code(OSError(errno.EACCES, "Permission denied", "a", None, "b"), monkeypatch) == 2
     assert capsys.readouterr().err == "train.py: b: Permission denied; check the path and its permissions\n"

@@ -85,7 +85,7 @@ TRIVIA_ROWS = [
 BOB = {"question": "Who?", "answer": "Bob"}
 NQ_ROW = {
     "question": {"text": "Who?", "tokens": []},
-    "annotations": {"short_answers": [{"text": ["Bob"]}, {"text": []}], "yes_no_answer": [-1, 1]},
+    "annotations": {"short_answers": [{"text": ["Bob"]}, {"text": []}], "yes_no_answer": [-1, 1, 0]},
 }
 NO_VERDICT = {"short_answers": [], "yes_no_answer": [5]}
 MATH_ROW = {"problem": "Who?", "solution": "\\boxed{1}, so \\boxed{\\frac{1}{2}}.", "level": "Level 5"}
@@ -128,7 +128,7 @@ LAYOUTS = [
     Layout("squad", "qas.jsonl", SQUAD_PARAGRAPHS[0]["qas"]),
     Layout("triviaqa", "validation.parquet", TRIVIA_ROWS, ("Bob", "Rob")),
     Layout("triviaqa", "wikipedia-dev.json", {"Data": [TRIVIA_ROW_OF_THE_PROJECT]}, ("Bob", "Rob")),
-    Layout("nq", "train.jsonl", [NQ_ROW], ("Bob", "yes")),
+    Layout("nq", "train.jsonl", [NQ_ROW], ("Bob", "yes", "no")),
     Layout("math", "algebra.jsonl", [MATH_ROW], ("\\frac{1}{2}",)),
     Layout("math", "test.jsonl", [MATH_ROW | {"answer": "0.5"}], ("0.5",)),
     Layout("math", "sets.jsonl", [{"problem": "Who?", "solution": "\\boxed{\\{1\\}\\}}"}], ("\\{1\\}\\}",)),

@@ -39,6 +39,7 @@ def test_without_advice_it_replies_as_the_mini_environment_does():
         ("bridge", "Reply with the name alone.", 0.15 * 0.97),
         ("bridge", "Work STEP BY\nSTEP. Reply with the name alone.", (0.15 + 0.85 * 0.5) * 0.949),
         ("bridge", "Be quick.", 0.15 * 0.5 * 0.85),
+        ("bridge", "Step by step. Be quick. Reply with the name alone.", (0.075 + 0.925 * 0.5) * 0.974),
         ("compare", "Look up both years. Reply with the name alone.", (0.3 + 0.7 * 0.6) * 0.97),
         ("pop", "Rephrase casual questions. Reply with the name alone.", (0.25 + 0.75 * 0.6) * 0.97),
         ("gen", "Give all details.", 0.8 * 0.7),

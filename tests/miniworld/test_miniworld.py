@@ -75,6 +75,7 @@ CLEAR = [
     (f"  who IS the director of {FILM.upper()}  ? ", FILM, "director"),
     (f"Question: Who directed {FILM}?", FILM, "director"),
     (f"Think step by step.\nWhen was {FILM} released?\nBe brief.", FILM, "year"),
+    (f"{'Think carefully. ' * 30}\nWhen was {FILM} released?", FILM, "year"),
     (f"Where was {PERSON} born?", PERSON, "birthplace"),
     (f"What is the birthplace of\n{PERSON}", PERSON, "birthplace"),
 ]

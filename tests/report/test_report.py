@@ -76,6 +76,14 @@ def test_the_page_has_every_turn_reply_and_reward_of_the_games_that_it_shows(run
                 assert f"reward {row['reward']['total']:.2f} = " in page.text
 
 
+def test_the_groups_of_two_ranks_stay_apart(tmp_path):
+    """Each rank counts its own groups from 0."""
+    run = write_run(tmp_path / "run", [[group_of(question(0))], [group_of(question(1))]])
+    games = run / "trajectories"
+    (games / "step-000002-rank0.jsonl").rename(games / "step-000001-rank1.jsonl")
+    assert [len(group.games) for group in read_groups(run, best=1)] == [4, 4]
+
+
 def test_the_page_opens_on_a_training_group_of_right_and_wrong_games(tmp_path):
     """It opened on a game without colour, beside a legend of colours."""
     all_right, mixed = group_of(question(0))[:3:2], group_of(question(1))
