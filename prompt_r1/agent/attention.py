@@ -18,6 +18,7 @@ Window = int | None
 """The number of tokens that each token of a layer sees, itself included; None: all before it."""
 RowAttention = Callable[[int, Tensor, Tensor, Tensor, float, Window], Tensor]
 """Layer number, (H, T, D) queries, (Hkv, T, D) keys and values, scale, window → contiguous (T, H, D)."""
+Mask = Callable[[int, int, int, torch.dtype, torch.device], Tensor]
 
 
 class UnsupportedAttention(Exception):
@@ -75,8 +76,14 @@ def register() -> None:
     AttentionInterface.register(NAME, attend)
 
 
+def causal_mask(count: int, length: int, window: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(count, length): 0 where one of the last `count` of `length` tokens sees a key, else -inf."""
+    unseen = torch.full((count, length), -torch.inf, dtype=dtype, device=device)
+    return unseen.triu(length - count + 1) + unseen.tril(length - count - window)
+
+
 def attend_in_window(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window = None
+    query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window = None, mask: Mask = causal_mask
 ) -> Tensor:
     """Causal attention of one sequence, on any device, differentiable.
 
@@ -90,8 +97,8 @@ def attend_in_window(
 
         visible = causal_lower_right(count, length)  # FlashAttention takes no mask
     elif min(count, window) < length:
-        visible = torch.ones(count, length, dtype=torch.bool, device=query.device).tril(length - count)
-        visible = visible.triu(length - count + 1 - window)
+        # Floats, because of booleans SDPA would make new ones at every call, and keep them for backward.
+        visible = mask(count, length, window, query.dtype, query.device)
     return F.scaled_dot_product_attention(
         query[None],
         key[None],

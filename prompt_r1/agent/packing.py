@@ -9,11 +9,12 @@ game is only a target, so it is not in the row.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.attention import Window, attend_in_window
+from prompt_r1.agent.attention import Mask, RowAttention, Window, attend_in_window, causal_mask
 from prompt_r1.types import Trajectory
 
 
@@ -23,33 +24,33 @@ class Packed:
 
     tokens: Tensor  # (T,) int64
     positions: Tensor  # (T,) of each token in its game
-    sizes: Sequence[Sequence[int]]  # of each group: tokens of the opening, then of the rest of each game
+    sizes: Sequence[Sequence[int]]  # of each group: its opening; tokens that each game adds to the row
     sources: Tensor  # (N,) columns whose next-token distributions are scored
     targets: Tensor  # (N,) int64 the tokens that followed
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window
-    ) -> Tensor:
-        """Attend to the keys of each opening, then of each game, which are copied behind its opening's.
+    @property
+    def attend(self) -> RowAttention:
+        """Attention of one forward: its layers share their masks, which are freed with its graph."""
+        return partial(self._attend, cache(causal_mask))
 
-        (H, T, D) queries, (Hkv, T, D) keys and values → (T, H, D), the same in every layer.
-        """
+    def _attend(
+        self, mask: Mask, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window
+    ) -> Tensor:
+        """Attend to the keys of each game, which are copied behind its opening's: `RowAttention`."""
         # Query and key norms computed in float32 return float32: back to the compute dtype.
         query, key = query.to(value.dtype), key.to(value.dtype)
         # Split once: the gradient of a slice is as large as the row.
-        sizes = [size for group in self.sizes for size in group]
+        sizes = [size for _, *games in self.sizes for size in games]
         parts = zip(query.split(sizes, 1), key.split(sizes, 1), value.split(sizes, 1), strict=True)
         out: list[Tensor] = []
-        for _, *games in self.sizes:
-            queries, opening_keys, opening_values = next(parts)
-            out.append(attend_in_window(queries, opening_keys, opening_values, scale, window))
-            for _ in games:
-                queries, own_keys, own_values = next(parts)
-                keys = torch.cat([opening_keys, own_keys], 1)
-                values = torch.cat([opening_values, own_values], 1)
-                out.append(attend_in_window(queries, keys, values, scale, window))
-        # Contiguous, because some models take a view of it; others copy it anyway.
-        return torch.cat(out, 1).transpose(0, 1).contiguous()
+        for opening, *games in self.sizes:
+            keys, values = key.detach()[:, :0], value.detach()[:, :0]  # the first game brings the opening
+            for _, (queries, own_keys, own_values) in zip(games, parts, strict=False):
+                keys = torch.cat([keys[:, :opening], own_keys], 1)
+                values = torch.cat([values[:, :opening], own_values], 1)
+                out.append(attend_in_window(queries, keys, values, scale, window, mask))
+        # Most kernels of SDPA write (T, H, D), so nothing is copied twice.
+        return torch.cat([part.transpose(0, 1) for part in out])
 
 
 def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed:
@@ -60,25 +61,19 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
     targets: list[int] = []
     sizes: list[list[int]] = []
     for games in groups:
-        first = games[0]
-        # A single game is all opening: one causal block.
-        shared = first.opening if len(games) > 1 else len(first.tokens) - 1
-        opening = range(len(tokens), len(tokens) + shared)
-        tokens += first.tokens[:shared]
-        positions += range(shared)
-        sizes.append([shared])
+        shared: list[int] = []  # columns of the opening, once the first game is in the row
+        sizes.append([games[0].opening])
         for game in games:
-            assert game.opening == first.opening and game.tokens[:shared] == first.tokens[:shared]
-            size = len(game.tokens) - 1 - shared
-            columns = [*opening, *range(len(tokens), len(tokens) + size)]
-            for position, sampled in enumerate(game.sampled):
-                if sampled:
-                    sources.append(columns[position - 1])  # the token before predicts it
-                    targets.append(game.tokens[position])
-            tokens += game.tokens[shared:-1]
-            positions += range(shared, len(game.tokens) - 1)
-            if size:
-                sizes[-1].append(size)
-    row = torch.tensor([tokens, positions], device=device)
-    scored = torch.tensor([sources, targets], device=device)
+            assert game.tokens[: game.opening] == games[0].tokens[: games[0].opening]
+            begin, end = len(shared), len(game.tokens) - 1
+            columns = [*shared, *range(len(tokens), len(tokens) + end - begin)]
+            own = [position for position, sampled in enumerate(game.sampled) if sampled]
+            sources += [columns[position - 1] for position in own]  # the token before predicts it
+            targets += [game.tokens[position] for position in own]
+            tokens += game.tokens[begin:end]
+            positions += range(begin, end)
+            if begin < end:
+                sizes[-1].append(end - begin)
+            shared = columns[: game.opening]
+    row, scored = (torch.tensor(pair, device=device) for pair in ([tokens, positions], [sources, targets]))
     return Packed(row[0], row[1], sizes, sources=scored[0], targets=scored[1])

@@ -165,11 +165,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 p *= 1 - (logits / ctx.cap).square_()
             slope = p.to(hidden.dtype)
             grad_hidden[rows] = (slope @ head).mul_(-grad[rows, None])
-            if grad_head is None:
-                pass
-            elif grad_head.dtype == hidden.dtype:  # avoids a second matrix of the head's size
+            if grad_head is not None and grad_head.dtype == hidden.dtype:  # no second matrix of its size
                 grad_head.addmm_(slope.T, scaled[rows], alpha=-1)
-            else:
+            elif grad_head is not None:
                 grad_head -= slope.T @ scaled[rows]
             del slope  # before the next chunk allocates its own
         return grad_hidden, None if grad_head is None else grad_head.to(weight.dtype), None, None, None

@@ -146,6 +146,6 @@ def make_batch(
         packed = pack([[game.trajectory for game in group] for group in groups], device)
     else:  # a row of one token, of which none is scored
         token_0 = torch.zeros(1, dtype=torch.long, device=device)
-        packed = Packed(token_0, token_0, [[1]], sources=token_0[:0], targets=token_0[:0])
+        packed = Packed(token_0, token_0, [[0, 1]], sources=token_0[:0], targets=token_0[:0])
     rows = torch.tensor(columns, dtype=torch.float32, device=device).view(len(columns), 3).T.contiguous()
     return Batch(packed, weights=rows[0], advantages=rows[1], engine=rows[2])

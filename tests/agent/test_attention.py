@@ -73,14 +73,15 @@ def test_a_row_holds_each_opening_once_and_every_token_of_each_game(groups):
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("window", [None, 1, 9, 33])
 def test_attention_in_a_row_equals_a_loop_over_the_queries_of_each_game(kv_heads, window):
-    groups = [[7, 40, 3, 9], [25], [1, 1, 30]]
+    groups = [[7, 40, 3, 9], [25, 0], [1, 1, 30]]
     torch.manual_seed(0)
     rows = [torch.randn(heads, 116, 16, dtype=torch.float64) for heads in (4, kv_heads, kv_heads)]
-    found = Packed(*[torch.empty(0)] * 2, groups, *[torch.empty(0)] * 2).attend(0, *rows, 0.3, window)
+    sizes = [(opening, opening + first, *others) for opening, first, *others in groups]
+    found = Packed(*[torch.empty(0)] * 2, sizes, *[torch.empty(0)] * 2).attend(0, *rows, 0.3, window)
     columns = iter(range(116))
-    for opening_size, *sizes in groups:
+    for opening_size, *games in groups:
         opening = [*islice(columns, opening_size)]
-        for size in sizes or (0,):
+        for size in games:
             game = [*opening, *islice(columns, size)]
             expected = naive_attention(*(row[:, game] for row in rows), 0.3, window)
             torch.testing.assert_close(found[game].transpose(0, 1), expected)
