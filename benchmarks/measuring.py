@@ -1,6 +1,7 @@
 """What the benchmarks share: flags, time and memory of a piece of work, alternating rounds, their table."""
 
 import argparse
+import ctypes
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -50,6 +51,7 @@ def memory(*, reset: bool = False) -> float:
             torch.cuda.reset_peak_memory_stats()
         return torch.cuda.max_memory_allocated() / 1e6
     if reset:
+        ctypes.CDLL(None).malloc_trim(0)  # else this round reuses what glibc kept of an earlier one
         Path("/proc/self/clear_refs").write_text("5")
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1e3
