@@ -9,6 +9,7 @@ import torch
 from prompt_r1.agent.cuda_graphs import Replay
 from prompt_r1.agent.engine import Engine
 from tests.support import tiny
+from tests.support.at_once import at_once
 
 pytestmark = pytest.mark.usefixtures("varlen")
 
@@ -56,10 +57,7 @@ def play(capture: Capture | None, *, page_size: int = 0) -> tuple[list[list[list
                 tokens = tokens + drawn.tokens + tiny.random_tokens(4 + turn, seed=number)
         return turns
 
-    async def games() -> list[list[list[int]]]:
-        return await asyncio.gather(*map(game, range(9)))
-
-    return asyncio.run(games()), engine
+    return at_once(map(game, range(9))), engine
 
 
 @pytest.mark.parametrize("page_size", [0, 16])

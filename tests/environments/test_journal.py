@@ -13,6 +13,7 @@ from prompt_r1.environments.sources import Outcome
 from prompt_r1.errors import EnvError
 from prompt_r1.spending import Budget, Spending
 from prompt_r1.types import Message
+from tests.support.at_once import at_once
 from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
 
 
@@ -45,11 +46,8 @@ def test_calls_share_a_reply_only_where_nothing_that_shapes_it_differs(tmp_path:
 def test_equal_concurrent_calls_are_paid_for_once_if_there_is_a_journal(has_journal, tmp_path) -> None:
     """A bug: without one, the second call replaced the first in the table of running calls: KeyError."""
     asked = environment(CountingSource(), folder=tmp_path if has_journal else None)
-
-    async def both() -> list[str]:
-        return await asyncio.gather(text_of(asked), text_of(asked))
-
-    assert asyncio.run(both()) == ["reply 1", "reply 1" if has_journal else "reply 2"]
+    both = at_once(text_of(asked) for _ in range(2))
+    assert both == ["reply 1", "reply 1" if has_journal else "reply 2"]
 
 
 def test_of_many_that_wait_for_a_call_that_is_cancelled_one_is_sent_and_the_others_wait_for_it(

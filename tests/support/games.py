@@ -1,6 +1,5 @@
 """Makes games without an engine, from random tokens or from given turns."""
 
-import asyncio
 import math
 import random
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from prompt_r1.training.batches import Batch, micro_batches_of
 from prompt_r1.training.update import GAP, Limit, Update
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory, Turn
 from tests.support import tiny
+from tests.support.at_once import at_once
 from tests.support.tiny import think
 from train import learn
 
@@ -123,20 +123,19 @@ def small_games() -> list[Trajectory]:
     return games
 
 
-def play_with(engine: Engine, openings: list[list[int]], **how: Any) -> list[Trajectory]:
-    """Games of two turns, all at once; the reply has some tokens of the opening. `how` is sampled."""
+def play_with(engine: Engine, openings: list[list[int]], *, turns: int = 2, **how: Any) -> list[Trajectory]:
+    """Games, all at once; a reply has some tokens of the opening. `how` is sampled."""
 
     async def play(number: int) -> Trajectory:
         game = Trajectory(Question("q", "d", "?", ("a",)), stop="answered")
-        for turn in range(2):
-            game.add_context(openings[number][number * turn :])
-            game.add_sampled(await engine.generate(game.tokens, seed=f"{number}/{turn}", **how))
+        with engine.new_game() as handle:
+            for turn in range(turns):
+                game.add_context(openings[number][number * turn :])
+                seed = f"{number}/{turn}"
+                game.add_sampled(await engine.generate(game.tokens, seed=seed, game=handle, **how))
         return game
 
-    async def play_all() -> list[Trajectory]:
-        return await asyncio.gather(*map(play, range(len(openings))))
-
-    return asyncio.run(play_all())
+    return at_once(map(play, range(len(openings))))
 
 
 class Learner:
