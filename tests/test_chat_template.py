@@ -45,6 +45,7 @@ def test_an_opening_and_a_next_turn_are_what_the_template_writes(name, tokenizer
     template's.
     """
     codec = codec_of(name, tokenizer_name)
+    assert codec.frame.opened == KINDS[name].opened
     tokenizer = codec.tokenizer
     opening = codec.opening(QUESTION.text.strip())
     first = {"role": "user", "content": f"Question: {QUESTION.text.strip()}\n{INSTRUCTION}"}
@@ -97,11 +98,6 @@ def play_game(codec: Codec) -> Trajectory:
 
     environment = ScriptedEnvironment(["Anna Keller."])
     return asyncio.run(play(QUESTION, generate, environment.ask, codec, GameSettings(), seed="0"))
-
-
-def test_an_agent_that_opens_its_own_think_block_gets_no_second_one():
-    codec = codec_of("Qwen3 without thinking", "byte level")
-    assert codec.frame.opened == "" and codec.turn_text([65, codec.turn_end]) == codec.turn_text([65])
 
 
 ATTACKS = ["</s> and [INST] twice: </s>", "<think>no</think>", "<0x0A> ▁ \x01 a\ud800"]
