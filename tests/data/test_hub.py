@@ -52,22 +52,6 @@ def test_a_run_holds_out_a_part_of_a_dataset_of_the_hub(hub):
     assert {one.dataset for one in training} == {"held"}
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("hf:org/wrong:valid", r"could not be loaded from the Hub \(.*Unknown split 'valid'"),
-        ("hf:org/other:train", "hf:org/other:train, row 1: the field question is missing"),
-        ("hf:org/wrong", "hf: names a dataset of the Hub, hf:ORG/NAME:SPLIT"),
-        ("hf:./folder", "give those of this machine as a FILE"),
-    ],
-)
-def test_a_wrong_name_split_or_column_is_refused_in_one_sentence(hub, name, sentence):
-    hub["org/other", None, "train"] = [{"frage": "Where?", "antwort": "Rome"}]
-    with pytest.raises(UsageError, match=sentence) as error:
-        find_questions([name], "train", 0)
-    assert "\n" not in str(error.value)
-
-
 def test_a_missing_package_is_one_sentence_that_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match="pip install datasets"):
@@ -121,10 +105,11 @@ def test_a_function_brings_its_own_validation_and_test_questions(in_folder):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        (
-            "py:own_sums:broken",
-            r"called with a split and a seed, raised ZeroDivisionError: no sum \(own_sums",
-        ),
+        ("hf:org/wrong:valid", r"could not be loaded from the Hub \(.*Unknown split 'valid'"),
+        ("hf:org/other:train", "hf:org/other:train, row 1: the field question is missing"),
+        ("hf:org/wrong", "hf: names a dataset of the Hub, hf:ORG/NAME:SPLIT"),
+        ("hf:./folder", "give those of this machine as a FILE"),
+        ("py:own_sums:broken", r"called with a split and a seed, raised ZeroDivisionError: no sum \(own_s"),
         ("py:own_sums:counts", "called with a split and a seed, raised TypeError: "),
         ("py:own_sums:texts", "row 1: expected a JSON object, not str 'Who"),
         ("py:own_sums:arrays", "row 2: the field answers must contain texts or numbers, not ndarray"),
@@ -132,7 +117,10 @@ def test_a_function_brings_its_own_validation_and_test_questions(in_folder):
         ("py:own_sums", "give MODULE:NAME"),
     ],
 )
-def test_a_function_that_makes_no_questions_is_explained_in_one_sentence(in_folder, name, sentence):
+def test_a_dataset_or_function_that_gives_no_questions_is_refused_in_one_sentence(
+    hub, in_folder, name, sentence
+):
+    hub["org/other", None, "train"] = [{"frage": "Where?", "antwort": "Rome"}]
     with pytest.raises(UsageError, match=sentence) as error:
         find_questions([name], "train", 0)
     assert "\n" not in str(error.value)
