@@ -137,19 +137,15 @@ def test_advantages_are_zero_for_equal_rewards_and_for_a_single_game():
     assert [group_advantages(group) for group in ([0.3] * 5, [1.0], [])] == [[0.0] * 5, [0.0], []]
 
 
-@pytest.mark.parametrize(("intact", "count"), [(4, 5), (3, 4), (6, 8), (9, 12)])
-def test_a_group_with_at_least_three_quarters_intact_games_compares_only_those(intact, count):
-    rewards = [float(number) for number in range(intact)]
-    broken = [None] * (count - intact)
-    without_broken = group_advantages(rewards)
-    with_broken = group_advantages([*rewards, *broken])
-    assert with_broken == [*without_broken, *broken]
+COMPARED = [(4, 5), (3, 4), (6, 8), (9, 12)]  # intact games, and all
+DROPPED = [(3, 5), (2, 4), (5, 8), (8, 12), (0, 4)]
 
 
-@pytest.mark.parametrize(("intact", "count"), [(3, 5), (2, 4), (5, 8), (8, 12), (0, 4)])
-def test_a_group_with_more_than_a_quarter_broken_games_is_dropped(intact, count):
-    rewards = [float(number) for number in range(intact)] + [None] * (count - intact)
-    assert group_advantages(rewards) == [None] * count
+@pytest.mark.parametrize(("intact", "count"), [*COMPARED, *DROPPED])
+def test_a_group_compares_its_intact_games_and_is_dropped_if_more_than_a_quarter_broke(intact, count):
+    rewards, broken = [float(number) for number in range(intact)], [None] * (count - intact)
+    advantages = group_advantages(rewards) if (intact, count) in COMPARED else [None] * intact
+    assert group_advantages([*rewards, *broken]) == [*advantages, *broken]
 
 
 def test_the_games_of_a_rank_have_the_indices_of_their_questions_over_all_ranks():
