@@ -160,46 +160,36 @@ def test_the_check_asks_once_as_a_game_does_and_a_busy_endpoint_passes(answer) -
     assert sent["top_p"] == 0.5
 
 
-def test_a_refused_connection_a_proxy_that_refuses_and_what_is_no_http_fail_the_check() -> None:
-    with pytest.raises(FatalEnvError, match="9/v1: no server answers"):
-        asyncio.run(Environment([endpoint(base_url="http://127.0.0.1:9/v1")]).check())
-    with pytest.raises(FatalEnvError, match=r"no server answers \(407 Proxy"):
-        check(httpx.ProxyError("407 Proxy Authentication Required"))
-    with pytest.raises(FatalEnvError, match=r"no secure connection .*WRONG_VERSION.*, and http or https"):
-        check(httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number"))  # https for http
-    with pytest.raises(FatalEnvError, match="check http or https and the port"):
-        check(httpx.RemoteProtocolError("illegal request line"))  # a TLS alert
-
-
-def test_a_server_of_web_pages_fails_the_check_but_a_single_page_does_not() -> None:
-    """A bug: a good endpoint was refused as a web page because a proxy before it was busy once."""
-    page = httpx.Response(200, text="<!doctype html><title>Log in</title>")
-    with pytest.raises(
-        FatalEnvError,
-        match=r"https://llm.test/v1: the response is a web page: .* ends in /v1; it says: Log in",
-    ):
-        check(page)
-    assert len(check(page, page, OK)) == 3
+NO_TLS = httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number")  # https for http
+PAGE = httpx.Response(200, text="<!doctype html><title>Log in</title>")
+LM_STUDIO = {"error": "Unexpected endpoint or method. (POST /chat/completions)"}
+NO_ERROR_OBJECT = {"code": 5, "msg": "invalid token", "data": None}
+CLOUDFLARE = {"success": False, "errors": [{"code": 5007, "message": "No such model"}]}
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("answer", "words"),
     [
-        (
-            {"error": "Unexpected endpoint or method. (POST /chat/completions)"},
-            r"Unexpected .* the base URL\)",
-        ),
-        (
-            {"success": False, "errors": [{"code": 5007, "message": "No such model"}]},
-            "it says: No such model",
-        ),
-        ({"code": 5, "msg": "invalid token", "data": None}, "it says: invalid token"),
+        (httpx.ProxyError("407 Proxy Authentication Required"), r"no server answers \(407 Proxy"),
+        (NO_TLS, r"no secure connection .*WRONG_VERSION.*, and http or https"),
+        (httpx.RemoteProtocolError("illegal request line"), "check http or https and the port"),  # TLS alert
+        (PAGE, r"https://llm.test/v1: the response is a web page: .* ends in /v1; it says: Log in"),
+        (httpx.Response(200, json=LM_STUDIO), r"Unexpected .* the base URL\)"),
+        (httpx.Response(200, json=CLOUDFLARE), "it says: No such model"),
+        (httpx.Response(200, json=NO_ERROR_OBJECT), "it says: invalid token"),
     ],
 )
-def test_an_error_inside_a_200_fails_the_check_unless_it_is_temporary(body: object, words: str) -> None:
+def test_an_endpoint_that_cannot_be_used_fails_the_check(answer, words) -> None:
     """A bug: LM Studio, at a URL without /v1, passed the check, and each call took ten minutes."""
     with pytest.raises(FatalEnvError, match=words):
-        check(httpx.Response(200, json=body))
+        check(answer)
+
+
+def test_a_refused_connection_fails_the_check_and_a_single_page_or_a_temporary_error_does_not() -> None:
+    """A bug: a good endpoint was refused as a web page because a proxy before it was busy once."""
+    with pytest.raises(FatalEnvError, match="9/v1: no server answers"):
+        asyncio.run(Environment([endpoint(base_url="http://127.0.0.1:9/v1")]).check())
+    assert len(check(PAGE, PAGE, OK)) == 3
     busy = {"error": {"type": "server_error", "message": "Overloaded"}}
     assert len(check(httpx.Response(200, json=busy))) == 1
 

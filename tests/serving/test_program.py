@@ -16,20 +16,18 @@ from prompt_r1.serving.__main__ import KEY, main
 from tests.support.paths import ROOT
 
 
-def test_the_server_listens_beyond_this_machine_only_with_a_key(monkeypatch):
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("--host 0.0.0.0", "set a key in PROMPT_R1_API_KEY to listen beyond this machine"),
+        ("--request-usd 1", "--request-usd needs --env-price"),
+        ("--port 0 --agent no/such --env what?@ever:80", "there is no environment"),
+    ],
+)
+def test_a_mistake_in_the_flags_is_reported_before_the_agent_is_loaded(line, sentence, monkeypatch):
     monkeypatch.delenv(KEY, raising=False)
-    with pytest.raises(UsageError, match="set a key in PROMPT_R1_API_KEY to listen beyond this machine"):
-        main(["--host", "0.0.0.0"])
-
-
-def test_a_limit_in_dollars_needs_a_price():
-    with pytest.raises(UsageError, match="--request-usd needs --env-price"):
-        main(["--request-usd", "1"])
-
-
-def test_a_wrong_environment_is_reported_before_the_agent_is_loaded():
-    with pytest.raises(UsageError, match="there is no environment"):
-        main(["--port", "0", "--agent", "no/such", "--env", "what?@ever:80"])
+    with pytest.raises(UsageError, match=sentence):
+        main(line.split())
 
 
 def test_a_port_in_use_is_reported_before_the_agent_is_loaded():
