@@ -15,10 +15,10 @@ from prompt_r1.agent.policy import Policy
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.storage.run_folder import checkpoints_of
 from prompt_r1.storage.run_log import read_metrics
+from tests.agent.test_lora import TOKENS, with_random_adapters
 from tests.support import tiny
 from tests.support.exports import export, load_tensors
 
-TOKENS = torch.tensor([tiny.random_tokens(30, seed=1)])
 SETTINGS = """
     --data mini:ood --env mini --val-data none --test-data none --device cpu --questions 1 --group-size 4
     --mini-batch 4 --loss token-mean --lr 1e-2 --max-new 30 --max-turns 2 --max-tokens 500 --save-every 1
@@ -28,10 +28,7 @@ SETTINGS = """
 
 def exported(folder: Path, model, base: Path) -> Path:
     """Export a model with adapters of rank 4 that are not zero; returns the folder."""
-    add_lora(model, rank=4, alpha=8)
-    generator = torch.Generator().manual_seed(0)
-    for layer in adapters_of(model).values():
-        torch.nn.init.normal_(layer.b, std=0.1, generator=generator)
+    with_random_adapters(model, rank=4, alpha=8)
     config = TrainConfig(agent=str(base), adapter_rank=4)
     return export(Policy(model, compute=torch.float32), base, config, folder, {"step": 1})
 
