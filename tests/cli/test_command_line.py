@@ -219,13 +219,6 @@ def test_ones_own_questions_are_held_out_in_part_and_never_validated_on_those_of
     assert split("--val-data c.jsonl") == (("c.jsonl",), ())
 
 
-def test_a_settings_file_names_its_own_validation_and_test_files(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text("data: mine.jsonl\nval_data: a.jsonl\ntest_data: b.jsonl\n")
-    config, _ = train_config(["--config", str(file)])
-    assert (config.val_data, config.test_data) == (("a.jsonl",), ("b.jsonl",))
-
-
 def test_a_bug_and_an_error_of_the_programs_exit_with_1_and_a_renamed_file_is_named(monkeypatch, capsys):
     """Only a bug shows a traceback, without keys; a short value of TOKEN=1 would remove every 1."""
     monkeypatch.setenv("OPENAI_API_KEY", f" {KEY}\n")

@@ -12,10 +12,12 @@ from prompt_r1.errors import UsageError
 
 def test_flags_override_the_file_and_the_file_overrides_the_defaults(tmp_path):
     file = tmp_path / "own.yaml"
-    file.write_text("data: mini\nlr: 2.0e-5\nsteps: 7\nval_data: [a.jsonl, b.jsonl]\ncheckpointing: false\n")
+    data = "data: mine.jsonl\nval_data: [a.jsonl, b.jsonl]\ntest_data: c.jsonl\n"
+    file.write_text(f"{data}lr: 2.0e-5\nsteps: 7\ncheckpointing: false\n")
     config, name = train_config(["--config", str(file), "--steps", "9"])
     assert (name, config.lr, config.steps, config.group_size) == ("own", 2e-5, 9, 5)
-    assert config.val_data == ("a.jsonl", "b.jsonl") and config.checkpointing is False
+    assert config.val_data == ("a.jsonl", "b.jsonl") and config.test_data == ("c.jsonl",)
+    assert config.checkpointing is False
 
 
 def test_a_mini_environment_brings_its_own_questions():
