@@ -51,11 +51,7 @@ def games_of(run: Path, step: int) -> list[dict]:
 
 def write_questions(folder: Path, *texts: str, copies: int = 1) -> Path:
     """Write a file of questions; the copies of a question have different ids."""
-    rows = [
-        {"id": f"{text} {copy}", "question": text, "answer": "Anna"}
-        for copy in range(copies)
-        for text in texts
-    ]
+    rows = [{"id": f"{text}{n}", "question": text, "answer": "Anna"} for n in range(copies) for text in texts]
     path = folder / "own.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     return path

@@ -119,11 +119,7 @@ def test_a_folder_is_that_of_the_content_of_a_file_and_not_of_its_name(tmp_path,
         gguf_folder(write_gguf(file, template=""))
 
 
-CONVERT = [
-    sys.executable,
-    "-c",
-    "from prompt_r1.agent.names import find_agent; print(find_agent('smollm2', 0))",
-]
+CONVERT = "from prompt_r1.agent.names import find_agent; print(find_agent('smollm2', 0))"
 
 
 @needs_smollm2
@@ -132,7 +128,7 @@ def test_a_killed_conversion_leaves_no_folder_and_two_at_once_convert_only_once(
     def begin() -> subprocess.Popen[str]:
         environment = {"HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(CONVERT, env=environment, **pipes)
+        return subprocess.Popen([sys.executable, "-c", CONVERT], env=environment, **pipes)
 
     killed = begin()
     while not list(tmp_path.glob("prompt-r1/.unfinished.tmp")):

@@ -26,6 +26,7 @@ from tests.support.programs import MAINS
 from tests.support.providers import KEY
 
 HOSTILE = "reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b"
+THEN = "resumes from the last checkpoint"
 SHOWN = r"reply \x1b[2J\x1b]0;owned\x07 \u202eabc\r\x9b"
 
 
@@ -59,16 +60,11 @@ def exit_code(
             "train.py: /root/x: Permission denied; check the path and its permissions\n",
         ),
         (
-            OSError(errno.ENOSPC, "No space left on device", "runs/x"),
+            OSError(errno.ENOSPC, "Full", "x"),
             75,
-            "train.py: [Errno 28] No space left on device: 'runs/x': free some space or check the disk; the "
-            "same command resumes from the last checkpoint\n",
+            f"train.py: [Errno 28] Full: 'x': free some space or check the disk; the same command {THEN}\n",
         ),
-        (
-            KeyboardInterrupt(),
-            130,
-            "train.py: interrupted; the same command resumes from the last checkpoint\n",
-        ),
+        (KeyboardInterrupt(), 130, f"train.py: interrupted; the same command {THEN}\n"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
@@ -78,11 +74,10 @@ def test_an_error_that_the_user_can_fix_has_an_exit_code_and_one_sentence(
     """By the program, and by the check of its command line, which has no checkpoint to resume from. A bug: an
     unreadable file, or Ctrl-C while infer.py waited for its first question, was a traceback.
     """
-    then = "resumes from the last checkpoint"
-    assert exit_code(error, monkeypatch, partial(run_program, then=then if then in sentence else "")) == code
+    assert exit_code(error, monkeypatch, partial(run_program, then=THEN if THEN in sentence else "")) == code
     assert capsys.readouterr().err == sentence
     assert exit_code(error, monkeypatch, check_usage) == code
-    assert capsys.readouterr().err == sentence.replace(f"; the same command {then}", "")
+    assert capsys.readouterr().err == sentence.replace(f"; the same command {THEN}", "")
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,6 @@ ENCODED = {
 
 def call_server(fault: str, **settings: object) -> tuple[Outcome, RecordedAccount]:
     """Call a server that has this fault; no connection but an idle one may stay open."""
-
     server, account = HostileServer(), RecordedAccount()
 
     async def one_call() -> Outcome:
@@ -141,7 +140,6 @@ def test_a_redirect_is_not_followed_and_named_without_the_key() -> None:
 
 def test_all_calls_share_the_connections_of_one_client() -> None:
     """A bug: each attempt opened a new TCP and TLS connection."""
-
     server = HostileServer()
 
     async def calls() -> int:
@@ -158,7 +156,6 @@ def test_all_calls_share_the_connections_of_one_client() -> None:
 @pytest.mark.parametrize(("way", "pause"), [("whole", 0.0), ("whole", 0.1), ("half", 0.0), ("late", 0.1)])
 def test_a_response_that_is_sent_twice_is_not_the_reply_to_the_next_call(way: str, pause: float) -> None:
     """A bug: on a kept connection the second copy was taken as the reply to another question."""
-
     server = HostileServer()
 
     async def five_calls() -> list[bool]:
@@ -204,7 +201,6 @@ def test_a_local_endpoint_is_called_without_key_and_proxy(monkeypatch: pytest.Mo
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-
     server = HostileServer()
 
     async def one_call() -> str:

@@ -15,11 +15,10 @@ from prompt_r1.errors import UsageError
 from prompt_r1.types import Message
 from tests.support import tiny
 from tests.support.games import CPU
-from tests.support.providers import outcome_of
+from tests.support.providers import HELLO, outcome_of
 from tests.support.templates import chatml
 
 BRIEF = ReplySettings(system="Be brief.")
-HELLO: list[Message] = [{"role": "user", "content": "Where is the Louvre?"}]
 CONTROLS = set(tiny.tokenizer().added_tokens_decoder)
 
 

@@ -245,6 +245,7 @@ def test_a_finish_reason_may_have_a_prefix(finish: str) -> None:
 
 HARMONY = "<|channel|>analysis<|message|>Who?<|end|>"  # of gpt-oss
 FINAL = "<|start|>assistant<|channel|>final<|message|>Anna.<|return|>"
+SOLUTION = "<|begin_of_solution|>Anna.<|end|>"
 TAGS = ("seed:think", "thought", "reasoning", "reflection", "analysis")
 FIELDS = st.sampled_from(["error", "choices", "message", "content", "refusal", "usage", "code"])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
@@ -320,13 +321,7 @@ def test_back_off_has_full_jitter_under_a_doubling_limit() -> None:
         ('<think duration="3">Who?</think>Anna.', "stop", "Who?", "Anna.", ""),
         ("<|begin_of_thought|>Who?<|end_of_thought|>Anna.", "stop", "Who?", "Anna.", ""),
         ("<|START_THINKING|>Who?<|END_THINKING|>Anna.", "stop", "Who?", "Anna.", ""),
-        (
-            "<|start_thought|>Who?<|end_thought|><|begin_of_solution|>Anna.<|end|>",
-            "stop",
-            "Who?",
-            "Anna.",
-            "",
-        ),
+        ("<|start_thought|>Who?<|end_thought|>" + SOLUTION, "stop", "Who?", "Anna.", ""),
         ("◁think▷Who?◁/think▷Anna.", "stop", "Who?", "Anna.", ""),  # Kimi
         ("<think>\n</think>\n<think>Who?</think>Anna.", "stop", "Who?", "Anna.", ""),
         ("<thoughtful> Anna.", "stop", "", "<thoughtful> Anna.", ""),

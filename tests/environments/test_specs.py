@@ -144,10 +144,8 @@ def test_an_environment_samples_unless_we_know_better(spec, args, samples):
 
 @pytest.mark.parametrize(("price", "tokens"), [("", (0, 0)), ("1,2", (1, 2))])
 def test_an_object_of_the_users_gets_the_seed_and_has_the_price_of_its_characters(price, tokens):
-    environment, game = (
-        open_environment("py:tests.environments.test_specs:Seeded", seed=7, env_price=price),
-        Game(),
-    )
+    environment = open_environment("py:tests.environments.test_specs:Seeded", seed=7, env_price=price)
+    game = Game()
     assert asyncio.run(environment.ask([{"role": "user", "content": "Who?"}], game)) == "seed 007"
     usd = (tokens[0] + 2 * tokens[1]) / 1e6
     assert game.spent == environment.budget.spent == Spending(1, *tokens, usd=usd)

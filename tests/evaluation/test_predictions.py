@@ -106,15 +106,8 @@ def test_a_folder_with_files_of_others_is_refused(tmp_path):
 
 
 def test_a_file_without_predictions_is_a_usage_error(tmp_path):
-    wrong = (
-        {"usd": "1"},
-        {"prediction": 5},
-        {"format": "x"},
-        {"method": None},
-        {"raw": ["x"]},
-        {"turns": None},
-    )
-    lines = [json.dumps(to_row(predict()) | one) for one in wrong]
+    wrong = {"usd": "1", "prediction": 5, "format": "x", "method": None, "raw": ["x"], "turns": None}
+    lines = [json.dumps(to_row(predict()) | {name: value}) for name, value in wrong.items()]
     (tmp_path / "predictions.jsonl").write_text("\n".join(["[]", "7", *lines, "[" * 100_000]))
     for name, reason in (("predictions.jsonl", "holds no predictions"), ("gone.jsonl", "there is no such")):
         with pytest.raises(UsageError, match=reason):

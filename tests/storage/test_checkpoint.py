@@ -42,7 +42,7 @@ CONFIG = TrainConfig(agent="tiny", data=("own.jsonl",), lr=1e-2)
 class TinyRun:
     """A tiny policy that learns, and the checkpoints of its run folder."""
 
-    def __init__(self, folder: Path, *, config: TrainConfig = CONFIG, seed: int = 0, **options) -> None:
+    def __init__(self, folder: Path, *, config: TrainConfig = CONFIG, seed: int = 0) -> None:
         self.policy = tiny.policy(seed=seed)
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=config.lr)
         self.said: list[str] = []

@@ -52,14 +52,7 @@ def test_a_run_that_learns_gives_no_alarm():
     assert alarms(noisy_run()) == []
 
 
-STEADY = {
-    "format": 1.0,
-    "stop/answered": 1.0,
-    "reward/mean": 0.5,
-    "kl": 0.0,
-    "entropy": 0.2,
-    "grad_norm": 0.3,
-}
+FINE = {"format": 1.0, "stop/answered": 1.0, "reward/mean": 0.5, "kl": 0.0, "entropy": 0.2, "grad_norm": 0.3}
 
 # Metric, its usual value, a value just without an alarm and one just with it.
 LIMITS = [
@@ -80,7 +73,7 @@ LIMITS = [
 def test_each_metric_has_its_limit(name, usual, fine, collapsed):
     def alarming_after(value: float) -> list[str]:
         values = [usual] * 10 + [value] * 5
-        lines = [{"step": step, **STEADY, name: value} for step, value in enumerate(values)]
+        lines = [{"step": step, **FINE, name: value} for step, value in enumerate(values)]
         return [alarm.split()[0] for _, alarm in alarms(lines)]
 
     assert alarming_after(fine) == [] and alarming_after(collapsed) == [name]
