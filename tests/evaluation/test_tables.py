@@ -282,20 +282,16 @@ def test_of_a_mathematical_answer_the_last_number_is_read(answer, read):
 
 
 @pytest.mark.parametrize(
-    ("answer", "official", "read"),
+    ("question", "gold", "answer", "official", "read"),
     [
-        ("The capital of Japan is Tokyo.", 0, 1),  # a gain over this environment was partly an artefact
-        ("Tokyo", 1, 1),
-        ("The capital of Japan is Kyoto.", 0, 0),
-        ("Tokyo is not the capital of Japan, Kyoto is.", 0, 0),
+        # A gain over this environment was partly an artefact.
+        (CAPITAL, "Tokyo", "The capital of Japan is Tokyo.", 0, 1),
+        (CAPITAL, "Tokyo", "Tokyo", 1, 1),
+        (CAPITAL, "Tokyo", "The capital of Japan is Kyoto.", 0, 0),
+        (CAPITAL, "Tokyo", "Tokyo is not the capital of Japan, Kyoto is.", 0, 0),
+        ("Which show is it?", "This Is Us", "This Is Us", 1, 1),  # what is right as it stands stays right
     ],
 )
-def test_the_rate_stands_beside_the_official_one_for_every_method(answer, official, read):
-    metrics = text_metrics(Prediction(Question("q", "towns", CAPITAL, ("Tokyo",)), answer))
+def test_the_rate_stands_beside_the_official_one_for_every_method(question, gold, answer, official, read):
+    metrics = text_metrics(Prediction(Question("q", "towns", question, (gold,)), answer))
     assert (metrics["em"], metrics["em_read"]) == (official, read)
-
-
-def test_an_answer_that_is_right_as_it_stands_stays_right():
-    question = Question("q", "shows", "Which show is it?", ("This Is Us",))
-    metrics = text_metrics(Prediction(question, "This Is Us"))
-    assert metrics["em"] == metrics["em_read"] == 1
