@@ -31,11 +31,8 @@ def test_steps_on_one_page_are_those_of_the_package(tmp_path: Path, steps: int) 
             assert "".join(str(int(own)) for own in game.sampled) == theirs["sampled"]
             assert [turn.reply for turn in game.turns] == [turn["reply"] for turn in theirs["turns"]]
             assert reward.terms == tuple(theirs["reward"]["terms"].values())
-            assert (reward.format, reward.answer, reward.total) == (
-                theirs["reward"]["format"],
-                theirs["reward"]["answer"],
-                theirs["reward"]["total"],
-            )
+            for name in ("format", "answer", "total"):
+                assert getattr(reward, name) == theirs["reward"][name]
             assert advantage == theirs["advantage"]
         loss = mean(loss.total.item() for loss in step.losses)
         kl = mean((loss.weights * loss.kl).sum().item() for loss in step.losses)
