@@ -19,6 +19,7 @@ Window = int | None
 RowAttention = Callable[[int, Tensor, Tensor, Tensor, float, Window], Tensor]
 """Layer number, (H, T, D) queries, (Hkv, T, D) keys and values, scale, window → contiguous (T, H, D)."""
 Mask = Callable[[int, int, int, torch.dtype, torch.device], Tensor]
+"""Makes a `causal_mask`, or returns the one that another layer has made."""
 
 
 class UnsupportedAttention(Exception):
