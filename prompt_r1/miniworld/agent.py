@@ -83,17 +83,18 @@ def build_agent(
 def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniAgent] = build_agent) -> Path:
     """The Hugging Face folder of the warm-started agent of `seed`.
 
-    That of seed 0 comes with the package. Others are built by the first call and kept in
+    From now on torch computes in one thread: fastest for a tiny model, and its weights depend on no number of
+    cores. The agent of seed 0 comes with the package. Others are built by the first call and kept in
     `cache_dir`: written under another name and then renamed, so that a killed build leaves no incomplete
     agent, and of two concurrent builds the first that ends is kept.
     """
+    torch.set_num_threads(1)
     name = f"mini-agent-{seed}-v{VERSION}"
     if (EMBEDDED / name).is_dir():
         return EMBEDDED / name
     folder = Path(cache_dir) / name
     if folder.is_dir():
         return folder
-    torch.set_num_threads(1)  # fastest for a tiny model, and its weights depend on no number of cores
     folder.parent.mkdir(parents=True, exist_ok=True)
     tqdm.write(
         f"Building the mini agent of seed {seed}: about a minute, once; it is kept in {folder}",
@@ -221,6 +222,5 @@ def next_token_loss(model: Qwen3ForCausalLM, batch: Sequence[Trajectory]) -> Ten
 
 
 if __name__ == "__main__":  # python -m prompt_r1.miniworld.agent: after VERSION was raised
-    torch.set_num_threads(1)
     shutil.rmtree(EMBEDDED, ignore_errors=True)
     print(mini_agent(0, EMBEDDED))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from prompt_r1.agent.agent import load_agent
+from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.trained import resolve_agent
 from prompt_r1.config.agent import GAME_FILE, STEP_FILE
 from prompt_r1.config.fields import write_yaml
@@ -73,6 +74,12 @@ def test_a_mini_agent_is_built_with_one_thread_on_every_machine(two_threads, tmp
 
     mini_agent(seed=1, cache_dir=tmp_path, build=build)
     assert seen == [1]
+
+
+def test_whoever_finds_a_mini_agent_computes_in_one_thread(two_threads):
+    """`sft --agent mini` gives the agent another name, by which `load_agent` knows no mini agent."""
+    find_agent("mini", seed=0)
+    assert torch.get_num_threads() == 1
 
 
 def test_a_mini_agent_plays_in_one_thread_and_a_real_one_in_those_of_torch(two_threads, asking_agent):
