@@ -1,4 +1,4 @@
-"""Find the agent that a user names, and its game."""
+"""Find the agent that a user names."""
 
 from pathlib import Path
 from pkgutil import resolve_name

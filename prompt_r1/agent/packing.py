@@ -10,6 +10,7 @@ game is only a target, so it is not in the row.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class Packed:
 
     tokens: Tensor  # (T,) int64
     positions: Tensor  # (T,) of each token in its game
-    sizes: Sequence[Sequence[int]]  # of each group: its opening; tokens that each game adds to the row
+    sizes: Sequence[Sequence[int]]  # of each group: tokens of its opening, then those that each game adds
     sources: Tensor  # (N,) columns whose next-token distributions are scored
     targets: Tensor  # (N,) int64 the tokens that followed
 
@@ -36,7 +37,7 @@ class Packed:
     def _attend(
         self, mask: Mask, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window
     ) -> Tensor:
-        """Attend to the keys of each game, which are copied behind its opening's: `RowAttention`."""
+        """Attend to the keys of each game, which are copied behind its opening's. Shapes: `RowAttention`."""
         # Query and key norms computed in float32 return float32: back to the compute dtype.
         query, key = query.to(value.dtype), key.to(value.dtype)
         # Split once: the gradient of a slice is as large as the row.
@@ -45,7 +46,7 @@ class Packed:
         out: list[Tensor] = []
         for opening, *games in self.sizes:
             keys, values = key.detach()[:, :0], value.detach()[:, :0]  # the first game brings the opening
-            for _, (queries, own_keys, own_values) in zip(games, parts, strict=False):
+            for queries, own_keys, own_values in islice(parts, len(games)):
                 keys = torch.cat([keys[:, :opening], own_keys], 1)
                 values = torch.cat([values[:, :opening], own_values], 1)
                 out.append(attend_in_window(queries, keys, values, scale, window, mask))

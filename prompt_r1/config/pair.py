@@ -1,4 +1,4 @@
-"""Settings of the programs that load a pair of agent and environment: infer.py and `prompt-r1 serve`."""
+"""Settings of infer.py and `prompt-r1 serve`, which load a pair of agent and environment; their check."""
 
 from dataclasses import dataclass
 

@@ -169,8 +169,9 @@ class MuteEnvironment:
 def open_own(name: str, own: Any, *, seed: int, priced: bool) -> OwnSource:
     """An object as a source; a class is instantiated, with the seed if it takes one. Raises UsageError."""
     if inspect.isclass(own):
+        arguments = {"seed": seed} if "seed" in parameters_of(own) else {}
         try:
-            own = own(**({"seed": seed} if "seed" in parameters_of(own) else {}))
+            own = own(**arguments)
         except (Exception, SystemExit) as error:
             raise UsageError(f"the environment {name!r} raised {described(error)}") from error
     return OwnSource(own, seed=seed, name=name, priced=priced)

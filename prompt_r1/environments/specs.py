@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from prompt_r1.agent.gguf import gguf_file
-from prompt_r1.config.agent import MINI_ENVIRONMENTS, SMOLLM2, EnvironmentConfig
+from prompt_r1.config.agent import MINI_ENVIRONMENTS, MINI_WORLD, SMOLLM2, EnvironmentConfig
 from prompt_r1.config.functions import OBJECT_PREFIX, import_object
 from prompt_r1.environments.environment import FREE, Environment, parse_weights
 from prompt_r1.environments.journal import Journal
@@ -20,12 +20,12 @@ from prompt_r1.spending import Budget, parse_price
 if TYPE_CHECKING:  # a wrong SPEC is reported before torch is imported
     import torch
 
-# Classes that come with the package. They are opened by name, as those of users are.
+# Classes that come with the package, opened by name like those of users.
 BUILT_IN = {
-    "mini": "prompt_r1.miniworld.environment:MiniEnvironment",
-    "mini-b": "prompt_r1.miniworld.environment:MiniEnvironmentB",
-    "mini-advice": "prompt_r1.miniworld.advice:AdvisedEnvironment",
-    "mini-optimizer": "prompt_r1.miniworld.advice:MiniOptimizer",
+    "mini": f"{MINI_WORLD}.environment:MiniEnvironment",
+    "mini-b": f"{MINI_WORLD}.environment:MiniEnvironmentB",
+    "mini-advice": f"{MINI_WORLD}.advice:AdvisedEnvironment",
+    "mini-optimizer": f"{MINI_WORLD}.advice:MiniOptimizer",
     "mini-mute": "prompt_r1.environments.sources:MuteEnvironment",
     "none": "prompt_r1.environments.sources:MuteEnvironment",
 }
@@ -101,13 +101,13 @@ class Environments:
         names = spec.split(",")
         if fields is None:
             fields = self._fields
-        paid = parse_price(price) if price else self._price
-        openers = [self._opener(name, names, fields, priced=paid != FREE) for name in names]
+        call_price = parse_price(price) if price else self._price
+        openers = [self._opener(name, names, fields, priced=call_price != FREE) for name in names]
         return Environment(
             [open_source() for open_source in openers],
             journal=self._journal,
             budget=self._budget,
-            price=paid,
+            price=call_price,
             route=self._config.route,
         )
 

@@ -235,7 +235,7 @@ class MiniEnvironment:
 
 
 class MiniEnvironmentB(MiniEnvironment):
-    """Has other wordings, skills and errors."""
+    """The same in style B, which has other wordings, skills and errors."""
 
     name, style = "mini-b", "B"
 

@@ -233,9 +233,9 @@ Slots = Bridge | Compare | Pop | Problem | Gen
 
 
 def mini_questions(seed: int, split: str, part: str = "") -> list[Question]:
-    """The questions of a split of the world of `seed`; `part`: of that split, or those of that kind.
+    """The questions of a split of the world of `seed`.
 
-    Raises UsageError for another part.
+    `part` names another split, or the kind of questions to keep. Raises UsageError if it names neither.
     """
     check_part(part)
     split = part if part in SPLITS else split
