@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -128,7 +129,8 @@ class Run:
         """The frozen reference's log-probabilities (N,) of the agent's tokens; None without a KL."""
         if self.reference is None:
             return None
-        with adapters_removed(self.reference.model):  # where it is `policy`
+        is_policy = self.reference is self.policy  # which adapters have changed
+        with adapters_removed(self.policy.model) if is_policy else nullcontext():
             return self.reference(packed).logprobs
 
 
