@@ -17,9 +17,11 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
+from weakref import WeakValueDictionary
 
 from prompt_r1.environments.journal import Journal, Key
 from prompt_r1.environments.sources import Call, Outcome, Source, without_thinking
@@ -141,7 +143,7 @@ class Environment:
         self.journal = journal or Journal(None)
         self._route = route
         self._weights = parse_weights(route, len(sources))
-        self._running: dict[str, asyncio.Event] = {}  # calls that are being paid for, by key
+        self._locks = WeakValueDictionary[str, asyncio.Lock]()  # of the calls that are made now, by key
         self._recent: deque[bool] = deque(maxlen=WATCHED)  # whether each of the last calls failed
         self._warned = False
 
@@ -200,14 +202,15 @@ class Environment:
         if source.by_session:
             asked_by.append(game.session)
         key = Key(source.name, source.parameters, messages, asked_by)
-        while key.digest in self._running:
-            await self._running[key.digest].wait()  # another game makes the same call: pay for it once
-        outcome = self.journal.find(key)
-        if outcome is not None:
-            member.counts["reused"] += 1
-            member.has_replied = True
-        else:
-            outcome = await self._pay(member, key, game)
+        # Of games that make the same call at once, one pays, and the others find its reply in the journal.
+        lock = self._locks.setdefault(key.digest, asyncio.Lock()) if self.journal.records else nullcontext()
+        async with lock:
+            outcome = self.journal.find(key)
+            if outcome is not None:
+                member.counts["reused"] += 1
+                member.has_replied = True
+            else:
+                outcome = await self._pay(member, key, game)
         outcome = without_thinking(outcome)
         if outcome.label:
             member.counts[f"outcomes/{outcome.label}"] += 1
@@ -217,20 +220,14 @@ class Environment:
     async def _pay(self, member: Member, key: Key, game: Game) -> Outcome:
         """Send a call: whatever ends it, what it may cost is charged."""
         payment = Payment(member, key, self.journal, self.budget)
-        ended = asyncio.Event()
-        if self.journal.records:
-            self._running[key.digest] = ended
+        call = Call(key.messages, game.sample, game.session, payment.begin, payment.give_up)
         try:
-            call = Call(key.messages, game.sample, game.session, payment.begin, payment.give_up)
             outcome = await member.source.reply(call)
         except EnvError as error:
             outcome = Outcome("failed", reason=str(error))
         except BaseException:
             payment.give_up(lost=True)  # the call was cut off: a request that runs is lost
             raise
-        finally:
-            self._running.pop(key.digest, None)
-            ended.set()
         payment.end(outcome)
         return outcome
 
