@@ -14,13 +14,11 @@ another one. A resumed run draws the same.
 import asyncio
 import logging
 import random
-import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
 from weakref import WeakValueDictionary
 
 from prompt_r1.environments.journal import Journal, Key
@@ -63,7 +61,6 @@ class Member:
     price: Price
     has_replied: bool = False
     counts: Counter[str] = field(default_factory=Counter)  # since `take_metrics`
-    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=10_000))  # seconds, likewise
     longest_reply: int = 0  # tokens
 
     def estimate(self, messages: list[Message]) -> Spending:
@@ -78,10 +75,9 @@ class Member:
         reply = limit if isinstance(limit, int) else self.longest_reply or LONG_REPLY
         return self.price.of_call(characters // BILLED_CHARACTERS_PER_TOKEN, reply)
 
-    def count(self, outcome: Outcome, seconds: float) -> None:
+    def count(self, outcome: Outcome) -> None:
         """Count a call that has ended."""
         self.has_replied |= outcome.replied
-        self.latencies.append(seconds)
         self.longest_reply = max(self.longest_reply, outcome.tokens_out)
         tokens_in, tokens_out = outcome.tokens_in, outcome.tokens_out
         self.counts.update(paid=1, errors=not outcome.replied, tokens_in=tokens_in, tokens_out=tokens_out)
@@ -96,7 +92,6 @@ class Payment:
         self._call = journal.new_call()
         self._reserved = Spending()  # for the request that runs
         self._charged = Spending()  # for those before it
-        self._started = time.perf_counter()
 
     async def begin(self) -> None:
         """Reserve the next request. Raises OutOfBudget."""
@@ -115,7 +110,7 @@ class Payment:
         """Charge the reply; of a call that failed, only its lost requests, or else a call without tokens."""
         is_charged = outcome.replied or not self._charged.calls
         reply = self._member.price.of_call(outcome.tokens_in, outcome.tokens_out)
-        self._member.count(outcome, time.perf_counter() - self._started)
+        self._member.count(outcome)
         self._settle(reply if is_charged else Spending(), outcome)
 
     def _settle(self, charge: Spending, ended: Outcome | None = None) -> None:
@@ -188,11 +183,9 @@ class Environment:
         metrics = {f"env/{name}": float(totals[name]) for name in (*shown, *labels)}
         for number, member in enumerate(self.members, start=1):
             if len(self.members) > 1:
-                own = {name: float(member.counts[name]) for name in COUNTED}
-                own["latency"] = median(member.latencies) if member.latencies else 0.0
-                metrics |= {f"env/{number}:{member.source.name}/{name}": count for name, count in own.items()}
+                place = f"env/{number}:{member.source.name}"
+                metrics |= {f"{place}/{name}": float(member.counts[name]) for name in COUNTED}
             member.counts.clear()
-            member.latencies.clear()
         return metrics
 
     async def _outcome_of(self, member: Member, messages: list[Message], game: Game) -> Outcome:
