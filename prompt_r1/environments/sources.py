@@ -116,10 +116,17 @@ class Answering(Protocol):
 class OwnSource(Source):
     """An object with `ask` in this process as a source. A plain function runs in a thread: it may block.
 
-    If it is `priced`, tokens are estimated from the text's length.
+    A class is instantiated, with the seed if it takes one. If it is `priced`, tokens are estimated from the
+    text's length. Raises UsageError.
     """
 
-    def __init__(self, own: object, *, seed: int, name: str = "", priced: bool = False) -> None:
+    def __init__(self, own: Any, *, seed: int, name: str = "", priced: bool = False) -> None:
+        if inspect.isclass(own):
+            arguments = {"seed": seed} if "seed" in parameters_of(own) else {}
+            try:
+                own = own(**arguments)
+            except (Exception, SystemExit) as error:
+                raise UsageError(f"the environment {name!r} raised {described(error)}") from error
         function = getattr(own, "ask", None)
         if not callable(function):
             raise UsageError(f"the environment {name or own!r} has no method `ask(messages)`")
@@ -164,14 +171,3 @@ class MuteEnvironment:
 
     async def ask(self, messages: list[Message]) -> str:
         return "I have nothing to say about this."
-
-
-def open_own(name: str, own: Any, *, seed: int, priced: bool) -> OwnSource:
-    """An object as a source; a class is instantiated, with the seed if it takes one. Raises UsageError."""
-    if inspect.isclass(own):
-        arguments = {"seed": seed} if "seed" in parameters_of(own) else {}
-        try:
-            own = own(**arguments)
-        except (Exception, SystemExit) as error:
-            raise UsageError(f"the environment {name!r} raised {described(error)}") from error
-    return OwnSource(own, seed=seed, name=name, priced=priced)

@@ -13,7 +13,7 @@ from prompt_r1.config.agent import MINI_ENVIRONMENTS, MINI_WORLD, SMOLLM2, Envir
 from prompt_r1.config.functions import OBJECT_PREFIX, import_object
 from prompt_r1.environments.environment import FREE, Environment, parse_weights
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Source, open_own
+from prompt_r1.environments.sources import OwnSource, Source
 from prompt_r1.errors import UsageError
 from prompt_r1.spending import Budget, parse_price
 
@@ -122,7 +122,7 @@ class Environments:
                 raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
             return partial(self._open_local, name, fields)
         if name in BUILT_IN:
-            return partial(open_own, name, resolve_name(BUILT_IN[name]), seed=seed, priced=priced)
+            return partial(OwnSource, resolve_name(BUILT_IN[name]), seed=seed, name=name, priced=priced)
         if name.startswith("mini-") and "@" not in name:
             raise UsageError(
                 f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
@@ -133,7 +133,7 @@ class Environments:
                 raise UsageError(f"the agent's folder names {name!r}, which runs code: give it as --env")
             # Here, so that what cannot be imported is reported before torch is.
             own = import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
-            return partial(open_own, name, own, seed=seed, priced=priced)
+            return partial(OwnSource, own, seed=seed, name=name, priced=priced)
         from prompt_r1.environments.client import parse_endpoint  # others need no HTTP
 
         is_other_key = any(map(_is_at_default_endpoint, [*names, *self._other_names])) or not is_users
