@@ -7,7 +7,7 @@ agent can become a control token.
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import torch
@@ -28,48 +28,40 @@ LONGEST_DIALOGUE = 8192  # tokens; less if the model supports less
 MOST_SLOTS = 16
 
 
-@dataclass(frozen=True)
-class ReplySettings:
-    """What shapes the replies of a local model."""
+@dataclass(repr=False, eq=False)
+class LocalEnvironment(Source):
+    """Replies with greedy or sampled text of the model, and counts tokens as an endpoint does.
 
-    max_tokens: int = MAX_TOKENS
+    Raises UsageError for a tokenizer without a chat template that works.
+    """
+
+    policy: Policy
+    tokenizer: PreTrainedTokenizerBase
+    _: KW_ONLY
+    name: str
+    folder: str = ""
+    slots: int = MOST_SLOTS
+    capacity: int = LONGEST_DIALOGUE  # tokens of a dialogue and its reply
+    max_tokens: int = MAX_TOKENS  # of a reply
     temperature: float = 0.0
     seed: int = 0
     system: str = ""
 
-
-class LocalEnvironment(Source):
-    """Replies with greedy or sampled text of the model, and counts tokens as an endpoint does."""
-
-    def __init__(
-        self,
-        policy: Policy,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        name: str,
-        folder: str = "",
-        slots: int = MOST_SLOTS,
-        capacity: int = LONGEST_DIALOGUE,
-        settings: ReplySettings | None = None,
-    ) -> None:
-        if not tokenizer.chat_template:
-            raise UsageError(
-                f"the environment {name}: its tokenizer has no chat template; use an instruct model"
-            )
-        self.name = name
-        self._settings = settings or ReplySettings()
-        self.parameters: Mapping[str, object] = {"folder": folder, **asdict(self._settings)}
-        self.samples = self._settings.temperature > 0
-        self._tokenizer = tokenizer
+    def __post_init__(self) -> None:
+        shaping = ("folder", "max_tokens", "temperature", "seed", "system")
+        self.parameters: Mapping[str, object] = {name: getattr(self, name) for name in shaping}
+        self.samples = self.temperature > 0
         system: list[Message] = [{"role": "system", "content": "\u2402"}, {"role": "user", "content": "b"}]
         try:
-            self._accepts_system = "\u2402" in render(tokenizer, system)
+            self._accepts_system = "\u2402" in render(self.tokenizer, system)
         except UsageError:  # Gemma's template, for example, has no system role
             self._accepts_system = False
-        self._opened = opened_think(render(tokenizer, [{"role": "user", "content": "b"}]))
-        self._encoder = PieceEncoder(tokenizer)
-        self._stop_ids = policy.end_ids | ({tokenizer.eos_token_id} - {None})
-        self._engine = Engine(policy, stop_ids=self._stop_ids, max_tokens=capacity, max_games=slots)
+        self._opened = opened_think(render(self.tokenizer, [{"role": "user", "content": "b"}]))
+        self._encoder = PieceEncoder(self.tokenizer)
+        self._stop_ids = self.policy.end_ids | ({self.tokenizer.eos_token_id} - {None})
+        self._engine = Engine(
+            self.policy, stop_ids=self._stop_ids, max_tokens=self.capacity, max_games=self.slots
+        )
 
     async def reply(self, call: Call) -> Outcome:
         """Generate the reply. A dialogue that is too long for the model is an "outcome" without text."""
@@ -81,12 +73,12 @@ class LocalEnvironment(Source):
             return Outcome("outcome", label="context_length", reason=reason, tokens_in=len(tokens))
         completion = await self._engine.generate(
             tokens,
-            max_new=min(room, self._settings.max_tokens),
-            seed=f"{self._settings.seed}/{call.sample}/{len(tokens)}/{call.messages[-1]['content']}",
-            temperature=self._settings.temperature,
+            max_new=min(room, self.max_tokens),
+            seed=f"{self.seed}/{call.sample}/{len(tokens)}/{call.messages[-1]['content']}",
+            temperature=self.temperature,
         )
         sampled = [token for token in completion.tokens if token not in self._stop_ids]
-        written = self._tokenizer.decode(sampled, skip_special_tokens=True)
+        written = self.tokenizer.decode(sampled, skip_special_tokens=True)
         assert isinstance(written, str), "several texts from one row of tokens"
         return Outcome(
             "ok",
@@ -98,8 +90,8 @@ class LocalEnvironment(Source):
 
     def encode(self, messages: list[Message]) -> list[int]:
         """The tokens of the dialogue in the model's chat template, up to the start of its reply."""
-        if self._settings.system and not any(message["role"] == "system" for message in messages):
-            messages = [{"role": "system", "content": self._settings.system}, *messages]
+        if self.system and not any(message["role"] == "system" for message in messages):
+            messages = [{"role": "system", "content": self.system}, *messages]
         if messages[0]["role"] == "system" and not self._accepts_system:
             system, first, *others = messages
             messages = [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *others]
@@ -108,7 +100,7 @@ class LocalEnvironment(Source):
         marked: list[Message] = [
             {**message, "content": f"\u2402{number}\u2403"} for number, message in enumerate(messages)
         ]
-        opening, *pieces = re.split("\u2402(\\d+)\u2403", render(self._tokenizer, marked))
+        opening, *pieces = re.split("\u2402(\\d+)\u2403", render(self.tokenizer, marked))
         tokens = self._encoder.start(opening)
         for number, frame in zip(pieces[::2], pieces[1::2], strict=True):
             tokens += self._encoder.untrusted(messages[int(number)]["content"])
@@ -145,5 +137,8 @@ def load_local(
         folder=str(folder.resolve()),
         slots=min(slots, MOST_SLOTS),
         capacity=min(longest, LONGEST_DIALOGUE),
-        settings=ReplySettings(int(sent["max_tokens"]), sent["temperature"], seed, system),
+        max_tokens=int(sent["max_tokens"]),
+        temperature=sent["temperature"],
+        seed=seed,
+        system=system,
     )

@@ -3,13 +3,12 @@
 import asyncio
 import copy
 import json
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
-from prompt_r1.environments.local import LocalEnvironment, ReplySettings, load_local
+from prompt_r1.environments.local import LocalEnvironment, load_local
 from prompt_r1.environments.sources import without_thinking
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Message
@@ -18,7 +17,6 @@ from tests.support.games import CPU
 from tests.support.providers import HELLO, outcome_of
 from tests.support.templates import chatml
 
-BRIEF = ReplySettings(system="Be brief.")
 CONTROLS = set(tiny.tokenizer().added_tokens_decoder)
 
 
@@ -28,10 +26,8 @@ def folder(tmp_path_factory) -> Path:
 
 
 def local(**settings) -> LocalEnvironment:
-    """A local model with these fields of ReplySettings or parameters of LocalEnvironment."""
-    names = {field.name for field in fields(ReplySettings)}
-    shaping = ReplySettings(**{"max_tokens": 12, **{n: settings.pop(n) for n in names & settings.keys()}})
-    defaults = {"name": "tiny", "slots": 4, "capacity": 600, "settings": shaping}
+    """A local model with these fields."""
+    defaults = {"name": "tiny", "slots": 4, "capacity": 600, "max_tokens": 12}
     return LocalEnvironment(tiny.policy(), tiny.tokenizer(), **{**defaults, **settings})
 
 
@@ -60,7 +56,7 @@ def test_reasoning_that_the_template_opens_and_the_limit_cuts_off_is_not_the_rep
     """A bug: without its opening tag, the cut reasoning was taken for the reply."""
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.chat_template = chatml("<think>\\n")
-    environment = LocalEnvironment(tiny.policy(), tokenizer, name="tiny", settings=ReplySettings(12))
+    environment = LocalEnvironment(tiny.policy(), tokenizer, name="tiny", max_tokens=12)
     outcome = without_thinking(asyncio.run(outcome_of(environment)))
     assert (outcome.text, outcome.label) == ("", "length") and outcome.reasoning
 
@@ -92,7 +88,7 @@ def test_the_system_text_is_a_system_message_or_part_of_the_first_message() -> N
     leave_out = "{%- if messages[0].role == 'system' %}{%- set messages = messages[1:] %}{%- endif %}"
     for first_line in (refuse, leave_out):  # a bug: the message was looked for as "a", as in "assistant"
         strict.chat_template = first_line + tiny.QWEN3_LIKE_TEMPLATE
-        environment = LocalEnvironment(tiny.policy(), strict, name="x", slots=1, capacity=99, settings=BRIEF)
+        environment = LocalEnvironment(tiny.policy(), strict, name="x", system="Be brief.")
         assert strict.decode(environment.encode(HELLO)).startswith("<|im_start|>user\nBe brief.\n\nWhere is")
 
 
