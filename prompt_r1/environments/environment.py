@@ -89,7 +89,7 @@ class Payment:
     def __init__(self, member: Member, key: Key, journal: Journal, budget: Budget) -> None:
         self._member, self._key, self._journal, self._budget = member, key, journal, budget
         self._estimate = member.estimate(key.messages)
-        self._call = journal.new_call()
+        self._call = next(journal.numbers)
         self._reserved = Spending()  # for the request that runs
         self._charged = Spending()  # for those before it
 
@@ -198,7 +198,7 @@ class Environment:
         # Of games that make the same call at once, one pays, and the others find its reply in the journal.
         lock = self._locks.setdefault(key.digest, asyncio.Lock()) if self.journal.records else nullcontext()
         async with lock:
-            outcome = self.journal.find(key)
+            outcome = self.journal.replies.get(key.digest)
             if outcome is not None:
                 member.counts["reused"] += 1
                 member.has_replied = True

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,9 @@ class Journal:
 
     def __init__(self, folder: Path | None, *, rank: int = 0) -> None:
         self.spent = Spending()
-        self._replies: dict[str, Outcome] = {}  # by digest
-        self._calls = 0  # in the rank's own file
-        self._file = -1
+        self.records = folder is not None  # whether calls are written
+        self.replies: dict[str, Outcome] = {}  # of recorded calls, by the digests of their keys
+        self.numbers = count(1)  # of new calls, in the rank's own file
         if folder is None:
             return
         own = folder / f"rank{rank}.jsonl"
@@ -56,26 +57,12 @@ class Journal:
         for path in sorted(folder.glob("rank*.jsonl"), key=lambda path: path == own):
             charges = self._read(path)
             self.spent += sum(charges.values(), Spending())
-            self._calls = max(charges, default=0)
+            self.numbers = count(max(charges, default=0) + 1)
         folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(own, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o644)
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
             os.write(self._file, b"\n")  # ends a torn last line
-
-    @property
-    def records(self) -> bool:
-        """Whether calls are written."""
-        return self._file >= 0
-
-    def find(self, key: Key) -> Outcome | None:
-        """The recorded outcome of a call; None if the call must be sent."""
-        return self._replies.get(key.digest)
-
-    def new_call(self) -> int:
-        """The number of a new call in the rank's own file."""
-        self._calls += 1
-        return self._calls
 
     def write(self, call: int, key: Key, charged: Spending, ended: Outcome | None = None) -> None:
         """Append what a call is charged so far and, if it has ended, its outcome.
@@ -89,7 +76,7 @@ class Journal:
             line |= vars(ended) | {"source": key.source, "prompt": key.messages[-1]["content"]}
             line |= {"time": round(time.time(), 3), "usd": charged.usd}
             if ended.replied:
-                self._replies[key.digest] = ended
+                self.replies[key.digest] = ended
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
     def _read(self, path: Path) -> dict[int, Spending]:
@@ -104,7 +91,7 @@ class Journal:
                 stored: dict[str, Any] = {name: line.get(name) for name in EMPTY}
                 fits = all(type(stored[name]) is type(value) for name, value in EMPTY.items())
                 if fits and (outcome := Outcome(**stored)).replied:
-                    self._replies[key] = outcome
+                    self.replies[key] = outcome
         return charges
 
 
