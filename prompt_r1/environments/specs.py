@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -22,25 +23,23 @@ if TYPE_CHECKING:  # a wrong SPEC is reported before torch is imported
 
 # Classes that come with the package, opened by name like those of users.
 BUILT_IN = {
-    "mini": f"{MINI_WORLD}.environment:MiniEnvironment",
+    "mini": f"{MINI_WORLD}.environment:MiniEnvironment",  # the mini world of the seed
     "mini-b": f"{MINI_WORLD}.environment:MiniEnvironmentB",
-    "mini-advice": f"{MINI_WORLD}.advice:AdvisedEnvironment",
-    "mini-optimizer": f"{MINI_WORLD}.advice:MiniOptimizer",
+    "mini-advice": f"{MINI_WORLD}.advice:AdvisedEnvironment",  # reads instructions
+    "mini-optimizer": f"{MINI_WORLD}.advice:MiniOptimizer",  # writes prompts, for the prompt optimisers
     "mini-mute": "prompt_r1.environments.sources:MuteEnvironment",
-    "none": "prompt_r1.environments.sources:MuteEnvironment",
+    "none": "prompt_r1.environments.sources:MuteEnvironment",  # for agents that answer alone
 }
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # of a request; users may not set them
 
 
+@dataclass
 class Environments:
     """Opens the environments of a run, all with one journal and one budget.
 
-    A SPEC is one of these names, or several of them, separated by commas, for a pool with a route:
+    A SPEC is a name in BUILT_IN, one of these, or several of them, separated by commas, for a pool with a
+    route:
 
-        mini, mini-b, mini-mute    the mini world of `seed`
-        mini-advice                the mini world with a reader of instructions
-        mini-optimizer             a script that writes prompts, for the prompt optimisers
-        none                       no environment, for agents that answer alone
         MODEL@http://host:port/v1  a model behind an OpenAI-compatible endpoint
         MODEL                      a model at OPENAI_BASE_URL (default: OpenAI)
         hf:DIR, hf:FILE.gguf       a Hugging Face model in this process, on `device`
@@ -58,37 +57,36 @@ class Environments:
     Raises UsageError.
     """
 
-    def __init__(
-        self,
-        config: EnvironmentConfig,
-        *,
-        seed: int = 0,
-        device: "torch.device | None" = None,
-        folder: Path | None = None,
-        rank: int = 0,
-        ranks: int = 1,
-        other_specs: Collection[str] = (),
-        user_specs: Collection[str] | None = None,
-    ) -> None:
+    config: EnvironmentConfig
+    _: KW_ONLY
+    seed: int = 0
+    device: "torch.device | None" = None
+    folder: Path | None = None
+    rank: int = 0
+    ranks: int = 1
+    other_specs: Collection[str] = ()
+    user_specs: Collection[str] | None = None
+
+    def __post_init__(self) -> None:
+        config = self.config
         if config.max_env_usd and not config.env_price:
             raise UsageError(
                 "--max-env-usd needs --env-price IN,OUT: without a price, dollars are not counted"
             )
-        self._config = config
-        self._seed = seed
-        self._device = device
         self._price = parse_price(config.env_price)
         self._fields = parse_fields(config.env_args)
-        self._other_names = ",".join(other_specs).split(",") if other_specs else []
-        self._user_names = None if user_specs is None else ",".join(user_specs).split(",")
-        self._journal = Journal(folder / "journal" if folder else None, rank=rank)
-        spent, most_usd = self._journal.spent, config.max_env_usd
-        self._budget = Budget(max_calls=config.max_env_calls, max_usd=most_usd, spent=spent, ranks=ranks)
+        self._journal = Journal(self.folder / "journal" if self.folder else None, rank=self.rank)
+        self._budget = Budget(
+            max_calls=config.max_env_calls,
+            max_usd=config.max_env_usd,
+            spent=self._journal.spent,
+            ranks=self.ranks,
+        )
 
     def check(self, spec: str) -> None:
         """Raise UsageError for what is wrong with a SPEC before anything is loaded."""
         names = spec.split(",")
-        parse_weights(self._config.route, len(names))
+        parse_weights(self.config.route, len(names))
         for name in names:
             self._opener(name, names, self._fields, priced=False)
             if "@http" in name:
@@ -108,14 +106,14 @@ class Environments:
             journal=self._journal,
             budget=self._budget,
             price=call_price,
-            route=self._config.route,
+            route=self.config.route,
         )
 
     def _opener(
         self, name: str, names: Sequence[str], fields: Mapping[str, object], *, priced: bool
     ) -> Callable[[], Source]:
         """What opens an environment, one of `names`. Raises UsageError if it cannot be opened."""
-        config, seed = self._config, self._seed
+        config, seed = self.config, self.seed
         if name == SMOLLM2 or name.startswith("hf:"):
             folder = name.removeprefix("hf:")
             if not gguf_file(folder) and not (Path(folder) / "config.json").exists():
@@ -127,7 +125,7 @@ class Environments:
             raise UsageError(
                 f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
             )
-        is_users = self._user_names is None or name in self._user_names
+        is_users = self.user_specs is None or name in ",".join(self.user_specs).split(",")
         if name.startswith(OBJECT_PREFIX):
             if not is_users:  # importing runs code
                 raise UsageError(f"the agent's folder names {name!r}, which runs code: give it as --env")
@@ -136,7 +134,8 @@ class Environments:
             return partial(OwnSource, own, seed=seed, name=name, priced=priced)
         from prompt_r1.environments.client import parse_endpoint  # others need no HTTP
 
-        is_other_key = any(map(_is_at_default_endpoint, [*names, *self._other_names])) or not is_users
+        others = [other for spec in self.other_specs for other in spec.split(",")]
+        is_other_key = any(map(_is_at_default_endpoint, [*names, *others])) or not is_users
         withheld = is_other_key and not _is_at_default_endpoint(name)
         key = "" if withheld else os.environ.get("OPENAI_API_KEY", "")
         open_endpoint, system = parse_endpoint(name, key=key), config.env_system
@@ -145,11 +144,9 @@ class Environments:
     def _open_local(self, name: str, fields: Mapping[str, object]) -> Source:
         from prompt_r1.environments.local import load_local
 
-        assert self._device is not None
-        system, slots = self._config.env_system, self._config.env_concurrency
-        return load_local(
-            name, fields=fields, system=system, seed=self._seed, slots=slots, device=self._device
-        )
+        assert self.device is not None
+        system, slots = self.config.env_system, self.config.env_concurrency
+        return load_local(name, fields=fields, system=system, seed=self.seed, slots=slots, device=self.device)
 
 
 def parse_fields(text: str) -> dict[str, object]:
