@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 from email.utils import parsedate_to_datetime
 
 from prompt_r1.environments.sources import Outcome
@@ -65,9 +64,7 @@ UNITS = {"ms": 0.001, "mil": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400
 AMOUNT = re.compile(r"(?>(\d+(?:\.\d+)?) ?(ms|mil|[smhd])[a-z]*)", re.IGNORECASE)
 DURATION = rf"(?:{AMOUNT.pattern}[ ,]*)+"
 SAID = re.compile(rf"(?:retry|try again|wait)\D{{0,30}}?({DURATION})", re.IGNORECASE)
-WAIT_FIELD = re.compile("retry-?(after|delay|in)", re.IGNORECASE)
-WINDOW_FIELD = re.compile("rate-?limit.*reset", re.IGNORECASE)
-FIRST_EPOCH, FIRST_EPOCH_MS = 1e8, 1e11  # larger numbers are points in time, in seconds or milliseconds
+WAIT_FIELD = re.compile("retry[-_]?(after|delay|in)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -130,7 +127,7 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
         if is_long or status == 413:
             return Attempt(Outcome("outcome", label="context_length", reason=reason))
     if (is_busy or status == 500) and status not in NEVER_RETRIED:
-        wait = requested_wait(headers, data, now=now, limited=status == 429)
+        wait = requested_wait(headers, data, now=now)
         reason += ADVICE[404] if is_unknown else ""
         return failed(reason, wait=wait, misdirected=is_unknown)
     # Some errors name the field only in the message: "Unsupported value: 'temperature' does not support 0".
@@ -141,27 +138,20 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
     return Attempt(Outcome("refused", reason=reason), blamed=blamed)
 
 
-def requested_wait(
-    headers: Mapping[str, str], data: object = None, *, now: float, limited: bool = True
-) -> float | None:
+def requested_wait(headers: Mapping[str, str], data: object = None, *, now: float) -> float | None:
     """Seconds for which a response asks for no calls, at most LONGEST_WAIT; None for none that is believed.
 
-    They stand in a field such as retry-after-ms or retryDelay of headers or body, in a sentence ("try again
-    in 20s"), or, with `limited`, where a window such as x-ratelimit-reset-tokens ends; one in which something
-    remains does not count.
+    They stand in a field such as retry-after-ms or retryDelay of headers or body, or in a sentence ("try
+    again in 20s").
     """
-    named, said, windows = [], [], []
+    named, said = [], []
     for fields in (headers, *_objects(data)):
-        values = {str(name).lower().replace("_", "-"): value for name, value in fields.items()}
-        for name, value in values.items():
+        for name, value in fields.items():
             if WAIT_FIELD.search(name):
-                named.append(_seconds(value, 0.001 if name.endswith("ms") else 1.0, now))
-            elif limited and WINDOW_FIELD.search(name):
-                if str(values.get(name.replace("reset", "remaining"), 0)).strip() == "0":
-                    windows.append(_seconds(value, 1.0, now))
+                named.append(_seconds(value, 0.001 if name.lower().endswith("ms") else 1.0, now))
             elif isinstance(value, str) and (found := SAID.search(value[:LONGEST_SAID])):
                 said.append(_seconds(found[1], 1.0, now))
-    candidates = [*sorted(named), *said, *sorted(windows, reverse=True)]
+    candidates = [*sorted(named), *said]
     return next((min(wait, LONGEST_WAIT) for wait in candidates if 0 < wait <= LONGEST_BELIEVED), None)
 
 
@@ -312,16 +302,12 @@ def _count(value: object) -> int:
 
 
 def _seconds(value: object, unit: float, now: float) -> float:
-    """Seconds of a duration, or until a date or an epoch time; `unit` is that of a bare number."""
-    text = str(value).strip().lower().removeprefix("pt")
+    """Seconds of a duration, or until a date of HTTP; `unit` is that of a bare number."""
+    text = str(value).strip().lower()
     with suppress(ValueError):
-        number = float(text)
-        if number < FIRST_EPOCH:
-            return number * unit
-        return (number / 1000 if number > FIRST_EPOCH_MS else number) - now
+        return float(text) * unit
     if re.fullmatch(DURATION, text):
         return sum(float(number) * UNITS[own] for number, own in AMOUNT.findall(text))
-    for parse in (parsedate_to_datetime, datetime.fromisoformat):
-        with suppress(ValueError, TypeError, OverflowError, IndexError):
-            return parse(str(value)).timestamp() - now
+    with suppress(ValueError, TypeError, OverflowError, IndexError):
+        return parsedate_to_datetime(text).timestamp() - now
     return math.nan

@@ -264,30 +264,12 @@ def test_any_response_can_be_classified(status: int, body: bytes) -> None:
 def test_a_requested_wait_is_honoured_up_to_120_seconds() -> None:
     dates = {seconds: formatdate(NOW + seconds, usegmt=True) for seconds in (20, -20, 500)}
     honoured = {"20": 20, "0.5": 0.5, "120": 120, "121": 120, dates[20]: 20, dates[500]: 120}
-    honoured |= {"20s": 20, "6m0s": 120, "1m0s": 60, "120ms": 0.12, "PT20S": 20, "2023-11-14T22:13:40Z": 20}
-    honoured |= {str(int(NOW) + 20): 20, str(int(NOW + 20) * 1000): 20}
+    honoured |= {"20s": 20, "6m0s": 120, "1m0s": 60, "120ms": 0.12}
     ignored = ["0", "-10", "9" * 35, "inf", "nan", "", "soon", "6 requests", dates[-20], str(int(NOW) - 20)]
     for value, wait in {**honoured, **dict.fromkeys(ignored)}.items():
-        for name in ("retry-after", "x-ratelimit-reset", "ratelimit-reset", "x-ratelimit-reset-tokens"):
-            assert requested_wait({name: value}, now=NOW) == wait, (name, value)
+        assert requested_wait({"retry-after": value}, now=NOW) == wait, value
     assert requested_wait({"retry-after-ms": "1500", "retry-after": "20"}, now=NOW) == 1.5
     assert requested_wait({"x-ms-retry-after-ms": "1500"}, now=NOW) == 1.5
-
-
-def test_the_end_of_a_rate_limits_window_counts_where_nothing_remains_in_it() -> None:
-    windows = {
-        "x-ratelimit-remaining-requests": "10",
-        "x-ratelimit-reset-requests": "1m0s",
-        "x-ratelimit-remaining-tokens": "0",
-        "x-ratelimit-reset-tokens": "12s",
-    }
-    assert requested_wait(windows, now=NOW) == 12
-    assert requested_wait({**windows, "x-ratelimit-remaining-requests": "0"}, now=NOW) == 60  # the later end
-    assert requested_wait({**windows, "x-ratelimit-remaining-tokens": "5"}, now=NOW) is None
-    assert requested_wait({**windows, "retry-after": "3"}, now=NOW) == 3
-    assert classify(500, {"x-ratelimit-reset": "30"}, b"", now=NOW).wait is None  # says nothing of this error
-    sent = {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(NOW + 25) * 1000)}  # OpenRouter's
-    assert requested_wait({}, error_of("busy", metadata={"headers": sent}), now=NOW) == 25
 
 
 @given(st.text())
