@@ -75,13 +75,6 @@ class Member:
         reply = limit if isinstance(limit, int) else self.longest_reply or LONG_REPLY
         return self.price.of_call(characters // BILLED_CHARACTERS_PER_TOKEN, reply)
 
-    def count(self, outcome: Outcome) -> None:
-        """Count a call that has ended."""
-        self.has_replied |= outcome.replied
-        self.longest_reply = max(self.longest_reply, outcome.tokens_out)
-        tokens_in, tokens_out = outcome.tokens_in, outcome.tokens_out
-        self.counts.update(paid=1, errors=not outcome.replied, tokens_in=tokens_in, tokens_out=tokens_out)
-
 
 class Payment:
     """The requests of one call: each is reserved, and written to the journal, before it is sent."""
@@ -108,10 +101,12 @@ class Payment:
 
     def end(self, outcome: Outcome) -> None:
         """Charge the reply; of a call that failed, only its lost requests, or else a call without tokens."""
+        member, tokens_in, tokens_out = self._member, outcome.tokens_in, outcome.tokens_out
+        member.has_replied |= outcome.replied
+        member.longest_reply = max(member.longest_reply, tokens_out)
+        member.counts.update(paid=1, errors=not outcome.replied, tokens_in=tokens_in, tokens_out=tokens_out)
         is_charged = outcome.replied or not self._charged.calls
-        reply = self._member.price.of_call(outcome.tokens_in, outcome.tokens_out)
-        self._member.count(outcome)
-        self._settle(reply if is_charged else Spending(), outcome)
+        self._settle(member.price.of_call(tokens_in, tokens_out) if is_charged else Spending(), outcome)
 
     def _settle(self, charge: Spending, ended: Outcome | None = None) -> None:
         self._budget.settle(self._reserved, charge)
