@@ -8,7 +8,6 @@ every chunk: a server that sends a blank line now and then would keep a request 
 import asyncio
 import json
 import logging
-import math
 import os
 import random
 import re
@@ -35,7 +34,7 @@ CHECK_SECONDS = 5.0
 CHECKS = 3  # requests of the check that may bring no chat completion
 CONNECT_SECONDS = 30.0
 MOST_ANSWERS = 6  # of a call, that are billed but no reply; other requests are repeated until time ends
-SILENT_SECONDS = 10.0  # from the first failure without any reply until a line says what is waited for
+SILENT_SECONDS = 10.0  # the first wait that is longer is reported, with its reason
 LONGEST_REASON = 300  # characters of a provider's error message
 HIGHEST_PORT = 65535
 # The end of a SPEC whose URL lacks its scheme. Other names of models may hold an @ too.
@@ -76,7 +75,7 @@ class Endpoint(Source):
         self._client: httpx.AsyncClient | None = None  # of the event loop, like the slots
         self._slots = asyncio.Semaphore(self.concurrency)
         self._paused_until = 0.0  # loop time; the provider asked us to send nothing before
-        self._failing_since = 0.0  # loop time of the first failure since a reply; infinite: reported
+        self._reported = False  # what is waited for
 
     async def reply(self, call: Call) -> Outcome:
         """The outcome after all requests, without the key in any of its texts."""
@@ -149,7 +148,6 @@ class Endpoint(Source):
                         self._drop_field(named[0])
                         continue
                     if attempt.outcome.verdict != "failed":
-                        self._failing_since = 0.0
                         return attempt.outcome
                     call.give_up(attempt.lost)
                     failures += 1
@@ -161,20 +159,16 @@ class Endpoint(Source):
                         continue
                     answers += attempt.lost and attempt.misdirected
                     wait = attempt.wait or back_off(failures, random.Random())
-                    self._report_silence(now(), wait, attempt.outcome.reason)
+                    if wait > SILENT_SECONDS and not self._reported:
+                        self._reported = True
+                        shown = attempt.outcome.reason
+                        logger.warning("waiting for %s at %s: %s", self.name, self.base_url, shown)
                     if attempt.wait:  # all calls wait
                         self._paused_until = max(self._paused_until, now() + attempt.wait)
         call.give_up(True)  # of a request that the deadline cut off
         limit = f"{failures} requests" if answers == MOST_ANSWERS else f"{self.call_deadline:g} s"
         reason = f"{self.name} did not reply: in {limit}, the last problem: {attempt.outcome.reason}"
         return replace(attempt.outcome, reason=reason)
-
-    def _report_silence(self, now: float, wait: float, reason: str) -> None:
-        """Say once what is waited for, when no call gets a reply for some time."""
-        self._failing_since = self._failing_since or now
-        if now + wait - self._failing_since > SILENT_SECONDS:
-            self._failing_since = math.inf
-            logger.warning("waiting for %s at %s: %s", self.name, self.base_url, reason)
 
     async def _attempt(self, client: httpx.AsyncClient, content: Mapping[str, object]) -> Attempt:
         """One request: what its response means, or why there is none."""
