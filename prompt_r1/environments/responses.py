@@ -57,13 +57,6 @@ ADVICE = {
     404: " (check the model's name and the base URL)",
 }
 PAGE_ADVICE = " (a web page, not the API's answer: check the base URL and the proxy)"
-
-# Requested waits: 19.5s, 1m2s, 120ms, 6 seconds. In a sentence one follows such a word.
-UNITS = {"ms": 0.001, "mil": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}  # seconds, by beginning
-# Atomic: "1ms1ms1ms…" has exponentially many readings otherwise.
-AMOUNT = re.compile(r"(?>(\d+(?:\.\d+)?) ?(ms|mil|[smhd])[a-z]*)", re.IGNORECASE)
-DURATION = rf"(?:{AMOUNT.pattern}[ ,]*)+"
-SAID = re.compile(rf"(?:retry|try again|wait)\D{{0,30}}?({DURATION})", re.IGNORECASE)
 WAIT_FIELD = re.compile("retry[-_]?(after|delay|in)", re.IGNORECASE)
 
 
@@ -141,18 +134,15 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
 def requested_wait(headers: Mapping[str, str], data: object = None, *, now: float) -> float | None:
     """Seconds for which a response asks for no calls, at most LONGEST_WAIT; None for none that is believed.
 
-    They stand in a field such as retry-after-ms or retryDelay of headers or body, or in a sentence ("try
-    again in 20s").
+    They stand in a field such as retry-after-ms or retryDelay of headers or body; the shortest one counts.
     """
-    named, said = [], []
-    for fields in (headers, *_objects(data)):
-        for name, value in fields.items():
-            if WAIT_FIELD.search(name):
-                named.append(_seconds(value, 0.001 if name.lower().endswith("ms") else 1.0, now))
-            elif isinstance(value, str) and (found := SAID.search(value[:LONGEST_SAID])):
-                said.append(_seconds(found[1], 1.0, now))
-    candidates = [*sorted(named), *said]
-    return next((min(wait, LONGEST_WAIT) for wait in candidates if 0 < wait <= LONGEST_BELIEVED), None)
+    waits = [
+        _seconds(value, 0.001 if name.lower().endswith("ms") else 1.0, now)
+        for fields in (headers, *_objects(data))
+        for name, value in fields.items()
+        if WAIT_FIELD.search(name)
+    ]
+    return min((min(wait, LONGEST_WAIT) for wait in waits if 0 < wait <= LONGEST_BELIEVED), default=None)
 
 
 def back_off(failures: int, rng: random.Random) -> float:
@@ -302,12 +292,10 @@ def _count(value: object) -> int:
 
 
 def _seconds(value: object, unit: float, now: float) -> float:
-    """Seconds of a duration, or until a date of HTTP; `unit` is that of a bare number."""
-    text = str(value).strip().lower()
+    """Seconds of a number, of one in seconds (19.5s), or until a date of HTTP; `unit` is that of a number."""
+    text = str(value).strip()
     with suppress(ValueError):
-        return float(text) * unit
-    if re.fullmatch(DURATION, text):
-        return sum(float(number) * UNITS[own] for number, own in AMOUNT.findall(text))
+        return float(text.removesuffix("s")) * unit
     with suppress(ValueError, TypeError, OverflowError, IndexError):
         return parsedate_to_datetime(text).timestamp() - now
     return math.nan

@@ -79,10 +79,8 @@ def test_of_answers_that_are_no_replies_a_call_gets_six() -> None:
     ("status", "body", "wait"),
     [
         (429, {"error": {"code": 429, "details": [{"retryDelay": "19.5s"}]}}, 19.5),
-        (529, error_of("Overloaded, retry after 6 seconds"), 6),
-        (200, {"error": {"code": 429, "message": "busy: try again in 250ms"}}, 0.25),
+        (200, {"error": {"code": 429, "retryDelay": "0.25s"}}, 0.25),
         (503, {"error": {"message": "loading", "retry_after": 25}}, 25),
-        (429, error_of("Rate limit reached. Please try again in 1m20.5s."), 80.5),
         (429, {"error": {"message": "busy", "retry_after_ms": 1500}}, 1.5),
     ],
 )

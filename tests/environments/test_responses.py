@@ -264,7 +264,7 @@ def test_any_response_can_be_classified(status: int, body: bytes) -> None:
 def test_a_requested_wait_is_honoured_up_to_120_seconds() -> None:
     dates = {seconds: formatdate(NOW + seconds, usegmt=True) for seconds in (20, -20, 500)}
     honoured = {"20": 20, "0.5": 0.5, "120": 120, "121": 120, dates[20]: 20, dates[500]: 120}
-    honoured |= {"20s": 20, "6m0s": 120, "1m0s": 60, "120ms": 0.12}
+    honoured |= {"20s": 20, "121.5s": 120}
     ignored = ["0", "-10", "9" * 35, "inf", "nan", "", "soon", "6 requests", dates[-20], str(int(NOW) - 20)]
     for value, wait in {**honoured, **dict.fromkeys(ignored)}.items():
         assert requested_wait({"retry-after": value}, now=NOW) == wait, value
