@@ -73,7 +73,6 @@ class Endpoint(Source):
         self.samples = self.fields.get("temperature") != 0
         self._checking = False  # the check makes one request
         self._client: httpx.AsyncClient | None = None  # of the event loop, like the slots
-        self._slots = asyncio.Semaphore(self.concurrency)
         self._paused_until = 0.0  # loop time; the provider asked us to send nothing before
         self._reported = False  # what is waited for
 

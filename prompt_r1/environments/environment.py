@@ -173,9 +173,8 @@ class Environment:
         Replies without ordinary text are counted by label, as env/outcomes/LABEL.
         """
         totals = sum((member.counts for member in self.members), Counter[str]())
-        labels = [name for name in totals if name not in COUNTED]
-        shown = [name for name in COUNTED if name != "errors"]  # the games count those
-        metrics = {f"env/{name}": float(totals[name]) for name in (*shown, *labels)}
+        shown = {*COUNTED, *totals} - {"errors"}  # the games count those
+        metrics = {f"env/{name}": float(totals[name]) for name in shown}
         for number, member in enumerate(self.members, start=1):
             if len(self.members) > 1:
                 place = f"env/{number}:{member.source.name}"
