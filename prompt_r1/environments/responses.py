@@ -71,11 +71,9 @@ class Attempt:
     misdirected: bool = False  # no chat server, or a wrong setting of it, unless it has replied before
 
 
-def failed(
-    reason: str, *, lost: bool = False, wait: float | None = None, misdirected: bool = False
-) -> Attempt:
+def failed(reason: str, *, lost: bool = False, misdirected: bool = False) -> Attempt:
     """A request without a reply that may be repeated."""
-    return Attempt(Outcome("failed", reason=reason), lost=lost, wait=wait, misdirected=misdirected)
+    return Attempt(Outcome("failed", reason=reason), lost=lost, misdirected=misdirected)
 
 
 def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float) -> Attempt:
@@ -120,9 +118,8 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
         if is_long or status == 413:
             return Attempt(Outcome("outcome", label="context_length", reason=reason))
     if (is_busy or status == 500) and status not in NEVER_RETRIED:
-        wait = requested_wait(headers, data, now=now)
         reason += ADVICE[404] if is_unknown else ""
-        return failed(reason, wait=wait, misdirected=is_unknown)
+        return replace(failed(reason, misdirected=is_unknown), wait=requested_wait(headers, data, now=now))
     # Some errors name the field only in the message: "Unsupported value: 'temperature' does not support 0".
     is_rejected = status in (400, 422) and REJECTED.search(f"{message} {words}")
     blamed = (field or message) if is_rejected else ""
