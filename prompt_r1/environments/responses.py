@@ -94,8 +94,6 @@ def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float
     codes = [str(code) for code in named if code and isinstance(code, str | int)]
     if 200 <= status < 300:
         is_error = bool(sent) and bool(message or codes)
-        if not choice and _first(data.get("promptFeedback")).get("blockReason"):  # Gemini's
-            choice = {"finish_reason": "content_filter"}
         if choice and not is_error:
             return _classify_completion(data, choice)
         statuses = [int(code) for code in codes if re.fullmatch("[45]\\d\\d", code)]

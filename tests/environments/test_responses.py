@@ -61,7 +61,6 @@ def test_a_reply_is_a_string_or_a_list_of_parts(content: object, text: str) -> N
         *((200, body_of(None, finish=name), "content_filter", "") for name in ("SAFETY", "MODEL_ARMOR")),
         (200, body_of("Half", finish="content_filter: hate"), "content_filter", "Half"),
         (200, {"choices": [{"finish_reason": "PROHIBITED_CONTENT"}]}, "content_filter", ""),
-        (200, {"choices": [], "promptFeedback": {"blockReason": "SAFETY"}}, "content_filter", ""),
         (400, error_of("too long", code="context_length_exceeded"), "context_length", ""),
         (400, error_of("maximum context length is 4096 tokens, max_tokens 9"), "context_length", ""),
         *((status, error_of(text), "context_length", "") for status, text in TOO_LONG),
