@@ -126,7 +126,7 @@ class OwnSource(Source):
             try:
                 own = own(**arguments)
             except (Exception, SystemExit) as error:
-                raise UsageError(f"the environment {name!r} raised {described(error)}") from error
+                raise UsageError(f"the environment {name or own!r} raised {described(error)}") from error
         function = getattr(own, "ask", None)
         if not callable(function):
             raise UsageError(f"the environment {name or own!r} has no method `ask(messages)`")
