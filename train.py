@@ -8,7 +8,7 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
     update    the agent towards what its better games did                           grpo.grpo_loss
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
@@ -23,7 +23,7 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
 import torch
 
 from prompt_r1.cli.command_line import run_program
-from prompt_r1.grpo import compare_games, grpo_loss
+from prompt_r1.grpo import Loss, compare_games, grpo_loss
 from prompt_r1.reward import score_games
 from prompt_r1.rollout import play_groups, play_question
 from prompt_r1.training.batches import Batch, micro_batches_of, mini_batches_of
@@ -39,6 +39,7 @@ def train(run: Run) -> None:
     Called by every rank. Each rank plays its own questions; only the update moves games between ranks.
     """
     config, ranks, rule = run.config, run.ranks, run.config.reward_rule
+    loss_of = partial(grpo_loss, clip=config.clip, clip_high=config.clip_high, kl_coef=config.kl_coef)
     with lifecycle(run) as life:  # resumes, and tests at the end; saves when a signal or an error stops it
         for step in life.steps():
             questions = run.questions.of_rank(step, ranks)  # by their numbers in the step
@@ -53,14 +54,7 @@ def train(run: Run) -> None:
                     for games in mini_batches_of(games_PG, ranks, mini_batch=config.mini_batch)
                 ]
                 update = Update(run.policy, run.optimizer, ranks, gap_limit=limit_of(run.policy))
-                learn(
-                    update,
-                    mini_batches,
-                    run.reference_logprobs,
-                    clip=config.clip,
-                    clip_high=config.clip_high,
-                    kl_coef=config.kl_coef,
-                )
+                learn(update, mini_batches, run.reference_logprobs, loss_of)
                 run.refresh()  # play with the new weights
             life.finish_step(step, games_PG, update)
 
@@ -81,20 +75,14 @@ async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> l
 
 
 def learn(
-    update: Update,
-    mini_batches: Sequence[Sequence[Batch]],
-    reference: Reference,
-    *,
-    clip: float,
-    clip_high: float,
-    kl_coef: float,
+    update: Update, mini_batches: Sequence[list[Batch]], reference: Reference, loss_of: Callable[..., Loss]
 ) -> None:
     """One optimiser step on the loss of eq. 17 for each mini-batch; `update` collects the metrics.
 
-    Called by every rank. FSDP forwards are collective: every rank has equally many micro-batches.
+    `loss_of` is `grpo_loss` with its settings. Called by every rank. FSDP forwards are collective: every rank
+    has equally many micro-batches.
     """
     policy, cap = update.policy, update.importance_cap
-    settings = {"clip": clip, "clip_high": clip_high, "kl_coef": kl_coef, "importance_cap": cap}
     # π_old, the policy before the first of these steps. In float32 the engine's log-probabilities would do,
     # but their last bits depend on which games decoded together: no run over a network would repeat itself.
     with torch.no_grad():
@@ -105,7 +93,7 @@ def learn(
             # In the first mini-batch the weights have not moved yet: its own forward is the old one.
             old = old_of[number - 1][index] if number else scores.logprobs.detach()
             ref = reference(batch.packed)  # None if kl_coef is 0: then the KL to π_old is logged
-            loss = grpo_loss(scores.logprobs, old, old if ref is None else ref, batch, **settings)
+            loss = loss_of(scores.logprobs, old, old if ref is None else ref, batch, importance_cap=cap)
             loss.total.backward()
             update.record(batch, scores, loss)
         update.take_step()

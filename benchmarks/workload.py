@@ -9,6 +9,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.optim import Optimizer
@@ -19,6 +20,7 @@ from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.policy import Policy
 from prompt_r1.config.agent import SMOLLM2
 from prompt_r1.distributed import Ranks
+from prompt_r1.grpo import grpo_loss
 from prompt_r1.training.batches import micro_batches_of
 from prompt_r1.training.update import GAP, Limit, Update
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
@@ -188,7 +190,8 @@ def learn_from(
     batches = micro_batches_of(games, ranks, tokens_per_batch=tokens_per_batch, token_mean=False)
     any_gap = Limit(GAP, math.inf, math.inf)  # no engine played these games
     update = Update(policy, optimizer, ranks, gap_limit=any_gap)
-    learn(update, [batches], lambda packed: None, clip=0.2, clip_high=0.0, kl_coef=0.0)
+    loss_of = partial(grpo_loss, clip=0.2, clip_high=0.0, kl_coef=0.0)
+    learn(update, [batches], lambda packed: None, loss_of)
     return update.metrics()
 
 

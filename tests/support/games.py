@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.packing import Packed, pack
 from prompt_r1.agent.policy import Policy, TokenScores
 from prompt_r1.distributed import Ranks
-from prompt_r1.grpo import compare_games
+from prompt_r1.grpo import compare_games, grpo_loss
 from prompt_r1.protocol import parse
 from prompt_r1.reward import Rule, score_games
 from prompt_r1.training.batches import Batch, micro_batches_of
@@ -154,7 +155,8 @@ class Learner:
         """`settings` are those of `learn` and `Update` that differ from SETTINGS."""
         chosen = SETTINGS | settings
         assert len(chosen) == len(SETTINGS), f"unknown settings among {settings}"
-        self.loss = {name: chosen.pop(name) for name in ("clip", "clip_high", "kl_coef")}
+        loss = {name: chosen.pop(name) for name in ("clip", "clip_high", "kl_coef")}
+        self.loss_of = partial(grpo_loss, **loss)
         self.batching = chosen
         self.policy, self.ranks, self.reference = policy, ranks, reference
         self.optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
@@ -169,7 +171,7 @@ class Learner:
         """Take an optimiser step on each mini-batch, as one `update`; the metrics."""
         self.update = self.new_update()
         batches = [self.micro_batches(games) for games in mini_batches if games]
-        learn(self.update, batches, self.reference_logprobs, **self.loss)
+        learn(self.update, batches, self.reference_logprobs, self.loss_of)
         return self.update.metrics()
 
     def new_update(self) -> Update:
