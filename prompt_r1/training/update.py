@@ -6,6 +6,7 @@ The loop over micro-batches stands in train.py. Every method is called by every 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,17 +26,15 @@ GAP = "engine/logprob_gap"
 GAP_MEAN = f"{GAP}_mean"
 
 
-@dataclass(frozen=True)
-class Measured:
+# Weighted sums over a micro-batch: over all micro-batches and ranks they are means over the agent's tokens.
+MEANS = ("loss", "kl", "clip_frac", "entropy")
+
+
+class Measured(NamedTuple):
     """What is measured of a micro-batch."""
 
-    # Weighted sums over tokens: over all micro-batches and ranks they are means over the agent's tokens.
-    loss: float
-    kl: float
-    clip_frac: float
-    entropy: float
-    moved: float  # the engine's minus the policy's log-probability in nats, after the first step
-    moved_tokens: int
+    means: dict[str, float]  # its part of MEANS
+    moved: Tensor  # (N,) the engine's minus the policy's log-probability, once a step is taken; else (0,)
     token_kl: Tensor  # (N,) k3 of each agent token
 
 
@@ -116,17 +115,10 @@ class Update:
         gap = scores.logprobs.detach() - batch.engine
         if self.taken + self.skipped == 0:  # the weights have not moved yet
             self._differences.append(gap.cpu())
-        self._current.append(
-            Measured(
-                loss=loss.total.item(),
-                kl=loss.kl.item(),
-                clip_frac=loss.clip_frac.item(),
-                entropy=(batch.weights * scores.entropy).sum().item(),
-                moved=-gap.double().sum().item() if self.taken else 0.0,
-                moved_tokens=len(gap) if self.taken else 0,
-                token_kl=loss.token_kl.cpu(),
-            )
-        )
+        parts = loss.total, loss.kl, loss.clip_frac, (batch.weights * scores.entropy).sum()
+        means = {name: part.item() for name, part in zip(MEANS, parts, strict=True)}
+        moved = -gap.double() if self.taken else gap[:0]
+        self._current.append(Measured(means, moved.cpu(), loss.token_kl.cpu()))
 
     def take_step(self) -> None:
         """Sum the gradients over the ranks, clip them, and step.
@@ -141,7 +133,7 @@ class Update:
         self._ranks.sum_gradients(self.policy)
         # The norm over all weights and ranks, before it is clipped.
         grad_norm = full_tensor(clip_grad_norm_(self.policy.parameters(), GRADIENT_LIMIT)).item()
-        broken = not math.isfinite(grad_norm + sum(batch.loss for batch in step))
+        broken = not math.isfinite(grad_norm + sum(batch.means["loss"] for batch in step))
         if any(self._ranks.gather(broken)):
             self.skipped += 1
         else:
@@ -171,16 +163,13 @@ class Update:
     def metrics(self) -> dict[str, float]:
         """Means over the optimiser steps that were taken and over all ranks."""
         used, count = self._ranks.gather_lists(self._used), max(1, self.taken)
-        moved_tokens = sum(batch.moved_tokens for batch in used)
+        moved_tokens = sum(len(batch.moved) for batch in used)
         token_kl = torch.cat([torch.zeros(0), *(batch.token_kl for batch in used)])
         return {
-            "loss": sum(batch.loss for batch in used) / count,
-            "kl": sum(batch.kl for batch in used) / count,
-            "clip_frac": sum(batch.clip_frac for batch in used) / count,
-            "entropy": sum(batch.entropy for batch in used) / count,
+            **{name: sum(batch.means[name] for batch in used) / count for name in MEANS},
             "grad_norm": self._grad_norm / count,
             "update/skipped": float(self.skipped),
-            "update/kl": sum(batch.moved for batch in used) / max(moved_tokens, 1),
+            "update/kl": sum(batch.moved.sum().item() for batch in used) / max(moved_tokens, 1),
             **self._gap,
             "kl_median": token_kl.median().item() if len(token_kl) else 0.0,
         }
