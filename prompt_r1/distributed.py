@@ -23,13 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line, is_out_of_memory
@@ -212,18 +206,17 @@ def shard(
     pinned = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     # The root comes last and gets the weights outside the blocks: embedding, last norm and head, tied or not.
     for module in (*blocks, root):
-        fully_shard(
+        sharded = fully_shard(
             module,
             mesh=mesh,
             reshard_after_forward=True,  # the root too, so that no stale weights stay gathered
             mp_policy=mixed,
             offload_policy=pinned if offload else OffloadPolicy(),
         )
-        assert isinstance(module, FSDPModule)  # by `fully_shard`
         # The loss is a weighted sum over all ranks, so gradients are summed, not averaged; and gloo
         # supports no averages.
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
