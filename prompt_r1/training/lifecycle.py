@@ -1,7 +1,7 @@
 """What happens after a step: validation, log, checkpoint, export of the best agent, alarms, stop."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from prompt_r1.config.fields import write_yaml
@@ -28,26 +28,23 @@ def lifecycle(run: Run) -> Iterator["Lifecycle"]:
 
     Raises Resumable for a run that was stopped and saved.
     """
-    steps = None
-    try:
+    with closing(run.log):
         steps = Lifecycle(run)
-        yield steps
-        if run.questions.test:
-            run.log.say("\n" + compare_on_test(run))
-        steps.update_report()  # with the games of the test
-        run.log.say("\n" + summary(run.folder, steps.state.best_step, run.config))
-    except (FatalEnvError, Resumable) as error:
-        # Before the first step there is nothing to save, and a fatal error needs the user.
-        lost = isinstance(error, RankLost)
-        if steps is None or lost or (isinstance(error, FatalEnvError) and steps.state.step == 0):
-            raise
-        steps.save()
-        stop_ranks(run.ranks)  # all ranks have agreed on this stop
-        raise run.interrupt.stops(
-            f"{error}; stopped after step {steps.state.step}, the same command resumes the run"
-        ) from None
-    finally:
-        run.log.close()
+        try:
+            yield steps
+            if run.questions.test:
+                run.log.say("\n" + compare_on_test(run))
+            steps.update_report()  # with the games of the test
+            run.log.say("\n" + summary(run.folder, steps.state.best_step, run.config))
+        except (FatalEnvError, Resumable) as error:
+            # Before the first step there is nothing to save, and a fatal error needs the user.
+            if isinstance(error, RankLost) or (isinstance(error, FatalEnvError) and steps.state.step == 0):
+                raise
+            steps.save()
+            stop_ranks(run.ranks)  # all ranks have agreed on this stop
+            raise run.interrupt.stops(
+                f"{error}; stopped after step {steps.state.step}, the same command resumes the run"
+            ) from None
 
 
 class Lifecycle:
@@ -64,10 +61,10 @@ class Lifecycle:
         self.idle_steps = 0  # in a row
         size = sum(weight.numel() for weight in run.policy.parameters())
         trained = sum(weight.numel() for weight in run.policy.trained_parameters())
-        learning = f", {trained:,} of them adapters that learn" if trained < size else ""
-        agent = f"agent {config.agent} ({size:,} parameters{learning})"
-        where = f"{ranks.count} × {ranks.device.type}"
-        run.log.say(f"{run.folder}: {agent}, environment {config.env}, {where}")
+        run.log.say(
+            f"{run.folder}: agent {config.agent} ({trained:,} of {size:,} parameters learn), "
+            f"environment {config.env}, {ranks.count} × {ranks.device.type}"
+        )
         if ranks.device.type == "cuda":
             warm_up(run, game_tokens=config.max_tokens, tokens=config.tokens_per_batch)
         self.state = self._resumed()
