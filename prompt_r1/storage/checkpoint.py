@@ -31,7 +31,7 @@ from prompt_r1.distributed import Ranks
 from prompt_r1.errors import Resumable, UsageError, first_line
 from prompt_r1.foreign import json_object
 from prompt_r1.storage import atomic_folder
-from prompt_r1.storage.run_folder import FORMAT, check_settings, checkpoints_of, step_of
+from prompt_r1.storage.run_folder import FORMAT, check_settings, checkpoints_of
 
 KEPT = 2  # newest checkpoints, beside the best one
 FILE_BYTES = 2**27  # DCP builds a whole file in memory before it writes it
@@ -47,6 +47,7 @@ class State:
     best_em: float = -1.0
     best_reward: float = 0.0
     questions: str = ""  # digest of the training questions
+    format: int = FORMAT
 
 
 def save_checkpoint(
@@ -63,12 +64,11 @@ def save_checkpoint(
         files[name] = 1 + size // FILE_BYTES
 
     def finish() -> None:
-        text = json.dumps({"format": FORMAT, **asdict(state)})
-        (temporary / "state.json").write_text(text, "utf-8")
+        (temporary / "state.json").write_text(json.dumps(asdict(state)), "utf-8")
         write_yaml(config, temporary / "config.yaml")
         atomic_folder.seal(temporary, folder)
         for old in checkpoints_of(run)[:-KEPT]:
-            if step_of(old) != state.best_step:
+            if old.name != f"step-{state.best_step:06d}":
                 shutil.rmtree(old)
 
     then = "resumes from the checkpoint before it" if checkpoints_of(run) else "begins again"
@@ -108,8 +108,6 @@ def load_checkpoint(
     Raises UsageError if a setting that identifies the run differs, or the checkpoint's version.
     """
     check_settings(folder, config)
-    values = json_object((folder / "state.json").read_text("utf-8"))
-    del values["format"]
     tensors, reader = tensors_of(policy, optimizer), HuggingFaceStorageReader(str(folder))
     try:
         dcp.load(tensors, storage_reader=reader, no_dist=ranks.count == 1)  # in place
@@ -118,7 +116,7 @@ def load_checkpoint(
             f"{folder} does not fit the agent ({first_line(_cause(error))}): give the agent that the run "
             "started from"
         ) from None
-    return State(**values)
+    return State(**json_object((folder / "state.json").read_text("utf-8")))
 
 
 def tensors_of(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:

@@ -40,12 +40,7 @@ def open_run(out: str, resume: str, name: str) -> Path:
 def checkpoints_of(run: Path) -> list[Path]:
     """The checkpoints of a run folder, valid or not, oldest first."""
     found = [path for path in (run / "checkpoints").glob("step-*") if path.name[5:].isdecimal()]
-    return sorted(found, key=step_of)
-
-
-def step_of(checkpoint: Path) -> int:
-    """The step of a checkpoint, by its name."""
-    return int(checkpoint.name[5:])
+    return sorted(found, key=lambda path: int(path.name[5:]))
 
 
 def check_settings(checkpoint: Path, config: AgentConfig) -> None:
