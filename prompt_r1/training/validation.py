@@ -11,7 +11,7 @@ from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.errors import EnvError
 from prompt_r1.metrics.em_f1 import exact_match, f1
 from prompt_r1.reward import score_games
-from prompt_r1.rollout import play_question
+from prompt_r1.rollout import play_groups, play_question
 from prompt_r1.training.metrics import Row, metrics_of_game
 from prompt_r1.training.run import Run
 from prompt_r1.types import Message, Question, ScoredGame, Trajectory
@@ -60,20 +60,18 @@ def play_share(run: Run, agent: Agent, questions: Sequence[Question], *, name: s
     Each rank plays its share, and writes it to trajectories/NAME-rankN.jsonl.
     """
 
-    async def play_one(question: Question) -> Trajectory:
-        seed = f"evaluation/{question.id}"
-        return await play_question(agent, run.environment, question, seed=seed)
+    async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
+        return await play_question(agent, run.environment, question, seed=seed, sample=sample)
 
-    async def play_all() -> list[Trajectory]:
-        return await asyncio.gather(*map(play_one, run.ranks.share(questions)))
-
-    trajectories = run.wait_for(play_all())
+    share = run.ranks.share(questions)
+    seeds = [question.id for question in share]
+    trajectories = [game for [game] in run.wait_for(play_groups(share, 1, play_one, seeds=seeds))]
     rewards = score_games(trajectories, rule=run.config.reward_rule)
-    scored = [ScoredGame(*pair, None) for pair in zip(trajectories, rewards, strict=True)]
+    games = [ScoredGame(*pair, None) for pair in zip(trajectories, rewards, strict=True)]
     agent.engine.clear_cache()
-    games_PG, file = [[game] for game in scored], f"{name}-rank{run.ranks.rank}"
-    run.ranks.run(lambda: run.log.trajectories(file, games_PG))
-    return run.ranks.gather_lists([metrics_of_game(game) for game in scored])
+    file = f"{name}-rank{run.ranks.rank}"
+    run.ranks.run(lambda: run.log.trajectories(file, [[game] for game in games]))
+    return run.ranks.gather_lists([metrics_of_game(game) for game in games])
 
 
 async def ask_directly(questions: Sequence[Question], environment: Environment) -> list[Row]:
