@@ -65,13 +65,7 @@ async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> l
     # Seeds do not depend on the rank: any number of ranks plays the same games.
     seeds = [f"{config.seed}/{step}/{number}" for number in questions]
     play = partial(play_question, run.agent, run.environment, temperature=config.temperature, epoch=epoch)
-
-    async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
-        game = await play(question, seed=seed, sample=sample)
-        run.log.progress.update(1 / (len(questions) * config.group_size))
-        return game
-
-    return await play_groups(list(questions.values()), config.group_size, play_one, seeds=seeds)
+    return await play_groups(list(questions.values()), config.group_size, play, seeds=seeds)
 
 
 def learn(

@@ -89,18 +89,18 @@ async def play_question(
 async def play_groups(
     questions: Sequence[Question],
     group_size: int,
-    play_one: Callable[[Question, str, int], Awaitable[Trajectory]],
+    play_one: Callable[..., Awaitable[Trajectory]],
     *,
     seeds: Sequence[str],
 ) -> list[list[Trajectory]]:
     """`group_size` games of each question, all concurrently: P × G trajectories.
 
     Each question has its own seed (a question may occur twice); the seed of a game is that seed and its
-    number in the group. `play_one` takes the question, the seed and this number. The first error cancels the
-    other games and is raised.
+    number in the group. `play_one` takes the question, `seed` and, as `sample`, this number. The first error
+    cancels the other games and is raised.
     """
     games = [
-        asyncio.ensure_future(play_one(question, f"{seed}/{sample}", sample))
+        asyncio.ensure_future(play_one(question, seed=f"{seed}/{sample}", sample=sample))
         for question, seed in zip(questions, seeds, strict=True)
         for sample in range(group_size)
     ]

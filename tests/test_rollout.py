@@ -107,7 +107,7 @@ def test_groups_keep_their_order_and_every_game_has_its_own_seed():
     questions = [Question(f"q{n}", "test", "?", ("a",)) for n in range(3)]
     seeds: list[str] = []
 
-    async def play_one(question: Question, seed: str, number: int) -> Trajectory:
+    async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
         await asyncio.sleep(0.001 * (3 - int(question.id[1])))  # games of later questions end first
         seeds.append(seed)
         return Trajectory(question)
@@ -123,7 +123,7 @@ class EndlessGames:
     def __init__(self) -> None:
         self.cancelled: list[str] = []
 
-    async def play_one(self, question: Question, seed: str, number: int) -> Trajectory:
+    async def play_one(self, question: Question, seed: str, sample: int) -> Trajectory:
         if question.id == "fatal":
             raise FatalEnvError("wrong key")
         try:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Sequence
+from functools import partial
 from statistics import mean
 
 from prompt_r1.agent.agent import Agent, load_agent
@@ -14,7 +15,7 @@ from prompt_r1.reward import score_games
 from prompt_r1.rollout import play_groups, play_question
 from prompt_r1.training.metrics import Row, metrics_of_game
 from prompt_r1.training.run import Run
-from prompt_r1.types import Message, Question, ScoredGame, Trajectory
+from prompt_r1.types import Message, Question, ScoredGame
 
 TEST_FILE = "test.md"  # in the run folder: the table of the test, which is played last
 # Columns of the tables, and the metrics of a game that they are means of.
@@ -59,13 +60,9 @@ def play_share(run: Run, agent: Agent, questions: Sequence[Question], *, name: s
 
     Each rank plays its share, and writes it to trajectories/NAME-rankN.jsonl.
     """
-
-    async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
-        return await play_question(agent, run.environment, question, seed=seed, sample=sample)
-
-    share = run.ranks.share(questions)
-    seeds = [question.id for question in share]
-    trajectories = [game for [game] in run.wait_for(play_groups(share, 1, play_one, seeds=seeds))]
+    play, share = partial(play_question, agent, run.environment), run.ranks.share(questions)
+    games_PG = run.wait_for(play_groups(share, 1, play, seeds=[question.id for question in share]))
+    trajectories = [game for [game] in games_PG]
     rewards = score_games(trajectories, rule=run.config.reward_rule)
     games = [ScoredGame(*pair, None) for pair in zip(trajectories, rewards, strict=True)]
     agent.engine.clear_cache()
