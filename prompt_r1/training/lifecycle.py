@@ -107,11 +107,6 @@ class Lifecycle:
         measured = step_metrics(games_PG, ranks, rollout_seconds=run.log.seconds["rollout"])
         self.state.step, self.state.line = step, {"step": step, **update.metrics(), **measured}
         self.complete()
-        if dropped := measured["groups/dropped"]:
-            run.log.say(
-                f"Step {step} is not trained on {dropped:.0%} of its questions: more than a quarter of their "
-                "games failed (`error` in trajectories/ says why)"
-            )
         self.stop_if_idle(update)
 
     def stop_if_idle(self, update: Update) -> None:

@@ -175,6 +175,7 @@ RULES: dict[str, Callable[[float, Sequence[float]], bool]] = {
 # Metrics, the value above which one step is an alarm, and what that means. They are means over all tokens or
 # questions of a step. In 72 healthy runs they were at most 0, and update/kl at most 0.0006.
 SIGNS = {
+    "groups/dropped": (0.0, "over a quarter of their games failed (`error` in trajectories/ says why)"),
     "reward/misranked": (0.2, "the reward prefers worse answers"),
     # 1.5 times the usual target of PPO (0.01), at which Spinning Up ends an update.
     "update/kl": (0.015, "the steps are too large, or games are used too often"),
@@ -203,7 +204,7 @@ class Watchdog:
         the agent, and one whose answers are nearly all right needs no spread.
         """
         if line.get("groups/dropped") == 1:
-            return []
+            line = {"groups/dropped": 1.0}
         signs = SIGNS | {self.gap.metric: (self.gap.alarm, "engine and policy disagree")}
         wrong: dict[str, str] = {}  # what is wrong with each metric of the line; "": nothing
         for name, (highest, meaning) in signs.items():
