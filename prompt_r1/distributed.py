@@ -232,9 +232,8 @@ class Interrupt:
     """
 
     def __init__(self) -> None:
-        self.reason = ""  # why the run stops: the first signal that was received
+        self.stop: Resumable | None = None  # ends the run: by the first signal that was received
         self.received = 0.0  # monotonic seconds, when it was
-        self.stops: type[Resumable] = Resumable  # ends the run, and decides on its exit code
         self.deferred = False  # set once training has begun and there is something to save
         self._cancel: Callable[[], object] = lambda: None
 
@@ -253,23 +252,21 @@ class Interrupt:
         loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
         # Thread-safe, to wake up the loop: the signal may come while it sleeps.
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-        if self.reason:
+        if self.stop:
             task.cancel()
         try:
             return await task
-        except asyncio.CancelledError:
-            if not self.reason:
-                raise
-            raise self.stops(self.reason) from None
+        except asyncio.CancelledError as error:
+            raise self.stop or error from None
         finally:
             self._cancel = lambda: None
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.reason and time.monotonic() - self.received > SAME_CTRL_C:
+        if number == signal.SIGINT and self.stop and time.monotonic() - self.received > SAME_CTRL_C:
             raise KeyboardInterrupt
-        if not self.reason:
-            self.reason, self.received = f"{signal.Signals(number).name} was received", time.monotonic()
-            self.stops = Interrupted if number == signal.SIGINT else Resumable
+        if not self.stop:
+            kind = Interrupted if number == signal.SIGINT else Resumable
+            self.stop, self.received = kind(f"{signal.Signals(number).name} was received"), time.monotonic()
         if not self.deferred:
-            raise self.stops(f"{self.reason} before training began")
+            raise type(self.stop)(f"{self.stop} before training began")
         self._cancel()

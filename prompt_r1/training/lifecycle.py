@@ -7,7 +7,7 @@ from dataclasses import replace
 from prompt_r1.config.fields import write_yaml
 from prompt_r1.data.sampler import digest_of
 from prompt_r1.distributed import RankLost, stop_ranks
-from prompt_r1.errors import FatalEnvError, Resumable, UsageError
+from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError
 from prompt_r1.storage.checkpoint import State, load_checkpoint, newest_checkpoint, save_checkpoint
 from prompt_r1.storage.export import export_agent
 from prompt_r1.storage.run_log import read_metrics, trim_run
@@ -42,7 +42,8 @@ def lifecycle(run: Run) -> Iterator["Lifecycle"]:
                 raise
             steps.save()
             stop_ranks(run.ranks)  # all ranks have agreed on this stop
-            raise run.interrupt.stops(
+            kind = Interrupted if isinstance(error, Interrupted) else Resumable
+            raise kind(
                 f"{error}; stopped after step {steps.state.step}, the same command resumes the run"
             ) from None
 
@@ -152,8 +153,8 @@ class Lifecycle:
         run.log.progress.n = state.step
         for alarm in self.watchdog.see(line):
             run.log.say(f"Alarm at step {state.step}: {alarm} (docs/running.md says what to do)")
-        for reason in filter(None, run.ranks.gather(run.interrupt.reason)):
-            raise run.interrupt.stops(reason)
+        for stop in filter(None, run.ranks.gather(run.interrupt.stop)):
+            raise stop
 
     def save(self) -> None:
         """Write a checkpoint, unless this state is saved. Raises Resumable if it cannot be written."""

@@ -49,7 +49,7 @@ def test_after_a_signal_during_an_update_no_new_work_starts():
         interrupt.deferred = True
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGUSR1)  # a second signal has no effect
-        assert interrupt.reason == "SIGTERM was received"
+        assert str(interrupt.stop) == "SIGTERM was received"
         with pytest.raises(Resumable):
             asyncio.run(interrupt.guard(work()))
 
@@ -64,7 +64,7 @@ def test_the_first_ctrl_c_saves_with_its_own_exit_code_and_the_second_one_ends_t
         interrupt.deferred = True
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)  # the same one: torchrun sends it again
-        assert interrupt.stops is Interrupted and interrupt.reason == "SIGINT was received"
+        assert isinstance(interrupt.stop, Interrupted) and str(interrupt.stop) == "SIGINT was received"
         interrupt.received -= 2
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -74,7 +74,7 @@ def test_ctrl_c_stays_ignored_in_the_background():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Interrupt() as interrupt:
         os.kill(os.getpid(), signal.SIGINT)
-    assert not interrupt.reason and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert not interrupt.stop and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_guard_returns_the_result_and_raises_the_errors_of_its_work():

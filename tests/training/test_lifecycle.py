@@ -190,7 +190,7 @@ def test_a_signal_during_a_step_ends_the_run_after_the_step_and_its_alarm(base, 
     """A bug: the alarm was left to the resumed run, which takes it as reported when it reads the line."""
     run = ScriptedRun(tmp_path, base)
     assert run.run.interrupt.deferred  # there is something to save
-    run.run.interrupt.reason = "SIGTERM was received"
+    run.run.interrupt.stop = Resumable("SIGTERM was received")
     with pytest.raises(Resumable, match="SIGTERM was received"):
         run.step(kl=float("nan"))
     assert [line["step"] for line in read_metrics(tmp_path)] == [0]
