@@ -64,13 +64,8 @@ class Log:
         self, folder: Path, *, quiet: bool, steps: int = 0, priced: bool = False, wandb: bool = False
     ) -> None:
         self.seconds = defaultdict[str, float](float)  # of each phase, since the last metrics
-        self.progress = tqdm(
-            total=steps,
-            disable=quiet or None,  # None: only on a terminal
-            leave=False,
-            dynamic_ncols=True,
-            bar_format="{desc} |{bar:10}| {percentage:3.0f} % {remaining} left",
-        )
+        # disable=None: a bar only on a terminal.
+        self.progress = tqdm(total=steps, disable=quiet or None, leave=False, dynamic_ncols=True)
         self.folder = folder
         self._quiet, self._priced = quiet, priced
         self._rows = 0
