@@ -71,8 +71,7 @@ def save_checkpoint(
             if old.name != f"step-{state.best_step:06d}":
                 shutil.rmtree(old)
 
-    then = "resumes from the checkpoint before it" if checkpoints_of(run) else "begins again"
-    with resumable_writes(folder, ranks, then=then):
+    with resumable_writes(folder, ranks):
         temporary = ranks.from_first(lambda: atomic_folder.new_temporary(folder))
         writer = HuggingFaceStorageWriter(str(temporary), fqn_to_index_mapping=files, save_distributed=True)
         dcp.save(tensors, storage_writer=writer, no_dist=ranks.count == 1)
@@ -149,11 +148,8 @@ def begin_states(optimizer: Optimizer) -> None:
 
 
 @contextmanager
-def resumable_writes(folder: Path, ranks: Ranks, *, then: str) -> Iterator[None]:
-    """Raise Resumable if a folder cannot be written, and free the room that its part takes.
-
-    `then`: what the same command does when there is room.
-    """
+def resumable_writes(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Raise Resumable if a folder cannot be written, and free the room that its part takes."""
     try:
         yield
     except (OSError, SafetensorError, dcp.CheckpointException) as error:
@@ -162,7 +158,7 @@ def resumable_writes(folder: Path, ranks: Ranks, *, then: str) -> Iterator[None]
         cause = _cause(error)
         raise Resumable(
             f"{folder} could not be written: {getattr(cause, 'strerror', None) or first_line(cause)}: "
-            f"make room, and the same command {then}"
+            "make room, and the same command goes on from the last checkpoint, if there is one"
         ) from None
 
 

@@ -47,7 +47,7 @@ def export_agent(
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
     def write() -> None:
-        with resumable_writes(folder, ranks, then="exports it"):
+        with resumable_writes(folder, ranks):
             # The folder of the base model: its own, or the one in the hub cache.
             home = Path(str(cached_file(base, "config.json"))).parent
             temporary = atomic_folder.new_temporary(folder)
