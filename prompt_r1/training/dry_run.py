@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 
 from prompt_r1.cli.tables import text_table
-from prompt_r1.config.agent import is_mini
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.spending import Spending, parse_price
@@ -44,14 +43,12 @@ def spending_of_game(config: TrainConfig, *, high: bool) -> Spending:
     """The spending of a game at one end of the estimate."""
     if config.env == "none":
         return Spending()
-    calls, system = 1, 0 if is_mini(config.env) else SYSTEM_TOKENS
+    calls = max(config.max_turns - 1, 1) if high else 1
     prompt, reply = config.max_new // 2, config.max_reply_tokens or LONGEST_REPLY
-    if high:
-        calls, system = max(config.max_turns - 1, 1), SYSTEM_TOKENS
-    else:
+    if not high:
         prompt, reply = min(prompt, SHORT_TEXT), min(reply, SHORT_TEXT)
     price = parse_price(config.env_price)
-    sent = [system + call * (prompt + reply) + prompt for call in range(calls)]
+    sent = [SYSTEM_TOKENS + call * (prompt + reply) + prompt for call in range(calls)]
     return sum((price.of_call(tokens, reply) for tokens in sent), Spending())
 
 
