@@ -215,14 +215,11 @@ class Watchdog:
         for name in RULES:
             if name in line and not (right and name == "groups/no_spread"):
                 wrong[name] = self._judge_window(name, line[name])
-        first = line.get("step") == 1
-        if first and line.get("groups/no_spread") == 1 and line.get("format") and not right:
-            wrong["groups/no_spread"] = "all games of each question have the same reward: they are alike"
         # A learning rate that is far too large can destroy the format in a single step.
         self.highest_format = max(self.highest_format, line.get("format", 0.0))
         if line.get("format") == 0 and (1 - self.highest_format) ** line.get("games", 0.0) < CHANCE:
             wrong["format"] = f"format is 0, after {self.highest_format:.3g}: no game is well formed any more"
-        elif first and line.get("format") == 0:
+        elif line.get("format") == 0 and line.get("step") == 1:
             wrong["format"] = (
                 "no game is well formed: the agent does not know the format; "
                 f"`{teaching_command(self.agent)}` teaches it"

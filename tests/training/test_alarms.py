@@ -172,13 +172,6 @@ def test_groups_without_spread_are_an_alarm_unless_the_answers_are_right(em, cou
     assert [alarm.split()[0] for _, alarm in alarms(lines)] == ["groups/no_spread"] * count
 
 
-def test_a_first_step_of_equal_games_is_an_alarm():
-    line = {"step": 1, "em": 0.2, "format": 0.5, "groups/no_spread": 1.0}
-    [(step, alarm)] = alarms([line, line | {"step": 2}])
-    assert step == 1 and alarm.startswith("all games of each question") and alarm.endswith("alike")
-    assert alarms([line | {"em": 0.95}]) == [] == alarms([line | {"groups/no_spread": 0.9}])
-
-
 @pytest.mark.parametrize("spread", [0.0, 1.0])
 def test_an_agent_without_the_format_is_an_alarm_that_names_the_command_which_teaches_it(spread):
     """An untrained model never wrote the format, and its run ended like a success."""
