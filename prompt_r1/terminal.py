@@ -1,5 +1,6 @@
 """Print untrusted text safely, and progress where there is no terminal."""
 
+import io
 import os
 import re
 import sys
@@ -38,15 +39,13 @@ def scrub(text: str, key: str) -> str:
     return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE)
 
 
-class _Lines:
+class _Lines(io.TextIOBase):
     """Writes each state of a progress bar on a line of its own: a log file shows no carriage return."""
 
-    def write(self, text: str) -> None:
+    def write(self, text: str) -> int:
         if line := text.strip("\r\n "):
             print(line, file=sys.stderr, flush=True)
-
-    def flush(self) -> None:
-        pass
+        return len(text)
 
 
 def progress_style() -> dict[str, Any]:
