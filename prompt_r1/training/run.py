@@ -22,11 +22,13 @@ from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.data.sampler import questions_of_step
 from prompt_r1.distributed import Interrupt, Ranks, lost_ranks_resumable, start_ranks, stop_ranks
 from prompt_r1.environments.specs import Environments
+from prompt_r1.foreign import launched
 from prompt_r1.protocol import Codec
 from prompt_r1.storage.checkpoint import begin_states
 from prompt_r1.storage.run_folder import LOCK, claim, open_run
 from prompt_r1.storage.run_log import Log
 from prompt_r1.terminal import printable
+from prompt_r1.training.dry_run import estimate
 from prompt_r1.types import Question
 
 T = TypeVar("T")
@@ -35,11 +37,11 @@ T = TypeVar("T")
 def launch(arguments: list[str], train: Callable[["Run"], None]) -> None:
     """Run `train` in a locked run folder, on every rank; --dry-run only prints an estimate."""
     config, name = train_config(arguments)
-    note = "\n".join(f"Note: {warning}" for warning in warnings_of(config))
+    if launched("RANK", 0) == 0:
+        for warning in warnings_of(config):
+            print(printable(f"Note: {warning}"))
     if config.dry_run:
-        from prompt_r1.training.dry_run import estimate  # only here: a training needs no estimate
-
-        print("\n".join(filter(None, [note, estimate(config)])))
+        print(estimate(config))
         return
     with Interrupt() as interrupt:
         ranks = start_ranks(config.device, config.layout)
@@ -47,8 +49,6 @@ def launch(arguments: list[str], train: Callable[["Run"], None]) -> None:
             folder = ranks.from_first(
                 lambda: open_run(config.out, config.resume, f"{name}-seed{config.seed}")
             )
-            if note and ranks.first:
-                print(printable(note))
             with (folder / LOCK).open("a+") as lock, asyncio.Runner() as runner:
                 ranks.from_first(lambda: claim(lock, folder))
                 train(Run(config, folder, ranks, runner, interrupt))
