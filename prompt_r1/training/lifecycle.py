@@ -60,12 +60,8 @@ class Lifecycle:
         self.run = run
         self.saved: State | None = None  # of the checkpoint that was written or loaded last
         self.idle_steps = 0  # in a row
-        size = sum(weight.numel() for weight in run.policy.parameters())
-        trained = sum(weight.numel() for weight in run.policy.trained_parameters())
-        run.log.say(
-            f"{run.folder}: agent {config.agent} ({trained:,} of {size:,} parameters learn), "
-            f"environment {config.env}, {ranks.count} × {ranks.device.type}"
-        )
+        where = f"{ranks.count} × {ranks.device.type}"
+        run.log.say(f"{run.folder}: agent {config.agent}, environment {config.env}, {where}")
         if ranks.device.type == "cuda":
             warm_up(run, game_tokens=config.max_tokens, tokens=config.tokens_per_batch)
         self.state = self._resumed()
