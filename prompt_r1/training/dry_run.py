@@ -57,12 +57,8 @@ def cost_table(games: Mapping[str, int], low: Spending, high: Spending, *, price
     rows = []
     for part, count in [*games.items(), ("together", sum(games.values()))]:
         ends = low * count, high * count
-        dollars = _span([f"{end.usd:,.2f}" for end in ends]) if priced else "no --env-price"
-        calls, tokens = _span([f"{end.calls:,}" for end in ends]), _span([f"{end.tokens:,}" for end in ends])
-        rows.append([part, f"{count:,}", calls, tokens, dollars])
+        dollars = [f"{end.usd:,.2f}" for end in ends] if priced else ["no --env-price"]
+        columns = [f"{end.calls:,}" for end in ends], [f"{end.tokens:,}" for end in ends], dollars
+        # Ranges; one number if both ends look alike.
+        rows.append([part, f"{count:,}", *(" to ".join(dict.fromkeys(column)) for column in columns)])
     return text_table(["", "games", "calls", "tokens", "dollars"], rows)
-
-
-def _span(ends: list[str]) -> str:
-    """A range; one number if both ends look alike."""
-    return " to ".join(dict.fromkeys(ends))
