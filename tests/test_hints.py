@@ -21,7 +21,7 @@ from prompt_r1.data.files import load_questions
 from prompt_r1.data.questions import training_and_validation
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.systems import check_evaluate
-from prompt_r1.training.summary import summary
+from prompt_r1.training.lifecycle import summary
 from tests.support.paths import ROOT
 
 FOLDER = "Anna's runs"  # needs quotes
@@ -65,7 +65,7 @@ def for_shared_questions() -> None:
 
 # The file whose command names the user's files → what prints it.
 PRINTING: dict[str, Callable[[], None]] = {
-    "prompt_r1/training/summary.py": after_training,
+    "prompt_r1/training/lifecycle.py": after_training,
     "prompt_r1/baselines/sft.py": after_a_warm_start,
     "prompt_r1/data/files.py": for_a_raw_row,
     "prompt_r1/data/questions.py": for_shared_questions,

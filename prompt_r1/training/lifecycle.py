@@ -3,8 +3,12 @@
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
+from prompt_r1.cli.command_line import command
+from prompt_r1.config.agent import HELD_OUT, AgentConfig
 from prompt_r1.config.fields import write_yaml
+from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.data.sampler import digest_of
 from prompt_r1.distributed import RankLost, stop_ranks
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError
@@ -14,9 +18,8 @@ from prompt_r1.storage.run_log import read_metrics, trim_run
 from prompt_r1.training.batches import make_batch
 from prompt_r1.training.metrics import Watchdog, spending, step_metrics
 from prompt_r1.training.run import Run
-from prompt_r1.training.summary import summary
 from prompt_r1.training.update import Update, limit_of
-from prompt_r1.training.validation import compare_on_test, validation_metrics
+from prompt_r1.training.validation import TEST_FILE, compare_on_test, validation_metrics
 from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
 
 IDLE_STEPS = 3  # this many steps in a row without an optimiser step end the run
@@ -42,10 +45,8 @@ def lifecycle(run: Run) -> Iterator["Lifecycle"]:
                 raise
             steps.save()
             stop_ranks(run.ranks)  # all ranks have agreed on this stop
-            kind = Interrupted if isinstance(error, Interrupted) else Resumable
-            raise kind(
-                f"{error}; stopped after step {steps.state.step}, the same command resumes the run"
-            ) from None
+            sentence = f"{error}; stopped after step {steps.state.step}, the same command resumes the run"
+            raise (Interrupted if isinstance(error, Interrupted) else Resumable)(sentence) from None
 
 
 class Lifecycle:
@@ -186,3 +187,23 @@ def warm_up(run: Run, *, game_tokens: int, tokens: int) -> None:
     run.reference_logprobs(batch.packed)
     (batch.weights * run.policy(batch.packed).logprobs).sum().backward()
     run.optimizer.zero_grad(set_to_none=True)
+
+
+def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
+    """Where the results are, and the next commands."""
+    mini = config.env == "mini" and set(config.data) <= {"mini"}
+    validated = tuple(name for name in config.val_data if name != HELD_OUT)
+    other = ("mini:ood",) if mini else config.test_data or validated or config.data
+    # A folder names no code to import, so the user's own objects must be named again.
+    own = ["--env", config.env] if OBJECT_PREFIX in config.env else []
+    text = [
+        "Where it is",
+        f"  {folder}/report.html: counts, curves and games, to open in a browser",
+        f"  {folder}/agent: the agent of step {best_step}, a Hugging Face folder",
+        f"  {folder}/metrics.jsonl: the curves; trajectories/: every game",
+        *([f"  {folder}/{TEST_FILE}: the test by dataset"] if config.test_data else []),
+        "What to type next",
+        f"  {command('ask', '--agent', folder, *own)}",
+        f"  {command('evaluate', '--agent', folder, *own, '--data', *other)}",
+    ]
+    return "\n".join(text)

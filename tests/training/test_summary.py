@@ -6,7 +6,7 @@ import pytest
 
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.storage.run_log import COLUMNS, Log, header, row
-from prompt_r1.training.summary import summary
+from prompt_r1.training.lifecycle import summary
 
 STEP = {
     "step": 12,
