@@ -8,7 +8,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -54,26 +54,26 @@ def row(metrics: Mapping[str, float], *, priced: bool) -> str:
 
 
 class Log:
-    """Writes trajectories on every rank; metrics and messages on the first rank only (`quiet`: other ranks).
+    """Writes trajectories on every rank; metrics and messages on the first rank only.
 
     Metrics also go to Weights & Biases (`wandb`), and a row of them to stdout (`priced`: with dollars). A bar
     on stderr shows the progress of `steps`.
     """
 
     def __init__(
-        self, folder: Path, *, quiet: bool, steps: int = 0, priced: bool = False, wandb: bool = False
+        self, folder: Path, *, first: bool, steps: int = 0, priced: bool = False, wandb: bool = False
     ) -> None:
         self.seconds = defaultdict[str, float](float)  # of each phase, since the last metrics
         # disable=None: a bar only on a terminal.
-        self.progress = tqdm(total=steps, disable=quiet or None, leave=False, dynamic_ncols=True)
+        self.progress = tqdm(total=steps, disable=not first or None, leave=False, dynamic_ncols=True)
         self.folder = folder
-        self._quiet, self._priced = quiet, priced
+        self._first, self._priced = first, priced
         self._rows = 0
-        self._wandb = open_wandb(folder) if wandb and not quiet else None
+        self._wandb = open_wandb(folder) if wandb and first else None
 
     def say(self, text: str = "") -> None:
         """Print text on stdout, above the progress bar."""
-        if not self._quiet:
+        if self._first:
             tqdm.write(printable(text), file=sys.stdout)
 
     @contextmanager
@@ -92,7 +92,7 @@ class Log:
         values = values | {f"time/{phase}": seconds for phase, seconds in self.seconds.items()}
         self.seconds.clear()
         rounded = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
-        if self._quiet:
+        if not self._first:
             return rounded
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(_line(rounded))
@@ -146,11 +146,10 @@ def _row(game: ScoredGame) -> dict[str, object]:
     `sampled` has one digit per token, 1 for the agent's own; `logprobs` has only the agent's tokens.
     """
     trajectory, question = game.trajectory, vars(game.trajectory.question)
-    turns = [asdict(replace(turn, latency=round(turn.latency, 4))) for turn in trajectory.turns]
     logprobs = zip(trajectory.logprobs, trajectory.sampled, strict=True)
     return {
         "question": {name: value for name, value in question.items() if name != "extra"},
-        "turns": turns,
+        "turns": [asdict(turn) for turn in trajectory.turns],
         "stop": trajectory.stop,
         "error": trajectory.error,
         "answer": trajectory.answer,

@@ -36,7 +36,8 @@ T = TypeVar("T")
 
 def launch(arguments: list[str], train: Callable[["Run"], None]) -> None:
     """Run `train` in a locked run folder, on every rank; --dry-run only prints an estimate."""
-    config, name = train_config(arguments)
+    config, start = train_config(arguments)
+    name = f"{start}-seed{config.seed}"
     if launched("RANK", 0) == 0:
         for warning in warnings_of(config):
             print(printable(f"Note: {warning}"))
@@ -46,9 +47,7 @@ def launch(arguments: list[str], train: Callable[["Run"], None]) -> None:
     with Interrupt() as interrupt:
         ranks = start_ranks(config.device, config.layout)
         with lost_ranks_resumable(ranks):
-            folder = ranks.from_first(
-                lambda: open_run(config.out, config.resume, f"{name}-seed{config.seed}")
-            )
+            folder = ranks.from_first(lambda: open_run(config.out, config.resume, name))
             with (folder / LOCK).open("a+") as lock, asyncio.Runner() as runner:
                 ranks.from_first(lambda: claim(lock, folder))
                 train(Run(config, folder, ranks, runner, interrupt))
@@ -104,11 +103,7 @@ class Run:
         )
         begin_states(self.optimizer)  # before the memory for the KV cache is measured
         self.log = Log(
-            folder,
-            quiet=not ranks.first,
-            steps=config.steps,
-            priced=bool(config.env_price),
-            wandb=config.wandb,
+            folder, first=ranks.first, steps=config.steps, priced=bool(config.env_price), wandb=config.wandb
         )
 
     def wait_for(self, work: Coroutine[None, None, T]) -> T:

@@ -12,19 +12,19 @@ from prompt_r1.storage.run_log import Log, read_metrics
 
 
 def test_a_message_cannot_move_the_cursor(tmp_path, capsys):
-    Log(tmp_path, quiet=False).say("reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b")
+    Log(tmp_path, first=True).say("reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b")
     assert capsys.readouterr() == ("reply \\x1b[2J\\x1b]0;owned\\x07 \\u202eabc\\r\\x9b\n", "")
 
 
-def test_a_quiet_log_prints_nothing_and_writes_no_metrics(tmp_path, capsys):
-    log = Log(tmp_path, quiet=True)
+def test_the_log_of_another_rank_prints_nothing_and_writes_no_metrics(tmp_path, capsys):
+    log = Log(tmp_path, first=False)
     log.say("hello")
     assert log.metrics({"step": 1, "em": 0.12345678}) == {"step": 1, "em": 0.123457}
     assert capsys.readouterr() == ("", "") and read_metrics(tmp_path) == []
 
 
 def test_metrics_are_rounded_to_six_digits_and_integers_are_kept(tmp_path):
-    log = Log(tmp_path, quiet=False)
+    log = Log(tmp_path, first=True)
     log.metrics({"step": 1234567, "em": 0.12345678})
     log.metrics({"step": 1234568, "lr": 1e-7})
     lines = (tmp_path / "metrics.jsonl").read_text()
@@ -42,7 +42,7 @@ def test_damaged_metric_lines_and_values_are_skipped_and_nan_is_kept(tmp_path):
 
 
 def test_the_seconds_of_a_phase_add_up_until_they_are_logged(tmp_path):
-    log = Log(tmp_path, quiet=False)
+    log = Log(tmp_path, first=True)
     log.seconds["rollout"] = 100.0
     with log.phase("rollout"):
         pass
@@ -58,7 +58,7 @@ def test_a_run_folder_that_is_deleted_during_the_run_is_named_and_not_made_again
     """The run went on in a new folder, and ended with "there is no metrics.jsonl"."""
     folder = tmp_path / "run"
     folder.mkdir()
-    log = Log(folder, quiet=False)
+    log = Log(folder, first=True)
     folder.rmdir()
     for write in (lambda: log.metrics({"step": 1}), lambda: log.trajectories("step-000001-rank0", [])):
         with pytest.raises(FileNotFoundError):
@@ -81,7 +81,7 @@ def test_wandb_gets_each_line_and_a_resumed_run_continues_the_same_run(tmp_path,
     wandb.init, wandb.Error = init, Exception
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     for steps in ([0, 1], [2]):  # the second time resumed
-        log = Log(tmp_path, quiet=False, wandb=True)
+        log = Log(tmp_path, first=True, wandb=True)
         for step in steps:
             log.metrics({"step": step, "em": 0.5})
         log.close()

@@ -52,7 +52,7 @@ def write_run(folder: Path, groups_by_step: list[list[list[Trajectory]]]) -> Pat
     write_yaml(TrainConfig(agent="mini", env="mini", rule="release"), folder / "config.yaml")
     if not (folder / "agent").exists():
         tiny.save_agent(folder / "agent")
-    run_log = Log(folder, quiet=False)
+    run_log = Log(folder, first=True)
     run_log.metrics({"step": 0, "val/n": 10, "val/em": 0.1, "time/validation": 0.5})
     for step, trajectories_PG in enumerate(groups_by_step, start=1):
         games_PG = score_and_compare(trajectories_PG, RULES["release"])

@@ -46,7 +46,7 @@ class ScriptedRun:
     """A `Lifecycle` with scripted steps: each writes its number into a weight, and has the given metrics."""
 
     def __init__(self, folder: Path, base: Path, *, questions: list[Question] = QUESTIONS, **options) -> None:
-        config, log = replace(CONFIG, **options), Log(folder, quiet=False)
+        config, log = replace(CONFIG, **options), Log(folder, first=True)
         self.policy = tiny.policy()
         self.refreshed: list[float] = []  # the first weight at each refresh of the engine
         self.run = SimpleNamespace(

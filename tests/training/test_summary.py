@@ -53,7 +53,7 @@ def test_numbers_are_right_aligned_with_their_labels(priced):
 
 
 def test_the_labels_are_repeated_every_25_rows(tmp_path, capsys):
-    log = Log(tmp_path, quiet=False)
+    log = Log(tmp_path, first=True)
     for step in range(51):
         log.metrics({"step": step})
     printed = capsys.readouterr().out.splitlines()
