@@ -1,4 +1,4 @@
-"""What happens after a step: validation, log, checkpoint, export of the best agent, alarms, stop."""
+"""What happens after a step: validation, log, checkpoint, export of the best agent, alarms, stop, summary."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

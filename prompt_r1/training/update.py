@@ -24,8 +24,6 @@ GRADIENT_LIMIT = 1.0  # the largest norm of a gradient
 IMPORTANCE_CAP = 2.0  # of the loss in 16 bits; in float32 the engine samples from the policy itself
 GAP = "engine/logprob_gap"
 GAP_MEAN = f"{GAP}_mean"
-
-
 # Weighted sums over a micro-batch: over all micro-batches and ranks they are means over the agent's tokens.
 MEANS = ("loss", "kl", "clip_frac", "entropy")
 
