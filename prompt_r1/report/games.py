@@ -11,20 +11,7 @@ from prompt_r1.metrics.em_f1 import exact_match
 
 MOST_GROUPS = 12  # shown of a step
 NOT_A_ROW = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
-Row = Mapping[str, Any]  # a line of a file of the run
-
-
-@dataclass
-class ShownGame:
-    """A game as a row of trajectories/*.jsonl."""
-
-    row: Row
-
-    @property
-    def right(self) -> bool | None:
-        """Whether the answer equals a gold answer; None for long texts, for which only F1 means something."""
-        answer, question = self.row["answer"], self.row["question"]
-        return None if question["kind"] == "text" else exact_match(answer or "", question["answers"]) == 1
+Row = Mapping[str, Any]  # a game as a line of trajectories/*.jsonl
 
 
 @dataclass
@@ -32,17 +19,23 @@ class ShownGroup:
     """The games of one question in one step, such as "training step 3"."""
 
     source: str
-    games: list[ShownGame]
+    games: list[Row]
 
     @property
     def right(self) -> int:
-        return sum(game.right is True for game in self.games)
+        return sum(is_right(game) is True for game in self.games)
 
     @property
     def is_mixed(self) -> bool:
         """Whether it was trained on, and has right and wrong games."""
-        trained = any(game.row["advantage"] for game in self.games)
+        trained = any(game["advantage"] for game in self.games)
         return trained and 0 < self.right < len(self.games)
+
+
+def is_right(game: Row) -> bool | None:
+    """Whether the answer equals a gold answer; None for long texts, for which only F1 means something."""
+    answer, question = game["answer"], game["question"]
+    return None if question["kind"] == "text" else exact_match(answer or "", question["answers"]) == 1
 
 
 def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
@@ -62,8 +55,7 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
         lines = (line for path in paths for line in path.read_text("utf-8", "replace").splitlines())
         rows = filter(None, map(json_object, lines))
         by_question = groupby(rows, key=lambda row: (row["group"], row["question"]["id"]))
-        games = (list(map(ShownGame, of_one)) for _, of_one in by_question)
-        groups += _mixed_first([ShownGroup(source, of_one) for of_one in games])[:MOST_GROUPS]
+        groups += _mixed_first([ShownGroup(source, list(games)) for _, games in by_question])[:MOST_GROUPS]
     return _mixed_first(groups)
 
 

@@ -12,7 +12,7 @@ from prompt_r1.agent.names import exported_step
 from prompt_r1.errors import UsageError
 from prompt_r1.foreign import replace_file
 from prompt_r1.report.curves import Lines, charts_of, points_of
-from prompt_r1.report.games import MOST_GROUPS, NOT_A_ROW, read_groups
+from prompt_r1.report.games import MOST_GROUPS, NOT_A_ROW, is_right, read_groups
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.terminal import printable
 
@@ -62,6 +62,7 @@ def page(run: Path) -> str:
             test=_cells(_text(run / "test.md")),
             charts=charts_of(lines),
             groups=groups,
+            is_right=is_right,
             most=MOST_GROUPS,
             sources=list(dict.fromkeys(group.source for group in groups)),
         )

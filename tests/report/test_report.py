@@ -13,7 +13,7 @@ import pytest
 from prompt_r1.cli.tables import markdown_table
 from prompt_r1.errors import UsageError
 from prompt_r1.report.curves import charts_of
-from prompt_r1.report.games import ShownGame, read_groups
+from prompt_r1.report.games import is_right, read_groups
 from prompt_r1.report.page import write_report
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Question
@@ -154,7 +154,7 @@ def test_a_wrong_answer_is_marked_wrong_by_the_rules_of_its_kind():
     cases = [("qa", "the Anna.", True), ("qa", "Bob", False), ("qa", None, False), ("text", "Anna", None)]
     for kind, answer, right in cases:
         row = {"answer": answer, "question": {"kind": kind, "answers": ["Anna"]}}
-        assert ShownGame(row).right is right, (kind, answer)
+        assert is_right(row) is right, (kind, answer)
 
 
 def test_the_tables_of_the_test_are_shown(run, tmp_path):
