@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 340, 172, 40, 331, 9, 151
+LEFT, RIGHT, TOP, BOTTOM = 40, 331, 9, 151  # of the axes in page.html, in pixels
 
 # Title, explanation, metrics with labels, and what the vertical axis reaches at least.
 CURVES: list[tuple[str, str, dict[str, str], float]] = [
@@ -27,24 +27,34 @@ Lines = Sequence[Mapping[str, float]]  # of metrics.jsonl
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: its polylines as points in pixels by label, and ticks as pairs of pixels and text."""
+    """A chart: its polylines as points in pixels by label, and the texts beside its axes."""
 
     title: str
     about: str
     curves: list[tuple[str, str]]
-    steps: list[tuple[float, str]]
-    values: list[tuple[float, str]]
+    last_step: str
+    values: list[str]  # at the bottom, in the middle and at the top
 
 
 def charts_of(lines: Lines) -> list[Chart]:
     """The charts of all metrics that were measured."""
-    found = []
+    last_step = max([1.0, *(line["step"] for line in lines)])
+    charts = []
     for title, about, names, reach in CURVES:
-        points = {label: points_of(lines, name) for name, label in names.items()}
-        curves = {label: of_one for label, of_one in points.items() if of_one}
-        if curves:
-            found.append(_chart(title, about, curves, reach, last=max(line["step"] for line in lines)))
-    return found
+        points_by_label = {label: points_of(lines, name) for name, label in names.items()}
+        values = [value for points in points_by_label.values() for _, value in points]
+        if values:
+            low, high = min(0.0, *values), max(reach, *values) or 1.0
+            curves = [
+                (f"{label} {points[-1][1]:.3g}".strip(), _polyline(points, last_step, low, high))
+                for label, points in points_by_label.items()
+                if points
+            ]
+            # Five characters have room: 0.5, 1e-05.
+            marks = [low, (low + high) / 2, high]
+            shown = [f"{mark:{'.0e' if 0 < abs(mark) < 1e-3 else '.3g'}}" for mark in marks]
+            charts.append(Chart(title, about, curves, f"{last_step:g}", shown))
+    return charts
 
 
 def points_of(lines: Lines, name: str) -> list[tuple[float, float]]:
@@ -52,25 +62,9 @@ def points_of(lines: Lines, name: str) -> list[tuple[float, float]]:
     return [(line["step"], line[name]) for line in lines if math.isfinite(line.get(name, math.nan))]
 
 
-def _chart(
-    title: str, about: str, curves: Mapping[str, list[tuple[float, float]]], reach: float, *, last: float
-) -> Chart:
-    values = [value for points in curves.values() for _, value in points]
-    low, high = min(0.0, *values), max(reach, *values)
-    high = high if high > low else low + 1
-
-    def x(step: float) -> float:
-        return round(LEFT + step / max(last, 1) * (RIGHT - LEFT), 1)
-
-    def y(value: float) -> float:
-        return round(BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP), 1)
-
-    shown = [
-        (f"{label} {points[-1][1]:.3g}".strip(), " ".join(f"{x(step)},{y(value)}" for step, value in points))
-        for label, points in curves.items()
-    ]
-    steps = [(x(step), f"{step:g}") for step in (0, max(last, 1))]
-    marks = [low, (low + high) / 2, high]
-    # Five characters have room: 0.5, 1e-05.
-    values_shown = [(y(mark), f"{mark:{'.0e' if 0 < abs(mark) < 1e-3 else '.3g'}}") for mark in marks]
-    return Chart(title, about, shown, steps, values_shown)
+def _polyline(points: Sequence[tuple[float, float]], last_step: float, low: float, high: float) -> str:
+    pixels = (
+        (LEFT + step / last_step * (RIGHT - LEFT), BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP))
+        for step, value in points
+    )
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels)

@@ -3,6 +3,7 @@
 import base64
 import fnmatch
 import hashlib
+import math
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, UndefinedError
@@ -92,13 +93,11 @@ def _result(lines: Lines, best: int) -> str:
 
 def _counts(lines: Lines) -> dict[str, int]:
     """How many steps, games and calls the run has had, by label."""
-
-    def total(pattern: str) -> float:
-        names = {name for line in lines for name in fnmatch.filter(line, pattern)}
-        return sum(value for name in names for _, value in points_of(lines, name))
-
-    last = max((line["step"] for line in lines), default=0)
-    return {"steps": int(last)} | {label: round(total(pattern)) for label, pattern in COUNTS.items()}
+    counts = {"steps": int(max((line["step"] for line in lines), default=0))}
+    for label, pattern in COUNTS.items():
+        values = (line[name] for line in lines for name in fnmatch.filter(line, pattern))
+        counts[label] = round(sum(filter(math.isfinite, values)))
+    return counts
 
 
 def _cells(table: str) -> list[list[str]]:
