@@ -9,8 +9,8 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,25 +37,27 @@ def run_program(main: Callable[[list[str]], None], *, then: str = "") -> NoRetur
     Exit codes: 0 done, 1 a bug of ours, 2 wrong usage or out of memory, 75 stopped but resumable, 130 Ctrl-C.
     Every error is printed as one sentence on stderr; only a bug is a traceback, without keys.
     """
-    prepare_standard_streams()
     if main.__module__ == "__main__":  # a program of its own, not a call inside another process
         gc.freeze()  # full collections then skip what was imported, a quarter of a second each time
-    _raise_on_ctrl_c()
-    try:
+    with _errors_explained(then and f"; the same command {then}"):
         main(sys.argv[1:])
         sys.stdout.flush()
-    except (Exception, KeyboardInterrupt) as error:
-        _explain(error, then and f"; the same command {then}")
     sys.exit(0)
 
 
-def _raise_on_ctrl_c() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt again, after `let_ctrl_c_end_imports`."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+@contextmanager
+def _errors_explained(then: str = "") -> Iterator[None]:
+    """Inside, every error and Ctrl-C ends the process by `_explain`."""
+    prepare_standard_streams()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # after `let_ctrl_c_end_imports`
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        _explain(error, then)
 
 
-def _explain(error: BaseException, then: str = "") -> NoReturn:
+def _explain(error: BaseException, then: str) -> NoReturn:
     """Exit with the code and the sentence of an error, which `then` ends, or with the traceback of a bug."""
     if isinstance(error, UsageError | FatalEnvError):
         _exit(2, error)
@@ -93,13 +95,9 @@ def check_usage(read: Callable[[list[str]], object]) -> None:
     A script calls it before its imports of torch and transformers, which take seconds. Other errors, as of a
     file without permissions, and Ctrl-C while it reads are explained as by `run_program`.
     """
-    prepare_standard_streams()
-    _raise_on_ctrl_c()
-    try:
+    with _errors_explained():
         Path.cwd()  # raises if it has been deleted
         read(sys.argv[1:])
-    except (Exception, KeyboardInterrupt) as error:
-        _explain(error)
     let_ctrl_c_end_imports()
     if sys.stderr.isatty():  # in a log it would mean nothing
         print("Loading …", file=sys.stderr, flush=True)
