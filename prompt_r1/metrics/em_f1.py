@@ -85,7 +85,13 @@ def substring_match(prediction: str, answers: Sequence[str], *, official: bool =
 
     Official rules: 1 if one of the two is a substring of the other.
     """
-    return _best(_overlaps if official else _contains, prediction, answers, official)
+
+    def matches(predicted: str, gold: str) -> bool:
+        if official:
+            return gold in predicted or predicted in gold
+        return f" {gold} " in f" {predicted} "
+
+    return _best(matches, prediction, answers, official)
 
 
 def f1(prediction: str, answers: Sequence[str], *, official: bool = False) -> float:
@@ -106,14 +112,6 @@ def _best(
         return bool(meant) and said == meant
 
     return float(max(map(score, answers), default=0.0))
-
-
-def _contains(prediction: str, gold: str) -> bool:
-    return f" {gold} " in f" {prediction} "
-
-
-def _overlaps(prediction: str, gold: str) -> bool:
-    return gold in prediction or prediction in gold
 
 
 def _f1(prediction: str, gold: str) -> float:
