@@ -25,6 +25,7 @@ from prompt_r1.types import Kind, Question
 Fields = Mapping[str, Any]
 BOM = b"\xef\xbb\xbf"
 PARQUET_ROWS = 64  # decoded at a time: a row may contain a book
+BLANK = object()  # in place of a row: a blank line, which has a number too
 
 ANSWER_FIELDS = ("answers", "golden_answers", "answer")
 COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "data_source", "kind")
@@ -250,7 +251,7 @@ def read_rows(source: Path | str) -> Iterator[tuple[int, object]]:
     Raises UsageError with file, row and reason.
     """
     if str(source).startswith("hf:"):
-        yield from _hub_rows(str(source))
+        yield from enumerate(_hub_rows(str(source)), start=1)
         return
     path = Path(source)
     if path.is_dir():
@@ -271,8 +272,9 @@ def read_rows(source: Path | str) -> Iterator[tuple[int, object]]:
         raise UsageError(f"{path}: not a file of rows; give one that ends in {', '.join(READERS)}")
     number = 0
     try:
-        for number, row in READERS[suffix](path):
-            yield number, row
+        for number, row in enumerate(READERS[suffix](path), start=1):
+            if row is not BLANK:
+                yield number, row
     except BadRow as reason:
         raise UsageError(f"{path}, row {number + 1}: {reason}") from None
     except UnicodeDecodeError as error:
@@ -284,18 +286,16 @@ def read_rows(source: Path | str) -> Iterator[tuple[int, object]]:
         ) from None
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, object]]:
+def _json_lines(path: Path) -> Iterator[object]:
     # Bytes: only "\n" and "\r" end a line, whereas str.splitlines would also split at U+2028 inside a text.
     with path.open("rb") as file:
-        lines = (line for part in file for line in part.splitlines())
-        for number, line in enumerate(lines, start=1):
+        for line in (line for part in file for line in part.splitlines()):
             try:
-                if line.strip():
-                    yield number, _from_json(line)
+                yield _from_json(line) if line.strip() else BLANK
             except (ValueError, RecursionError) as error:
-                raise UsageError(
-                    f"{path}, row {number}: not JSON in UTF-8 ({error}): write each row in a line of its "
-                    "own, or all rows as a list in a .json file"
+                raise BadRow(
+                    f"not JSON in UTF-8 ({error}): write each row in a line of its own, or all rows as a "
+                    "list in a .json file"
                 ) from None
 
 
@@ -310,7 +310,7 @@ def _from_json(text: bytes) -> Any:
     return json.loads(text.decode("utf-8-sig"), object_pairs_hook=fields)
 
 
-def _json(path: Path) -> Iterable[tuple[int, object]]:
+def _json(path: Path) -> Iterable[object]:
     """The rows of a list, alone or in an object, as `data` of SQuAD's; one row; or JSON lines."""
     content = path.read_bytes()
     try:
@@ -328,10 +328,10 @@ def _json(path: Path) -> Iterable[tuple[int, object]]:
             rows = [row for article in rows for part in article["paragraphs"] for row in part["qas"]]
         except (LookupError, TypeError):
             raise BadRow("not SQuAD's layout: data[{paragraphs[{qas[]}]}]") from None
-    return enumerate(rows, start=1)
+    return rows
 
 
-def _csv(path: Path) -> Iterator[tuple[int, object]]:
+def _csv(path: Path) -> Iterator[object]:
     csv.field_size_limit(64 * 2**20)  # a field may contain a chapter
     with path.open("rb") as file:  # decoded line by line: an error is in the row that is read next
         if file.peek().removeprefix(BOM).lstrip().startswith((b"{", b"[")):
@@ -344,7 +344,7 @@ def _csv(path: Path) -> Iterator[tuple[int, object]]:
             raise BadRow(f"the columns are separated by {other[0]!r}: save the table with {name}")
         if len(set(columns)) < len(columns):
             raise BadRow(f"two columns have one name: {', '.join(columns)}")
-        for number, cells in enumerate(rows, start=1):
+        for cells in rows:
             if len(cells) != len(columns):
                 raise BadRow(
                     f"cells: {len(cells)}, columns: {len(columns)} ({', '.join(columns)[:80]}): a text with "
@@ -352,10 +352,10 @@ def _csv(path: Path) -> Iterator[tuple[int, object]]:
                 )
             if cells[0].startswith("# ") or cells == columns:
                 raise BadRow("a comment line, or the header again: remove it, or the # of the question")
-            yield number, dict(zip(columns, cells, strict=True))
+            yield dict(zip(columns, cells, strict=True))
 
 
-def _parquet(path: Path) -> Iterator[tuple[int, object]]:
+def _parquet(path: Path) -> Iterator[object]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -364,14 +364,14 @@ def _parquet(path: Path) -> Iterator[tuple[int, object]]:
             columns = file.schema_arrow.names
             if len(set(columns)) < len(columns):
                 raise BadRow(f"two columns have one name: {', '.join(columns)}")
-            batches = file.iter_batches(batch_size=PARQUET_ROWS)
-            yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+            for batch in file.iter_batches(batch_size=PARQUET_ROWS):
+                yield from batch.to_pylist()
     # Dates out of range are ValueErrors or OverflowErrors, unknown time zones KeyErrors.
     except (pa.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         raise BadRow(f"not readable as parquet ({str(error)[:120]!r}): write the file anew") from None
 
 
-def _hub_rows(name: str) -> Iterator[tuple[int, object]]:
+def _hub_rows(name: str) -> Iterator[object]:
     """The rows of a dataset of the Hub; SPLIT may be a part, such as train[:1000].
 
     The dataset is downloaded once into the cache of `datasets`, which executes no code that comes with it.
@@ -394,11 +394,11 @@ def _hub_rows(name: str) -> Iterator[tuple[int, object]]:
             "it is private, or give a FILE"
         ) from error
     # As Arrow: images and sounds among the columns are not decoded.
-    batches = table.with_format("arrow").iter(batch_size=PARQUET_ROWS)
-    yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+    for batch in table.with_format("arrow").iter(batch_size=PARQUET_ROWS):
+        yield from batch.to_pylist()
 
 
-def _prompts_and_stories(path: Path) -> Iterable[tuple[int, object]]:
+def _prompts_and_stories(path: Path) -> Iterable[object]:
     """WritingPrompts: line n of X.wp_source is the prompt of the story in line n of X.wp_target."""
     stories = path.with_suffix(".wp_target")
     if not stories.is_file():
@@ -407,11 +407,10 @@ def _prompts_and_stories(path: Path) -> Iterable[tuple[int, object]]:
     prompts, texts = (file.read_bytes().decode().strip("\n").split("\n") for file in (path, stories))
     if len(prompts) != len(texts):
         raise UsageError(f"{path} and {stories.name} have different numbers of lines")
-    rows = zip(prompts, texts, strict=True)
-    return enumerate(({"prompt": prompt, "story": story} for prompt, story in rows), start=1)
+    return [{"prompt": prompt, "story": story} for prompt, story in zip(prompts, texts, strict=True)]
 
 
-READERS: dict[str, Callable[[Path], Iterable[tuple[int, object]]]] = {
+READERS: dict[str, Callable[[Path], Iterable[object]]] = {
     ".jsonl": _json_lines,
     ".json": _json,
     ".csv": _csv,
