@@ -1,19 +1,25 @@
-"""The report as one HTML file: an autoescaped template, whose policy allows only our style and our script."""
+"""The report as one HTML file: an autoescaped template, whose policy allows only our style and our script.
+
+It shows curves of metrics as static SVG charts, and games from the files of the run.
+"""
 
 import base64
 import fnmatch
 import hashlib
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined, UndefinedError
 from markupsafe import Markup
 
 from prompt_r1.agent.names import exported_step
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import replace_file
-from prompt_r1.report.curves import Lines, charts_of, points_of
-from prompt_r1.report.games import MOST_GROUPS, NOT_A_ROW, is_right, read_groups
+from prompt_r1.foreign import json_object, replace_file
+from prompt_r1.metrics.em_f1 import exact_match
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.terminal import printable
 
@@ -27,6 +33,27 @@ COUNTS = {
     "calls failed": "env/errors",
     "replies filtered, cut or empty": "env/outcomes/*",
 }
+LEFT, RIGHT, TOP, BOTTOM = 40, 331, 9, 151  # of the axes in page.html, in pixels
+
+# Title, explanation, metrics with labels, and what the vertical axis reaches at least.
+CURVES: list[tuple[str, str, dict[str, str], float]] = [
+    ("Validation EM", "Exactly right answers in greedy games of held-out questions.", {"val/em": ""}, 1),
+    ("Reward", "Mean of the sampled games.", {"reward/mean": ""}, 1),
+    ("Sampled EM", "Games, and questions with a right game.", {"em": "game", "em/any": "question"}, 1),
+    ("Well-formed games", "One action in every turn, and an answer at the end.", {"format": ""}, 1),
+    ("Groups without spread, or lost", "Nothing is learned from either.",
+     {"groups/no_spread": "without spread", "groups/dropped": "lost"}, 1),
+    ("Turns", "At 1, the agent answers without asking.", {"turns": ""}, 1),
+    ("KL to the start", "Nats per token, of eq. 17.", {"kl": "mean", "kl_median": "median"}, 0),
+    ("Entropy", "Nats per token. Near 0 there is no exploration.", {"entropy": ""}, 0),
+    ("Log-probability gap", "Engine against trainer, nats.", {"engine/logprob_gap": ""}, 0),
+    ("Calls", "", {"env/paid": "sent", "env/reused": "from the journal", "env/errors": "failed"}, 0),
+    ("Seconds of a step", "", {"time/rollout": "rollout", "time/update": "update"}, 0),
+]  # fmt: skip
+MOST_GROUPS = 12  # shown of a step
+NOT_A_ROW = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
+Row = Mapping[str, Any]  # a game as a line of trajectories/*.jsonl
+Lines = Sequence[Mapping[str, float]]  # of metrics.jsonl
 
 
 def write_report(run: Path, *, out: Path | None = None) -> Path:
@@ -50,7 +77,6 @@ def page(run: Path) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
     )
     try:
-        groups = read_groups(run, best=best)
         return environment.from_string((HERE / "page.html").read_text("utf-8")).render(
             name=run.resolve().name,
             policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
@@ -62,10 +88,9 @@ def page(run: Path) -> str:
             settings=_text(run / "config.yaml"),
             test=_cells(_text(run / "test.md")),
             charts=charts_of(lines),
-            groups=groups,
+            groups=read_groups(run, best=best),
             is_right=is_right,
             most=MOST_GROUPS,
-            sources=list(dict.fromkeys(group.source for group in groups)),
         )
     except (UndefinedError, *NOT_A_ROW) as error:
         raise UsageError(
@@ -108,3 +133,105 @@ def _cells(table: str) -> list[list[str]]:
 
 def _text(path: Path) -> str:
     return path.read_text("utf-8", "replace") if path.is_file() else ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart: its polylines as points in pixels by label, and the texts beside its axes."""
+
+    title: str
+    about: str
+    curves: list[tuple[str, str]]
+    last_step: str
+    values: list[str]  # at the bottom, in the middle and at the top
+
+
+def charts_of(lines: Lines) -> list[Chart]:
+    """The charts of all metrics that were measured."""
+    last_step = max([1.0, *(line["step"] for line in lines)])
+    charts = []
+    for title, about, names, reach in CURVES:
+        points_by_label = {label: points_of(lines, name) for name, label in names.items()}
+        values = [value for points in points_by_label.values() for _, value in points]
+        if values:
+            low, high = min(0.0, *values), max(reach, *values) or 1.0
+            curves = [
+                (f"{label} {points[-1][1]:.3g}".strip(), _polyline(points, last_step, low, high))
+                for label, points in points_by_label.items()
+                if points
+            ]
+            # Five characters have room: 0.5, 1e-05.
+            marks = [low, (low + high) / 2, high]
+            shown = [f"{mark:{'.0e' if 0 < abs(mark) < 1e-3 else '.3g'}}" for mark in marks]
+            charts.append(Chart(title, about, curves, f"{last_step:g}", shown))
+    return charts
+
+
+def points_of(lines: Lines, name: str) -> list[tuple[float, float]]:
+    """Step and value wherever a metric was measured."""
+    return [(line["step"], line[name]) for line in lines if math.isfinite(line.get(name, math.nan))]
+
+
+def _polyline(points: Sequence[tuple[float, float]], last_step: float, low: float, high: float) -> str:
+    pixels = (
+        (LEFT + step / last_step * (RIGHT - LEFT), BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP))
+        for step, value in points
+    )
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels)
+
+
+@dataclass
+class ShownGroup:
+    """The games of one question in one step, such as "training step 3"."""
+
+    source: str
+    games: list[Row]
+
+    @property
+    def right(self) -> int:
+        return sum(is_right(game) is True for game in self.games)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it was trained on, and has right and wrong games."""
+        trained = any(game["advantage"] for game in self.games)
+        return trained and 0 < self.right < len(self.games)
+
+
+def is_right(game: Row) -> bool | None:
+    """Whether the answer equals a gold answer; None for long texts, for which only F1 means something."""
+    answer, question = game["answer"], game["question"]
+    return None if question["kind"] == "text" else exact_match(answer or "", question["answers"]) == 1
+
+
+def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
+    """The training games of the first, middle, last and best step, and the validation games of the best.
+
+    Groups of right and wrong games come first, of which something is learned. Lines that were cut short by a
+    kill are skipped. Raises an error of NOT_A_ROW for a line that is no game.
+    """
+    training = _files_by_step(folder / "trajectories", "step")
+    steps = sorted(training)
+    chosen = {steps[0], steps[len(steps) // 2], steps[-1], best} & training.keys() if steps else set()
+    sources = [(f"training step {step}", training[step]) for step in sorted(chosen)]
+    if validation := _files_by_step(folder / "trajectories", "validation").get(best):
+        sources.append((f"validation step {best}", validation))
+    groups: list[ShownGroup] = []
+    for source, paths in sources:
+        lines = (line for path in paths for line in path.read_text("utf-8", "replace").splitlines())
+        rows = filter(None, map(json_object, lines))
+        by_question = groupby(rows, key=lambda row: (row["group"], row["question"]["id"]))
+        groups += _mixed_first([ShownGroup(source, list(games)) for _, games in by_question])[:MOST_GROUPS]
+    return _mixed_first(groups)
+
+
+def _mixed_first(groups: list[ShownGroup]) -> list[ShownGroup]:
+    return sorted(groups, key=lambda group: not group.is_mixed)
+
+
+def _files_by_step(folder: Path, kind: str) -> dict[int, list[Path]]:
+    """The trajectory files of each step."""
+    files: dict[int, list[Path]] = {}
+    for path in sorted(folder.glob(f"{kind}-*-rank*.jsonl")):
+        files.setdefault(int(path.name.split("-")[1]), []).append(path)
+    return files

@@ -12,9 +12,7 @@ import pytest
 
 from prompt_r1.cli.tables import markdown_table
 from prompt_r1.errors import UsageError
-from prompt_r1.report.curves import charts_of
-from prompt_r1.report.games import is_right, read_groups
-from prompt_r1.report.page import write_report
+from prompt_r1.report.page import charts_of, is_right, read_groups, write_report
 from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.types import Question
 from tests.support.played import HOSTILE, group_of, write_run
