@@ -210,15 +210,18 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
     Groups of right and wrong games come first, of which something is learned. Lines that were cut short by a
     kill are skipped. Raises an error of NOT_A_ROW for a line that is no game.
     """
-    training = _files_by_step(folder / "trajectories", "step")
-    steps = sorted(training)
-    chosen = {steps[0], steps[len(steps) // 2], steps[-1], best} & training.keys() if steps else set()
-    sources = [(f"training step {step}", training[step]) for step in sorted(chosen)]
-    if validation := _files_by_step(folder / "trajectories", "validation").get(best):
-        sources.append((f"validation step {best}", validation))
+    files = sorted((folder / "trajectories").glob("*-rank*.jsonl"))
+    by_name = groupby(files, key=lambda path: path.name.partition("-rank")[0])  # such as step-000003
+    played = {name: list(of_ranks) for name, of_ranks in by_name}
+    steps = [name for name in played if name.startswith("step-")]
+    wanted = {f"step-{best:06d}", f"validation-{best:06d}"}
+    if steps:
+        wanted |= {steps[0], steps[len(steps) // 2], steps[-1]}
     groups: list[ShownGroup] = []
-    for source, paths in sources:
-        lines = (line for path in paths for line in path.read_text("utf-8", "replace").splitlines())
+    for name in sorted(wanted & played.keys()):
+        kind, step = name.split("-")
+        source = f"{'training' if kind == 'step' else kind} step {int(step)}"
+        lines = (line for path in played[name] for line in path.read_text("utf-8", "replace").splitlines())
         rows = filter(None, map(json_object, lines))
         by_question = groupby(rows, key=lambda row: (row["group"], row["question"]["id"]))
         groups += _mixed_first([ShownGroup(source, list(games)) for _, games in by_question])[:MOST_GROUPS]
@@ -227,11 +230,3 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
 
 def _mixed_first(groups: list[ShownGroup]) -> list[ShownGroup]:
     return sorted(groups, key=lambda group: not group.is_mixed)
-
-
-def _files_by_step(folder: Path, kind: str) -> dict[int, list[Path]]:
-    """The trajectory files of each step."""
-    files: dict[int, list[Path]] = {}
-    for path in sorted(folder.glob(f"{kind}-*-rank*.jsonl")):
-        files.setdefault(int(path.name.split("-")[1]), []).append(path)
-    return files
