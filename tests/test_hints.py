@@ -18,7 +18,6 @@ from prompt_r1.config.evaluate import check_sft
 from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.__main__ import main as data_main
 from prompt_r1.data.files import load_questions
-from prompt_r1.data.questions import training_and_validation
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.systems import check_evaluate
 from prompt_r1.training.lifecycle import summary
@@ -32,7 +31,6 @@ CHECKS = {
     "prompt_r1.baselines.sft": check_sft,
     "prompt_r1.data": data_main,
 }
-ROW = {"question": "Who?", "answer": "Anna"}
 GSM8K_ROW = {"question": "How many?", "answer": "2 and 2 are 4.\n#### 4"}
 
 
@@ -58,17 +56,11 @@ def for_a_raw_row() -> None:
     print(refused.value)
 
 
-def for_shared_questions() -> None:
-    data, validation = write("mine.jsonl", ROW, ROW | {"question": "And?"}), write("val.jsonl", ROW)
-    training_and_validation([data], [validation], seed=0, limit=9)
-
-
 # The file whose command names the user's files → what prints it.
 PRINTING: dict[str, Callable[[], None]] = {
     "prompt_r1/training/lifecycle.py": after_training,
     "prompt_r1/baselines/sft.py": after_a_warm_start,
     "prompt_r1/data/files.py": for_a_raw_row,
-    "prompt_r1/data/questions.py": for_shared_questions,
 }
 
 

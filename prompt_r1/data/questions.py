@@ -2,11 +2,9 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from prompt_r1.cli.command_line import command
 from prompt_r1.config.agent import HELD_OUT, MINI_WORLD, is_mini_data
 from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object
 from prompt_r1.data.files import as_questions, load_questions, question_key
@@ -61,12 +59,10 @@ def training_and_validation(
     if list(val_data) != [HELD_OUT]:
         validation = sample_questions(val_data, "validation", seed, limit)
         if shared := len(_keys(training) & _keys(validation)):
-            text = f"{shared:,} of {len(validation):,} validation questions are among the training questions"
-            if all(Path(name).is_file() for name in [*data, *val_data]):
-                size, out = len(training), "training-without-validation.jsonl"
-                files = ["--in", *data, "--exclude", *val_data, "--per-dataset", size, "--out", out]
-                text += f"; `{command('data', 'mix', *files)}` leaves them out"
-            _say(text)
+            _say(
+                f"{shared:,} of {len(validation):,} validation questions are among the training questions; "
+                "--exclude of `python -m prompt_r1.data mix` leaves them out"
+            )
         return training, validation
     validation = stratified(training)[: max(1, min(limit, len(training) // 10))]
     held_out = _keys(validation)
