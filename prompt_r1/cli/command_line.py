@@ -6,7 +6,6 @@ import gc
 import os
 import re
 import shlex
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from prompt_r1.cli.installation import let_ctrl_c_end_imports
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line, is_out_of_memory
 from prompt_r1.terminal import SHORTEST_SECRET, prepare_standard_streams, printable, scrub
 
@@ -49,8 +47,6 @@ def run_program(main: Callable[[list[str]], None], *, then: str = "") -> NoRetur
 def _errors_explained(then: str = "") -> Iterator[None]:
     """Inside, every error and Ctrl-C ends the process by `_explain`."""
     prepare_standard_streams()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # after `let_ctrl_c_end_imports`
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
@@ -98,7 +94,6 @@ def check_usage(read: Callable[[list[str]], object]) -> None:
     with _errors_explained():
         Path.cwd()  # raises if it has been deleted
         read(sys.argv[1:])
-    let_ctrl_c_end_imports()
     if sys.stderr.isatty():  # in a log it would mean nothing
         print("Loading …", file=sys.stderr, flush=True)
 

@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -232,23 +231,6 @@ def test_windows_is_named_before_an_import_fails(monkeypatch, capsys):
     with pytest.raises(SystemExit) as left:
         check_installation()
     assert left.value.code == 2 and "Windows is not supported; run it in its Linux" in capsys.readouterr().err
-
-
-def test_ctrl_c_ends_the_imports_silently_and_is_an_exception_afterwards():
-    """A bug: Ctrl-C in the seconds of the imports printed a traceback of torch's modules."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    handlers = []
-    try:
-        check_installation()
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
-        check_usage(lambda arguments: handlers.append(signal.getsignal(signal.SIGINT)))
-        assert handlers == [signal.default_int_handler]
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
-        with pytest.raises(SystemExit):
-            run_program(lambda arguments: None)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_a_current_folder_that_has_been_deleted_is_reported(tmp_path, monkeypatch, capsys):
