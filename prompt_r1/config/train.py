@@ -10,7 +10,6 @@ from typing import Any
 from prompt_r1.config.agent import (
     HELD_OUT,
     MINI_AGENT,
-    MINI_ENVIRONMENTS,
     SMOLLM2,
     AgentConfig,
     is_mini,
@@ -164,11 +163,6 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     values = PRESETS[source] if source in PRESETS else _read_settings(Path(source), given)
     asked = {**values, **given}
     config = TrainConfig(**asked)
-    splits: dict[str, Any] = {}
-    if set(config.env.split(",")) <= set(MINI_ENVIRONMENTS) and (not config.data or source in PRESETS):
-        # The mini world brings its own questions.
-        config = replace(config, data=config.data or ("mini",))
-        splits = {"val_data": ("mini",), "test_data": ("mini",)}
     if has_own_questions(config):
         if config.agent != MINI_AGENT and not chosen:
             raise UsageError(
@@ -177,11 +171,11 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
             )
         if source in PRESETS:  # its questions, of the mini world, say nothing about one's own
             asked = given
-        has_splits = all(name.startswith(OBJECT_PREFIX) for name in config.data)
-        tasks = config.data if has_splits else ()  # the function makes questions for each split
-        splits = {"val_data": tasks or (HELD_OUT,), "test_data": tasks}
-    for name in ("val_data", "test_data"):
-        names = asked.get(name, splits.get(name, ()))
+    splits: dict[str, Any] = {"val_data": (HELD_OUT,), "test_data": ()}
+    if all(is_mini_data(name) or name.startswith(OBJECT_PREFIX) for name in config.data):
+        splits = dict.fromkeys(splits, config.data)  # the mini world and functions have each split
+    for name, default in splits.items():
+        names = asked.get(name, default)
         splits[name] = () if "none" in names else names
     config = replace(config, **splits)
     if config.env == "none":

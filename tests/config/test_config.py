@@ -20,8 +20,8 @@ def test_flags_override_the_file_and_the_file_overrides_the_defaults(tmp_path):
     assert config.checkpointing is False
 
 
-def test_a_mini_environment_brings_its_own_questions():
-    config, _ = train_config(["--config", "paper", "--env", "mini"])
+def test_questions_of_the_mini_world_are_validated_and_tested_with_its_other_splits():
+    config, _ = train_config(["--config", "paper", "--data", "mini"])
     assert config.data == config.val_data == config.test_data == ("mini",)
 
 
@@ -112,7 +112,7 @@ def test_the_learning_rate_of_the_toy_agent_is_warned_of_with_any_other_agent():
 
     assert warned("--config mini --agent real")
     assert not warned("") and not warned("--config mini --agent real --lr 3e-5")
-    assert not warned("--config small") and not warned("--config paper --env mini")
+    assert not warned("--config small") and not warned("--config paper --env mini --data mini")
 
 
 @pytest.mark.parametrize(
