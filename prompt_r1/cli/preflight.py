@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 
 from prompt_r1.agent.gguf import gguf_file
 from prompt_r1.agent.names import find_agent
-from prompt_r1.config.agent import HELD_OUT, MINI_AGENT, MINI_WORLD, EnvironmentConfig, is_mini_data
+from prompt_r1.config.agent import HELD_OUT, MINI_AGENT, MINI_WORLD, is_mini_data
 from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.config.train import train_config
 from prompt_r1.data.files import load_questions
@@ -24,8 +24,10 @@ def check_train(arguments: list[str]) -> None:
     config, name = train_config(arguments)
     _check_rank()
     check_device(config.device)
-    check_agents([config.agent])
-    check_environments(config, [] if config.dry_run else [config.env])  # an estimate needs no key
+    check_agent(config.agent)
+    environments = Environments(config)
+    if not config.dry_run:  # an estimate needs no key
+        environments.check(config.env)
     check_data([*config.data, *config.val_data, *config.test_data])
     if os.environ.get("RANK") in (None, "", "0") and not config.dry_run:
         run = open_run(config.out, config.resume, f"{name}-seed{config.seed}")
@@ -35,18 +37,10 @@ def check_train(arguments: list[str]) -> None:
             check_settings(newest[0], config)
 
 
-def check_agents(names: Iterable[str]) -> None:
+def check_agent(name: str) -> None:
     """Raise UsageError for an agent that cannot be opened."""
-    for name in names:
-        if name != MINI_AGENT and not gguf_file(name):  # building and converting import torch
-            find_agent(name, seed=0)
-
-
-def check_environments(calls: EnvironmentConfig, specs: Iterable[str]) -> None:
-    """Raise UsageError for a SPEC that cannot be opened; "" stands for none."""
-    environments = Environments(calls)
-    for spec in filter(None, specs):
-        environments.check(spec)
+    if name != MINI_AGENT and not gguf_file(name):  # building and converting import torch
+        find_agent(name, seed=0)
 
 
 def check_data(names: Iterable[str]) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from prompt_r1.cli.preflight import check_agents, check_device
+from prompt_r1.cli.preflight import check_agent, check_device
 from prompt_r1.config.agent import MINI_AGENT, is_mini_data
 from prompt_r1.config.fields import ANY, LEARNING_RATE, POSITIVE, Range, everyday, parse_arguments, setting
 from prompt_r1.config.pair import PlayConfig
@@ -100,7 +100,7 @@ def check_sft(arguments: list[str]) -> SftConfig:
     if not config.games:
         raise UsageError("give the games to learn from: --games FILE, or --games mini")
     check_device(config.device)
-    check_agents([config.agent])
+    check_agent(config.agent)
     if is_mini_data(config.games):
         if config.games not in (MINI_AGENT, *(f"{MINI_AGENT}:{kind}" for kind in TRAINING_MIX)):
             raise UsageError(f"--games {config.games}: choose mini, or mini: and {', '.join(TRAINING_MIX)}")

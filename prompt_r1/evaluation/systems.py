@@ -9,11 +9,12 @@ from typing import Any
 import yaml
 
 from prompt_r1.agent.trained import AgentSpec, newest_mini_run, resolve_agent, trained_config
-from prompt_r1.cli.preflight import check_agents, check_data, check_device, check_environments
+from prompt_r1.cli.preflight import check_agent, check_data, check_device
 from prompt_r1.config.agent import AgentConfig, is_mini_data
 from prompt_r1.config.evaluate import METHODS, EvaluateConfig
 from prompt_r1.config.fields import flag_of, identifying_values, parse_arguments, read_mapping
 from prompt_r1.config.functions import OBJECT_PREFIX
+from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.foreign import make_folder, replace_file
@@ -31,7 +32,8 @@ def check_evaluate(arguments: list[str]) -> None:
     agents = agent_names(config)
     if not agents and not config.env:
         raise UsageError("no environment to ask: give --env SPEC, or an --agent that was trained with one")
-    check_agents([*agents, *filter(None, [config.grpo_agent])])
+    for name in filter(None, [*agents, config.grpo_agent]):
+        check_agent(name)
     if config.ssim_model not in ("", "auto") and not (Path(config.ssim_model) / "config.json").is_file():
         raise UsageError(f"--ssim-model {config.ssim_model}: not a folder with a config.json")
     check_data([*config.data, *config.train_data, *config.val_data])
@@ -43,8 +45,10 @@ def check_evaluate(arguments: list[str]) -> None:
     if folder.exists():
         make_folder(folder, lambda folder: begun, "an evaluation")
         check_settings(folder, identifying_values(config))
-    # An evaluation that is complete asks nothing, and needs no key.
-    check_environments(config, [] if begun else [*config.env, config.optimizer_env])
+    environments = Environments(config)
+    if not begun:  # one that is complete asks nothing, and needs no key
+        for spec in filter(None, [*config.env, config.optimizer_env]):
+            environments.check(spec)
 
 
 def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> dict[System, AgentSpec]:
