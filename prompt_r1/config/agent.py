@@ -68,7 +68,7 @@ class AgentConfig(EnvironmentConfig):
     reward: str = of_game("", "MODULE:FUNCTION in place of the reward (eq. 15)")
     temperature: float = of_game(1.0, "temperature in training; validation is greedy", Range(at_least=1e-6))
     val_data: tuple[str, ...] = of_instruments(
-        (), "validation questions; held-out: a tenth of --data; none: no validation", everyday=True
+        (), "validation questions; none: no validation; held-out (default of files): a tenth", everyday=True
     )
     test_data: tuple[str, ...] = of_instruments((), "test questions at the end; none: no test", everyday=True)
     dtype: str = of_machine("bfloat16", "matrix products on GPUs; all else: float32", ("float32", "bfloat16"))

@@ -89,8 +89,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "agent": "mini",
         "env": "mini",
         "data": ("mini",),
-        "val_data": ("mini",),
-        "test_data": ("mini",),
         "instruction": "short",
         "max_turns": 4,
         "max_new": 48,
@@ -113,8 +111,6 @@ PRESETS["small"] = {
     **PRESETS["mini"],
     "agent": SMOLLM2,
     "data": ("mini:pop",),  # one step in casual words, which such a model learns to ask clearly in minutes
-    "val_data": ("mini:pop",),
-    "test_data": ("mini:pop",),
     "max_tokens": 512,
     "steps": 24,
     "questions": 4,
@@ -163,14 +159,11 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     values = PRESETS[source] if source in PRESETS else _read_settings(Path(source), given)
     asked = {**values, **given}
     config = TrainConfig(**asked)
-    if has_own_questions(config):
-        if config.agent != MINI_AGENT and not chosen:
-            raise UsageError(
-                f"--agent {config.agent} with {config.data[0]}: say how it learns and plays: --config paper "
-                "or small (for real models), --config mini (the settings of the toy agent) or a YAML file"
-            )
-        if source in PRESETS:  # its questions, of the mini world, say nothing about one's own
-            asked = given
+    if has_own_questions(config) and config.agent != MINI_AGENT and not chosen:
+        raise UsageError(
+            f"--agent {config.agent} with {config.data[0]}: say how it learns and plays: --config paper or "
+            "small (for real models), --config mini (the settings of the toy agent) or a YAML file"
+        )
     splits: dict[str, Any] = {"val_data": (HELD_OUT,), "test_data": ()}
     if all(is_mini_data(name) or name.startswith(OBJECT_PREFIX) for name in config.data):
         splits = dict.fromkeys(splits, config.data)  # the mini world and functions have each split
