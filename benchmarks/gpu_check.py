@@ -19,7 +19,6 @@ from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.kv_cache import (
     PAGE_SIZE,
     CachedGame,
-    Chunk,
     PagedBatch,
     PagePool,
     _flash,
@@ -52,12 +51,10 @@ def paged_attention(policy: Policy) -> str:
     pool.values.normal_()
     worst = 0.0
     for counts in ((1, 1, 1), (1, 300, 40)):
-        chunks: list[Chunk] = []
-        for number, (count, length) in enumerate(zip(counts, (700, 513, 40), strict=True)):
-            game = CachedGame(number)
-            pool.extend(game, length)
-            chunks.append(Chunk(sum(counts[:number]), [0] * count, length, game.pages))
-        batch = PagedBatch.of(chunks, pool)
+        games = [CachedGame(number, [0] * length) for number, length in enumerate((700, 513, 40))]
+        for game in games:
+            pool.extend(game, len(game.tokens))
+        batch = PagedBatch.of(dict(zip(games, counts, strict=True)), pool)
         heads = policy.model.config.num_attention_heads
         query = torch.randn(
             sum(counts), heads, pool.keys.shape[4], device=policy.device, dtype=pool.keys.dtype
@@ -117,9 +114,10 @@ def decode(policy: Policy) -> str:
     games, new, kv_tokens = (128, 200, 0) if policy.device.type == "cuda" else (10, 20, 20_000)
     rollout = Engine(policy, stop_ids=frozenset(), max_tokens=1024, kv_tokens=kv_tokens)
     play(rollout, games, new)  # captures the graphs
-    start, before = clock(), rollout.sampled
-    play(rollout, games, new)
-    speed = (rollout.sampled - before) / (clock() - start)
+    start = clock()
+    played = play(rollout, games, new)
+    seconds = clock() - start
+    speed = sum(int((~logprobs.isnan()).sum()) for _, logprobs in played) / seconds
     assert rollout._pool is not None
     cached = rollout._pool.count * rollout._pool.page_size
     return f"{speed:,.0f} sampled tokens/s, {games} games at once; the KV cache holds {cached:,} tokens"

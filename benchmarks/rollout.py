@@ -47,7 +47,7 @@ def play_ours(policy: Policy, games: list[PlannedGame], *, latency: bool) -> Pla
     with measuring(run):
         engine = Engine(policy, stop_ids=frozenset(), max_tokens=longest(games), kv_tokens=kv_tokens)
         run.tokens = asyncio.run(play_async(games, partial(greedy_game, engine), latency=latency))
-    run.prefilled = engine.prefilled
+    run.prefilled = engine._scheduler.prefilled
     return run
 
 

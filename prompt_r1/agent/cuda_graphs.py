@@ -8,13 +8,13 @@ The first replay of each graph is compared with the same step run directly; if t
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.kv_cache import Chunk, PagedBatch, PagePool
+from prompt_r1.agent.kv_cache import CachedGame, PagedBatch, PagePool
 
 SIZES = (1, 2, 4, 8, *range(16, 257, 16))  # batch sizes
 TOLERANCE = 0.05  # largest relative difference in norm between replayed and direct hidden states
@@ -36,14 +36,14 @@ class DecodeGraphs:
         # Of each batch size: the batch that its graph reads, and the graph.
         self._graphs: dict[int, tuple[PagedBatch, Replay]] = {}
 
-    def __call__(self, chunks: Sequence[Chunk]) -> Tensor:
-        """The last hidden states (R, hidden) of the new tokens of R sequences, one of each."""
-        count, pool = len(chunks), self._pool
+    def __call__(self, games: Mapping[CachedGame, int]) -> Tensor:
+        """The last hidden states (R, hidden) of the new tokens of R games, one of each."""
+        count, pool = len(games), self._pool
         if self._broken or count > SIZES[-1]:
-            return self._forward(PagedBatch.of(chunks, pool))
+            return self._forward(PagedBatch.of(games, pool))
         size = next(size for size in SIZES if size >= count)
-        idle = [Chunk(column, [0], 1, [pool.spare]) for column in range(count, size)]
-        batch = PagedBatch.of([*chunks, *idle], pool, longest=self._longest)
+        idle = {CachedGame(-1, [0], [pool.spare]): 1 for _ in range(count, size)}
+        batch = PagedBatch.of({**games, **idle}, pool, longest=self._longest)
         if size not in self._graphs:
             self._graphs[size] = batch, self._captured(partial(self._forward, batch))
         fixed, replay = self._graphs[size]

@@ -26,7 +26,7 @@ from prompt_r1.agent.cuda_graphs import Capture, DecodeGraphs, capture_cuda_grap
 from prompt_r1.agent.kv_cache import CachedGame, PagedBatch, PagePool, allocate_pool, upload
 from prompt_r1.agent.policy import Policy
 from prompt_r1.agent.sampling import draw
-from prompt_r1.agent.scheduler import Job, Schedule, Scheduler
+from prompt_r1.agent.scheduler import Job, Scheduler
 from prompt_r1.types import Completion
 
 # Prompt tokens in a forward: enough to fill the device, few enough that decoding does not wait long.
@@ -63,8 +63,6 @@ class Engine:
         self._allocate_pool = partial(
             allocate_pool, policy, tokens=kv_tokens, longest=max_tokens, games=max_games, page_size=page_size
         )
-        self.prefilled = 0  # prompt tokens computed, for tests and reports
-        self.sampled = 0
         self._numbers = itertools.count()  # of games
         self._pool: PagePool | None = None
         self._graphs: DecodeGraphs  # made with the pool, as the scheduler
@@ -168,9 +166,7 @@ class Engine:
         """One step. On out-of-memory, requeue the running jobs and retry with half the batch."""
         scheduler = self._scheduler
         try:
-            schedule = scheduler.schedule()
-            self.prefilled += schedule.prefilled
-            self._run_schedule(schedule)
+            self._run_schedule(scheduler.schedule())
             return
         except torch.OutOfMemoryError:
             if scheduler.max_games == 1 and scheduler.prefill_tokens == 1:
@@ -188,16 +184,19 @@ class Engine:
         )
 
     @torch.inference_mode()
-    def _run_schedule(self, schedule: Schedule) -> None:
-        """Run the forward, and sample a token for each job of the schedule that can."""
-        chunks, columns = schedule.chunks, schedule.columns
-        if not chunks:
+    def _run_schedule(self, counts: dict[Job, int]) -> None:
+        """Run the forward over these numbers of new tokens, and sample a token for each job that can."""
+        if not counts:
             return
         assert self._pool is not None, "the pool is allocated before the first step"
-        if self._pool.flash and len(columns) == schedule.length:  # a decode step; graphs need FlashAttention
-            states = self._graphs(chunks)
+        games = {job.game: count for job, count in counts.items()}
+        ends = [*itertools.accumulate(counts.values())]
+        # Of the jobs whose tokens are all cached, the column of the last one.
+        columns = {job: end - 1 for job, end in zip(counts, ends, strict=True) if not job.uncached}
+        if self._pool.flash and len(columns) == ends[-1]:  # a decode step; graphs need FlashAttention
+            states = self._graphs(games)
         else:
-            states = self.policy.hidden_states(PagedBatch.of(chunks, self._pool))
+            states = self.policy.hidden_states(PagedBatch.of(games, self._pool))
         if columns:
             sampled = upload(list(columns.values()), torch.int64, self._pool.device)
             self._sample(list(columns), states.index_select(0, sampled))
@@ -210,7 +209,6 @@ class Engine:
             [job.top_p for job in jobs],
             [job.uniform for job in jobs],
         )
-        self.sampled += len(jobs)
         for job, (number, logprob) in zip(jobs, drawn.tolist(), strict=True):
             token = int(number)
             job.tokens.append(token)

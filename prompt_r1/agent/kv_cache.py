@@ -9,7 +9,7 @@ rest is copied into a page of its own.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,7 @@ class CachedGame:
     """A game in the engine: the handle that its calls of `generate` pass, and its cached sequence."""
 
     number: int  # in the order of their beginnings: older games are served first
-    tokens: list[int] = field(default_factory=list)  # those whose keys and values are cached
+    tokens: list[int] = field(default_factory=list)  # those whose keys and values are in the pages
     pages: list[int] = field(default_factory=list)  # block table
 
 
@@ -154,54 +154,46 @@ def upload(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) 
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """The new tokens of one sequence in a packed row."""
-
-    column: int  # of the first one in the row
-    tokens: Sequence[int]
-    length: int  # tokens of the sequence, the new ones included
-    pages: Sequence[int]  # its block table
-
-
-@dataclass(frozen=True)
 class PagedBatch:
-    """A packed row of T new tokens of B sequences, and the pages that hold these."""
+    """A packed row of T new tokens of B games, and the pages that hold their sequences."""
 
     pool: PagePool
-    chunks: Sequence[Chunk]  # read only where each sequence is attended to by itself
+    games: Mapping[CachedGame, int]  # how many of their last tokens are new; not read by FlashAttention
     tokens: Tensor  # (T,)
     positions: Tensor  # (T,) of each new token in its sequence
     pages: Tensor  # (T,) the page of each new token
     rows: Tensor  # (T,) its row in the page
-    starts: Tensor  # (B + 1,) int32 first column of each sequence, then T
-    lengths: Tensor  # (B,) int32 tokens of each sequence, the new ones included
+    starts: Tensor  # (B + 1,) int32 first column of each game, then T
+    lengths: Tensor  # (B,) int32 tokens of each game, the new ones included
     block_tables: Tensor  # (B, pages of the longest) int32
-    most_new: int  # tokens of one sequence
+    most_new: int  # tokens of one game
     longest: int  # sequence, in tokens
 
     @classmethod
-    def of(cls, chunks: Sequence[Chunk], pool: PagePool, *, longest: int = 0) -> "PagedBatch":
-        """The batch of these chunks; `longest`: room for sequences of so many tokens in the block tables."""
+    def of(cls, games: Mapping[CachedGame, int], pool: PagePool, *, longest: int = 0) -> "PagedBatch":
+        """The batch of these new tokens; `longest`: tokens of a game that the block tables have room for."""
         new: list[tuple[int, ...]] = []
-        for one in chunks:
-            for position, token in enumerate(one.tokens, one.length - len(one.tokens)):
+        starts, lengths = [0], [len(game.tokens) for game in games]
+        for game, count in games.items():
+            for position in range(len(game.tokens) - count, len(game.tokens)):
                 page, row = divmod(position, pool.page_size)
-                new.append((token, position, one.pages[page], row))
-        longest = max(longest, *(one.length for one in chunks))
+                new.append((game.tokens[position], position, game.pages[page], row))
+            starts.append(len(new))
+        longest = max(longest, *lengths)
         spare = [pool.spare] * pool.pages_for(longest)
-        tables = [[*one.pages, *spare][: len(spare)] for one in chunks]
+        tables = [[*game.pages, *spare][: len(spare)] for game in games]
         tokens, positions, pages, rows = upload([*zip(*new, strict=True)], torch.int64, pool.device)
         return cls(
             pool,
-            chunks,
+            games,
             tokens,
             positions,
             pages,
             rows,
-            starts=upload([*(one.column for one in chunks), len(new)], torch.int32, pool.device),
-            lengths=upload([one.length for one in chunks], torch.int32, pool.device),
+            starts=upload(starts, torch.int32, pool.device),
+            lengths=upload(lengths, torch.int32, pool.device),
             block_tables=upload(tables, torch.int32, pool.device),
-            most_new=max(len(one.tokens) for one in chunks),
+            most_new=max(games.values()),
             longest=longest,
         )
 
@@ -229,10 +221,11 @@ class PagedBatch:
 
     @cached_property
     def first_pages(self) -> list[list[tuple[Tensor, ...]]]:
-        """Of each sequence, its keys and values (Hkv, L, D) in its first page, for each layer."""
+        """Of each game, its keys and values (Hkv, L, D) in its first page, for each layer."""
         pools = (self.pool.keys, self.pool.values)
         views = [
-            [pool[:, one.pages[0], : one.length].transpose(1, 2) for pool in pools] for one in self.chunks
+            [pool[:, game.pages[0], : len(game.tokens)].transpose(1, 2) for pool in pools]
+            for game in self.games
         ]
         return [[*zip(keys, values, strict=True)] for keys, values in views]
 
@@ -267,26 +260,29 @@ def _flash(layer: int, query: Tensor, batch: PagedBatch, scale: float, window: W
 def _sequence_by_sequence(
     layer: int, query: Tensor, batch: PagedBatch, scale: float, window: Window
 ) -> Tensor:
-    """One call of torch's SDPA for each sequence, on any device. (T, H, D) → (T, H, D)."""
+    """One call of torch's SDPA for each game, on any device. (T, H, D) → (T, H, D)."""
     pool = batch.pool
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     # For a single query, put the heads that share a key into rows: far faster on a CPU than repeating keys.
     grouped = (len(query), 1, pool.keys.shape[3], -1, query.shape[2])
     queries, outs = query.reshape(grouped).unbind(0), out.view(grouped).unbind(0)
-    for number, one in enumerate(batch.chunks):
-        if one.length <= pool.page_size:
+    column = 0
+    for number, (game, count) in enumerate(batch.games.items()):
+        length = len(game.tokens)
+        if length <= pool.page_size:
             key, value = batch.first_pages[number][layer]  # (Hkv, L, D)
         else:  # copies
-            pages = one.pages[: pool.pages_for(one.length)]
-            copies = (cache[layer, pages].flatten(0, 1)[: one.length] for cache in (pool.keys, pool.values))
+            pages = game.pages[: pool.pages_for(length)]
+            copies = (cache[layer, pages].flatten(0, 1)[:length] for cache in (pool.keys, pool.values))
             key, value = (rows.transpose(0, 1) for rows in copies)
-        if len(one.tokens) == 1:
+        if count == 1:
             if window is not None:
                 key, value = key[:, -window:], value[:, -window:]
-            part = F.scaled_dot_product_attention(queries[one.column], key[None], value[None], scale=scale)
-            outs[one.column].copy_(part)
+            part = F.scaled_dot_product_attention(queries[column], key[None], value[None], scale=scale)
+            outs[column].copy_(part)
         else:
-            columns = slice(one.column, one.column + len(one.tokens))
+            columns = slice(column, column + count)
             part = attend_in_window(query[columns].transpose(0, 1), key, value, scale, window)
             out[columns] = part.transpose(0, 1)
+        column += count
     return out

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from prompt_r1.agent import attention
 from prompt_r1.agent.attention import UnsupportedAttention
-from prompt_r1.agent.kv_cache import PAGE_SIZE, CachedGame, Chunk, PagedBatch, PagePool
+from prompt_r1.agent.kv_cache import PAGE_SIZE, CachedGame, PagedBatch, PagePool
 from prompt_r1.agent.lora import add_lora
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
@@ -122,8 +122,8 @@ def _cached_logits(policy: Policy, game: list[int]) -> Tensor:
     cached, hidden = CachedGame(0), list[Tensor]()
     pool.extend(cached, len(game))
     for begin, end in pairwise([*CACHED, len(game)]):
-        batch = PagedBatch.of([Chunk(0, game[begin:end], end, cached.pages)], pool)
-        hidden.append(policy.hidden_states(batch))
+        cached.tokens = game[:end]
+        hidden.append(policy.hidden_states(PagedBatch.of({cached: end - begin}, pool)))
     return policy.logits(torch.cat(hidden))
 
 

@@ -12,7 +12,7 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from prompt_r1.agent.kv_cache import CachedGame, Chunk, PagePool
+from prompt_r1.agent.kv_cache import CachedGame, PagePool
 from prompt_r1.types import Completion
 
 # Share of the pages that stays free when a job is admitted beside others, for those to grow.
@@ -42,26 +42,6 @@ class Job:
         return len(self.tokens) - len(self.game.tokens)
 
 
-@dataclass
-class Schedule:
-    """The work of one step."""
-
-    chunks: list[Chunk] = field(default_factory=list)  # of the packed row
-    length: int = 0  # tokens of the row
-    columns: dict[Job, int] = field(default_factory=dict)  # jobs that sample, and that of their newest token
-    prefilled: int = 0  # prompt tokens among the row's
-
-    def add(self, job: Job, count: int) -> None:
-        """Append the job's next tokens to the row, and count them as cached."""
-        game = job.game
-        new = job.tokens[len(game.tokens) : len(game.tokens) + count]
-        game.tokens += new
-        self.chunks.append(Chunk(self.length, new, len(game.tokens), game.pages))
-        self.length += count
-        if not job.uncached:
-            self.columns[job] = self.length - 1
-
-
 class Scheduler:
     """Waiting and running jobs, and the games that hold pages."""
 
@@ -70,7 +50,8 @@ class Scheduler:
         self.prefill_tokens = prefill_tokens
         self.running: list[Job] = []  # the oldest game first, as in `waiting`
         self.waiting: list[Job] = []
-        self.preempted = 0
+        self.prefilled = 0  # prompt tokens computed, for tests and reports
+        self.preempted = 0  # jobs
         self._pool = pool
         self._games: set[CachedGame] = set()  # those that hold pages
 
@@ -143,25 +124,31 @@ class Scheduler:
 
     # One step
 
-    def schedule(self) -> Schedule:
-        """Choose the tokens of the next step: one for each job that decodes, and prompts in chunks."""
-        schedule, pool = Schedule(), self._pool
+    def schedule(self) -> dict[Job, int]:
+        """Choose the tokens of the next step: one for each job that decodes, and prompts in chunks.
+
+        Returns the number of each job's tokens, which count as cached from now on.
+        """
+        counts, pool = dict[Job, int](), self._pool
         for job in [job for job in self.running if job.uncached == 1]:  # the oldest first
             if job.game not in self._games:
                 continue  # preempted by an older one
             if self._make_room(pool.pages_for(len(job.tokens)) - len(job.game.pages), job):
                 pool.extend(job.game, len(job.tokens))
-                schedule.add(job, 1)
+                counts[job] = 1
             else:
                 self.evict([job.game])
         room = self.prefill_tokens
         # Jobs got the pages of their prompts when they were admitted.
         for job in sorted([job for job in self.running if job.uncached > 1], key=lambda job: job.uncached):
             if count := min(job.uncached, room):
-                schedule.prefilled += count
-                schedule.add(job, count)
+                counts[job] = count
+                self.prefilled += count
                 room -= count
-        return schedule
+        for job, count in counts.items():
+            cached = len(job.game.tokens)
+            job.game.tokens += job.tokens[cached : cached + count]
+        return counts
 
     # Pages
 

@@ -200,12 +200,12 @@ def test_nothing_is_computed_twice_and_eviction_changes_only_that():
     policy = tiny.policy(layers=1)
     wanted = totals(plan(1, 5, seed=1, lengths=LENGTHS))
     ample, tokens = play_plan(policy, 1, kv_tokens=12_500)
-    assert ample.prefilled == wanted.prefill
-    assert ample.sampled == wanted.new_tokens
+    assert ample._scheduler.prefilled == wanted.prefill
+    assert sum(map(len, tokens)) == wanted.new_tokens
     assert ample._scheduler.preempted == 0
     scarce, same_tokens = play_plan(policy, 1, kv_tokens=640, page_size=16)
     assert same_tokens == tokens
-    assert scarce.prefilled > wanted.prefill
+    assert scarce._scheduler.prefilled > wanted.prefill
     assert scarce._scheduler.preempted > 0
 
 
@@ -225,7 +225,7 @@ def test_the_full_pages_of_an_opening_are_held_once(page_size, pages):
             await others.wait()
 
     at_once(map(game, range(5)))
-    assert engine.prefilled == 60
+    assert engine._scheduler.prefilled == 60
     assert used == [pages] * 5
 
 
@@ -266,9 +266,9 @@ def test_the_oldest_game_keeps_its_pages_while_it_waits_if_others_can_run(page_s
         with engine.new_game() as handle:
             tokens += (await engine.generate(tokens, max_new=10, seed="0", game=handle)).tokens
             await waiting.wait()
-            before = engine.prefilled
+            before = engine._scheduler.prefilled
             await engine.generate([*tokens, 7], max_new=10, seed="0", game=handle)
-            return engine.prefilled - before
+            return engine._scheduler.prefilled - before
 
     async def play() -> int:
         begun, over = asyncio.Event(), asyncio.Event()
@@ -302,7 +302,7 @@ def test_a_game_may_go_on_with_other_tokens_than_it_had():
         tokens = [*shared, *tiny.random_tokens(12, seed=tail)]
         assert completion.tokens == greedy_by_generate(sdpa_twin(policy), tokens, 5)
     # Of the shared 12 tokens, those in the page that the sibling holds too are computed again once.
-    assert engine.prefilled == 24 + 16 + 12
+    assert engine._scheduler.prefilled == 24 + 16 + 12
 
 
 def test_sampled_tokens_depend_on_the_seed_and_not_on_other_games():
@@ -419,16 +419,17 @@ def test_invalid_settings_of_sampling_are_refused(wrong):
 
 @pytest.mark.parametrize("cleared", [True, False])
 def test_cancelled_games_leave_nothing_behind_and_free_their_places_in_the_batch(cleared):
-    engine = make_engine(tiny.policy(), max_games=1)
+    engine, sampled = make_engine(tiny.policy(), max_games=1), []
 
     async def play() -> Completion:
-        calls = [engine.generate(tiny.random_tokens(8, seed=n), max_new=200, seed="0") for n in range(3)]
+        prompts = (tiny.random_tokens(8, seed=number) for number in range(3))
+        calls = [engine.generate(prompt, max_new=200, seed="0", watch=sampled.append) for prompt in prompts]
         games = [asyncio.create_task(call) for call in calls]
         await asyncio.sleep(0.01)
         for game in games:
             game.cancel()
         await asyncio.gather(*games, return_exceptions=True)
-        assert engine.sampled > 0
+        assert sampled
         if cleared:
             engine.clear_cache()
         return await asyncio.wait_for(engine.generate([1, 2], max_new=3, seed="0"), timeout=5)
@@ -519,7 +520,7 @@ def test_the_cache_of_a_failed_forward_is_not_used(monkeypatch):
             asyncio.run(engine.generate(prompt, **how))
         again = asyncio.run(engine.generate(prompt, **how))
     assert again.tokens == greedy_by_generate(sdpa_twin(policy), prompt, 6)
-    assert engine.prefilled == 2 * len(prompt)
+    assert engine._scheduler.prefilled == 2 * len(prompt)
 
 
 def test_the_turn_of_a_game_samples_with_its_own_top_p():

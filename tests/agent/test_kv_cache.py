@@ -1,12 +1,13 @@
 """Pages, attention over them, and the memory that they take."""
 
+from itertools import accumulate
+
 import pytest
 import torch
 
 from prompt_r1.agent import kv_cache
 from prompt_r1.agent.kv_cache import (
     CachedGame,
-    Chunk,
     PagedBatch,
     PagePool,
     _flash,
@@ -41,24 +42,21 @@ def filled_pool(page_size: int, layers: int = 1) -> tuple[PagePool, list[CachedG
 @pytest.mark.parametrize("only_single", [False, True])
 def test_attention_over_pages_equals_a_loop_over_queries(attention, page_size, window, only_single):
     pool, games = filled_pool(page_size)
-    chunks: list[Chunk] = []
-    columns = 0
-    for game, length, count in zip(games, LENGTHS, NEW, strict=True):
-        count = 1 if only_single else count
-        chunks.append(Chunk(columns, [0] * count, length, game.pages))
-        columns += count
-    batch = PagedBatch.of(chunks, pool)
+    for game, length in zip(games, LENGTHS, strict=True):
+        game.tokens = [0] * length
+    counts = [1 if only_single else count for count in NEW]
+    batch = PagedBatch.of(dict(zip(games, counts, strict=True)), pool)
     kv_heads, dim = pool.keys.shape[3:]
-    query, keys, values = torch.randn(columns, 2 * kv_heads, dim), pool.keys[0], pool.values[0]
+    query, keys, values = torch.randn(sum(counts), 2 * kv_heads, dim), pool.keys[0], pool.values[0]
     found = attention(0, query, batch, 0.3, window)
-    for chunk in chunks:
+    for game, length, end, count in zip(games, LENGTHS, accumulate(counts), counts, strict=True):
         key, value = (
             torch.stack(
-                [rows[chunk.pages[token // page_size], token % page_size] for token in range(chunk.length)], 1
+                [rows[game.pages[token // page_size], token % page_size] for token in range(length)], 1
             )
             for rows in (keys, values)
         )
-        part = slice(chunk.column, chunk.column + len(chunk.tokens))
+        part = slice(end - count, end)
         expected = naive_attention(query[part].transpose(0, 1), key, value, 0.3, window or 1000)
         torch.testing.assert_close(found[part].transpose(0, 1), expected, atol=1e-5, rtol=1e-5)
 

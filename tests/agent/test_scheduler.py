@@ -77,7 +77,7 @@ def test_the_prompts_of_a_forward_have_together_at_most_so_many_tokens(loop):
     for number in range(3):
         scheduler.add(job_of(CachedGame(number), [number] * 4, loop))
     scheduler.admit()
-    assert [scheduler.schedule().length for _ in range(2)] == [6, 6]
+    assert [sum(scheduler.schedule().values()) for _ in range(2)] == [6, 6]
 
 
 def test_a_job_beside_others_leaves_a_sixteenth_of_the_pages_free_for_them_to_grow(loop):
