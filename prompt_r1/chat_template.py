@@ -28,17 +28,12 @@ class Frame:
     between: str  # from the end of an assistant message to the next user message
     generation: str  # from the end of a user message to the assistant's turn
 
-    @property
-    def opened(self) -> str:
-        """The end of the generation prompt, from a <think> that it leaves open; "" if it opens none.
-
-        DeepSeek-R1's distilled models, Qwen3-Thinking and others begin every turn of the assistant so.
-        """
-        return opened_think(self.generation)
-
 
 def opened_think(text: str) -> str:
-    """The end of a text from a <think> that it leaves open; "" if it opens none."""
+    """The end of a generation prompt from a <think> that it leaves open; "" if it opens none.
+
+    The templates of DeepSeek-R1's distilled models, Qwen3-Thinking and others open every turn so.
+    """
     start = text.rfind("<think>")
     return text[start:] if start > text.rfind("</think>") else ""
 
@@ -172,7 +167,7 @@ class PieceEncoder:
         return [token for half in halves for token in self._without_control(half)]
 
 
-def position_of_turn_end(
+def find_turn_end(
     between: Sequence[int], tokenizer: "PreTrainedTokenizerBase", *, known: Sequence[str]
 ) -> int:
     """The position of the token that ends the agent's turn, in the frame between two messages; -1: none.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from prompt_r1.chat_template import PieceEncoder, frame_of, name_of, position_of_turn_end, text_of
+from prompt_r1.chat_template import PieceEncoder, find_turn_end, frame_of, name_of, opened_think, text_of
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Action
 
@@ -132,9 +132,10 @@ class Codec:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", instruction: str) -> None:
         self.tokenizer = tokenizer
         self.frame = frame_of(tokenizer, f"Question: Who?\n{instruction}")
-        self._encoder = PieceEncoder(tokenizer)
+        self.opened = opened_think(self.frame.generation)  # by the template, in every turn of the agent
+        self.encoder = PieceEncoder(tokenizer)
         between = self.encode_trusted(self.frame.between + "<interaction_response>")
-        end = position_of_turn_end(between, tokenizer, known=TAGS)
+        end = find_turn_end(between, tokenizer, known=TAGS)
         self.turn_end: int = between[end] if end >= 0 else tokenizer.eos_token_id
         self.stop_ids: frozenset[int] = frozenset({self.turn_end, tokenizer.eos_token_id} - {None})
         # Closes a message that the agent left open: the template's blanks and end token.
@@ -217,4 +218,4 @@ class Codec:
         With the <think> that the template has opened for it, without the stop token at the end.
         """
         stopped = bool(tokens) and tokens[-1] in self.stop_ids
-        return self.frame.opened + text_of(self.tokenizer, tokens[:-1] if stopped else tokens)
+        return self.opened + text_of(self.tokenizer, tokens[:-1] if stopped else tokens)

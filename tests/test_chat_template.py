@@ -45,7 +45,7 @@ def test_an_opening_and_a_next_turn_are_what_the_template_writes(name, tokenizer
     template's.
     """
     codec = codec_of(name, tokenizer_name)
-    assert codec.frame.opened == KINDS[name].opened
+    assert codec.opened == KINDS[name].opened
     tokenizer = codec.tokenizer
     opening = codec.opening(QUESTION.text.strip())
     first = {"role": "user", "content": f"Question: {QUESTION.text.strip()}\n{INSTRUCTION}"}

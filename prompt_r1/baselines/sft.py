@@ -101,7 +101,7 @@ def learn_games(source: str, config: SftConfig, out: Path) -> Path:
 
 def _sampled(turns: list[Turn], codec: Codec) -> list[Turn]:
     """The turns without the <think> that the chat template opens for the agent."""
-    if not codec.frame.opened:
+    if not codec.opened:
         return turns
     return [replace(turn, text=turn.text.lstrip().removeprefix("<think>").lstrip()) for turn in turns]
 
@@ -165,7 +165,7 @@ def one_turn_config(config: SftConfig) -> AgentConfig:
 
 def example_of(question: Question, codec: Codec) -> Trajectory:
     """A question and its first gold answer as a game of one turn."""
-    opening = codec.encode_trusted(("</think>\n" if codec.frame.opened else "") + "<answer>")
+    opening = codec.encode_trusted(("</think>\n" if codec.opened else "") + "<answer>")
     end = [*codec.encode_trusted("</answer>"), codec.turn_end]
     answer = [*opening, *codec.encode_untrusted(question.answers[0]), *end]
     example = Trajectory(question)

@@ -180,7 +180,7 @@ def test_a_warm_start_on_recorded_games_teaches_a_model_without_the_format_to_pl
 def test_the_think_block_that_a_template_opens_is_not_learned_twice():
     codec = Codec(tokenizer_of(KINDS["DeepSeek-R1-distill"], "byte level"), "Answer.")
     turn = Turn("<think>a</think><answer>b</answer>", parse(""), None)
-    assert codec.frame.opened and _sampled([turn], codec)[0].text == "a</think><answer>b</answer>"
+    assert codec.opened and _sampled([turn], codec)[0].text == "a</think><answer>b</answer>"
 
 
 @pytest.mark.parametrize(
