@@ -8,7 +8,7 @@ tags and instruction (`chat_template.Frame`), so that it can never become a cont
 import copy
 import re
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prompt_r1.chat_template import PieceEncoder, find_turn_end, frame_of, name_of, opened_think, text_of
@@ -67,7 +67,6 @@ ENVIRONMENT_SYSTEM = (
 )
 
 NO_REPLY = "(no reply)"  # stands for an empty reply, which servers refuse in a dialogue; it earns nothing
-LONGEST_CACHED = 16_384  # characters of a text whose tokens are cached; the cache holds at most 170 MB
 LONGEST_TOKEN = 64  # characters: of a long reply, so many are encoded for each token that is read
 CUT = " [cut]"  # appended to a reply of which the agent sees only the beginning
 
@@ -124,7 +123,7 @@ class Codec:
     """Between text and tokens of one turn, for any Hugging Face tokenizer whose chat template has a frame.
 
     Only new text is ever encoded. Our own frame (roles, tags, instruction) may use control tokens; text from
-    outside goes through `encode_untrusted`.
+    outside goes through `PieceEncoder.untrusted`.
 
     Raises UsageError if the tokenizer or its chat template cannot be used.
     """
@@ -134,17 +133,15 @@ class Codec:
         self.frame = frame_of(tokenizer, f"Question: Who?\n{instruction}")
         self.opened = opened_think(self.frame.generation)  # by the template, in every turn of the agent
         self.encoder = PieceEncoder(tokenizer)
-        between = self.encode_trusted(self.frame.between + "<interaction_response>")
+        between = self.encoder.trusted(self.frame.between + "<interaction_response>")
         end = find_turn_end(between, tokenizer, known=TAGS)
         self.turn_end: int = between[end] if end >= 0 else tokenizer.eos_token_id
         self.stop_ids: frozenset[int] = frozenset({self.turn_end, tokenizer.eos_token_id} - {None})
         # Closes a message that the agent left open: the template's blanks and end token.
         self._close, self._reply_head = between[: end + 1], between[end + 1 :]
-        self._opening_head = self._encoder.start(self.frame.before_user + "Question:")
-        # The games of a question share its text, and often the replies.
-        self._cached_encoder = lru_cache(maxsize=256)(self._encoder.untrusted)
-        self._opening_tail = self.encode_trusted(f"\n{instruction}{self.frame.generation}")
-        self._reply_tail = self.encode_trusted(f"</interaction_response>{self.frame.generation}")
+        self._opening_head = self.encoder.start(self.frame.before_user + "Question:")
+        self._opening_tail = self.encoder.trusted(f"\n{instruction}{self.frame.generation}")
+        self._reply_tail = self.encoder.trusted(f"</interaction_response>{self.frame.generation}")
         self._check_pieces(instruction)
 
     def _check_pieces(self, instruction: str) -> None:
@@ -156,9 +153,9 @@ class Codec:
         text = partial(text_of, self.tokenizer)
         first = f"{frame.before_user}Question: Who?\n{instruction}{frame.generation}"
         second = f"{frame.between}<interaction_response>Bob.</interaction_response>{frame.generation}"
-        opening, turn = self.opening("Who?"), self.encode_trusted(tags)
+        opening, turn = self.opening("Who?"), self.encoder.trusted(tags)
         pieces = opening + turn + self.reply("Bob.", after=turn[-1])
-        whole = self._encoder.start(first + tags + second)
+        whole = self.encoder.start(first + tags + second)
         said = text(turn)
         if not all(tag in said for tag in TAGS):
             raise UsageError(
@@ -166,7 +163,7 @@ class Codec:
                 "could be read: not supported"
             )
         replies = {text(tokens).rpartition(TAGS[-1])[2] for tokens in (pieces, whole)}
-        if text(opening) != text(self._encoder.start(first)) or len(replies) > 1:
+        if text(opening) != text(self.encoder.start(first)) or len(replies) > 1:
             raise UsageError(
                 f"{tokenizer}: tokenizing the pieces of a dialogue one by one can give other tokens than "
                 "tokenizing the whole text: not supported"
@@ -180,7 +177,7 @@ class Codec:
 
     def opening(self, question: str) -> list[int]:
         """The tokens of the first user message, with question and instruction, up to the agent's turn."""
-        return self._opening_head + self.encode_untrusted(" " + question) + self._opening_tail
+        return self._opening_head + self.encoder.untrusted(" " + question) + self._opening_tail
 
     def reply(self, text: str, *, after: int, max_tokens: int = 0) -> list[int]:
         """The tokens of the environment's reply as the next user message, up to the agent's turn.
@@ -192,18 +189,10 @@ class Codec:
         text = text.replace("</interaction_response", "&lt;/interaction_response")  # may not close our frame
         # Replies may have megabytes, which take seconds to encode.
         beginning = text[: max_tokens * LONGEST_TOKEN] if max_tokens else text
-        content = self.encode_untrusted(beginning)
+        content = self.encoder.untrusted(beginning)
         if max_tokens and (len(content) > max_tokens or len(beginning) < len(text)):
-            content = self._whole_characters(content[:max_tokens]) + self.encode_trusted(CUT)
+            content = self._whole_characters(content[:max_tokens]) + self.encoder.trusted(CUT)
         return close + self._reply_head + content + self._reply_tail
-
-    def encode_trusted(self, text: str) -> list[int]:
-        """The tokens of our own or the agent's text, which may hold control tokens, within the dialogue."""
-        return self._encoder.trusted(text)
-
-    def encode_untrusted(self, text: str) -> list[int]:
-        """The tokens of text from outside; names of control tokens and tags in it are spelled out."""
-        return self._cached_encoder(text) if len(text) <= LONGEST_CACHED else self._encoder.untrusted(text)
 
     def _whole_characters(self, tokens: list[int]) -> list[int]:
         """The tokens without a partial character at the end (at most 3 bytes, so at most 3 tokens)."""

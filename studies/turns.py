@@ -52,7 +52,7 @@ async def play_and_answer(
     agent: Agent, environment: MiniEnvironment, questions: list[Question], interactions: int
 ) -> list[Trajectory]:
     """A greedy game of each question, answered after at most `interactions` interactions."""
-    prefix = agent.codec.encode_trusted(THOUGHT_AFTER_ASKING if interactions else THOUGHT_BEFORE_ASKING)
+    prefix = agent.codec.encoder.trusted(THOUGHT_AFTER_ASKING if interactions else THOUGHT_BEFORE_ASKING)
     greedy = partial(agent.engine.generate, temperature=0.0)
     generate = answer_in_turn(interactions + 1, greedy, prefix)
     rules = replace(agent.game, max_turns=interactions + 1)

@@ -229,7 +229,7 @@ def test_the_opening_and_the_next_turn_are_each_compared_with_the_template(monke
     right = getattr(Codec, part)
 
     def wrong(self, *given, **options):
-        return right(self, *given, **options) + self.encode_trusted("more")
+        return right(self, *given, **options) + self.encoder.trusted("more")
 
     monkeypatch.setattr(Codec, part, wrong)
     with pytest.raises(UsageError, match="tokenizing the pieces of a dialogue one by one"):

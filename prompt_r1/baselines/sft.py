@@ -165,9 +165,9 @@ def one_turn_config(config: SftConfig) -> AgentConfig:
 
 def example_of(question: Question, codec: Codec) -> Trajectory:
     """A question and its first gold answer as a game of one turn."""
-    opening = codec.encode_trusted(("</think>\n" if codec.opened else "") + "<answer>")
-    end = [*codec.encode_trusted("</answer>"), codec.turn_end]
-    answer = [*opening, *codec.encode_untrusted(question.answers[0]), *end]
+    opening = codec.encoder.trusted(("</think>\n" if codec.opened else "") + "<answer>")
+    end = [*codec.encoder.trusted("</answer>"), codec.turn_end]
+    answer = [*opening, *codec.encoder.untrusted(question.answers[0]), *end]
     example = Trajectory(question)
     example.add_context(codec.opening(question.text))
     example.add_sampled(Completion(answer, [0.0] * len(answer), finished=True))

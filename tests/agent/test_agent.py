@@ -21,12 +21,12 @@ CODEC = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
 def test_a_turn_ends_at_every_end_token_of_the_model():
     """Qwen3 has two, and its tokenizer names one: a turn went on behind the other."""
     policy, codec = tiny.policy(), Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
-    own, ordinary = codec.turn_end, codec.encode_trusted("z")[0]
+    own, ordinary = codec.turn_end, codec.encoder.trusted("z")[0]
     other, not_special = codec.tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<think>"])
     policy.model.generation_config.eos_token_id = [own, other, ordinary, not_special]
     agent = make_agent(policy, codec, TrainConfig(**PRESETS["mini"]).game)
     assert agent.engine.stop_ids == {own, other}
-    assert agent.codec.turn_text([*codec.encode_trusted("abc"), other]) == "abc"
+    assert agent.codec.turn_text([*codec.encoder.trusted("abc"), other]) == "abc"
 
 
 def test_an_agent_is_refused_for_games_that_are_longer_than_its_positions(tmp_path):
