@@ -5,7 +5,6 @@ is encoded once. And text from outside (questions, replies) is encoded separatel
 tags and instruction (`chat_template.Frame`), so that it can never become a control token.
 """
 
-import copy
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -168,12 +167,6 @@ class Codec:
                 f"{tokenizer}: tokenizing the pieces of a dialogue one by one can give other tokens than "
                 "tokenizing the whole text: not supported"
             )
-
-    def ending_at(self, ids: frozenset[int]) -> "Codec":
-        """This codec, for a model that ends its turns at other tokens too."""
-        codec = copy.copy(self)
-        codec.stop_ids = self.stop_ids | ids
-        return codec
 
     def opening(self, question: str) -> list[int]:
         """The tokens of the first user message, with question and instruction, up to the agent's turn."""

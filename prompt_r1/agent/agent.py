@@ -29,18 +29,6 @@ class Agent:
         return self.engine.policy
 
 
-def make_agent(policy: Policy, codec: Codec, game: GameSettings) -> Agent:
-    """Give a policy an engine for its games.
-
-    Its turns end at any end token of the model, not only at those of the codec's tokenizer. Where a model has
-    no generation config, transformers takes a number that may be that of an ordinary token.
-    """
-    added = codec.tokenizer.added_tokens_decoder
-    codec = codec.ending_at(frozenset(end for end in policy.end_ids if end in added and added[end].special))
-    engine = Engine(policy, stop_ids=codec.stop_ids, max_tokens=game.max_tokens)
-    return Agent(engine, codec, game)
-
-
 def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> Agent:
     """Load the agent of a folder or hub id, ready to play the game of `config`.
 
@@ -61,7 +49,12 @@ def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> A
         max_tokens=config.max_tokens,
     )
     check_vocabulary(policy, codec.tokenizer)
-    return make_agent(policy, codec, config.game)
+    # Turns end at any end token of the model, not only at those of the tokenizer. Where a model has no
+    # generation config, transformers takes a number that may be that of an ordinary token.
+    added = codec.tokenizer.added_tokens_decoder
+    codec.stop_ids |= {end for end in policy.end_ids if end in added and added[end].special}
+    engine = Engine(policy, stop_ids=codec.stop_ids, max_tokens=config.max_tokens)
+    return Agent(engine, codec, config.game)
 
 
 def load_codec(path: str | Path, config: AgentConfig) -> Codec:

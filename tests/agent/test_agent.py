@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from transformers import GenerationConfig
 
-from prompt_r1.agent.agent import check_question_lengths, load_agent, make_agent
+from prompt_r1.agent.agent import check_question_lengths, load_agent
 from prompt_r1.config.train import PRESETS, TrainConfig
 from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import UsageError
@@ -18,15 +19,15 @@ QUESTION = Question("q7", "test", "Who made it?", ("Anna",))
 CODEC = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
 
 
-def test_a_turn_ends_at_every_end_token_of_the_model():
+def test_a_turn_ends_at_every_end_token_of_the_model(tmp_path):
     """Qwen3 has two, and its tokenizer names one: a turn went on behind the other."""
-    policy, codec = tiny.policy(), Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
-    own, ordinary = codec.turn_end, codec.encoder.trusted("z")[0]
-    other, not_special = codec.tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<think>"])
-    policy.model.generation_config.eos_token_id = [own, other, ordinary, not_special]
-    agent = make_agent(policy, codec, TrainConfig(**PRESETS["mini"]).game)
+    own, ordinary = CODEC.turn_end, CODEC.encoder.trusted("z")[0]
+    other, not_special = CODEC.tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<think>"])
+    configured = GenerationConfig(eos_token_id=[own, other, ordinary, not_special])
+    configured.save_pretrained(tiny.save_agent(tmp_path))
+    agent = load_agent(tmp_path, TrainConfig(**PRESETS["mini"]), CPU)
     assert agent.engine.stop_ids == {own, other}
-    assert agent.codec.turn_text([*codec.encoder.trusted("abc"), other]) == "abc"
+    assert agent.codec.turn_text([*CODEC.encoder.trusted("abc"), other]) == "abc"
 
 
 def test_an_agent_is_refused_for_games_that_are_longer_than_its_positions(tmp_path):

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from prompt_r1.agent.agent import Agent, load_agent, make_agent
+from prompt_r1.agent.agent import Agent, load_agent
+from prompt_r1.agent.engine import Engine
 from prompt_r1.agent.lora import adapters_removed, add_lora
 from prompt_r1.agent.trained import resolve_agent, trained_config
 from prompt_r1.baselines.sft import (
@@ -39,7 +40,9 @@ SMALL = SftConfig(agent="", lr=1e-2, epochs=8, batch_size=4, micro_batch=2, devi
 
 def tiny_agent() -> Agent:
     game = replace(one_turn_config(SMALL).game, max_tokens=400)
-    return make_agent(tiny.policy(), Codec(tiny.tokenizer(), "Answer."), game)
+    codec = Codec(tiny.tokenizer(), "Answer.")
+    engine = Engine(tiny.policy(), stop_ids=codec.stop_ids, max_tokens=game.max_tokens)
+    return Agent(engine, codec, game)
 
 
 def examples(agent: Agent) -> list[Trajectory]:
