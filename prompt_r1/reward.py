@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from prompt_r1.metrics.em_f1 import f1
-from prompt_r1.types import FormatTerms, Reward, Trajectory
+from prompt_r1.types import Reward, Trajectory
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,18 @@ def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
         bool(turn.action.think and turn.action.prompt and turn.reply and turn.reply.strip()) for turn in turns
     )
     complete = answer is not None and turns[-1].action.clean  # C_f
-    terms = FormatTerms(
-        interactions=rule.alpha * interactions,
-        parsed=rule.beta * (answer is not None),
-        filled=rule.gamma * bool(answer),
-        complete=rule.delta * complete,
+    terms = (
+        rule.alpha * interactions,
+        rule.beta * (answer is not None),
+        rule.gamma * bool(answer),
+        rule.delta * complete,
     )
     cap = rule.unanswered_cap if answer is None else rule.epsilon  # below ε the gate stays shut
-    format_reward = min(cap, sum(vars(terms).values()))
+    format_reward = min(cap, sum(terms))
     answer_reward = 0.0 if answer is None else f1(answer, trajectory.question.answers)
     gate_is_open = format_reward >= rule.epsilon - TOLERANCE
     total = -rule.epsilon + format_reward + (answer_reward if gate_is_open else 0.0)
-    reward = Reward(format_reward, answer_reward, total, terms, gate_is_open)
+    reward = Reward(format_reward, answer_reward, total, gate_is_open)
     return replace(reward, total=rule.own(trajectory, reward)) if rule.own else reward
 
 

@@ -116,23 +116,12 @@ class Trajectory:
 
 
 @dataclass(frozen=True)
-class FormatTerms:
-    """The four terms of eq. 12 of the paper, before the cap (see reward.py)."""
-
-    interactions: float = 0.0  # α Σ M_t
-    parsed: float = 0.0  # β A_p
-    filled: float = 0.0  # γ A_n
-    complete: float = 0.0  # δ C_f
-
-
-@dataclass(frozen=True)
 class Reward:
-    """R_fmt, R_ans and R of eqs 12-15; for reports also the terms of R_fmt and the state of the gate."""
+    """R_fmt, R_ans and R of eqs 12-15, and the state of the gate."""
 
     format: float
     answer: float  # counts if the gate is open
     total: float  # R, or a user's own reward
-    terms: FormatTerms = FormatTerms()
     gate_is_open: bool = False  # R_fmt = ε: the answer counts
 
 

@@ -86,7 +86,8 @@ def test_an_empty_reply_has_a_placeholder_in_the_dialogue_and_earns_nothing(empt
     assert environment.asked[1][1]["content"] == NO_REPLY and game.turns[0].reply == empty
     shown = f"<interaction_response>{NO_REPLY}</interaction_response>"
     assert tiny.tokenizer().decode(game.tokens).count(shown) == 1
-    assert score(game, rule=RULES["paper"]).terms.interactions == RULES["paper"].alpha
+    rule = RULES["paper"]
+    assert score(game, rule=rule).format == pytest.approx(rule.alpha + rule.beta + rule.gamma + rule.delta)
 
 
 def test_a_turn_cut_off_by_the_token_limit_ends_the_game_with_max_tokens():
