@@ -10,13 +10,13 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from prompt_r1.agent import attention
 from prompt_r1.agent.attention import UnsupportedAttention
 from prompt_r1.agent.kv_cache import PAGE_SIZE, CachedGame, PagedBatch, PagePool
-from prompt_r1.agent.lora import add_lora
+from prompt_r1.agent.lora import adapters_of
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError, first_line
@@ -64,7 +64,8 @@ def check_model(policy: Policy) -> float:
             raise unsupported(model.config, str(error)) from None
         except Exception as error:  # of a model that we know nothing about
             cause = f"{type(error).__name__}: {first_line(error)[:200]}"
-            raise unsupported(model.config, f"its forward fails ({cause})") from None
+            adapted = "with adapters " if adapters_of(model) else ""
+            raise unsupported(model.config, f"its forward {adapted}fails ({cause})") from None
     largest = 0.0
     for what, found in computed.items():
         difference = (found - expected).abs()
@@ -77,19 +78,6 @@ def check_model(policy: Policy) -> float:
                 f"the log-probabilities of {what} differ by up to {difference.max():.2g} nats from its own",
             )
     return largest
-
-
-def add_checked_lora(policy: Policy, *, rank: int, alpha: float, seed: int) -> list[nn.Parameter]:
-    """Add adapters to a policy's model; returns the parameters to train.
-
-    Raises UsageError for a model that adapters do not fit, such as one that reads linear weights itself.
-    """
-    trainable = add_lora(policy.model, rank=rank, alpha=alpha, seed=seed)
-    try:
-        check_model(policy)
-    except UsageError as error:
-        raise UsageError(f"adapters of rank {rank}: {error}") from None
-    return trainable
 
 
 def unsupported(config: PretrainedConfig, cause: str) -> UsageError:

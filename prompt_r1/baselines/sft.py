@@ -34,7 +34,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from prompt_r1.agent.agent import load_agent
-from prompt_r1.agent.model_check import add_checked_lora
+from prompt_r1.agent.lora import add_lora
+from prompt_r1.agent.model_check import check_model
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
@@ -141,7 +142,8 @@ def fine_tune_agent(
     agent = load_agent(start, trained_as, pick_device(config.device))
     alone, policy = Ranks(0, 1, agent.policy.device), agent.policy
     if config.rank:
-        trainable = add_checked_lora(policy, rank=config.rank, alpha=2 * config.rank, seed=config.seed)
+        trainable = add_lora(policy.model, rank=config.rank, alpha=2 * config.rank, seed=config.seed)
+        check_model(policy)
     else:
         policy = load_learner(start, policy, alone, offload=False)
         trainable = policy.trained_parameters()

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from prompt_r1.agent.agent import check_question_lengths, load_agent
 from prompt_r1.agent.loading import load_policy
-from prompt_r1.agent.lora import ADAPTER_ALPHA, adapters_removed
-from prompt_r1.agent.model_check import add_checked_lora
+from prompt_r1.agent.lora import ADAPTER_ALPHA, adapters_removed, add_lora
+from prompt_r1.agent.model_check import check_model
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.packing import Packed
 from prompt_r1.agent.policy import Policy
@@ -78,7 +78,8 @@ class Run:
         # Learns: adapters beside the agent's frozen weights, or float32 weights, perhaps sharded.
         if config.adapter_rank:
             self.policy = self.agent.policy
-            add_checked_lora(self.policy, rank=config.adapter_rank, alpha=ADAPTER_ALPHA, seed=config.seed)
+            add_lora(self.policy.model, rank=config.adapter_rank, alpha=ADAPTER_ALPHA, seed=config.seed)
+            check_model(self.policy)  # again: some models read the weights of their layers themselves
         else:
             self.policy = load_learner(self.start, self.agent.policy, ranks, offload=config.offload)
         if config.checkpointing:
