@@ -36,25 +36,22 @@ async def play(
         completion = await generate(trajectory.tokens, max_new=max_new, seed=f"{seed}/{number}")
         trajectory.add_sampled(completion)
         text = codec.turn_text(completion.tokens)
-        action = parse(text)
-        if not action.prompt or number == settings.max_turns:
-            trajectory.turns.append(Turn(text, action, reply=None))
-            if action.answer is not None:
-                trajectory.stop = "answered"
-            elif action.prompt:
-                trajectory.stop = "max_turns"
-            else:
-                trajectory.stop = "malformed" if completion.finished else "max_tokens"
+        action, reply, latency = parse(text), None, 0.0
+        if action.answer is not None:
+            trajectory.stop = "answered"
+        elif not action.prompt:
+            trajectory.stop = "malformed" if completion.finished else "max_tokens"
+        elif number < settings.max_turns:
+            history.append({"role": "user", "content": action.prompt})
+            start = time.perf_counter()
+            try:
+                reply = await ask(history)
+            except EnvError as error:
+                trajectory.stop, trajectory.error = "env_error", str(error)
+            latency = time.perf_counter() - start
+        trajectory.turns.append(Turn(text, action, reply, latency))
+        if reply is None:  # the game is over; its `stop` was "max_turns" from the start
             break
-        history.append({"role": "user", "content": action.prompt})
-        start = time.perf_counter()
-        try:
-            reply = await ask(history)
-        except EnvError as error:
-            trajectory.turns.append(Turn(text, action, reply=None, latency=time.perf_counter() - start))
-            trajectory.stop, trajectory.error = "env_error", str(error)
-            break
-        trajectory.turns.append(Turn(text, action, reply, latency=time.perf_counter() - start))
         shown = reply if reply.strip() else NO_REPLY
         history.append({"role": "assistant", "content": shown})
         context = codec.reply(shown, after=trajectory.tokens[-1], max_tokens=settings.max_reply_tokens)

@@ -20,7 +20,7 @@ from prompt_r1.agent.lora import adapters_of
 from prompt_r1.agent.packing import pack
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError, first_line
-from prompt_r1.types import Completion, Question, Trajectory
+from prompt_r1.types import Question, Trajectory
 
 OPENING = 5  # tokens that both games begin with
 WINDOW = 4  # tokens of sliding windows during the check: the games are shorter than the model's own
@@ -44,11 +44,11 @@ def check_model(policy: Policy) -> float:
     vocabulary = [token for token in range(text.vocab_size) if token != padding]
     rng = random.Random(0)
     opening = rng.choices(vocabulary, k=OPENING)
-    games = [Trajectory(Question("check", "check", "", ())) for _ in LENGTHS]
-    for game, length in zip(games, LENGTHS, strict=True):
-        game.add_context(opening)
-        sampled = rng.choices(vocabulary, k=length - OPENING)
-        game.add_sampled(Completion(sampled, [0.0] * len(sampled), True))
+    games: list[Trajectory] = []
+    for length in LENGTHS:
+        tokens = opening + rng.choices(vocabulary, k=length - OPENING)
+        sampled = [position >= OPENING for position in range(length)]
+        games.append(Trajectory(Question("check", "check", "", ()), tokens, sampled))
     with _short_windows(model):
         try:
             expected = torch.cat([_logprobs(policy, game.tokens, _own_logits) for game in games])
