@@ -54,7 +54,7 @@ def paged_attention(policy: Policy) -> str:
         games = [CachedGame(number, [0] * length) for number, length in enumerate((700, 513, 40))]
         for game in games:
             pool.extend(game, len(game.tokens))
-        batch = PagedBatch.of(dict(zip(games, counts, strict=True)), pool)
+        batch = PagedBatch(dict(zip(games, counts, strict=True)), pool)
         heads = policy.model.config.num_attention_heads
         query = torch.randn(
             sum(counts), heads, pool.keys.shape[4], device=policy.device, dtype=pool.keys.dtype

@@ -40,10 +40,10 @@ class DecodeGraphs:
         """The last hidden states (R, hidden) of the new tokens of R games, one of each."""
         count, pool = len(games), self._pool
         if self._broken or count > SIZES[-1]:
-            return self._forward(PagedBatch.of(games, pool))
+            return self._forward(PagedBatch(games, pool))
         size = next(size for size in SIZES if size >= count)
         idle = {CachedGame(-1, [0], [pool.spare]): 1 for _ in range(count, size)}
-        batch = PagedBatch.of({**games, **idle}, pool, longest=self._longest)
+        batch = PagedBatch({**games, **idle}, pool, longest=self._longest)
         if size not in self._graphs:
             self._graphs[size] = batch, self._captured(partial(self._forward, batch))
         fixed, replay = self._graphs[size]

@@ -196,7 +196,7 @@ class Engine:
         if self._pool.flash and len(columns) == ends[-1]:  # a decode step; graphs need FlashAttention
             states = self._graphs(games)
         else:
-            states = self.policy.hidden_states(PagedBatch.of(games, self._pool))
+            states = self.policy.hidden_states(PagedBatch(games, self._pool))
         if columns:
             sampled = upload(list(columns.values()), torch.int64, self._pool.device)
             self._sample(list(columns), states.index_select(0, sampled))

@@ -153,25 +153,15 @@ def upload(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) 
     return pinned.to(device, non_blocking=True)
 
 
-@dataclass(frozen=True)
 class PagedBatch:
     """A packed row of T new tokens of B games, and the pages that hold their sequences."""
 
-    pool: PagePool
-    games: Mapping[CachedGame, int]  # how many of their last tokens are new; not read by FlashAttention
-    tokens: Tensor  # (T,)
-    positions: Tensor  # (T,) of each new token in its sequence
-    pages: Tensor  # (T,) the page of each new token
-    rows: Tensor  # (T,) its row in the page
-    starts: Tensor  # (B + 1,) int32 first column of each game, then T
-    lengths: Tensor  # (B,) int32 tokens of each game, the new ones included
-    block_tables: Tensor  # (B, pages of the longest) int32
-    most_new: int  # tokens of one game
-    longest: int  # sequence, in tokens
+    def __init__(self, games: Mapping[CachedGame, int], pool: PagePool, *, longest: int = 0) -> None:
+        """`games`: how many of the last tokens of each are new.
 
-    @classmethod
-    def of(cls, games: Mapping[CachedGame, int], pool: PagePool, *, longest: int = 0) -> "PagedBatch":
-        """The batch of these new tokens; `longest`: tokens of a game that the block tables have room for."""
+        `longest`: tokens of a game that the block tables have room for (0: of the longest of these).
+        """
+        self.games, self.pool = games, pool
         new: list[tuple[int, ...]] = []
         starts, lengths = [0], [len(game.tokens) for game in games]
         for game, count in games.items():
@@ -179,23 +169,16 @@ class PagedBatch:
                 page, row = divmod(position, pool.page_size)
                 new.append((game.tokens[position], position, game.pages[page], row))
             starts.append(len(new))
-        longest = max(longest, *lengths)
-        spare = [pool.spare] * pool.pages_for(longest)
+        self.most_new = max(games.values())  # tokens of one game
+        self.longest = max(longest, *lengths)
+        spare = [pool.spare] * pool.pages_for(self.longest)
         tables = [[*game.pages, *spare][: len(spare)] for game in games]
-        tokens, positions, pages, rows = upload([*zip(*new, strict=True)], torch.int64, pool.device)
-        return cls(
-            pool,
-            games,
-            tokens,
-            positions,
-            pages,
-            rows,
-            starts=upload(starts, torch.int32, pool.device),
-            lengths=upload(lengths, torch.int32, pool.device),
-            block_tables=upload(tables, torch.int32, pool.device),
-            most_new=max(games.values()),
-            longest=longest,
-        )
+        # (T,) each: the new tokens, their positions in their games, their pages, and their rows in the pages.
+        columns = upload([*zip(*new, strict=True)], torch.int64, pool.device)
+        self.tokens, self.positions, self.pages, self.rows = columns
+        self.starts = upload(starts, torch.int32, pool.device)  # (B + 1,) first column of each game, then T
+        self.lengths = upload(lengths, torch.int32, pool.device)  # (B,) the new tokens included
+        self.block_tables = upload(tables, torch.int32, pool.device)  # (B, pages of the longest)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

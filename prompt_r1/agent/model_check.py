@@ -111,7 +111,7 @@ def _cached_logits(policy: Policy, game: list[int]) -> Tensor:
     pool.extend(cached, len(game))
     for begin, end in pairwise([*CACHED, len(game)]):
         cached.tokens = game[:end]
-        hidden.append(policy.hidden_states(PagedBatch.of({cached: end - begin}, pool)))
+        hidden.append(policy.hidden_states(PagedBatch({cached: end - begin}, pool)))
     return policy.logits(torch.cat(hidden))
 
 

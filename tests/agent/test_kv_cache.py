@@ -45,7 +45,7 @@ def test_attention_over_pages_equals_a_loop_over_queries(attention, page_size, w
     for game, length in zip(games, LENGTHS, strict=True):
         game.tokens = [0] * length
     counts = [1 if only_single else count for count in NEW]
-    batch = PagedBatch.of(dict(zip(games, counts, strict=True)), pool)
+    batch = PagedBatch(dict(zip(games, counts, strict=True)), pool)
     kv_heads, dim = pool.keys.shape[3:]
     query, keys, values = torch.randn(sum(counts), 2 * kv_heads, dim), pool.keys[0], pool.values[0]
     found = attention(0, query, batch, 0.3, window)
