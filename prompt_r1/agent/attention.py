@@ -5,7 +5,7 @@ model's forward reach the attention of every layer: `attend_row=` is the functio
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -61,9 +61,7 @@ def attend(
         raise UnsupportedAttention("its keys and values have different sizes (latent attention)")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if attend_row is not None:
-        layer = getattr(module, "layer_idx", None)
-        if not isinstance(layer, int):
-            raise UnsupportedAttention("its attention does not know its layer's number")
+        layer = cast(int, module.layer_idx)
         return attend_row(layer, query[0], key[0], value[0], scale, sliding_window)[None], None
     rows = [attend_in_window(*row, scale, sliding_window) for row in zip(query, key, value, strict=True)]
     return torch.stack(rows).transpose(1, 2).contiguous(), None

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from prompt_r1.agent.attention import UnsupportedAttention, Window, attend_in_window
+from prompt_r1.agent.attention import Window, attend_in_window
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
 
@@ -193,8 +193,6 @@ class PagedBatch:
 
         (H, T, D) queries → (T, H, D).
         """
-        if layer >= len(self.pool.keys) or self.pool.keys.shape[3:] != (len(key), key.shape[2]):
-            raise UnsupportedAttention("its attention has other sizes than its config says")
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         keys[self.pages, self.rows] = key.transpose(0, 1).to(keys.dtype)
         values[self.pages, self.rows] = value.transpose(0, 1).to(values.dtype)
