@@ -136,8 +136,6 @@ class PieceEncoder:
 
     def trusted(self, text: str) -> list[int]:
         """The tokens of trusted text that continues a dialogue. It may hold control tokens."""
-        if not text:
-            return []
         tokens, guard = self.start(self._guard + text), self._guard_tokens
         assert tokens[: len(guard)] == guard, f"the tokenizer merges {self._guard!r} with {text[:20]!r}"
         return tokens[len(guard) :]
