@@ -41,9 +41,8 @@ class Question:
 
 @dataclass(frozen=True)
 class GameSettings:
-    """The rules of a game: what the agent is told, and how long it may play."""
+    """The rules of a game: how long the agent may play."""
 
-    instruction: str = "paper"  # a key of protocol.INSTRUCTIONS
     max_turns: int = 5
     max_new: int = 1024  # new tokens in a turn
     max_tokens: int = 8192  # tokens of the whole dialogue
