@@ -175,8 +175,7 @@ class Engine:
         scheduler.max_games = max(1, len(scheduler.running) // 2)
         scheduler.prefill_tokens = max(1, scheduler.prefill_tokens // 2)
         scheduler.drop_cache()  # the forward may not have written all rows
-        if self.policy.device.type == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # has no effect where CUDA is not in use
         warnings.warn(
             f"out of memory: in the rest of this rollout at most {scheduler.max_games} games decode at the "
             f"same time, and {scheduler.prefill_tokens} prompt tokens are computed beside them",

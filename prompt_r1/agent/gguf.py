@@ -74,7 +74,6 @@ def _convert(file: Path, folder: Path) -> None:
         size = 4 * sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
     except Exception as error:  # a foreign file may raise anything
         raise UsageError(f"{file} is no GGUF file, incomplete or damaged: {first_line(error)}") from None
-    check_room(file, size, shutil.disk_usage(folder.parent).free, f"on the disk of {folder.parent}")
     check_room(file, 2 * size, free_memory(torch.device("cpu")), "of memory to be converted")
     print(
         f"Converting {file.name}, once: it takes about a minute, and {size / 1e9:.2f} GB in {folder}",

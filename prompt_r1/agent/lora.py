@@ -25,9 +25,7 @@ ADAPTER_ALPHA = 32.0  # as in the LoRA settings of most RL fine-tuning with smal
 class LoRA(nn.Module):
     """A frozen linear layer and its adapter. A starts random, B at zero: W' = W before training."""
 
-    def __init__(
-        self, base: nn.Linear, *, rank: int, alpha: float, generator: torch.Generator | None = None
-    ) -> None:
+    def __init__(self, base: nn.Linear, *, rank: int, alpha: float, generator: torch.Generator) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
         self.scale = alpha / rank
