@@ -133,7 +133,8 @@ class Engine:
         if self._pool is None:
             return
         self._scheduler.drop_done()
-        assert self._scheduler.idle, "the weights changed during a game"
+        jobs = self._scheduler.waiting + self._scheduler.running
+        assert not jobs, "the weights changed during a game"
         self._scheduler.drop_cache()
         self._scheduler.max_games = self._max_games
         self._scheduler.prefill_tokens = self._prefill_tokens
@@ -151,7 +152,7 @@ class Engine:
         """Run steps until no job is left. After each step, games and environments get their turn."""
         scheduler = self._scheduler
         try:
-            while not scheduler.idle:
+            while scheduler.waiting or scheduler.running:
                 scheduler.drop_done()
                 scheduler.admit()
                 self._step()

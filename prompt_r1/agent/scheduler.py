@@ -55,11 +55,6 @@ class Scheduler:
         self._pool = pool
         self._games: set[CachedGame] = set()  # those that hold pages
 
-    @property
-    def idle(self) -> bool:
-        """Whether no job waits or runs."""
-        return not self.waiting and not self.running
-
     def add(self, job: Job) -> None:
         """Let a job wait for admission."""
         insort(self.waiting, job, key=lambda other: other.game.number)
