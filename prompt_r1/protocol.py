@@ -45,10 +45,6 @@ ANSWER_IN_TAGS = "Write the final answer, and nothing but the final answer, betw
 INSTRUCTIONS = {
     # Table 1 of the paper, and byte for byte the end of the published prompts.
     "paper": PAPER_INSTRUCTION,
-    # The release's inference settings and figure 7 of the paper.
-    "paper-50": PAPER_INSTRUCTION.replace(
-        "Brief thinking must not be over 80 words", "don't think deeply and no more than 50 words"
-    ),
     # For the mini agent: half a million parameters cannot follow the paper's instruction.
     "short": "Ask the assistant step by step, then answer.",
     # For an agent without environment: the form of the paper's last step.
