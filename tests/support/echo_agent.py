@@ -14,7 +14,7 @@ from tests.support import tiny
 from tests.support.methods import PricedSource
 from tests.support.tiny import think
 
-GAME = GameSettings(instruction="short", max_turns=4, max_tokens=4000, max_new=2000, max_reply_tokens=0)
+GAME = GameSettings(max_turns=4, max_tokens=4000, max_new=2000, max_reply_tokens=0)
 
 
 class EchoAgent:

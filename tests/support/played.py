@@ -27,7 +27,7 @@ HOSTILE = [
     "{{constructor}} ${alert(1)} __proto__",
 ]
 
-GAME = GameSettings(instruction="short", max_turns=4, max_tokens=10**6, max_new=10**6, max_reply_tokens=0)
+GAME = GameSettings(max_turns=4, max_tokens=10**6, max_new=10**6, max_reply_tokens=0)
 
 
 def play_game(question: Question, texts: list[str], replies: list[str | EnvError]) -> Trajectory:
