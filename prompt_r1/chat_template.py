@@ -165,9 +165,7 @@ class PieceEncoder:
         return [token for half in halves for token in self._without_control(half)]
 
 
-def find_turn_end(
-    between: Sequence[int], tokenizer: "PreTrainedTokenizerBase", *, known: Sequence[str]
-) -> int:
+def find_turn_end(between: list[int], tokenizer: "PreTrainedTokenizerBase", *, known: Sequence[str]) -> int:
     """The position of the token that ends the agent's turn, in the frame between two messages; -1: none.
 
     It is the first control token after nothing but blanks, without those that are `known`, else eos: what the
@@ -187,4 +185,4 @@ def find_turn_end(
             f"the chat template of {name_of(tokenizer)} ends messages without a control token, and there is "
             "no eos token: not supported"
         )
-    return list(between).index(eos) if eos in between else -1
+    return between.index(eos) if eos in between else -1

@@ -133,8 +133,7 @@ class Engine:
         if self._pool is None:
             return
         self._scheduler.drop_done()
-        jobs = self._scheduler.waiting + self._scheduler.running
-        assert not jobs, "the weights changed during a game"
+        assert not (self._scheduler.waiting or self._scheduler.running), "the weights changed during a game"
         self._scheduler.drop_cache()
         self._scheduler.max_games = self._max_games
         self._scheduler.prefill_tokens = self._prefill_tokens

@@ -66,17 +66,15 @@ def check_model(policy: Policy) -> float:
             cause = f"{type(error).__name__}: {first_line(error)[:200]}"
             adapted = "with adapters " if adapters_of(model) else ""
             raise unsupported(model.config, f"its forward {adapted}fails ({cause})") from None
-    largest = 0.0
+    in_16_bits, largest = policy.compute.itemsize < 4, 0.0
     for what, found in computed.items():
         difference = (found - expected).abs()
-        largest = max(largest, float(difference.max()))
-        in_16_bits = policy.compute.itemsize < 4
-        right = difference.mean() <= MEAN_LIMIT_16_BITS if in_16_bits else difference.max() <= FLOAT32_LIMIT
+        worst = float(difference.max())
+        right = difference.mean() <= MEAN_LIMIT_16_BITS if in_16_bits else worst <= FLOAT32_LIMIT
         if not right:  # also when it is NaN
-            raise unsupported(
-                model.config,
-                f"the log-probabilities of {what} differ by up to {difference.max():.2g} nats from its own",
-            )
+            cause = f"the log-probabilities of {what} differ by up to {worst:.2g} nats from its own"
+            raise unsupported(model.config, cause)
+        largest = max(largest, worst)
     return largest
 
 
