@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 
 from prompt_r1.environments.sources import Outcome
-from prompt_r1.foreign import json_object
 
 LONGEST_WAIT, LONGEST_BELIEVED = 120.0, 86400.0  # seconds; longer requested waits are cut, or ignored
 LARGEST_COUNT = 10_000_000  # tokens of a prompt or a reply; more than any model's context
@@ -148,8 +147,8 @@ def back_off(failures: int, rng: random.Random) -> float:
 
 def _described(text: str, headers: Mapping[str, str], message: str) -> str:
     """What a successful response is that is no chat completion, and what it says."""
-    if text.startswith("data:"):
-        return "a stream, which was not asked for, that breaks off"
+    if re.search("^data:", text, re.MULTILINE):
+        return "a stream, which was not asked for: set the server to send whole responses"
     if encoding := headers.get("sent-content-encoding"):
         return f"no chat completion in a body encoded as {encoding[:40]!r}"
     what = "a web page" if text.lstrip().startswith("<") else "no chat completion"
@@ -159,7 +158,8 @@ def _described(text: str, headers: Mapping[str, str], message: str) -> str:
 
 def _classify_completion(data: Mapping[str, object], choice: Mapping[str, object]) -> Attempt:
     finish = _text_of(choice.get("finish_reason"))
-    message = _message_of(choice)
+    sent = choice.get("message") or choice.get("delta") or choice.get("text")
+    message = sent if isinstance(sent, dict) else {"content": sent}
     text = _text_of(message.get("content"))
     refusal = _text_of(message.get("refusal")) or _text_of(message.get("content"), "refusal")
     reasoning = _text_of(message.get("reasoning_content")) or _text_of(message.get("reasoning"))
@@ -223,37 +223,13 @@ def _parse(text: str) -> dict[str, object]:
     with suppress(ValueError, RecursionError):
         if data := _first(json.loads(text, strict=False)):
             return data
-    if re.search("^data:", text, re.MULTILINE):
-        return _joined(text)
     said = re.sub("<[^<>]*>", " ", text[:LONGEST_SAID])  # of a web page
     return {"message": "" if "\ufffd" in said else said.strip()}
-
-
-def _joined(text: str) -> dict[str, object]:
-    """The chat completion of which a server streams the chunks; without choices if it breaks off."""
-    joined: dict[str, object] = {}
-    message: dict[str, str] = {}
-    finish: object = None
-    for line in text.split("\n"):
-        event = json_object(line.removeprefix("data:"))
-        joined |= {name: value for name, value in event.items() if value}
-        choice = _first(event.pop("choices", None))
-        finish = choice.get("finish_reason") or finish
-        for name, piece in _message_of(choice).items():
-            message[name] = message.get(name, "") + _text_of(piece)
-    is_whole = finish or re.search(r"^data: ?\[DONE\]", text, re.MULTILINE)
-    joined["choices"] = [{"message": message, "finish_reason": finish}] if is_whole else []
-    return joined
 
 
 def _first(choices: object) -> dict[str, object]:
     first = choices[0] if isinstance(choices, list) and choices else choices
     return first if isinstance(first, dict) else {}
-
-
-def _message_of(choice: Mapping[str, object]) -> Mapping[str, object]:
-    message = choice.get("message") or choice.get("delta") or choice.get("text")
-    return message if isinstance(message, dict) else {"content": message}
 
 
 def _text_of(content: object, kind: str = "text") -> str:
