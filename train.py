@@ -10,6 +10,7 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
     from prompt_r1.cli.installation import check_installation
@@ -65,7 +66,13 @@ async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> l
     # Seeds do not depend on the rank: any number of ranks plays the same games.
     seeds = [f"{config.seed}/{step}/{number}" for number in questions]
     play = partial(play_question, run.agent, run.environment, temperature=config.temperature, epoch=epoch)
-    return await play_groups(list(questions.values()), config.group_size, play, seeds=seeds)
+
+    async def play_one(question: Question, **game: Any) -> Trajectory:
+        played = await play(question, **game)
+        run.log.progress.update(1 / (len(questions) * config.group_size))
+        return played
+
+    return await play_groups(list(questions.values()), config.group_size, play_one, seeds=seeds)
 
 
 def learn(

@@ -56,16 +56,16 @@ def row(metrics: Mapping[str, float], *, priced: bool) -> str:
 class Log:
     """Writes trajectories on every rank; metrics and messages on the first rank only.
 
-    Metrics also go to Weights & Biases (`wandb`), and a row of them to stdout (`priced`: with dollars). A bar
-    on stderr shows the progress of `steps`.
+    Metrics also go to Weights & Biases (`wandb`), and a row of them to stdout (`priced`: with dollars). On a
+    terminal (disable=None), a bar on stderr shows the progress of `steps`.
     """
 
     def __init__(
         self, folder: Path, *, first: bool, steps: int = 0, priced: bool = False, wandb: bool = False
     ) -> None:
         self.seconds = defaultdict[str, float](float)  # of each phase, since the last metrics
-        # disable=None: a bar only on a terminal.
-        self.progress = tqdm(total=steps, disable=not first or None, leave=False, dynamic_ncols=True)
+        bar = "{l_bar}{bar:10}| {remaining} left"  # no numbers of steps: it moves by parts of them
+        self.progress = tqdm(total=steps, disable=not first or None, leave=False, bar_format=bar)
         self.folder = folder
         self._first, self._priced = first, priced
         self._rows = 0
