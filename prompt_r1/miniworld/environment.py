@@ -12,6 +12,7 @@ question may be on a line of its own among other lines, such as instructions; it
 import random
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -34,6 +35,7 @@ from prompt_r1.miniworld.world import (
 )
 from prompt_r1.types import Message
 
+OPPOSITE = {"yes": "no", "no": "yes"}
 ANSWER_ONLY = re.compile(r"\s*answer only[.!]?\s*$", re.IGNORECASE)
 
 
@@ -45,12 +47,8 @@ class Lookup:
     relation: str
 
 
-@dataclass(frozen=True)
-class BeforeYear:
+class BeforeYear(Compare):
     """Was `film` released before the year `other`?"""
-
-    film: str
-    other: str
 
 
 @dataclass(frozen=True)
@@ -62,11 +60,8 @@ class Sum:
     right: str
 
 
-@dataclass(frozen=True)
-class Detailed:
+class Detailed(Gen):
     """A summary of `film` that names genre, hero and director."""
-
-    film: str
 
 
 @dataclass(frozen=True)
@@ -137,10 +132,11 @@ def understand(prompt: str, world: World) -> Request | None:
         if len(words) > 300:
             continue
         for pattern, build in FORMS:
-            match = pattern.fullmatch(words)
-            request = build(**_slots(match, world)) if match else None
-            if request is not None and _makes_sense(request, world):
-                return request
+            if match := pattern.fullmatch(words):
+                request = build(**_slots(match, world))
+                with suppress(KeyError):
+                    truth_of(request, world)
+                    return request
     return None
 
 
@@ -154,22 +150,18 @@ def _slots(match: re.Match[str], world: World) -> dict[str, str]:
     return slots
 
 
-def _makes_sense(request: Request, world: World) -> bool:
-    """Return whether the world has the facts that the request is about."""
-    facts = world.facts
+def truth_of(request: Request, world: World) -> str:
+    """The right answer. Raises KeyError for what the world has no fact about."""
     match request:
         case Lookup(subject, relation):
-            return (subject, relation) in facts
-        case Bridge(film, first, second):
-            return (facts.get((film, first), ""), second) in facts
-        case Compare(film, other):
-            return (film, "year") in facts and (other, "year") in facts
+            return world.facts[subject, relation]
+        case BeforeYear(film, year):
+            return "yes" if world.facts[film, "year"] < year else "no"
+        case Sum(left, sign, right):
+            return str(int(left) + int(right) if sign == "plus" else int(left) - int(right))
         case Vague(subject):
-            return subject.lower() in world.names
-        case Sum() | Problem():
-            return True
-        case Pop(film) | Gen(film) | Detailed(film) | BeforeYear(film):
-            return (film, "year") in facts
+            return world.names[subject.lower()]
+    return answer_of(request, world)
 
 
 @dataclass(frozen=True)
@@ -189,6 +181,17 @@ class Skills:
 SKILLS = {
     "A": Skills(clear=0.99, sum=1.0, hops=0.15, casual=0.25, compare=0.3, problem=0.15),
     "B": Skills(clear=0.93, sum=0.93, hops=0.3, casual=0.4, compare=0.45, problem=0.35),
+}
+# The skill that a literal request takes, and the form of WORDINGS that its reply has (a usual one).
+SKILL_AND_FORM = {
+    Lookup: ("clear", "fact"),
+    BeforeYear: ("clear", "yes"),
+    Sum: ("sum", "sum"),
+    Detailed: ("clear", "summary"),
+    Gen: ("details", "summary"),
+    Bridge: ("hops", "hops"),
+    Compare: ("compare", "yes"),
+    Problem: ("problem", "problem"),
 }
 
 
@@ -227,10 +230,16 @@ class MiniEnvironment:
         if request is None:
             return MiniReply(rng.choice(wordings["confused"]), "")
         request = interpret(request, self.world, skills, rng)
-        value = believe(request, self.world, self.style, skills, rng)
+        skill, form = SKILL_AND_FORM[type(request)]
+        value = believe(request, self.world, self.style, getattr(skills, skill), rng)
         if value and question != prompt:  # only the bare value is wanted
             return MiniReply(value, value)
-        sentence = rng.choice(wordings[_form_of(request, value)])
+        match request:
+            case Lookup(relation="year"):
+                form = "year"
+            case Compare():
+                form = value or "hedge"
+        sentence = rng.choice(wordings[form])
         return MiniReply(sentence.format(value=value, **asdict(request)), value)
 
 
@@ -249,15 +258,6 @@ def reply_to(messages: Sequence[Message], reply: Callable[[str], MiniReply]) -> 
     return reply(prompts[-1]).text
 
 
-def _form_of(request: Request, value: str) -> str:
-    """The form of WORDINGS that the reply to a literal request has."""
-    if isinstance(request, Compare | BeforeYear):
-        return value or "hedge"
-    if isinstance(request, Lookup):
-        return "year" if request.relation == "year" else "fact"
-    return {Bridge: "hops", Sum: "sum", Problem: "problem"}.get(type(request), "summary")
-
-
 def interpret(request: Request, world: World, skills: Skills, rng: random.Random) -> Request:
     """Turn a casual or vague request into a clear one, which is often not the one that was meant."""
     match request:
@@ -270,52 +270,30 @@ def interpret(request: Request, world: World, skills: Skills, rng: random.Random
     return request
 
 
-def believe(request: Request, world: World, style: str, skills: Skills, rng: random.Random) -> str:
-    """The environment's answer to a clear request; "" where it gives none."""
-    luck = rng.random()
+def believe(request: Request, world: World, style: str, skill: float, rng: random.Random) -> str:
+    """The answer to a literal request: the truth with probability `skill`; "" where it gives none."""
+    truth = truth_of(request, world)
+    if rng.random() < skill:
+        return truth
     match request:
-        case Lookup(subject, relation):
-            truth = world.facts[subject, relation]
-            return truth if luck < skills.clear else _other(truth, world.values(relation), rng)
-        case BeforeYear(film, year):
-            right = luck < skills.clear
-            return "yes" if (world.facts[film, "year"] < year) == right else "no"
+        case Lookup(_, relation):
+            return _other(truth, world.values(relation), rng)
+        case BeforeYear():
+            return OPPOSITE[truth]
+        case Compare():  # usually no answer; sometimes the wrong one, in style B half of the time
+            return OPPOSITE[truth] if rng.random() < (0.5 if style == "B" else 0.1) else ""
         case Detailed(film):
-            truth = answer_of(Gen(film), world)
             genre = world.facts[film, "genre"]
-            return truth if luck < skills.clear else truth.replace(genre, _other(genre, GENRES, rng), 1)
-        case Gen() if luck < skills.details:
-            return answer_of(request, world)
+            return truth.replace(genre, _other(genre, GENRES, rng), 1)
         case Gen():
             return rng.choice(("a film that many people like", "a story about life", "a well known film"))
-        case Sum(left, sign, right):
-            total = int(left) + int(right) if sign == "plus" else int(left) - int(right)
-            return str(total if luck < skills.sum else _miscount(total, rng))
         case Bridge(film, first, second):
-            truth = answer_of(request, world)
-            if luck < skills.hops:
-                return truth
             # Style A names a wrong person or city; style B stops after the first relation.
             return world.facts[film, first] if style == "B" else _other(truth, world.values(second), rng)
-        case Compare():
-            truth = answer_of(request, world)
-            if luck < skills.compare:
-                return truth
-            # Usually no answer; sometimes the wrong one, in style B half of the time.
-            wrong = rng.random() < (0.5 if style == "B" else 0.1)
-            return ("yes" if truth == "no" else "no") if wrong else ""
-        case Problem():
-            total = int(answer_of(request, world))
-            if luck < skills.problem:
-                return str(total)
-            # Style A miscounts; style B leaves out the second step.
-            return str(total - request.steps[1] if style == "B" else _miscount(total, rng))
-    raise AssertionError(f"interpret() left {request}")
+        case Problem() if style == "B":  # it leaves out the second step
+            return str(int(truth) - request.steps[1])
+    return str(int(truth) + rng.choice([distance for distance in range(-9, 10) if distance]))
 
 
 def _other(value: str, values: Sequence[str], rng: random.Random) -> str:
     return rng.choice([other for other in values if other != value])
-
-
-def _miscount(total: int, rng: random.Random) -> int:
-    return total + rng.choice([distance for distance in range(-9, 10) if distance])
