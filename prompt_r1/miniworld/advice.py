@@ -9,12 +9,9 @@ what the request already contains. It does not read why replies were wrong.
 """
 
 import random
-from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 
-from prompt_r1.miniworld.environment import ANSWER_ONLY, SKILLS, MiniEnvironment, MiniReply, Skills, reply_to
-from prompt_r1.miniworld.world import World
+from prompt_r1.miniworld.environment import SKILLS, MiniEnvironment, Skills
 from prompt_r1.types import Message
 
 # What a phrase does to skills: a gain closes this share of the gap to 1, a loss takes this share away.
@@ -35,35 +32,19 @@ MARKS = (("<INS>", "</INS>"), ("<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"), (
 UNADVISED = replace(SKILLS["A"], bare=0.7)
 
 
-def advised(text: str) -> Skills:
-    """The skills after the advice in a text, in any letter case. All losses come before all gains."""
-    words = " ".join(text.lower().split())
-    changes = [change for phrase, effects in ADVICE.items() if phrase in words for change in effects.items()]
-    skills = dict(vars(UNADVISED))
-    for name, share in sorted(changes, key=lambda change: change[1] > 0):
-        skills[name] += share * (1 - skills[name] if share > 0 else skills[name])
-    return Skills(**skills)
-
-
-class AdvisedEnvironment:
+class AdvisedEnvironment(MiniEnvironment):
     """The mini environment of style A, with the skills that the advice in the messages gives it."""
 
-    samples = False
+    name = "mini-advice"
 
-    def __init__(self, world: World | None = None, *, seed: int | str = 0) -> None:
-        self.name = "mini-advice"
-        self._environment = MiniEnvironment(world, seed=seed)
-
-    async def ask(self, messages: list[Message]) -> str:
-        instructions = [message["content"] for message in messages if message["role"] == "system"]
-        return reply_to(messages, partial(self.reply, instructions=instructions))
-
-    def reply(self, prompt: str, instructions: Iterable[str] = ()) -> MiniReply:
-        """Reply to a prompt under instructions; lines of the prompt may be instructions too."""
-        skills = advised("\n".join([*instructions, prompt]))
-        seed = f"form {self._environment.seed} {' '.join(prompt.split()).lower()}"
-        obeys = random.Random(seed.encode("utf-8", "replace")).random() < skills.bare
-        return self._environment.reply(prompt if obeys else ANSWER_ONLY.sub("", prompt), skills)
+    def skills(self, text: str) -> Skills:
+        """The skills after the advice in a text, in any letter case. All losses come before all gains."""
+        words = " ".join(text.lower().split())
+        changes = [one for phrase, effects in ADVICE.items() if phrase in words for one in effects.items()]
+        skills = dict(vars(UNADVISED))
+        for name, share in sorted(changes, key=lambda change: change[1] > 0):
+            skills[name] += share * (1 - skills[name] if share > 0 else skills[name])
+        return Skills(**skills)
 
 
 class MiniOptimizer:

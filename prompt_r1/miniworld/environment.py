@@ -213,18 +213,26 @@ class MiniEnvironment:
         self.seed = seed
 
     async def ask(self, messages: list[Message]) -> str:
-        return reply_to(messages, self.reply)
+        """Reply to the last user message, or with the value before if the message asks only for that."""
+        rules, prompts = (
+            [message["content"] for message in messages if message["role"] == role]
+            for role in ("system", "user")
+        )
+        if len(prompts) > 1 and prompts[-1].lower().startswith("therefore, the answer is"):
+            before = self.reply(prompts[-2], rules)
+            return before.value or before.text
+        return self.reply(prompts[-1], rules).text
 
-    def reply(self, prompt: str, skills: Skills | None = None) -> MiniReply:
-        """Reply to a prompt, with the skills of the style unless others are given.
+    def skills(self, text: str) -> Skills:
+        """The skills, whatever the text of the instructions and the prompt."""
+        return SKILLS[self.style]
 
-        If the prompt ends with "Answer only.", the reply is the bare value.
-        """
-        skills = skills or SKILLS[self.style]
+    def reply(self, prompt: str, instructions: Sequence[str] = ()) -> MiniReply:
+        """Reply to a prompt; with the bare value if it ends with "Answer only." and that is obeyed."""
+        skills = self.skills("\n".join([*instructions, prompt]))
         question = ANSWER_ONLY.sub("", prompt)
-        # Blanks, letter case and "Answer only." do not change the value.
-        belief_seed = f"{self.seed} {self.style} {' '.join(question.split()).lower()}"
-        rng = random.Random(belief_seed.encode("utf-8", "replace"))  # lone surrogates have no UTF-8
+        # "Answer only." does not change the value.
+        rng = _generator(f"{self.seed} {self.style}", question)
         request = understand(question, self.world)
         wordings = WORDINGS[self.style]
         if request is None:
@@ -232,7 +240,8 @@ class MiniEnvironment:
         request = interpret(request, self.world, skills, rng)
         skill, form = SKILL_AND_FORM[type(request)]
         value = believe(request, self.world, self.style, getattr(skills, skill), rng)
-        if value and question != prompt:  # only the bare value is wanted
+        obeys = _generator(f"form {self.seed}", prompt).random() < skills.bare
+        if value and question != prompt and obeys:
             return MiniReply(value, value)
         match request:
             case Lookup(relation="year"):
@@ -249,13 +258,10 @@ class MiniEnvironmentB(MiniEnvironment):
     name, style = "mini-b", "B"
 
 
-def reply_to(messages: Sequence[Message], reply: Callable[[str], MiniReply]) -> str:
-    """The reply to the last user message, or the bare answer in the one before if only that is asked for."""
-    prompts = [message["content"] for message in messages if message["role"] == "user"]
-    if len(prompts) > 1 and prompts[-1].lower().startswith("therefore, the answer is"):
-        before = reply(prompts[-2])
-        return before.value or before.text
-    return reply(prompts[-1]).text
+def _generator(seed: str, prompt: str) -> random.Random:
+    """The random generator for a prompt, whatever its blanks and letter case."""
+    text = f"{seed} {' '.join(prompt.split()).lower()}"
+    return random.Random(text.encode("utf-8", "replace"))  # lone surrogates have no UTF-8
 
 
 def interpret(request: Request, world: World, skills: Skills, rng: random.Random) -> Request:
