@@ -90,11 +90,9 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniA
     """
     torch.set_num_threads(1)
     name = f"mini-agent-{seed}-v{VERSION}"
-    if (EMBEDDED / name).is_dir():
-        return EMBEDDED / name
-    folder = Path(cache_dir) / name
-    if folder.is_dir():
-        return folder
+    for folder in (EMBEDDED / name, Path(cache_dir) / name):
+        if folder.is_dir():
+            return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     tqdm.write(
         f"Building the mini agent of seed {seed}: about a minute, once; it is kept in {folder}",
@@ -126,11 +124,9 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM
         intermediate_size=256,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
         initializer_range=0.05,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
     )
     with torch.random.fork_rng(devices=[]):  # transformers draws from the global generator
         torch.manual_seed(seed)
