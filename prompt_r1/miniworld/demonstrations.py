@@ -12,19 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.world import (
-    CREW,
-    GENRES,
-    HEROES,
-    SIGNS,
-    Bridge,
-    Compare,
-    Gen,
-    Pop,
-    Problem,
-    Slots,
-    World,
-)
+from prompt_r1.miniworld.world import CREW, GENRES, HEROES, Bridge, Compare, Gen, Pop, Problem, Slots, World
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.types import Completion, Question, Trajectory, Turn
 
@@ -115,10 +103,9 @@ def decompose(slots: Slots) -> Plan:
         case Pop(film, relation):
             return [(f"I need the {relation}.", ask_clearly(film, relation))]
         case Problem(_, _, start, verbs, amounts):
-            signs = [SIGNS[verb] for verb in verbs]
             return [
-                (f"First, {verbs[0]} {amounts[0]}.", f"What is {start} {signs[0]} {amounts[0]}?"),
-                (f"And then {verbs[1]} {amounts[1]}.", f"What is {{value}} {signs[1]} {amounts[1]}?"),
+                (f"First, {verbs[0]} {amounts[0]}.", f"What is {start} {slots.signs[0]} {amounts[0]}?"),
+                (f"And then {verbs[1]} {amounts[1]}.", f"What is {{value}} {slots.signs[1]} {amounts[1]}?"),
             ]
         case Gen(film):
             prompt = f"Write a short summary of {film} with its genre, hero and director."

@@ -165,8 +165,8 @@ def _women(people: Sequence[str]) -> tuple[str, ...]:
     return tuple(person for person in people if person.startswith(WOMEN))
 
 
-# The splits depend on the repr of the slots (_split_of): renaming one of these classes or fields moves
-# questions to other splits.
+# The splits depend on the repr of the slots (_split_of), and a `kind` has no other use: renaming or removing
+# one of these classes or fields moves questions to other splits.
 
 
 @dataclass(frozen=True)
@@ -176,10 +176,6 @@ class Bridge:
     film: str
     first: str
     second: str
-
-    @property
-    def kind(self) -> str:
-        return "bridge_ood" if (self.first, self.second) in OOD_RELATIONS else "bridge"
 
 
 @dataclass(frozen=True)
@@ -211,14 +207,15 @@ class Problem:
     amounts: tuple[int, int]
 
     @property
-    def kind(self) -> str:
-        return "math_ood" if self.verbs in OOD_VERBS else "math"
+    def signs(self) -> list[str]:
+        """For each verb, plus or minus."""
+        return [SIGNS[verb] for verb in self.verbs]
 
     @property
     def steps(self) -> list[int]:
         """The change by each verb, with its sign."""
-        moves = zip(self.verbs, self.amounts, strict=True)
-        return [amount if SIGNS[verb] == "plus" else -amount for verb, amount in moves]
+        moves = zip(self.signs, self.amounts, strict=True)
+        return [amount if sign == "plus" else -amount for sign, amount in moves]
 
 
 @dataclass(frozen=True)
@@ -314,7 +311,7 @@ def _new_question(
     for _ in range(2000):
         slots = draw_slots(kind, world, names.films, rng)
         text = put_into_words(slots, rng)
-        if _split_of(slots, world) != split or text in texts:
+        if split not in ("ood", _split_of(slots, world)) or text in texts:
             continue
         texts.add(text)
         identity = f"{kind}-{world.seed}-{_digest(text):016x}"
@@ -345,13 +342,11 @@ def draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random
 
 
 def _split_of(slots: Slots, world: World) -> str:
-    """The split of a question, whatever its wording.
+    """The split of a question of training's kinds, whatever its wording.
 
     Questions about facts are divided by film; word problems, and the halves validation and test, by a digest.
     """
     digest = _digest(f"{world.seed} {slots}")
-    if slots.kind in OOD_KINDS:
-        return "ood"
     held_out = digest % 4 == 0 if isinstance(slots, Problem) else slots.film in world.test.films
     if not held_out:
         return "train"
