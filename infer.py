@@ -41,62 +41,47 @@ def main(arguments: list[str]) -> None:
     """Ask questions from a command line."""
     config = parse_arguments(InferConfig, arguments)
     questions = given_questions(config.question)
+    # With --json, only the games are printed.
+    view = Dialogue((lambda text: None) if config.json else partial(print, end="", flush=True))
+    games: list[Trajectory] = []
     with asyncio.Runner() as runner:
-        session = Session(config, open_pair(config, runner.run))
+        pair = open_pair(config, runner.run)
+        print(printable(pair.about), file=sys.stderr, flush=True)
         try:
             for text in questions or typed_questions():
-                runner.run(session.ask(text))
+                games.append(runner.run(ask(text, pair, view, config)))
         finally:
-            session.show_total()
-    broken = [game for game in session.games if game.stop == "env_error"]
+            if len(games) > 1:
+                spent = sum((game.spent for game in games), Spending())
+                seconds = sum(game.seconds for game in games)
+                view.note("total", f"{len(games)} questions, {spent}, {seconds:.1f} s")
+    broken = [game for game in games if game.stop == "env_error"]
     if broken:
         raise Resumable(
-            f"the environment {session.environment} failed in {len(broken)} of {len(session.games)} "
-            f"dialogues: {broken[0].error}; try again later"
+            f"the environment {pair.environment.name} failed in {len(broken)} of {len(games)} dialogues: "
+            f"{broken[0].error}; try again later"
         )
 
 
-class Session:
-    """Plays one question after another, and prints each game: as text while it is played, or as JSON."""
-
-    def __init__(self, config: InferConfig, pair: OpenPair) -> None:
-        self.games: list[Trajectory] = []
-        self.environment = pair.environment.name
-        self._config = config
-        self._pair = pair
-        # With --json, only the games are printed.
-        self._view = Dialogue((lambda text: None) if config.json else partial(print, end="", flush=True))
-        print(printable(pair.about), file=sys.stderr, flush=True)
-
-    async def ask(self, text: str) -> None:
-        """Play one game and print it. Raises UsageError for a question that is too long."""
-        budget, view = self._pair.environment.budget, self._view
-        before = budget.spent
-        view.question(text)
-        try:
-            game = await self._pair.play(text, on_piece=view.piece, on_turn_end=view.end_line)
-        except asyncio.CancelledError:  # by Ctrl-C
-            view.note("no answer", "interrupted")
-            raise
-        game.spent = budget.spent - before  # with attempts that were lost
-        self.games.append(game)
-        if self._config.json:
-            names = {"agent": self._pair.path, "environment": self.environment}
-            row = game_as_json(game, names, priced=bool(self._config.env_price))
-            print(json.dumps(row), flush=True)
-        if game.stop != "answered":
-            view.note("no answer", f"the game ended: {(game.error or game.stop).replace('_', ' ')}")
-        if game.turns and not any(tag in turn.text for turn in game.turns for tag in ACTION_TAGS):
-            teach = teaching_command(self._config.agent or self._pair.path)
-            view.note("format", f"{NO_FORMAT}`{teach}` teaches it")
-        view.note("cost", f"{game.spent}, {game.seconds:.1f} s")
-
-    def show_total(self) -> None:
-        """After several questions, show their total cost."""
-        if len(self.games) > 1:
-            spent = sum((game.spent for game in self.games), Spending())
-            seconds = sum(game.seconds for game in self.games)
-            self._view.note("total", f"{len(self.games)} questions, {spent}, {seconds:.1f} s")
+async def ask(text: str, pair: OpenPair, view: Dialogue, config: InferConfig) -> Trajectory:
+    """Play one game, and print it while it is played, or as JSON. Raises UsageError for a long question."""
+    before = pair.environment.budget.spent
+    view.question(text)
+    try:
+        game = await pair.play(text, on_piece=view.piece, on_turn_end=view.end_line)
+    except asyncio.CancelledError:  # by Ctrl-C
+        view.note("no answer", "interrupted")
+        raise
+    game.spent = pair.environment.budget.spent - before  # with attempts that were lost
+    if config.json:
+        names = {"agent": pair.path, "environment": pair.environment.name}
+        print(json.dumps(game_as_json(game, names, priced=bool(config.env_price))), flush=True)
+    if game.stop != "answered":
+        view.note("no answer", f"the game ended: {(game.error or game.stop).replace('_', ' ')}")
+    if game.turns and not any(tag in turn.text for turn in game.turns for tag in ACTION_TAGS):
+        view.note("format", f"{NO_FORMAT}`{teaching_command(config.agent or pair.path)}` teaches it")
+    view.note("cost", f"{game.spent}, {game.seconds:.1f} s")
+    return game
 
 
 if __name__ == "__main__":
