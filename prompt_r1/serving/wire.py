@@ -1,6 +1,5 @@
 """OpenAI's chat completions: requests as questions, games as responses, errors as bodies."""
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from starlette.exceptions import HTTPException
 
 from prompt_r1.cli.dialogue import LABELS, Piece
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable
-from prompt_r1.foreign import is_finite_number
+from prompt_r1.foreign import is_finite_number, json_object
 from prompt_r1.playing import LimitReached
 from prompt_r1.spending import OutOfBudget
 from prompt_r1.types import Trajectory
@@ -81,12 +80,9 @@ class ChatRequest:
 
 def read_request(content: bytes) -> ChatRequest:
     """Read the body of a request. Raises Failure."""
-    try:
-        given = json.loads(content)
-    except (ValueError, RecursionError):
-        given = None
-    if not isinstance(given, dict):
-        raise bad_request("the body is not a JSON object")
+    given = json_object(content)
+    if not given:
+        raise bad_request("the body is not a JSON object with fields")
     for name, usual in UNSUPPORTED.items():
         if given.get(name) and given[name] != usual:
             raise bad_request(f"`{name}` is not supported: the pair answers one question with text", name)
