@@ -56,9 +56,9 @@ Row = Mapping[str, Any]  # a game as a line of trajectories/*.jsonl
 Lines = Sequence[Mapping[str, float]]  # of metrics.jsonl
 
 
-def write_report(run: Path, *, out: Path | None = None) -> Path:
+def write_report(run: Path) -> Path:
     """Write the page of a run; returns its path. Raises UsageError for a folder without a run."""
-    path = out or run / "report.html"
+    path = run / "report.html"
     replace_file(path, page(run).encode())
     return path
 
