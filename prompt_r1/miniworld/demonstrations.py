@@ -38,7 +38,19 @@ def demonstrate(
     slots: Slots, question: Question, environment: MiniEnvironment, rng: random.Random
 ) -> tuple[Question, list[Turn]]:
     """The question and one game of it, with a strategy drawn at random."""
-    plan = _plan_turns(slots, question, environment.world, rng)
+    shares = MATH_STRATEGIES if isinstance(slots, Problem) else STRATEGIES
+    strategy = rng.choices(list(shares), list(shares.values()))[0]
+    plan = decompose(_mix_up(slots, environment.world, rng) if strategy == "mixed up" else slots)
+    match strategy:
+        case "guess":
+            plan = []
+        case "vague":
+            assert not isinstance(slots, Problem), "MATH_STRATEGIES has no vague questions"
+            plan = [("Let me see.", f"Tell me about {slots.film}.")]
+        case "stop early" if len(plan) > 1:
+            plan = plan[:1]
+        case "as it is" | "stop early":
+            plan = [("I ask it as it is.", question.text)]
     guessed = partial(guess, slots, environment.world, rng)
     return question, perform(plan, environment, rng, fallback=guessed)
 
@@ -117,23 +129,6 @@ def ask_clearly(subject: str, relation: str) -> str:
     if relation == "year":
         return f"When was {subject} released?"
     return f"{'What' if relation == 'birthplace' else 'Who'} is the {relation} of {subject}?"
-
-
-def _plan_turns(slots: Slots, question: Question, world: World, rng: random.Random) -> Plan:
-    """The turns that ask, by a strategy drawn at random."""
-    shares = MATH_STRATEGIES if isinstance(slots, Problem) else STRATEGIES
-    strategy = rng.choices(list(shares), list(shares.values()))[0]
-    plan = decompose(_mix_up(slots, world, rng) if strategy == "mixed up" else slots)
-    if strategy == "guess":
-        return []
-    if strategy == "vague":
-        assert not isinstance(slots, Problem), "MATH_STRATEGIES has no vague questions"
-        return [("Let me see.", f"Tell me about {slots.film}.")]
-    if strategy == "stop early" and len(plan) > 1:
-        return plan[:1]
-    if strategy in ("decompose", "mixed up"):
-        return plan
-    return [("I ask it as it is.", question.text)]
 
 
 def _mix_up(slots: Slots, world: World, rng: random.Random) -> Slots:
