@@ -130,12 +130,12 @@ async def answer_missing(
         if missing[system]:
             questions = preparation_questions(system.method, maker.config, maker.seed)
             answer = await maker.make(system, *questions)
-            await answer_all(system, answer, missing[system], maker.seed, file)
+            await answer_all(system, answer, missing[system], file)
             del answer  # it would keep its agent beside the next one
 
 
 async def answer_all(
-    system: System, answer: Answer, missing: Sequence[tuple[Question, int]], seed: int, file: PredictionFile
+    system: System, answer: Answer, missing: Sequence[tuple[Question, int]], file: PredictionFile
 ) -> None:
     """Answer all questions concurrently, and write each answer with its scores at once.
 
@@ -143,8 +143,7 @@ async def answer_all(
     """
 
     async def answer_one(question: Question, sample: int) -> None:
-        answer_seed = f"evaluation/{seed}/{question.id}/{sample}"
-        found = await answer(question, sample=sample, seed=answer_seed)
+        found = await answer(question, sample)
         file.add(replace(found, sample=sample, system=system, metrics=text_metrics(found)))
         bar.update()
 

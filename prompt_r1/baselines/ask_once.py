@@ -3,9 +3,8 @@
 cot: "Let's think step by step.", and a second call for the answer (zero-shot, Kojima et al. 2022).
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.errors import EnvError
@@ -18,11 +17,8 @@ STEP_BY_STEP = "Let's think step by step."
 EXTRACT = "Therefore, the answer is …"
 
 
-class Answer(Protocol):
-    """A method that is ready to answer; several calls may run concurrently."""
-
-    def __call__(self, question: Question, *, sample: int, seed: str) -> Awaitable[Prediction]:
-        """Answer a question. `sample` numbers its repeats, `seed` is that of an agent's sampling."""
+Answer = Callable[[Question, int], Awaitable[Prediction]]
+"""A method that is ready: a question and the number of its repeat in. Several calls may run concurrently."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +71,8 @@ async def direct(
     environment: Environment,
     answer_format: AnswerFormat,
     question: Question,
-    *,
     sample: int,
-    seed: str = "",
+    *,
     prompt: str | None = None,
 ) -> Prediction:
     """Ask the environment the question itself, under the system message `prompt`."""
@@ -87,7 +82,7 @@ async def direct(
 
 
 async def think_then_answer(
-    environment: Environment, answer_format: AnswerFormat, question: Question, *, sample: int, seed: str
+    environment: Environment, answer_format: AnswerFormat, question: Question, sample: int
 ) -> Prediction:
     """Ask for reasoning, and in a second call for the answer that it leads to."""
     messages: list[Message] = [{"role": "user", "content": f"{question.text}\n{STEP_BY_STEP}"}]

@@ -30,14 +30,15 @@ class AgentMethod:
     rule: Rule
     temperature: float
     top_p: float
+    seed: int  # of the evaluation
     thinks: bool = True  # a turn without a think block is not well-formed
 
-    async def __call__(self, question: Question, *, sample: int, seed: str) -> Prediction:
+    async def __call__(self, question: Question, sample: int) -> Prediction:
         game = await play_question(
             self.agent,
             self.environment or Environment([OwnSource(MuteEnvironment(), seed=0)]),
             question,
-            seed=seed,
+            seed=f"evaluation/{self.seed}/{question.id}/{sample}",
             temperature=self.temperature,
             top_p=self.top_p,
             sample=sample,

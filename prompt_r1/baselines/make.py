@@ -120,7 +120,7 @@ class MethodMaker:
     ) -> AgentMethod:
         """A method that plays games with an agent."""
         agent, rule, config = self._load(spec), RULES[spec.config.rule], self.config
-        return AgentMethod(agent, environment, rule, config.temperature, config.top_p, thinks)
+        return AgentMethod(agent, environment, rule, config.temperature, config.top_p, self.seed, thinks)
 
     async def _fine_tuned(
         self, name: str, agent: AgentSpec, environment: Environment, folder: Path, train: Sequence[Question]

@@ -110,8 +110,8 @@ class PromptSearch:
         self._count_calls(len(questions))
         self.asked += len(questions)
         self.tried.add(prompt)
-        answer = partial(direct, self.environment, self.answer_format, sample=0, prompt=prompt)
-        predictions = await asyncio.gather(*map(answer, questions))
+        ask = partial(direct, self.environment, self.answer_format, sample=0, prompt=prompt)
+        predictions = await asyncio.gather(*map(ask, questions))
         for prediction in predictions:
             if prediction.error:
                 raise Resumable(f"the environment failed in the search of {self.name}: {prediction.error}")
@@ -158,9 +158,9 @@ async def optimised_prompt(
         (folder / f"{file_name(name)}.txt").write_text(found, "utf-8", "replace")
         prompts[name] = found
 
-    async def answer(question: Question, *, sample: int, seed: str) -> Prediction:
+    async def answer(question: Question, sample: int) -> Prediction:
         prompt = prompts[question.dataset if question.dataset in prompts else ALL]
-        return await direct(search.environment, search.answer_format, question, sample=sample, prompt=prompt)
+        return await direct(search.environment, search.answer_format, question, sample, prompt=prompt)
 
     return answer
 

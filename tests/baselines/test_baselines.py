@@ -82,8 +82,8 @@ class OneTurnAgent(ScriptedAgent):
 def test_a_game_is_rewarded_by_the_rule_of_the_method(rule, reward):
     """A perfect turn without an interaction opens the gate of "alone", but not that of "release"."""
     agent = OneTurnAgent([think("so", answer="Anna")])
-    played = AgentMethod(agent, None, RULES[rule], temperature=0.0, top_p=1.0)
-    prediction = asyncio.run(played(ANNA, sample=0, seed="0"))
+    played = AgentMethod(agent, None, RULES[rule], temperature=0.0, top_p=1.0, seed=0)
+    prediction = asyncio.run(played(ANNA, 0))
     assert prediction.reward == pytest.approx(reward) and prediction.format == 1.0
 
 
@@ -132,7 +132,7 @@ def test_the_mini_world_extracts_the_answer_from_its_own_chain_of_thought():
         for film in world.test.films[:20]:
             question = Question("q", "a", f"Who is the director of {film}?", (world.facts[film, "director"],))
             cot = method("cot", priced(OwnSource(environment, seed=0)), spec="mini")
-            found = asyncio.run(cot(question, sample=0, seed="0"))
+            found = asyncio.run(cot(question, 0))
             right += exact_match(found.answer, question.answers)
     assert right >= 36, "clear questions are nearly always answered right"
 
@@ -140,5 +140,5 @@ def test_the_mini_world_extracts_the_answer_from_its_own_chain_of_thought():
 def test_games_are_sampled_with_the_temperature_and_top_p_of_the_evaluation(asking_agent):
     settings = {"agent": asking_agent, "temperature": 0.5, "top_p": 0.9}
     played = method("prompt-r1", environment_of(Shouting()), **settings)
-    asyncio.run(replace(played, agent=(agent := EchoAgent()))(ANNA, sample=0, seed="3"))
+    asyncio.run(replace(played, agent=(agent := EchoAgent()))(ANNA, 0))
     assert {sampled_with[1:] for sampled_with in agent.sampled_with} == {(0.5, 0.9)}

@@ -311,7 +311,7 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
     assert len(source.asked) == 3
     source.asked.clear()
     for dataset in datasets:
-        asyncio.run(answer(questions(dataset)[0], sample=0, seed=""))
+        asyncio.run(answer(questions(dataset)[0], 0))
     assert [messages[0]["content"] for messages in source.asked] == ["a", "b", "a and b and c"]
     written = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert written == {"a.txt": "a", "b.txt": "b", "all-questions.txt": "a and b and c"}

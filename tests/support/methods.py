@@ -59,24 +59,24 @@ def method(
     spec: str = "large",
     folder: Path = Path("unused"),
     train: Sequence[Question] = (),
+    seed: int = 0,
     **settings: object,
 ) -> Answer:
     """A method with a tiny agent, prepared with `train`; `settings` are those of evaluate.py."""
     played_by = agent if isinstance(agent, AgentSpec) else AgentSpec(agent, CONFIG, start=str(agent))
     system = System(name, spec, str(played_by.path))
     maker = MethodMaker(
-        # At this temperature and seed 0 the tiny agent asks; greedily it never does.
         config=EvaluateConfig(**{"temperature": 1.0, "top_p": 1.0, **settings}),
         systems={system: played_by},
         datasets=["a"],
         environments=SimpleNamespace(open=lambda spec, **_: environment),
         device=torch.device("cpu"),
-        seed=0,
+        seed=seed,
         folder=folder,
     )
     return asyncio.run(maker.make(system, train))
 
 
 def answer(name: str, environment: Environment, **options: object) -> Prediction:
-    """A method's answer to one question."""
-    return asyncio.run(method(name, environment, **options)(ANNA, sample=0, seed="0"))
+    """A method's answer to one question. With this seed the tiny agent asks; greedily it never does."""
+    return asyncio.run(method(name, environment, seed=5, **options)(ANNA, 0))
