@@ -11,7 +11,7 @@ import torch
 from prompt_r1.agent.agent import Agent, load_agent
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.trained import AgentSpec, resolve_agent, trained_config
-from prompt_r1.baselines.ask_once import FORMATS, Answer, direct, think_then_answer
+from prompt_r1.baselines.ask_once import ANSWER_ONLY, IN_TAGS, Answer, direct, think_then_answer
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.gepa import gepa
 from prompt_r1.baselines.imitation import imitate_demonstrations, imitate_own_games
@@ -66,13 +66,13 @@ class MethodMaker:
         agent, config = self.systems[system], self.config
         environment = await self._open(system)
         spec = system.environment or agent.config.env
-        answer_format = FORMATS["only" if is_mini(spec) else "tags"]
+        request = ANSWER_ONLY if is_mini(spec) else IN_TAGS
         folder = self.folder / file_name(spec) / system.method
         match system.method:
             case "direct":
-                return partial(direct, environment, answer_format)
+                return partial(direct, environment, request)
             case "cot":
-                return partial(think_then_answer, environment, answer_format)
+                return partial(think_then_answer, environment, request)
             case "opro" | "textgrad" | "gepa" as name:
                 optimizer = self.environments.open(
                     config.optimizer_env or ("mini-optimizer" if is_mini(spec) else spec),
@@ -80,7 +80,7 @@ class MethodMaker:
                     price=config.optimizer_price,
                 )
                 calls, examples = config.optimize_calls, config.optimize_examples
-                search = PromptSearch(name, environment, optimizer, answer_format, calls, examples, self.seed)
+                search = PromptSearch(name, environment, optimizer, request, calls, examples, self.seed)
                 questions = self.datasets, folder, train, validation
                 return await optimised_prompt(ALGORITHMS[name], search, *questions)
             case "sft" | "bc" | "rft" as name:

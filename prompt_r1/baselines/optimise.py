@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from prompt_r1.baselines.ask_once import Answer, AnswerFormat, direct, task_score
+from prompt_r1.baselines.ask_once import Answer, direct, task_score
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.evaluation.predictions import Prediction
@@ -45,7 +45,7 @@ class PromptSearch:
     name: str  # of the method and the dataset
     environment: Environment
     optimizer: Environment
-    answer_format: AnswerFormat
+    request: str  # of the answer, after a question
     max_calls: int = 0  # of both models in the whole search; 0: no limit
     examples: int = 0  # questions that score a prompt; 0: as many as the authors'
     seed: int = 0
@@ -110,7 +110,7 @@ class PromptSearch:
         self._count_calls(len(questions))
         self.asked += len(questions)
         self.tried.add(prompt)
-        ask = partial(direct, self.environment, self.answer_format, sample=0, prompt=prompt)
+        ask = partial(direct, self.environment, self.request, sample=0, prompt=prompt)
         predictions = await asyncio.gather(*map(ask, questions))
         for prediction in predictions:
             if prediction.error:
@@ -160,7 +160,7 @@ async def optimised_prompt(
 
     async def answer(question: Question, sample: int) -> Prediction:
         prompt = prompts[question.dataset if question.dataset in prompts else ALL]
-        return await direct(search.environment, search.answer_format, question, sample, prompt=prompt)
+        return await direct(search.environment, search.request, question, sample, prompt=prompt)
 
     return answer
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from prompt_r1.agent.trained import AgentSpec
-from prompt_r1.baselines.ask_once import FORMATS
+from prompt_r1.baselines.ask_once import ANSWER_ONLY, IN_TAGS, read_answer
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.environments.sources import OwnSource
 from prompt_r1.errors import EnvError
@@ -28,7 +28,7 @@ def test_direct_makes_one_call_and_reads_the_answer_in_tags():
     source = PricedSource(lambda _: "I think <answer> Anna </answer>.")
     prediction = answer("direct", priced(source))
     [[message]] = source.asked
-    assert message["content"] == f"abc def?\n{FORMATS['tags'].request}"
+    assert message["content"] == f"abc def?{IN_TAGS}"
     assert (prediction.answer, prediction.format, prediction.error) == ("Anna", 1.0, "")
     assert (prediction.spent.calls, prediction.spent.tokens_in, prediction.spent.tokens_out) == (1, 10, 3)
     assert prediction.spent.usd == pytest.approx(16e-6)
@@ -53,7 +53,7 @@ def test_without_tags_the_request_is_answer_only():
     ],
 )
 def test_the_answer_is_the_content_of_the_last_tags_or_the_whole_reply(reply, read):
-    assert FORMATS["tags"].read(reply) == read
+    assert read_answer(reply, IN_TAGS) == read
 
 
 def test_a_failed_call_gives_an_error_instead_of_an_answer():
@@ -111,17 +111,19 @@ def test_agent_only_plays_the_same_game_without_calling_the_environment(asking_a
     assert "I have nothing to say about this." in prediction.raw
 
 
-@pytest.mark.parametrize("name", ["tags", "only"])
-def test_a_chain_of_thought_is_asked_for_and_then_for_the_answer_that_it_leads_to(name):
+@pytest.mark.parametrize(
+    ("spec", "reply", "asked"), [("large", "<answer>Anna</answer>", IN_TAGS), ("mini", "Anna", ANSWER_ONLY)]
+)
+def test_a_chain_of_thought_is_asked_for_and_then_for_the_answer_that_it_leads_to(spec, reply, asked):
     """Kojima et al. 2022: first the reasoning, without a format, then the answer. The second request was once
     "Therefore, the answer is Answer only."."""
-    replies = iter(["First a, then b.", "<answer>Anna</answer>" if name == "tags" else "Anna"])
+    replies = iter(["First a, then b.", reply])
     source = PricedSource(lambda _: next(replies))
-    prediction = answer("cot", priced(source), spec="mini" if name == "only" else "large")
+    prediction = answer("cot", priced(source), spec=spec)
     [first], [*before, last] = source.asked
     assert first == {"role": "user", "content": "abc def?\nLet's think step by step."}
     assert before == [first, {"role": "assistant", "content": "First a, then b."}]
-    assert last["content"] == f"Therefore, the answer is …\n{FORMATS[name].request}"
+    assert last["content"] == f"Therefore, the answer is …\n{asked.strip()}"
     assert prediction.answer == "Anna" and prediction.spent.calls == 2
 
 

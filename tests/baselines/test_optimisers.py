@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 import evaluate
-from prompt_r1.baselines.ask_once import FORMATS
+from prompt_r1.baselines.ask_once import IN_TAGS
 from prompt_r1.baselines.gepa import draw_parent, minibatches, read_fenced_prompt
 from prompt_r1.baselines.make import ALGORITHMS
 from prompt_r1.baselines.opro import is_usable, meta_prompt, read_instruction
@@ -71,9 +71,7 @@ def new_search(
 ) -> PromptSearch:
     """A search that scores prompts on 20 questions; a test may replace its parts."""
     environment, optimizer = priced(task or answering_task()), priced(writer or new_writer())
-    return PromptSearch(
-        "searched", environment, optimizer, FORMATS["tags"], max_calls, examples=20, seed=seed
-    )
+    return PromptSearch("searched", environment, optimizer, IN_TAGS, max_calls, examples=20, seed=seed)
 
 
 def find(name: str, search: PromptSearch) -> str:
@@ -188,7 +186,7 @@ def test_a_repeated_search_makes_no_new_calls(name, tmp_path):
     for _ in range(2):
         sources = [answering_task(), new_writer()]
         pools = [priced(source, tmp_path / f"journal-{n}") for n, source in enumerate(sources)]
-        search = PromptSearch(name, *pools, FORMATS["tags"], budget(name), examples=20)
+        search = PromptSearch(name, *pools, IN_TAGS, budget(name), examples=20)
         asyncio.run(optimised_prompt(ALGORITHMS[name], search, ["a"], tmp_path, TRAIN, VALIDATION))
         runs.append((tmp_path / "a.txt").read_text())
     assert runs[0] == runs[1] != SEED_PROMPT
@@ -305,7 +303,7 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
         await search.ask_optimizer("", "write")
         return " and ".join(sorted({question.dataset for question in train}))
 
-    search = PromptSearch("opro", environment, environment, FORMATS["tags"])
+    search = PromptSearch("opro", environment, environment, IN_TAGS)
     asked, datasets = (questions("a", "b", "c"), questions("a", "b")), ["a", "b", "ood"]
     answer = asyncio.run(optimised_prompt(name_datasets, search, datasets, tmp_path, *asked))
     assert len(source.asked) == 3
@@ -331,7 +329,7 @@ def test_a_dataset_needs_training_and_validation_questions_for_a_search_of_its_o
         return "found \ud83d"  # JSON may hold half a character, which no file in UTF-8 can
 
     unasked = priced(PricedSource(str))
-    search = PromptSearch("opro", unasked, unasked, FORMATS["tags"])
+    search = PromptSearch("opro", unasked, unasked, IN_TAGS)
     asked = questions("a", "b"), questions(*validation)
     asyncio.run(optimised_prompt(find, search, ["a", "b"], tmp_path, *asked))
     assert {path.stem for path in tmp_path.iterdir()} == searched
