@@ -18,8 +18,8 @@ def fine_tune(
     rate: Callable[[int], float],
     betas: tuple[float, float],
     micro_batch: int,
-) -> Iterator[float]:
-    """An AdamW step on each batch, with the gradient clipped to a norm of 1; yields the loss of each step.
+) -> Iterator[dict[str, float]]:
+    """An AdamW step on each batch, with the gradient clipped to a norm of 1; yields the metrics of each step.
 
     The loss of a batch is the mean over its sampled tokens, as is `mean_loss` of the micro-batches that it is
     split into. `rate` is the learning rate of each step, from 0.
@@ -27,18 +27,13 @@ def fine_tune(
     optimizer = torch.optim.AdamW(parameters, betas=betas, weight_decay=0.0, fused=True)
     for step, batch in enumerate(batches):
         optimizer.param_groups[0]["lr"] = rate(step)
-        total = 0.0
+        sampled, total = [sum(game.sampled) for game in batch], 0.0  # the agent's tokens in each game
         for start in range(0, len(batch), micro_batch):
-            part = batch[start : start + micro_batch]
-            loss = mean_loss(part) * (_sampled(part) / _sampled(batch))
+            part = slice(start, start + micro_batch)
+            loss = mean_loss(batch[part]) * (sum(sampled[part]) / sum(sampled))
             loss.backward()
             total += loss.item()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        yield total
-
-
-def _sampled(batch: Batch) -> int:
-    """The number of sampled tokens."""
-    return sum(sum(game.sampled) for game in batch)
+        yield {"step": step + 1, "loss": total, "lr": rate(step)}

@@ -200,17 +200,14 @@ def train_weights(
             len(batches),
         )
 
-    rates = [config.lr * schedule(step, len(batches)) for step in range(len(batches))]
-    losses = fine_tune(
+    return fine_tune(
         trainable,
         tqdm(batches, desc="fine-tuning", unit="step", leave=False, **progress_style()),
         partial(negative_log_likelihood, policy),
-        rate=rates.__getitem__,
+        rate=lambda step: config.lr * schedule(step, len(batches)),
         betas=(0.9, 0.999),
         micro_batch=config.micro_batch,
     )
-    for step, (loss, rate) in enumerate(zip(losses, rates, strict=True), start=1):
-        yield {"step": step, "loss": loss, "lr": rate}
 
 
 def batch_size_for(examples: int) -> int:
