@@ -40,14 +40,10 @@ def is_right(game: Trajectory, rule: Rule) -> bool:
     return full and well_formed(game) and len(game.turns) > 1
 
 
-def imitate_demonstrations(settings: SftConfig, game: AgentConfig, folder: Path) -> None:
-    """`bc`: fine-tune on those demonstrations of the mini agent's warm start that ended right."""
-
-    def right(codec: Codec) -> list[Trajectory]:
-        played = (record(*one, codec) for one in demonstrations(settings.seed))
-        return [one for one in played if is_right(one, RULES[game.rule])]
-
-    fine_tune_agent(right, settings, game, folder)
+def right_demonstrations(seed: int, rule: Rule, codec: Codec) -> list[Trajectory]:
+    """The demonstrations of the mini agent's warm start that ended right."""
+    played = (record(*one, codec) for one in demonstrations(seed))
+    return [one for one in played if is_right(one, rule)]
 
 
 async def imitate_own_games(

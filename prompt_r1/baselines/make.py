@@ -14,10 +14,10 @@ from prompt_r1.agent.trained import AgentSpec, resolve_agent, trained_config
 from prompt_r1.baselines.ask_once import ANSWER_ONLY, IN_TAGS, Answer, direct, think_then_answer
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.baselines.gepa import gepa
-from prompt_r1.baselines.imitation import imitate_demonstrations, imitate_own_games
+from prompt_r1.baselines.imitation import imitate_own_games, right_demonstrations
 from prompt_r1.baselines.opro import opro
 from prompt_r1.baselines.optimise import Algorithm, PromptSearch, file_name, optimised_prompt
-from prompt_r1.baselines.sft import learn_answers, one_turn_config
+from prompt_r1.baselines.sft import example_of, fine_tune_agent, one_turn_config
 from prompt_r1.baselines.textgrad import textgrad
 from prompt_r1.cli.command_line import command
 from prompt_r1.config.agent import MINI_AGENT, is_mini, is_mini_data
@@ -126,7 +126,7 @@ class MethodMaker:
         self, name: str, agent: AgentSpec, environment: Environment, folder: Path, train: Sequence[Question]
     ) -> Answer:
         """`sft`, `bc` or `rft`: fine-tune the user's agent from its start, unless that is done, and play."""
-        start, game = agent.start, agent.config
+        start = agent.start
         if name == "bc" and start != MINI_AGENT:
             raise UsageError(
                 "bc imitates the demonstrations of the mini agent: leave it out with other agents"
@@ -138,16 +138,16 @@ class MethodMaker:
             rank=8 if name == "sft" else 16,
             device=str(self.device),
         )
-        if name == "sft":
-            game = one_turn_config(settings)
-        if trained_config(folder / "agent") is None:
-            if name == "sft":
-                learn_answers(train, settings, folder)
-            elif name == "bc":
-                imitate_demonstrations(settings, game, folder)
-            else:
-                player, calls = self._load(_start_of(agent)), self.config.optimize_calls
-                await imitate_own_games(player, environment, train, settings, game, folder, calls=calls)
+        game = one_turn_config(settings) if name == "sft" else agent.config
+        is_new = trained_config(folder / "agent") is None
+        if is_new and name == "sft":
+            fine_tune_agent(lambda codec: [example_of(one, codec) for one in train], settings, game, folder)
+        elif is_new and name == "bc":
+            right = partial(right_demonstrations, self.seed, RULES[game.rule])
+            fine_tune_agent(right, settings, game, folder)
+        elif is_new:
+            player, calls = self._load(_start_of(agent)), self.config.optimize_calls
+            await imitate_own_games(player, environment, train, settings, game, folder, calls=calls)
         learned = AgentSpec(folder / "agent", game, start)
         if name == "sft":
             return self._player(learned, None, thinks=False)

@@ -75,15 +75,6 @@ def main(arguments: list[str]) -> None:
     print(f"The agent is saved in {folder}. Train it:\n{then}")
 
 
-def learn_answers(questions: Sequence[Question], config: SftConfig, out: Path) -> Path:
-    """Fine-tune an agent on the answers of questions; the folder of the result."""
-
-    def examples(codec: Codec) -> list[Trajectory]:
-        return [example_of(question, codec) for question in questions]
-
-    return fine_tune_agent(examples, config, one_turn_config(config), out)
-
-
 def learn_games(source: str, config: SftConfig, out: Path) -> Path:
     """Warm-start an agent on the games of a file or of `mini`; the folder of the result."""
     if is_mini_data(source):

@@ -10,7 +10,7 @@ import pytest
 from prompt_r1.agent.agent import load_agent, load_codec
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.packing import pack
-from prompt_r1.baselines import imitation
+from prompt_r1.baselines import imitation, make
 from prompt_r1.config.evaluate import SftConfig
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
@@ -48,7 +48,8 @@ def learned(monkeypatch) -> list[list[Trajectory]]:
         learned.append(list(games(load_codec(find_agent("mini", 0), CONFIG))))
         return fine_tune_agent(games, settings, game, folder)
 
-    monkeypatch.setattr(imitation, "fine_tune_agent", note_and_fine_tune)
+    for module in (imitation, make):
+        monkeypatch.setattr(module, "fine_tune_agent", note_and_fine_tune)
     return learned
 
 

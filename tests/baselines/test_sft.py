@@ -16,7 +16,7 @@ from prompt_r1.baselines.sft import (
     _sampled,
     batch_size_for,
     example_of,
-    learn_answers,
+    fine_tune_agent,
     learn_games,
     main,
     negative_log_likelihood,
@@ -233,4 +233,4 @@ def test_a_folder_with_other_files_is_refused(start, tmp_path):
     config = replace(SMALL, agent=str(start))
     (tmp_path / "config.yaml").touch()
     with pytest.raises(UsageError, match="give a new or an empty folder"):
-        learn_answers(QUESTIONS, config, tmp_path)
+        fine_tune_agent(lambda codec: [], config, one_turn_config(config), tmp_path)
