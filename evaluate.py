@@ -24,7 +24,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -52,7 +51,7 @@ from prompt_r1.evaluation.systems import (
     results_folder,
     trained_with,
 )
-from prompt_r1.metrics.similarity import SentenceEncoder, find_encoder, semantic_similarity
+from prompt_r1.metrics.similarity import REPOSITORY, SentenceEncoder
 from prompt_r1.terminal import printable, progress_style
 from prompt_r1.types import Question
 
@@ -60,12 +59,10 @@ from prompt_r1.types import Question
 def main(arguments: list[str]) -> None:
     """Evaluate from a command line."""
     config = parse_arguments(EvaluateConfig, arguments)
-    official, device = config.metrics == "official", pick_device(config.device)
-    score = partial(score_predictions, official=official)
+    device, encoder = pick_device(config.device), None
     if config.ssim_model:  # a missing encoder is reported before any call is made
-        path = find_encoder() if config.ssim_model == "auto" else Path(config.ssim_model)
-        encoder = SentenceEncoder(path, device=device)
-        score = partial(score, similarity=partial(semantic_similarity, encoder, official=official))
+        source = REPOSITORY if config.ssim_model == "auto" else Path(config.ssim_model)
+        encoder = SentenceEncoder(source, device=device)
     agents = resolve_agents(config)
     config = replace(config, data=config.data or ("mini",))
     seed = common_seed(config, agents)
@@ -96,7 +93,8 @@ def main(arguments: list[str]) -> None:
             maker = MethodMaker(config, systems, datasets, environments, device, seed, folder)
             asyncio.run(answer_missing(missing, maker, file))
         predictions = file.answers_to(wanted, systems)
-        print(write_results(folder, score(predictions), trained_with(agents)))
+        results = score_predictions(predictions, official=config.metrics == "official", encoder=encoder)
+        print(write_results(folder, results, trained_with(agents)))
     errors = Counter(one.error for one in predictions if one.error and one.system in systems)
     if config.tables and not config.method and not config.grpo_agent:
         train = command("train", "--env", "none")

@@ -1,6 +1,6 @@
 """Score predictions, and average them with confidence intervals."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -9,14 +9,12 @@ from prompt_r1.evaluation.extraction import extract_answer
 from prompt_r1.evaluation.paper_numbers import REPORTED_METRICS
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.metrics.em_f1 import exact_match, f1, substring_match
+from prompt_r1.metrics.similarity import SentenceEncoder
 from prompt_r1.metrics.statistics import macro_interval
 from prompt_r1.types import Kind
 
 EXTRACTED = "em_read"  # EM after `extract_answer`
 LABELS = {"em": "EM", EXTRACTED: "EM read", "sm": "SM", "f1": "F1", "ssim": "SSim"}
-
-Similarity = Callable[[Sequence[str], Sequence[Sequence[str]]], Sequence[float]]
-"""The predictions and the gold answers of each in, the SSim of each out."""
 
 
 @dataclass(frozen=True)
@@ -87,18 +85,18 @@ def _rate_of(groups: Mapping[str, list[float]], errors: int) -> Rate | None:
 
 
 def score_predictions(
-    predictions: Sequence[Prediction], *, official: bool = False, similarity: Similarity | None = None
+    predictions: Sequence[Prediction], *, official: bool = False, encoder: SentenceEncoder | None = None
 ) -> Results:
-    """Score predictions by EM, SM and F1 and, given a `similarity`, texts by SSim.
+    """Score predictions by EM, SM and F1 and, given an `encoder`, texts by SSim.
 
     A missing answer is scored as an empty one; failed calls are not scored.
     """
     scored = [replace(one, metrics=text_metrics(one, official=official)) for one in predictions]
     texts = [number for number, one in enumerate(scored) if one.question.kind == "text" and not one.error]
-    if similarity is not None and texts:
+    if encoder is not None and texts:
         answers = [scored[number].answer or "" for number in texts]
         golds = [scored[number].question.answers for number in texts]
-        for number, ssim in zip(texts, similarity(answers, golds), strict=True):
+        for number, ssim in zip(texts, encoder.similarity(answers, golds, official=official), strict=True):
             scored[number] = replace(scored[number], metrics={**scored[number].metrics, "ssim": ssim})
     return Results(scored)
 

