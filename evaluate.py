@@ -137,7 +137,8 @@ async def answer_all(
 ) -> None:
     """Answer all questions concurrently, and write each answer with its scores at once.
 
-    A failed call of one question is recorded with its answer; any other error cancels the rest and is raised.
+    A failed call of one question is recorded with its answer; any other error is raised, and asyncio.run
+    cancels the rest.
     """
 
     async def answer_one(question: Question, sample: int) -> None:
@@ -146,12 +147,7 @@ async def answer_all(
         bar.update()
 
     with tqdm(total=len(missing), desc=str(system), leave=False, **progress_style()) as bar:
-        try:
-            async with asyncio.TaskGroup() as group:
-                for pair in missing:
-                    group.create_task(answer_one(*pair))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        await asyncio.gather(*(answer_one(*pair) for pair in missing))
 
 
 if __name__ == "__main__":
