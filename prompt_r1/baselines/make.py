@@ -53,7 +53,7 @@ class MethodMaker:
     datasets: Sequence[str]  # of the questions that will be answered
     environments: Environments
     device: torch.device
-    seed: int  # of what a method draws while it prepares
+    seed: int  # of what a method draws while it prepares, and of games
     folder: Path  # prepared results are in folder/SPEC/METHOD
     # The environment that is in memory, by its SPEC and request fields, and the agent, by its path.
     _opened: tuple[tuple[str, Mapping[str, object]], Environment] | None = field(init=False, default=None)
@@ -63,17 +63,17 @@ class MethodMaker:
         self, system: System, train: Sequence[Question] = (), validation: Sequence[Question] = ()
     ) -> Answer:
         """The method of a system, ready to answer; prompts and agents of an earlier run are used again."""
-        agent, config = self.systems[system], self.config
+        name, agent, config = system.method, self.systems[system], self.config
         environment = await self._open(system)
         spec = system.environment or agent.config.env
         request = ANSWER_ONLY if is_mini(spec) else IN_TAGS
-        folder = self.folder / file_name(spec) / system.method
-        match system.method:
+        folder = self.folder / file_name(spec) / name
+        match name:
             case "direct":
                 return partial(direct, environment, request)
             case "cot":
                 return partial(think_then_answer, environment, request)
-            case "opro" | "textgrad" | "gepa" as name:
+            case "opro" | "textgrad" | "gepa":
                 optimizer = self.environments.open(
                     config.optimizer_env or ("mini-optimizer" if is_mini(spec) else spec),
                     fields=OPTIMIZER_FIELDS.get(name, {}),
@@ -83,17 +83,13 @@ class MethodMaker:
                 search = PromptSearch(name, environment, optimizer, request, calls, examples, self.seed)
                 questions = self.datasets, folder, train, validation
                 return await optimised_prompt(ALGORITHMS[name], search, *questions)
-            case "sft" | "bc" | "rft" as name:
+            case "sft" | "bc" | "rft":
                 return await self._fine_tuned(name, agent, environment, folder, train)
             case "grpo-only":
-                return self._player(trained_alone(config.grpo_agent), None)
+                agent = trained_alone(config.grpo_agent)
             case "untrained":
-                return self._player(_start_of(agent), environment)
-            case "agent-only":
-                return self._player(agent, None)
-            case "prompt-r1":
-                return self._player(agent, environment)
-        raise AssertionError(f"no method {system.method!r}")
+                agent = _start_of(agent)
+        return self._player(name, agent, environment)  # these two, agent-only and prompt-r1
 
     async def _open(self, system: System) -> Environment:
         """The system's environment, with the request fields of its method."""
@@ -115,12 +111,11 @@ class MethodMaker:
             self._loaded = spec.path, load_agent(spec.path, spec.config, self.device)
         return self._loaded[1]
 
-    def _player(
-        self, spec: AgentSpec, environment: Environment | None, *, thinks: bool = True
-    ) -> AgentMethod:
-        """A method that plays games with an agent."""
+    def _player(self, name: str, spec: AgentSpec, environment: Environment) -> AgentMethod:
+        """The method of this name that plays games with an agent."""
         agent, rule, config = self._load(spec), RULES[spec.config.rule], self.config
-        return AgentMethod(agent, environment, rule, config.temperature, config.top_p, self.seed, thinks)
+        asked, thinks = environment if METHODS[name].environment else None, name != "sft"
+        return AgentMethod(agent, asked, rule, config.temperature, config.top_p, self.seed, thinks)
 
     async def _fine_tuned(
         self, name: str, agent: AgentSpec, environment: Environment, folder: Path, train: Sequence[Question]
@@ -148,10 +143,7 @@ class MethodMaker:
         elif is_new:
             player, calls = self._load(_start_of(agent)), self.config.optimize_calls
             await imitate_own_games(player, environment, train, settings, game, folder, calls=calls)
-        learned = AgentSpec(folder / "agent", game, start)
-        if name == "sft":
-            return self._player(learned, None, thinks=False)
-        return self._player(learned, environment)
+        return self._player(name, AgentSpec(folder / "agent", game, start), environment)
 
 
 def _start_of(spec: AgentSpec) -> AgentSpec:
