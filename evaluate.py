@@ -80,13 +80,12 @@ def main(arguments: list[str]) -> None:
             system: [pair for pair in wanted if file.find(system, *pair) is None] for system in systems
         }
         if any(missing.values()):  # a complete evaluation needs no journal
-            specs = (*(system.environment for system in systems), config.optimizer_env)
             environments = Environments(
                 config,
                 seed=seed,
                 device=device,
                 folder=folder,
-                other_specs={spec for spec in specs if spec},
+                other_specs={config.optimizer_env, *(system.environment for system in systems)} - {""},
                 user_specs=[*config.env, config.optimizer_env],
             )
             datasets = list(dict.fromkeys(question.dataset for question in questions))
@@ -110,14 +109,12 @@ def main(arguments: list[str]) -> None:
 def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
     """The questions of --data; with --tables and the mini world also those out of distribution."""
     names = ("mini", "mini:ood") if config.tables and config.data == ("mini",) else config.data
-    questions: dict[tuple[str, str], Question] = {}
-    for name in names:
-        for question in sample_questions([name], "test", seed, config.limit):
-            key = question.dataset, question.id
-            if key in questions:
-                raise UsageError(f"--data: question {key[1]!r} of {key[0]} occurs twice; give each file once")
-            questions[key] = question
-    return list(questions.values())
+    questions = [one for name in names for one in sample_questions([name], "test", seed, config.limit)]
+    counts = Counter((one.dataset, one.id) for one in questions)
+    for (dataset, identity), count in counts.items():
+        if count > 1:
+            raise UsageError(f"--data: question {identity!r} of {dataset} occurs twice; give each file once")
+    return questions
 
 
 async def answer_missing(
