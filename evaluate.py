@@ -29,6 +29,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from prompt_r1.agent.agent import check_question_lengths, load_codec
+from prompt_r1.agent.trained import trained_config
 from prompt_r1.baselines.ask_once import Answer
 from prompt_r1.baselines.make import MethodMaker, preparation_questions
 from prompt_r1.cli.command_line import command, run_program
@@ -49,7 +50,6 @@ from prompt_r1.evaluation.systems import (
     keep_settings,
     resolve_agents,
     results_folder,
-    trained_with,
 )
 from prompt_r1.metrics.similarity import REPOSITORY, SentenceEncoder
 from prompt_r1.terminal import printable, progress_style
@@ -93,7 +93,8 @@ def main(arguments: list[str]) -> None:
             asyncio.run(answer_missing(missing, maker, file))
         predictions = file.answers_to(wanted, systems)
         results = score_predictions(predictions, official=config.metrics == "official", encoder=encoder)
-        print(write_results(folder, results, trained_with(agents)))
+        trained_with = {name: spec.config.env for name, spec in agents.items() if trained_config(spec.path)}
+        print(write_results(folder, results, trained_with))
     errors = Counter(one.error for one in predictions if one.error and one.system in systems)
     if config.tables and not config.method and not config.grpo_agent:
         train = command("train", "--env", "none")

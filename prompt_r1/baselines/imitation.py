@@ -82,8 +82,7 @@ async def imitate_own_games(
                 f"no game of {settings.agent} ended right in {tried}: there is nothing to imitate. If it "
                 f"lacks the format, `{teaching_command(settings.agent)}` teaches it"
             )
-        last = number == ROUNDS
-        out = folder if last else folder.with_name(f"{folder.name}-round-{number}")
+        out = folder if number == ROUNDS else folder.with_name(f"{folder.name}-round-{number}")
         learned = fine_tune_agent(lambda _: right, settings, game, out)
-        if not last:
+        if number < ROUNDS:
             agent = load_agent(learned, game, agent.policy.device)

@@ -14,12 +14,11 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from prompt_r1.baselines.ask_once import Answer, direct, task_score
 from prompt_r1.environments.environment import Environment, Game
@@ -127,7 +126,7 @@ class PromptSearch:
             raise Resumable(f"the optimiser of {self.name} failed: {error}") from None
 
 
-Algorithm = Callable[[PromptSearch, Sequence[Question], Sequence[Question]], Coroutine[Any, Any, str]]
+Algorithm = Callable[[PromptSearch, Sequence[Question], Sequence[Question]], Awaitable[str]]
 """A search, training and validation questions in, the best prompt out."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from prompt_r1.agent.trained import AgentSpec, newest_mini_run, resolve_agent, trained_config
+from prompt_r1.agent.trained import AgentSpec, newest_mini_run, resolve_agent
 from prompt_r1.cli.preflight import check_agent, check_data, check_device
 from prompt_r1.config.agent import AgentConfig, is_mini_data
 from prompt_r1.config.evaluate import METHODS, EvaluateConfig
@@ -112,11 +112,6 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
             "--seed, or evaluate them one by one"
         )
     return next(iter(seeds))
-
-
-def trained_with(agents: Mapping[str, AgentSpec]) -> dict[str, str]:
-    """Agent → the environment it was trained with; only agents that this project trained."""
-    return {name: spec.config.env for name, spec in agents.items() if trained_config(spec.path)}
 
 
 def check_settings(folder: Path, settings: Mapping[str, object]) -> dict[str, Any]:
