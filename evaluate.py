@@ -31,7 +31,7 @@ from tqdm import tqdm
 from prompt_r1.agent.agent import check_question_lengths, load_codec
 from prompt_r1.agent.trained import trained_config
 from prompt_r1.baselines.ask_once import Answer
-from prompt_r1.baselines.make import MethodMaker, preparation_questions
+from prompt_r1.baselines.make import MethodMaker
 from prompt_r1.cli.command_line import command, run_program
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import identifying_values, parse_arguments
@@ -124,8 +124,7 @@ async def answer_missing(
     """Let each system answer the questions that the file lacks, system by system, sorted by agent."""
     for system in sorted(missing, key=lambda system: str(maker.systems[system].path)):
         if missing[system]:
-            questions = preparation_questions(system.method, maker.config, maker.seed)
-            answer = await maker.make(system, *questions)
+            answer = await maker.make(system, *maker.preparation_questions(system.method))
             await answer_all(system, answer, missing[system], file)
             del answer  # it would keep its agent beside the next one
 

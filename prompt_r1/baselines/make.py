@@ -59,6 +59,14 @@ class MethodMaker:
     _opened: tuple[tuple[str, Mapping[str, object]], Environment] | None = field(init=False, default=None)
     _loaded: tuple[str | Path, Agent] | None = field(init=False, default=None)
 
+    def preparation_questions(self, method: str) -> tuple[list[Question], list[Question]]:
+        """Training and validation questions, if the method needs them; the mini world brings its own."""
+        if not METHODS[method].training:
+            return [], []
+        own = ("mini",) if all(map(is_mini_data, self.config.data)) else ()
+        train = find_questions(self.config.train_data or own, "train", self.seed)
+        return train, sample_questions(self.config.val_data or own, "validation", self.seed, 0)
+
     async def make(
         self, system: System, train: Sequence[Question] = (), validation: Sequence[Question] = ()
     ) -> Answer:
@@ -160,14 +168,3 @@ def trained_alone(name: str) -> AgentSpec:
             f"`{command('train', '--env', 'none')}` and give --grpo-agent RUN"
         )
     return spec
-
-
-def preparation_questions(
-    method: str, config: EvaluateConfig, seed: int
-) -> tuple[list[Question], list[Question]]:
-    """Training and validation questions, if the method needs them; the mini world brings its own."""
-    if not METHODS[method].training:
-        return [], []
-    own = ("mini",) if all(map(is_mini_data, config.data)) else ()
-    train = find_questions(config.train_data or own, "train", seed)
-    return train, sample_questions(config.val_data or own, "validation", seed, 0)
