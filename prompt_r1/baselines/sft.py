@@ -184,12 +184,8 @@ def train_weights(
         epoch = rng.sample(examples, len(examples))
         batches += [epoch[first : first + per_step] for first in range(0, len(epoch), per_step)]
     if len(batches) < LEAST_STEPS:
-        logger.warning(
-            "%d examples in %d epochs are %d steps, which teach little: give more examples, or more --epochs",
-            len(examples),
-            config.epochs,
-            len(batches),
-        )
+        shown = f"{len(examples)} examples in {config.epochs} epochs are {len(batches)} steps"
+        logger.warning("%s, which teach little: give more examples, or more --epochs", shown)
 
     return fine_tune(
         trainable,
