@@ -15,8 +15,6 @@ from prompt_r1.metrics.statistics import bounds_text
 from prompt_r1.miniworld.world import OOD_KINDS
 from prompt_r1.terminal import printable_line
 
-FULL = "prompt-r1"  # the method with a row for each agent and environment in Table 5
-
 
 def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]:
     """The tables that the predictions can fill. `trained_with`: agent → the environment of its training."""
@@ -33,7 +31,7 @@ def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]
         for title, datasets in (("2: results", trained), ("3: results out of distribution", held_out)):
             if datasets:
                 tables.append(_table(f"Table {title}{where}", systems, results, datasets, trained_with))
-    full = [system for system in results.systems if system.method == FULL]
+    full = [system for system in results.systems if system.method == "prompt-r1"]
     if len(full) > 1:
         alone = [system for system in results.systems if system.method == "direct"]
         homes = [f"{agent} was trained with {home}" for agent, home in trained_with.items()]
