@@ -301,12 +301,14 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
 
     async def name_datasets(search, train, validation) -> str:
         await search.ask_optimizer("", "write")
+        assert not search.scores, "those on another dataset's questions"
+        await search.score("shared by all", train)
         return " and ".join(sorted({question.dataset for question in train}))
 
     search = PromptSearch("opro", environment, environment, IN_TAGS)
     asked, datasets = (questions("a", "b", "c"), questions("a", "b")), ["a", "b", "ood"]
     answer = asyncio.run(optimised_prompt(name_datasets, search, datasets, tmp_path, *asked))
-    assert len(source.asked) == 3
+    assert [messages[-1]["content"] for messages in source.asked].count("write") == 3
     source.asked.clear()
     for dataset in datasets:
         asyncio.run(answer(questions(dataset)[0], 0))

@@ -167,6 +167,8 @@ def test_a_curve_has_the_points_of_its_metric_between_the_ends_of_the_axis(run):
     [turns] = [chart for chart in charts_of(read_metrics(run)) if chart.title == "Turns"]
     assert turns.curves == [("2", "98.2,9.0 156.4,9.0 214.6,9.0 272.8,9.0 331.0,9.0")]
     assert (turns.last_step, turns.values) == ("5", ["0", "1", "2"])
+    [start] = charts_of([{"step": 0, "val/em": 0.0}, {"step": 2, "val/em": 0.5}])
+    assert start.curves == [("0.5", "40.0,151.0 331.0,80.0")]
     assert charts_of([]) == []
 
 
