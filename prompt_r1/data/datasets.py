@@ -144,32 +144,6 @@ def triviaqa(row: Fields) -> Draft:
     return text_field(row, "question"), _golds([answer.get("value"), *aliases], "answer")
 
 
-def natural_questions(row: Fields) -> Draft:
-    """Natural Questions, as on the Hub: the annotators' short answers, or yes or no."""
-    try:
-        question, annotations = row["question"], row["annotations"]
-        golds = [text for short in annotations["short_answers"] for text in short["text"]]
-        golds += [{0: "no", 1: "yes"}[label] for label in annotations["yes_no_answer"] if label != -1]
-        text = text_field(question, "text")
-    except (LookupError, TypeError):
-        raise BadRow("the row is not as in google-research-datasets/natural_questions") from None
-    return text, _golds(golds, "annotations")
-
-
-def math(row: Fields) -> Draft:
-    """MATH. The gold answer is in the last \\boxed{} of the solution, or in a field of its own."""
-    problem, gold = text_field(row, "problem"), row.get("answer")
-    if gold is None:
-        _, mark, rest = text_field(row, "solution").rpartition("\\boxed{")
-        # The brace that closes it is the first one before which more are closed than opened; \} is none.
-        bare = re.sub(r"\\.", "..", rest, flags=re.DOTALL)
-        ends = (end for end in range(len(rest)) if bare.count("}", 0, end + 1) > bare.count("{", 0, end + 1))
-        gold = rest[: next(ends, 0)]
-        if not mark or not gold:
-            raise LeftOut("no \\boxed{} with an answer")
-    return problem, (text_or_number(gold, "answer"),)
-
-
 def xsum(row: Fields) -> Draft:
     """XSum in reverse, as in the paper: summary → article."""
     document, summary = row.get("document"), text_field(row, "summary")
@@ -208,7 +182,7 @@ def _golds(value: object, field: str) -> tuple[str, ...]:
 
 
 # The name of each dataset in the paper, and what converts its rows. The first eight are the training mix, the
-# next four the out-of-distribution tests; the last two are not in the paper.
+# others the out-of-distribution tests.
 CONVERTED: Mapping[str, tuple[str, Callable[[Fields], Draft]]] = {
     "2wiki": ("2WikiMultihopQA", hotpotqa),
     "hotpotqa": ("HotpotQA", hotpotqa),
@@ -222,11 +196,9 @@ CONVERTED: Mapping[str, tuple[str, Callable[[Fields], Draft]]] = {
     "squad": ("SQuAD v2", squad),
     "triviaqa": ("TriviaQA", triviaqa),
     "xsum": ("XSum", xsum),
-    "nq": ("Natural Questions", natural_questions),
-    "math": ("MATH", math),
 }
 NAMES = tuple(name for name, _ in CONVERTED.values())
-TRAINED, OUT_OF_DISTRIBUTION = NAMES[:8], NAMES[8:12]
+TRAINED, OUT_OF_DISTRIBUTION = NAMES[:8], NAMES[8:]
 
 
 def convert(name: str, sources: Sequence[str]) -> tuple[list[Question], Counter[str]]:

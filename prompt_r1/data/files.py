@@ -42,8 +42,6 @@ SOLUTION = re.compile(r"####|<<[^<>\n]*=[^<>\n]*>>|\\(boxed|fbox)\b|</think>|<an
 # Columns that only the raw rows of a dataset have.
 RAW_COLUMNS = {
     "popqa": ("possible_answers",),
-    "nq": ("annotations",),
-    "math": ("problem", "solution"),
     "mathqa": ("Problem", "options"),
     "booksum": ("summary_text",),
     "writingprompts": ("prompt", "story"),

@@ -83,12 +83,6 @@ TRIVIA_ROWS = [
     {"question": "Why?", "question_id": "t2", "answer": {"value": "<unk>", "aliases": []}},
 ]
 BOB = {"question": "Who?", "answer": "Bob"}
-NQ_ROW = {
-    "question": {"text": "Who?", "tokens": []},
-    "annotations": {"short_answers": [{"text": ["Bob"]}, {"text": []}], "yes_no_answer": [-1, 1, 0]},
-}
-NO_VERDICT = {"short_answers": [], "yes_no_answer": [5]}
-MATH_ROW = {"problem": "Who?", "solution": "\\boxed{1}, so \\boxed{\\frac{1}{2}}.", "level": "Level 5"}
 MUSIQUE_ROW = BOB | {"id": "2hop__1", "answer_aliases": ["Rob", " ", "Bob"], "answerable": True}
 UNANSWERABLE = MUSIQUE_ROW | {"id": "2hop__2", "question": "Why?", "answerable": False}
 POPQA_ROW = {"id": 42, "question": "Who?", "possible_answers": '["Bob", "R. \\u00d6."]'}
@@ -128,10 +122,6 @@ LAYOUTS = [
     Layout("squad", "qas.jsonl", SQUAD_PARAGRAPHS[0]["qas"]),
     Layout("triviaqa", "validation.parquet", TRIVIA_ROWS, ("Bob", "Rob")),
     Layout("triviaqa", "wikipedia-dev.json", {"Data": [TRIVIA_ROW_OF_THE_PROJECT]}, ("Bob", "Rob")),
-    Layout("nq", "train.jsonl", [NQ_ROW], ("Bob", "yes", "no")),
-    Layout("math", "algebra.jsonl", [MATH_ROW], ("\\frac{1}{2}",)),
-    Layout("math", "test.jsonl", [MATH_ROW | {"answer": "0.5"}], ("0.5",)),
-    Layout("math", "sets.jsonl", [{"problem": "Who?", "solution": "\\boxed{\\{1\\}\\}}"}], ("\\{1\\}\\}",)),
     Layout("xsum", "train.parquet", [ARTICLE], ("Long article.",), "Please write an article: Short."),
 ]
 
@@ -215,10 +205,6 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
     [
         ("gsm8k", "x.jsonl", [{"question": "Q?", "answer": "no mark"}], "row 1: .*####"),
         ("gsm8k", "x.jsonl", [{"question": "Q?", "answer": "#### 1 1/2"}], "left .*more than a number after"),
-        ("nq", "x.jsonl", [NQ_ROW | {"annotations": {}}], "row 1: .*as in google"),
-        ("nq", "x.jsonl", [NQ_ROW | {"annotations": {"short_answers": "a"}}], "row 1: .*as in google"),
-        ("nq", "x.jsonl", [NQ_ROW | {"annotations": NO_VERDICT}], "row 1: .*as in google"),
-        ("nq", "x.jsonl", [BOB], "row 1: .*as in google"),
         ("hotpotqa", "x.json", [BOB, {"_id": "2", "answer": "a"}], "row 2: the field question is missing"),
         ("hotpotqa", "x.json", ('[{"question": "Q?", "answer": "a"},',), "row 1: not JSON .*line 2"),
         ("hotpotqa", "x.json", {"data": [BOB], "questions": []}, "row 1: the field question is missing"),
