@@ -10,6 +10,7 @@ from prompt_r1.config.functions import OBJECT_PREFIX, described, import_object
 from prompt_r1.data.files import as_questions, load_questions, question_key
 from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
+from prompt_r1.foreign import launched
 from prompt_r1.terminal import printable
 from prompt_r1.types import Question
 
@@ -77,7 +78,8 @@ def _keys(questions: Sequence[Question]) -> set[str]:
 
 
 def _say(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)
+    if launched("RANK", 0) == 0:
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def _questions_of_function(name: str, split: str, seed: int) -> list[Question]:

@@ -146,14 +146,17 @@ def test_a_repeated_question_gets_its_row_number_appended_to_its_id_and_is_count
     assert "cities.jsonl: 1 of 2 questions repeat others" in capsys.readouterr().err
 
 
-def test_validation_questions_that_are_trained_on_are_counted(tmp_path, capsys) -> None:
-    """They were validated on without a word, and the agent looked better than it was."""
+def test_validation_questions_that_are_trained_on_are_counted_once(tmp_path, capsys, monkeypatch) -> None:
+    """They were validated on without a word, and the agent looked better than it was; then by every rank."""
     for name, texts in (("a", ("Where?", "Who?")), ("b", ("where? ", "Why?"))):
         write_questions(tmp_path / f"{name}.jsonl", [Question(text, "d", text, ("x",)) for text in texts])
-    training_and_validation([str(tmp_path / "a.jsonl")], [str(tmp_path / "b.jsonl")], seed=0, limit=0)
+    files = [str(tmp_path / "a.jsonl")], [str(tmp_path / "b.jsonl")]
+    training_and_validation(*files, seed=0, limit=0)
     said = capsys.readouterr().err
     assert "1 of 2 validation questions are among the training questions" in said
     training_and_validation(["mini"], ["mini"], seed=0, limit=0)
+    monkeypatch.setenv("RANK", "1")
+    training_and_validation(*files, seed=0, limit=0)
     assert not capsys.readouterr().err
 
 
