@@ -86,7 +86,7 @@ def page(run: Path) -> str:
             result=_result(lines, best),
             counts=_counts(lines),
             settings=_text(run / "config.yaml"),
-            test=_cells(_text(run / "test.md")),
+            test=_text(run / "test.md"),
             charts=charts_of(lines),
             groups=read_groups(run, best=best),
             is_right=is_right,
@@ -125,12 +125,6 @@ def _counts(lines: Lines) -> dict[str, int]:
     return counts
 
 
-def _cells(table: str) -> list[list[str]]:
-    """The rows of a Markdown table, its header first."""
-    rows = [line[1:-1].split(" | ") for line in table.splitlines() if not line.startswith("| ---")]
-    return [[cell.strip(" *").replace(r"\|", "|") for cell in row] for row in rows]
-
-
 def _text(path: Path) -> str:
     return path.read_text("utf-8", "replace") if path.is_file() else ""
 
@@ -162,7 +156,7 @@ def charts_of(lines: Lines) -> list[Chart]:
             ]
             # Five characters have room: 0.5, 1e-05.
             marks = [low, (low + high) / 2, high]
-            shown = [f"{mark:{'.0e' if 0 < abs(mark) < 1e-3 else '.3g'}}" for mark in marks]
+            shown = [f"{mark:{'.0e' if 0 < abs(mark) < 1e-2 else '.3g'}}" for mark in marks]
             charts.append(Chart(title, about, curves, f"{last_step:g}", shown))
     return charts
 
