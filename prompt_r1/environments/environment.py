@@ -173,8 +173,8 @@ class Environment:
         Replies without ordinary text are counted by label, as env/outcomes/LABEL.
         """
         totals = sum((member.counts for member in self.members), Counter[str]())
-        shown = {*COUNTED, *totals} - {"errors"}  # the games count those
-        metrics = {f"env/{name}": float(totals[name]) for name in shown}
+        # Without errors, which the games count.
+        metrics = {f"env/{n}": float(totals[n]) for n in dict.fromkeys((*COUNTED, *totals)) if n != "errors"}
         for number, member in enumerate(self.members, start=1):
             if len(self.members) > 1:
                 place = f"env/{number}:{member.source.name}"

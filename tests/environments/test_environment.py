@@ -80,6 +80,8 @@ def test_each_of_several_environments_has_metrics_of_its_own() -> None:
     metrics = asked.take_metrics()
     assert metrics["env/paid"] == metrics["env/1:a/paid"] == 10 and metrics["env/2:b/paid"] == 0
     assert set(metrics) >= {f"env/1:a/{name}" for name in ("lost", "reused", "errors", "tokens_in")}
+    shown = "paid failed_requests lost reused tokens_in tokens_out".split()
+    assert list(metrics)[: len(shown)] == [f"env/{name}" for name in shown], "in the same order in every run"
     later = asked.take_metrics()
     assert later["env/paid"] == later["env/1:a/paid"] == 0
 
