@@ -34,7 +34,7 @@ CHECK_SECONDS = 5.0
 CHECKS = 3  # requests of the check that may bring no chat completion
 CONNECT_SECONDS = 30.0
 MOST_ANSWERS = 6  # of a call, that are billed but no reply; other requests are repeated until time ends
-SILENT_SECONDS = 10.0  # the first wait that is longer is reported, with its reason
+SILENT_SECONDS = 10.0  # the first wait since a reply that is longer is reported, with its reason
 LONGEST_REASON = 300  # characters of a provider's error message
 HIGHEST_PORT = 65535
 # The end of a SPEC whose URL lacks its scheme. Other names of models may hold an @ too.
@@ -147,6 +147,7 @@ class Endpoint(Source):
                         self._drop_field(named[0])
                         continue
                     if attempt.outcome.verdict != "failed":
+                        self._reported = False
                         return attempt.outcome
                     call.give_up(attempt.lost)
                     failures += 1

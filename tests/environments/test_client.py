@@ -65,6 +65,14 @@ def test_a_loading_server_is_waited_for_with_one_line(caplog) -> None:
     ]
 
 
+def test_each_outage_has_its_line(caplog) -> None:
+    """A bug: the second one of a run was waited for without a word."""
+    loading = httpx.Response(503, headers={"retry-after": "20"})
+    source = endpoint(Provider(loading, loading, OK, loading, OK))
+    assert [ask(source), ask(source)] == ["Paris"] * 2
+    assert len(caplog.records) == 2
+
+
 def test_of_answers_that_are_no_replies_a_call_gets_six() -> None:
     provider, account = Provider(httpx.Response(200, json={})), RecordedAccount()
     outcome = asyncio.run(outcome_of(endpoint(provider), account=account))
