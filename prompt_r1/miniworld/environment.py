@@ -47,8 +47,12 @@ class Lookup:
     relation: str
 
 
-class BeforeYear(Compare):
-    """Was `film` released before the year `other`?"""
+@dataclass(frozen=True)
+class BeforeYear:
+    """Was `film` released before the year `other`? The replies have the words of those to Compare."""
+
+    film: str
+    other: str
 
 
 @dataclass(frozen=True)
@@ -246,7 +250,7 @@ class MiniEnvironment:
         match request:
             case Lookup(relation="year"):
                 form = "year"
-            case Compare():
+            case Compare() | BeforeYear():
                 form = value or "hedge"
         sentence = rng.choice(wordings[form])
         return MiniReply(sentence.format(value=value, **asdict(request)), value)
