@@ -29,7 +29,7 @@ def check_train(arguments: list[str]) -> None:
     if not config.dry_run:  # an estimate needs no key
         environments.check(config.env)
     check_data([*config.data, *config.val_data, *config.test_data])
-    if os.environ.get("RANK") in (None, "", "0") and not config.dry_run:
+    if launched("RANK", 0) == 0 and not config.dry_run:
         run = open_run(config.out, config.resume, f"{name}-seed{config.seed}")
         _check_unused(run)
         newest = [] if config.resume == "never" else checkpoints_of(run)[-1:]
