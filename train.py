@@ -10,7 +10,6 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
     from prompt_r1.cli.installation import check_installation
@@ -67,10 +66,10 @@ async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> l
     seeds = [f"{config.seed}/{step}/{number}" for number in questions]
     play = partial(play_question, run.agent, run.environment, temperature=config.temperature, epoch=epoch)
 
-    async def play_one(question: Question, **game: Any) -> Trajectory:
-        played = await play(question, **game)
+    async def play_one(question: Question, *, seed: str, sample: int) -> Trajectory:
+        game = await play(question, seed=seed, sample=sample)
         run.log.progress.update(1 / (len(questions) * config.group_size))
-        return played
+        return game
 
     return await play_groups(list(questions.values()), config.group_size, play_one, seeds=seeds)
 

@@ -56,8 +56,8 @@ def row(metrics: Mapping[str, float], *, priced: bool) -> str:
 class Log:
     """Writes trajectories on every rank; metrics and messages on the first rank only.
 
-    Metrics also go to Weights & Biases (`wandb`), and a row of them to stdout (`priced`: with dollars). On a
-    terminal (disable=None), a bar on stderr shows the progress of `steps`.
+    Metrics also go to Weights & Biases (`wandb`), and a row of them to stdout (`priced`: with dollars). A bar
+    on stderr shows the progress of `steps`, on a terminal only (that is what `disable=None` says).
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class Measured(NamedTuple):
     """What is measured of a micro-batch."""
 
     means: dict[str, float]  # its part of MEANS
-    moved: Tensor  # (N,) the engine's minus the policy's log-probability, once a step is taken; else (0,)
+    moved: Tensor  # (N,) nats, the engine's minus the policy's log-probability; (0,) until a step is taken
     token_kl: Tensor  # (N,) k3 of each agent token
 
 
