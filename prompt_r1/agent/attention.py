@@ -26,6 +26,9 @@ class UnsupportedAttention(Exception):
     """What a model wants of its attention and `attend` cannot compute: "its attention …"."""
 
 
+# Queries of a call with a mask on a CPU, whose kernel computes the keys that the mask hides from them too.
+BLOCK = 256
+
 # Beginnings of a forward's keywords that reach every attention function and change nothing here.
 IGNORED = ("position_ids", "use_cache", "return_dict", "output_")
 
@@ -90,6 +93,11 @@ def attend_in_window(
     """
     count, length = query.shape[1], key.shape[1]
     window = min(window or length, length)
+    if query.device.type == "cpu" and count > BLOCK and min(count, window) < length:
+        ends = range(length - count + BLOCK, length + BLOCK, BLOCK)
+        blocks = zip(query.split(BLOCK, 1), ends, strict=True)
+        parts = [attend_in_window(q, key[:, :end], value[:, :end], scale, window, mask) for q, end in blocks]
+        return torch.cat(parts, 1)
     visible: Tensor | None = None
     if query.is_cuda and query.dtype.itemsize == 2 and count < window == length:
         from torch.nn.attention.bias import causal_lower_right  # slow to import

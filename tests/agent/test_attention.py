@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from prompt_r1.agent import attention
 from prompt_r1.agent.attention import attend, attend_in_window
 from prompt_r1.agent.packing import Packed, pack
 from tests.support.games import CPU, siblings
@@ -27,9 +28,11 @@ def naive_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, win
     return out
 
 
+@pytest.mark.parametrize("block", [5, 256])
 @pytest.mark.parametrize("cached", [0, 9])
 @pytest.mark.parametrize("window", [1, 5, 100, None])
-def test_attention_in_a_window_equals_a_loop_over_queries(window, cached):
+def test_attention_in_a_window_equals_a_loop_over_queries(window, cached, block, monkeypatch):
+    monkeypatch.setattr(attention, "BLOCK", block)
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(heads, length, 8, dtype=torch.float64, generator=generator)
