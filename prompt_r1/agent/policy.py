@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
@@ -18,6 +19,9 @@ if TYPE_CHECKING:  # it imports this file
 
 # Tokens whose logits are computed at a time: few enough for a CPU's cache, many enough to fill a GPU.
 CHUNK_TOKENS = {"cpu": 128, "cuda": 1024}
+# Where MKL computes (W @ x.T).T up to 2.6 times as fast as x @ W.T: rows of x, and the smallest size of W.
+FEW_ROWS = range(7, 17)
+LARGE_MATRIX = 2**18
 
 
 class TokenScores(NamedTuple):
@@ -52,6 +56,10 @@ class Policy(nn.Module):
         self.device = model.device  # of the computation; sharded weights may be elsewhere
         self.compute = compute
         self.temperature = temperature  # logits are divided by it, so we train the distribution we sample
+        if self.device.type == "cpu" and compute == torch.float32:
+            for layer in model.modules():
+                if type(layer) is nn.Linear and layer.weight.numel() >= LARGE_MATRIX:
+                    layer.forward = partial(_linear, layer)  # type: ignore[method-assign]
         text = model.config.get_text_config()
         # Logits are scale · product (Cohere, Granite), then cap · tanh(logits / cap) (nanochat).
         scale, divisor = (getattr(text, name, None) or 1.0 for name in ("logit_scale", "logits_scaling"))
@@ -114,6 +122,15 @@ class Policy(nn.Module):
         if learner is not self:
             for mine, new in zip(self.parameters(), learner.parameters(), strict=True):
                 mine.copy_(full_tensor(new.to(mine.device, mine.dtype)))
+
+
+def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """The forward of a large linear layer on a CPU, (…, K) → (…, N)."""
+    rows = x.reshape(-1, x.shape[-1])
+    if len(rows) not in FEW_ROWS:
+        return F.linear(x, layer.weight, layer.bias)
+    out = (layer.weight @ rows.T.contiguous()).T.reshape(*x.shape[:-1], -1)
+    return out if layer.bias is None else out + layer.bias
 
 
 def _recomputed(forward: Callable[..., Any], *inputs: Any, **keywords: Any) -> Any:
@@ -180,6 +197,8 @@ def _logits(hidden: Tensor, head: Tensor, scale: float, cap: float, *, out: Tens
     """
     if hidden.dtype.itemsize > out.dtype.itemsize:  # float64, in tests
         out.copy_(hidden @ head.T)
+    elif hidden.device.type == "cpu" and len(hidden) in FEW_ROWS and head.numel() >= LARGE_MATRIX:
+        out.copy_((head.to(out.dtype) @ hidden.to(out.dtype).T.contiguous()).T)
     elif hidden.dtype == out.dtype or hidden.device.type == "cpu":  # a CPU has no product of two dtypes
         torch.mm(hidden.to(out.dtype), head.to(out.dtype).T, out=out)
     else:
