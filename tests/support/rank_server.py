@@ -55,6 +55,7 @@ def run_rank(rank: int, request: dict, port: int, pipe: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.chdir(request["folder"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
     count = request["ranks"]
     if count > 1:
         variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
