@@ -45,36 +45,31 @@ def run_program(main: Callable[[list[str]], None], *, then: str = "") -> NoRetur
 
 @contextmanager
 def _errors_explained(then: str = "") -> Iterator[None]:
-    """Inside, every error and Ctrl-C ends the process by `_explain`."""
+    """Exit with the code and the sentence of an error, which `then` ends, or with the traceback of a bug."""
     prepare_standard_streams()
     try:
         yield
-    except (Exception, KeyboardInterrupt) as error:
-        _explain(error, then)
-
-
-def _explain(error: BaseException, then: str) -> NoReturn:
-    """Exit with the code and the sentence of an error, which `then` ends, or with the traceback of a bug."""
-    if isinstance(error, UsageError | FatalEnvError):
+    except (UsageError, FatalEnvError) as error:
         _exit(2, error)
-    if isinstance(error, Resumable):
+    except Resumable as error:
         _exit(130 if isinstance(error, Interrupted) else 75, error)
-    if isinstance(error, BrokenPipeError):
+    except KeyboardInterrupt:
+        _exit(130, f"interrupted{then}")
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at the end
         _exit(75, f"nobody reads the output any more{then}")
-    if isinstance(error, KeyboardInterrupt):
-        _exit(130, f"interrupted{then}")
-    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-        _exit(75, f"{error}: free some space or check the disk{then}")
-    if isinstance(error, OSError) and error.errno == errno.ENOENT and not error.filename:  # of getcwd
-        _exit(2, "the current folder has been deleted: change to one that exists")
-    if isinstance(error, OSError) and error.filename:
-        path = error.filename2 or error.filename
-        _exit(2, f"{path}: {error.strerror}; check the path and its permissions")
-    if is_out_of_memory(error):
-        _exit(2, f"{first_line(error)}: {MORE_MEMORY}")
-    print(printable(without_secrets("".join(traceback.format_exception(error)))), file=sys.stderr)
-    _exit(1, "this is a bug: please report it with the traceback above")
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            _exit(75, f"{error}: free some space or check the disk{then}")
+        if isinstance(error, OSError) and error.errno == errno.ENOENT and not error.filename:  # of getcwd
+            _exit(2, "the current folder has been deleted: change to one that exists")
+        if isinstance(error, OSError) and error.filename:
+            path = error.filename2 or error.filename
+            _exit(2, f"{path}: {error.strerror}; check the path and its permissions")
+        if is_out_of_memory(error):
+            _exit(2, f"{first_line(error)}: {MORE_MEMORY}")
+        print(printable(without_secrets("".join(traceback.format_exception(error)))), file=sys.stderr)
+        _exit(1, "this is a bug: please report it with the traceback above")
 
 
 def without_secrets(text: str) -> str:
