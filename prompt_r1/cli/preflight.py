@@ -3,7 +3,6 @@
 import ctypes
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from pkgutil import resolve_name
 
 from prompt_r1.agent.gguf import gguf_file
@@ -31,8 +30,9 @@ def check_train(arguments: list[str]) -> None:
     check_data([*config.data, *config.val_data, *config.test_data])
     if launched("RANK", 0) == 0 and not config.dry_run:
         run = open_run(config.out, config.resume, f"{name}-seed{config.seed}")
-        _check_unused(run)
-        newest = [] if config.resume == "never" else checkpoints_of(run)[-1:]
+        with (run / LOCK).open("a+") as file:
+            claim(file, run)  # raises if another process trains there; the training claims it again
+        newest = checkpoints_of(run)[-1:]
         if newest and not find_damage(newest[0], only=("state.json", "config.yaml")):  # else it is skipped
             check_settings(newest[0], config)
 
@@ -75,12 +75,3 @@ def _check_rank() -> None:
             f"WORLD_SIZE is {count}, but MASTER_ADDR does not say where rank 0 is: start with torchrun, or "
             "unset WORLD_SIZE"
         )
-
-
-def _check_unused(run: Path) -> None:
-    """Raise UsageError if a process holds the lock of a run folder, or if nothing can be written into it."""
-    if not os.access(run, os.W_OK):
-        raise UsageError(f"--out {run}: Permission denied; give a folder that can be written")
-    if (run / LOCK).is_file():
-        with (run / LOCK).open("a+") as file:
-            claim(file, run)

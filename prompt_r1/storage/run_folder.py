@@ -29,6 +29,8 @@ def open_run(out: str, resume: str, name: str) -> Path:
         raise UsageError(f"--resume never: {run} holds a run already; choose another --out or delete it")
     # A copy of a run may lack the hidden file.
     make_folder(run, lambda run: (run / LOCK).exists() or bool(checkpoints_of(run)), "a run")
+    if not os.access(run, os.W_OK):
+        raise UsageError(f"--out {run}: Permission denied; give a folder that can be written")
     if (run / "report.html").exists() and not checkpoints_of(run):  # it is written after a checkpoint
         raise UsageError(
             f"{run}: its checkpoints are gone or unreadable, and a new run would replace its agent: put them "
