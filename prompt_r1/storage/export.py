@@ -95,9 +95,6 @@ def save_adapters(adapted: Mapping[str, LoRA], folder: Path, *, base: str) -> No
         "base_model_name_or_path": base,
         "r": len(layer.a),
         "lora_alpha": layer.scale * len(layer.a),
-        "lora_dropout": 0.0,
-        "bias": "none",
         "target_modules": sorted(adapted),
-        "inference_mode": True,
     }
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
