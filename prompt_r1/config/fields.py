@@ -59,7 +59,8 @@ def setting(
     `identifies` marks a setting that defines the experiment: a resumed run must have the same value, and so
     must all answers in the folder of an evaluation.
     """
-    shown = {"help": help, "group": group, "everyday": everyday}
+    choices = allowed if isinstance(allowed, tuple) else ()
+    shown = {"help": help, "group": group, "everyday": everyday, "choices": choices}
     return field(default=default, metadata={**shown, "allowed": allowed, "identifies": identifies})
 
 
@@ -104,7 +105,7 @@ def given_values(
     for f in flags.values():
         group = f.metadata["group"] if show_all else ""
         section = groups[group] = groups.get(group) or parser.add_argument_group(group)
-        options: dict[str, Any] = {"metavar": "|".join(_choices(f)) or TYPE_NAMES.get(f.type)}
+        options: dict[str, Any] = {"metavar": "|".join(f.metadata["choices"]) or TYPE_NAMES.get(f.type)}
         if f.type is bool:
             options |= {"nargs": "?", "const": "true"}
         elif get_origin(f.type) is tuple:
@@ -139,10 +140,10 @@ def typed_value(f: Field[Any], value: object, name: str) -> Any:
     if isinstance(typed, int | float):
         check_number(name, typed, f.metadata["allowed"])
         return kind(typed)
-    texts = typed if isinstance(typed, tuple) else [typed]
-    for text in texts:
-        if _choices(f) and text not in _choices(f):
-            raise UsageError(f"{name} must be one of {', '.join(_choices(f))}, not {text!r}")
+    choices = f.metadata["choices"]
+    for text in typed if isinstance(typed, tuple) else [typed]:
+        if choices and text not in choices:
+            raise UsageError(f"{name} must be one of {', '.join(choices)}, not {text!r}")
         if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
             raise UsageError(f"{name} contains a NUL or half a character (a lone surrogate): {text!r}")
     return typed
@@ -182,10 +183,6 @@ def read_yaml(path: Path, kind: type[Any], *, all_known: bool = True) -> dict[st
 def write_yaml(config: Any, path: Path) -> None:
     """Write every field of a config, so that the file alone documents the run."""
     path.write_text(yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True), "utf-8")
-
-
-def _choices(f: Field[Any]) -> tuple[str, ...]:
-    return f.metadata["allowed"] if isinstance(f.metadata["allowed"], tuple) else ()
 
 
 def _help_line(f: Field[Any], preset: Mapping[str, Any]) -> str:
