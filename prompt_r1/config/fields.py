@@ -115,10 +115,8 @@ def given_values(
         section.add_argument(flag_of(f.name), dest=f.name, help=help_line, **options)
     parser.add_argument("--help-all", action="help", help=f"show all {len(flags)} flags")
     given = vars(parser.parse_args(arguments))
-    return {
-        name: typed_value(flags[name], value, flag_of(name)) if name in flags else value
-        for name, value in given.items()
-    }
+    typed = {name: typed_value(f, given[name], flag_of(name)) for name, f in flags.items() if name in given}
+    return given | typed  # --config has no field
 
 
 def typed_value(f: Field[Any], value: object, name: str) -> Any:
