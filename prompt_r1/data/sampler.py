@@ -13,15 +13,13 @@ def questions_of_step(questions: Sequence[Question], step: int, *, count: int, s
 
     They depend on the arguments alone, so a resumed run continues where it stopped.
     """
-    assert questions, "no questions to sample from"
-    taken: list[Question] = []
-    epoch, position = divmod((step - 1) * count, len(questions))
-    while len(taken) < count:
-        order = list(questions)
-        random.Random(f"questions {seed} {epoch}").shuffle(order)
-        taken += order[position : position + count - len(taken)]
-        epoch, position = epoch + 1, 0
-    return taken
+    start, size = (step - 1) * count, len(questions)
+    order: list[Question] = []  # of the epochs from which the step takes questions
+    for epoch in range(start // size, (start + count - 1) // size + 1):
+        shuffled = list(questions)
+        random.Random(f"questions {seed} {epoch}").shuffle(shuffled)
+        order += shuffled
+    return order[start % size :][:count]
 
 
 def digest_of(questions: Sequence[Question]) -> str:
