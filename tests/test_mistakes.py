@@ -90,6 +90,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --out notes.docx/run", "--out notes.docx/run: Not a directory; give a folder"),
     ("train.py --out folder", "there are files in it that are not of a run"),
     ("train.py --agent AGENT --out held --resume never", "held holds a run already"),
+    ("train.py --agent AGENT --out trained --resume never", "trained holds a run already"),
     ("train.py --out used", "used is in use by process 7"),
     ("train.py --agent AGENT --resume nowhere", "there is no checkpoint in it"),
     ("train.py --out trained --seed 1", "step-000001 was made with seed = 0, not 1: resume"),

@@ -25,7 +25,7 @@ def open_run(out: str, resume: str, name: str) -> Path:
         run = Path(resume)
         if not checkpoints_of(run):
             raise UsageError(f"--resume {run}: there is no checkpoint in it")
-    elif resume == "never" and (run / "config.yaml").exists():
+    elif resume == "never" and ((run / "config.yaml").exists() or checkpoints_of(run)):
         raise UsageError(f"--resume never: {run} holds a run already; choose another --out or delete it")
     # A copy of a run may lack the hidden file.
     make_folder(run, lambda run: (run / LOCK).exists() or bool(checkpoints_of(run)), "a run")
