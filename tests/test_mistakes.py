@@ -106,9 +106,7 @@ SEEN_BEFORE_TORCH = [
     ("sft.py --agent AGENT --games empty.jsonl", "--games empty.jsonl: there are no games in it"),
     ("sft.py --agent AGENT --games mini:ood", "--games mini:ood: choose mini, or mini: and bridge"),
     # machine
-    ("train.py --agent AGENT --device cuda", "no usable GPU"),
     ("train.py --device gpu", "--device gpu: no such device; choose auto, cpu or cuda"),
-    ("evaluate.py --method direct --device cuda", "no usable GPU"),
     ("train.py --agent AGENT --offload", "give --parallel fsdp"),
     # environments
     ("evaluate.py --method direct", "no environment to ask: give --env SPEC"),

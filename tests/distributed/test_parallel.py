@@ -325,6 +325,12 @@ def test_a_process_takes_the_gpu_of_its_local_rank_or_the_only_one_that_it_sees(
     assert pick_device("cuda:1") == torch.device("cuda:1")
 
 
+def test_a_missing_gpu_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="--device cuda: this machine has no usable GPU; choose cpu"):
+        pick_device("cuda")
+
+
 @pytest.mark.slow
 def test_a_second_run_in_a_busy_folder_is_refused_by_all_ranks(tmp_path):
     """Rank 1 waited for rank 0, which had left, and its traceback of 20 lines hid the sentence."""
