@@ -145,7 +145,7 @@ class OwnSource(Source):
         text = await self._call(own, **{name: game[name] for name in self._takes})
         if not isinstance(text, str):
             raise UsageError(f"the environment {self.name} returned {type(text).__name__}, not a string")
-        characters = sum(len(message["content"]) for message in own)
+        characters = sum(len(message["content"]) for message in call.messages)
         tokens_in = math.ceil(characters / self._characters_per_token)
         tokens_out = math.ceil(len(text) / self._characters_per_token)
         return Outcome("ok", text=text, finish="stop", tokens_in=tokens_in, tokens_out=tokens_out)

@@ -26,6 +26,7 @@ class Seeded:
         self.seed = seed
 
     def ask(self, messages: list[Message]) -> str:
+        messages.pop()["content"] = ""  # of a copy: the agent's dialogue stays as it is
         return f"seed {self.seed:03}"
 
 
@@ -145,8 +146,9 @@ def test_an_environment_samples_unless_we_know_better(spec, args, samples):
 @pytest.mark.parametrize(("price", "tokens"), [("", (0, 0)), ("1,2", (1, 2))])
 def test_an_object_of_the_users_gets_the_seed_and_has_the_price_of_its_characters(price, tokens):
     environment = open_environment("py:tests.environments.test_specs:Seeded", seed=7, env_price=price)
-    game = Game()
-    assert asyncio.run(environment.ask([{"role": "user", "content": "Who?"}], game)) == "seed 007"
+    game, dialogue = Game(), [Message(role="user", content="Who?")]
+    assert asyncio.run(environment.ask(dialogue, game)) == "seed 007"
+    assert dialogue == [{"role": "user", "content": "Who?"}]
     usd = (tokens[0] + 2 * tokens[1]) / 1e6
     assert game.spent == environment.budget.spent == Spending(1, *tokens, usd=usd)
 
