@@ -18,6 +18,7 @@ from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.foreign import make_folder, replace_file
+from prompt_r1.storage.atomic_folder import checksum
 
 DEFAULT_METHODS = ("direct", "untrained", "prompt-r1")
 SETTINGS = "config.yaml"  # that all answers in a folder have in common
@@ -130,11 +131,10 @@ def keep_settings(folder: Path, settings: Mapping[str, object], contents: Mappin
     if not (folder / SETTINGS).exists() and (folder / FILE).stat().st_size:
         raise UsageError(f"--out {folder}: its answers are of an older version: give another --out")
     kept = check_settings(folder, settings)
-    before = kept.get("contents", {})
-    for name in before.keys() & contents.keys():
-        if before[name] != contents[name]:
+    for name, digest in contents.items():
+        if kept.get(name, digest) != digest:
             raise UsageError(f"--out {folder}: {name} has changed since its answers: give another --out")
-    values = {**settings, "contents": {**before, **contents}}
+    values = {**kept, **settings, **contents}
     replace_file(folder / SETTINGS, yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
 
 
@@ -143,15 +143,11 @@ def contents_of(config: EvaluateConfig, systems: Mapping[System, AgentSpec]) -> 
     names = [*config.train_data, *config.val_data]
     for system, agent in systems.items():
         names += [str(agent.path), system.agent, *system.environment.replace("hf:", "").split(",")]
-    return {name: digest_of(Path(name)) for name in names if name and Path(name).exists()}
+    return {f"SHA-256 of {name}": digest_of(Path(name)) for name in names if name and Path(name).exists()}
 
 
 def digest_of(path: Path) -> str:
     """A digest of a file, or of the files of an agent's folder."""
     folder = path / "agent" if (path / "agent").is_dir() else path
     files = [path] if path.is_file() else sorted(filter(Path.is_file, folder.iterdir()))
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
-    return digest.hexdigest()[:16]
+    return hashlib.sha256(json.dumps(list(map(checksum, files))).encode()).hexdigest()[:16]

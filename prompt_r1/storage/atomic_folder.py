@@ -29,7 +29,7 @@ def new_temporary(folder: Path) -> Path:
 
 def seal(temporary: Path, folder: Path) -> None:
     """Write the checksums of all files, and move the temporary folder to `folder`."""
-    checksums = {path.name: _checksum(path) for path in sorted(temporary.iterdir())}
+    checksums = {path.name: checksum(path) for path in sorted(temporary.iterdir())}
     (temporary / MANIFEST).write_text(json.dumps(checksums, indent=1), "utf-8")
     sync_and_move(temporary, folder)
 
@@ -60,14 +60,15 @@ def find_damage(folder: Path, *, only: Sequence[str] = ()) -> str:
     try:
         written = json_object((folder / MANIFEST).read_bytes())
         there = only or [path.name for path in folder.iterdir() if path.name != MANIFEST]
-        found = {name: _checksum(folder / name) for name in there}
+        found = {name: checksum(folder / name) for name in there}
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     changed = [name for name in only or written.keys() | found.keys() if written.get(name) != found.get(name)]
     return f"{min(changed)} has changed since it was written" if changed else ""
 
 
-def _checksum(path: Path) -> list[int | str]:
+def checksum(path: Path) -> list[int | str]:
+    """The bytes and the SHA-256 of a file."""
     with path.open("rb") as file:
         return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
 
