@@ -30,7 +30,6 @@ from tqdm import tqdm
 
 from prompt_r1.agent.agent import check_question_lengths, load_codec
 from prompt_r1.agent.trained import trained_config
-from prompt_r1.baselines.ask_once import Answer
 from prompt_r1.baselines.make import MethodMaker
 from prompt_r1.cli.command_line import command, run_program
 from prompt_r1.config.evaluate import EvaluateConfig
@@ -121,30 +120,29 @@ def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
 async def answer_missing(
     missing: Mapping[System, Sequence[tuple[Question, int]]], maker: MethodMaker, file: PredictionFile
 ) -> None:
-    """Let each system answer the questions that the file lacks, system by system, sorted by agent."""
-    for system in sorted(missing, key=lambda system: str(maker.systems[system].path)):
-        if missing[system]:
-            answer = await maker.make(system, *maker.preparation_questions(system.method))
-            await answer_all(system, answer, missing[system], file)
-            del answer  # it would keep its agent beside the next one
+    """Let each system answer the questions that the file lacks, system by system."""
+    for system, asked in missing.items():
+        if asked:
+            await answer_all(system, asked, maker, file)
 
 
 async def answer_all(
-    system: System, answer: Answer, missing: Sequence[tuple[Question, int]], file: PredictionFile
+    system: System, asked: Sequence[tuple[Question, int]], maker: MethodMaker, file: PredictionFile
 ) -> None:
     """Answer all questions concurrently, and write each answer with its scores at once.
 
     A failed call of one question is recorded with its answer; any other error is raised, and asyncio.run
     cancels the rest.
     """
+    answer = await maker.make(system)
 
     async def answer_one(question: Question, sample: int) -> None:
         found = await answer(question, sample)
         file.add(replace(found, sample=sample, system=system, metrics=text_metrics(found)))
         bar.update()
 
-    with tqdm(total=len(missing), desc=str(system), leave=False, **progress_style()) as bar:
-        await asyncio.gather(*(answer_one(*pair) for pair in missing))
+    with tqdm(total=len(asked), desc=str(system), leave=False, **progress_style()) as bar:
+        await asyncio.gather(*(answer_one(*pair) for pair in asked))
 
 
 if __name__ == "__main__":

@@ -201,7 +201,7 @@ def test_evaluate_frees_an_agent_before_it_loads_the_next_and_samples_each_repea
     line += ["--max-new", "8", "--temperature", "1", "--repeats", "2", "--out", "scores"]
     done = call_here(tmp_path, "evaluate.py", "--agent", agent, asking_agent, *line)
     assert done.returncode == 0, done.stderr
-    assert len(opened) == 2
+    assert len(opened) == 4  # two methods of two agents
     lines = [json.loads(line) for line in (tmp_path / "scores/predictions.jsonl").read_text().splitlines()]
     repeats = [
         {line["raw"] for line in lines if line["agent"] == str(name)} for name in (agent, asking_agent)

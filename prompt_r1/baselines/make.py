@@ -2,13 +2,13 @@
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from prompt_r1.agent.agent import Agent, load_agent
+from prompt_r1.agent.agent import load_agent
 from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.trained import AgentSpec, resolve_agent, trained_config
 from prompt_r1.baselines.ask_once import ANSWER_ONLY, IN_TAGS, Answer, direct, think_then_answer
@@ -46,7 +46,7 @@ OPTIMIZER_FIELDS: dict[str, Mapping[str, object]] = {
 
 @dataclass
 class MethodMaker:
-    """Makes the methods of an evaluation. One environment and one agent are in memory."""
+    """Makes the methods of an evaluation, each with an environment and an agent of its own."""
 
     config: EvaluateConfig
     systems: Mapping[System, AgentSpec]
@@ -55,9 +55,6 @@ class MethodMaker:
     device: torch.device
     seed: int  # of what a method draws while it prepares, and of games
     folder: Path  # prepared results are in folder/SPEC/METHOD
-    # The environment that is in memory, by its SPEC and request fields, and the agent, by its path.
-    _opened: tuple[tuple[str, Mapping[str, object]], Environment] | None = field(init=False, default=None)
-    _loaded: tuple[str | Path, Agent] | None = field(init=False, default=None)
 
     def preparation_questions(self, method: str) -> tuple[list[Question], list[Question]]:
         """Training and validation questions, if the method needs them; the mini world brings its own."""
@@ -67,15 +64,18 @@ class MethodMaker:
         train = find_questions(self.config.train_data or own, "train", self.seed)
         return train, sample_questions(self.config.val_data or own, "validation", self.seed, 0)
 
-    async def make(
-        self, system: System, train: Sequence[Question] = (), validation: Sequence[Question] = ()
-    ) -> Answer:
+    async def make(self, system: System) -> Answer:
         """The method of a system, ready to answer; prompts and agents of an earlier run are used again."""
+        gc.collect()  # the models of the method before are parts of reference cycles
         name, agent, config = system.method, self.systems[system], self.config
-        environment = await self._open(system)
+        fields = {**parse_fields(config.env_args), **TASK_FIELDS.get(name, {})}
+        # A method that asks no environment gets the mini world, which needs no key.
+        environment = self.environments.open(system.environment or "mini", fields=fields)
+        await environment.check()  # before large agents are loaded
         spec = system.environment or agent.config.env
         request = ANSWER_ONLY if is_mini(spec) else IN_TAGS
         folder = self.folder / file_name(spec) / name
+        train, validation = self.preparation_questions(name)
         match name:
             case "direct":
                 return partial(direct, environment, request)
@@ -99,29 +99,10 @@ class MethodMaker:
                 agent = _start_of(agent)
         return self._player(name, agent, environment)  # these two, agent-only and prompt-r1
 
-    async def _open(self, system: System) -> Environment:
-        """The system's environment, with the request fields of its method."""
-        fields = {**parse_fields(self.config.env_args), **TASK_FIELDS.get(system.method, {})}
-        # A method that asks no environment gets the mini world, which needs no key.
-        wanted = system.environment or "mini", fields
-        if self._opened is None or self._opened[0] != wanted:
-            self._opened = None  # a local model is in memory once
-            environment = self.environments.open(wanted[0], fields=fields)
-            await environment.check()  # before large agents are loaded
-            self._opened = wanted, environment
-        return self._opened[1]
-
-    def _load(self, spec: AgentSpec) -> Agent:
-        """An agent, ready to play; the one before leaves the memory."""
-        if self._loaded is None or self._loaded[0] != spec.path:
-            self._loaded = None
-            gc.collect()  # an engine is part of a reference cycle
-            self._loaded = spec.path, load_agent(spec.path, spec.config, self.device)
-        return self._loaded[1]
-
     def _player(self, name: str, spec: AgentSpec, environment: Environment) -> AgentMethod:
         """The method of this name that plays games with an agent."""
-        agent, rule, config = self._load(spec), RULES[spec.config.rule], self.config
+        rule, config = RULES[spec.config.rule], self.config
+        agent = load_agent(spec.path, spec.config, self.device)
         asked, thinks = environment if METHODS[name].environment else None, name != "sft"
         return AgentMethod(agent, asked, rule, config.temperature, config.top_p, self.seed, thinks)
 
@@ -149,7 +130,7 @@ class MethodMaker:
             right = partial(right_demonstrations, self.seed, RULES[game.rule])
             fine_tune_agent(right, settings, game, folder)
         elif is_new:
-            player, calls = self._load(_start_of(agent)), self.config.optimize_calls
+            player, calls = load_agent(_start_of(agent).path, game, self.device), self.config.optimize_calls
             await imitate_own_games(player, environment, train, settings, game, folder, calls=calls)
         return self._player(name, AgentSpec(folder / "agent", game, start), environment)
 

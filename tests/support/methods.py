@@ -74,7 +74,8 @@ def method(
         seed=seed,
         folder=folder,
     )
-    return asyncio.run(maker.make(system, train))
+    maker.preparation_questions = lambda method: (train, [])  # type: ignore[method-assign]
+    return asyncio.run(maker.make(system))
 
 
 def answer(name: str, environment: Environment, **options: object) -> Prediction:
