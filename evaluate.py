@@ -38,7 +38,7 @@ from prompt_r1.data.questions import sample_questions
 from prompt_r1.distributed import pick_device
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.evaluation.aggregate import score_predictions, text_metrics
+from prompt_r1.evaluation.aggregate import score_predictions
 from prompt_r1.evaluation.predictions import FILE, PredictionFile, System
 from prompt_r1.evaluation.results_folder import TABLES, write_results
 from prompt_r1.evaluation.systems import (
@@ -129,7 +129,7 @@ async def answer_missing(
 async def answer_all(
     system: System, asked: Sequence[tuple[Question, int]], maker: MethodMaker, file: PredictionFile
 ) -> None:
-    """Answer all questions concurrently, and write each answer with its scores at once.
+    """Answer all questions concurrently, and write each answer at once.
 
     A failed call of one question is recorded with its answer; any other error is raised, and asyncio.run
     cancels the rest.
@@ -138,7 +138,7 @@ async def answer_all(
 
     async def answer_one(question: Question, sample: int) -> None:
         found = await answer(question, sample)
-        file.add(replace(found, sample=sample, system=system, metrics=text_metrics(found)))
+        file.add(replace(found, sample=sample, system=system))
         bar.update()
 
     with tqdm(total=len(asked), desc=str(system), leave=False, **progress_style()) as bar:

@@ -85,12 +85,11 @@ def to_row(prediction: Prediction) -> dict[str, object]:
         "prediction": prediction.answer,
         **{name: getattr(prediction, name) for name in STORED_AS_IS},
         **{name: getattr(prediction.spent, name) for name in AMOUNTS},
-        **prediction.metrics,
     }
 
 
 def _from_row(row: Mapping[str, Any]) -> Prediction:
-    """The prediction of a line, without its metrics, which follow from it."""
+    """The prediction of a line."""
     answers = tuple(row["answers"])
     texts = [*(row[name] for name in TEXTS), *answers, "" if row["prediction"] is None else row["prediction"]]
     numbers = [row[name] for name in NUMBERS]
