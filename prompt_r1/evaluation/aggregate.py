@@ -1,6 +1,6 @@
 """Score predictions, and average them with confidence intervals."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -52,13 +52,13 @@ class Results:
         """A system's predictions on some datasets."""
         return [prediction for name in datasets for prediction in self.groups.get((system, name), [])]
 
-    def scores(self, system: System, dataset: str, metric: str) -> dict[str, float]:
-        """The score of each question by its id: the mean over the repeats, without failed calls."""
+    def scores(self, system: System, dataset: str, metric: str) -> list[float]:
+        """The score of each question: the mean over the repeats, without failed calls."""
         repeats: dict[str, list[float]] = {}
         for one in self.predictions(system, [dataset]):
             if metric in one.metrics:
                 repeats.setdefault(one.question.id, []).append(one.metrics[metric])
-        return {identity: fmean(scores) for identity, scores in repeats.items()}
+        return list(map(fmean, repeats.values()))
 
     def errors(self, system: System, datasets: Sequence[str]) -> int:
         """The number of a system's predictions for which the environment failed."""
@@ -67,21 +67,11 @@ class Results:
     def average(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
         """The mean over the datasets that report this metric; None if one of them was not measured."""
         reporting = [name for name in datasets if metric in REPORTED_METRICS[self.kinds[name]]]
-        groups = {name: list(self.scores(system, name, metric).values()) for name in reporting}
-        return _rate_of(groups, self.errors(system, reporting))
-
-    def pooled(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
-        """Mean and interval over the questions of all datasets together."""
-        scores = [score for name in datasets for score in self.scores(system, name, metric).values()]
-        return _rate_of({"": scores}, self.errors(system, datasets))
-
-
-def _rate_of(groups: Mapping[str, list[float]], errors: int) -> Rate | None:
-    """The mean of the groups' means; None if there is no group or an empty one."""
-    if not groups or not all(groups.values()):
-        return None
-    low, high = macro_interval(groups)
-    return Rate(fmean(map(fmean, groups.values())), low, high, sum(map(len, groups.values())), errors)
+        groups = {name: self.scores(system, name, metric) for name in reporting}
+        if not groups or not all(groups.values()):
+            return None
+        mean, n = fmean(map(fmean, groups.values())), sum(map(len, groups.values()))
+        return Rate(mean, *macro_interval(groups), n, self.errors(system, reporting))
 
 
 def score_predictions(

@@ -16,7 +16,7 @@ from prompt_r1.evaluation.aggregate import Results
 from prompt_r1.evaluation.paper_tables import paper_tables
 from prompt_r1.evaluation.predictions import AMOUNTS, System, short_names
 from prompt_r1.foreign import replace_file
-from prompt_r1.metrics.statistics import bounds_text
+from prompt_r1.metrics.statistics import bounds_text, mean_interval
 
 TABLES, RESULTS = "tables.md", "results.json"
 COUNTED = ("format", "turns", *AMOUNTS)
@@ -57,11 +57,11 @@ def means_of(results: Results, system: System, datasets: Sequence[str]) -> dict[
     questions = {(one.question.dataset, one.question.id) for one in answered}
     means: dict[str, Any] = {"n": len(questions), "errors": results.errors(system, datasets)}
     for metric in results.labels:
-        rate = results.pooled(system, datasets, metric)
-        if rate is not None:
-            means[metric] = rate.mean
-            if isfinite(rate.high):
-                means |= {f"{metric}_low": rate.low, f"{metric}_high": rate.high}
+        if scores := [score for name in datasets for score in results.scores(system, name, metric)]:
+            means[metric] = fmean(scores)
+            low, high = mean_interval(scores)
+            if isfinite(high):
+                means |= {f"{metric}_low": low, f"{metric}_high": high}
     for name in COUNTED:
         values = [getattr(one.spent if name in AMOUNTS else one, name) for one in answered]
         known = [value for value in values if value is not None]

@@ -62,7 +62,7 @@ def test_repeats_of_a_question_count_as_one_observation():
     rates = [score_predictions(predictions).average(DIRECT, ["towns"], "em") for predictions in (once, five)]
     assert rates[0] == rates[1] and rates[0].n == 10
     differing = score_predictions([predict(1), predict(1, "Lyon", sample=1)])
-    assert differing.scores(DIRECT, "towns", "em") == {"q1": 0.5}
+    assert differing.scores(DIRECT, "towns", "em") == [0.5]
 
 
 def test_failed_calls_are_counted_and_do_not_lower_the_mean():
@@ -89,9 +89,9 @@ def test_an_average_weights_datasets_equally_and_a_pooled_mean_weights_questions
     half = predict(answer="Paris Lyon", question=question_of(5, dataset="XSum", kind="text"))  # F1 is 2/3
     results = score_predictions([*rows, half])
     average = results.average(DIRECT, ["towns", "rivers", "XSum"], "em")  # texts do not report EM
-    pooled = results.pooled(DIRECT, ["towns", "rivers"], "em")
-    assert (average.mean, average.n, pooled.mean, pooled.n) == (0.625, 12, 0.5, 12)
-    assert (pooled.low, pooled.high) == wilson(6, 12)
+    pooled = means_of(results, DIRECT, ["towns", "rivers"])
+    assert (average.mean, average.n, pooled["em"], pooled["n"]) == (0.625, 12, 0.5, 12)
+    assert (pooled["em_low"], pooled["em_high"]) == wilson(6, 12)
     questions = {"towns": [1] * 2 + [0] * 6, "rivers": [1] * 4}
     assert (average.low, average.high) == macro_interval(questions)
 
