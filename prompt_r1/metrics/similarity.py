@@ -41,11 +41,9 @@ class SentenceEncoder:
     @torch.inference_mode()
     def embed(self, texts: Sequence[str], *, batch_size: int = 32) -> Tensor:
         """(texts, D) unit vectors on the CPU."""
-        # Batches of similar lengths need little padding. The result does not depend on the batch.
-        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         parts = [torch.empty(0, self.model.config.hidden_size)]
-        for start in range(0, len(order), batch_size):
-            batch = [texts[index] for index in order[start : start + batch_size]]
+        for start in range(0, len(texts), batch_size):
+            batch = texts[start : start + batch_size]
             batch = [text.encode("utf-8", "replace").decode() for text in batch]  # of lone surrogates "?"
             tokens = self.tokenizer(
                 batch, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
@@ -54,7 +52,7 @@ class SentenceEncoder:
             mask = tokens["attention_mask"].unsqueeze(-1)  # (B, T, 1)
             means = (hidden * mask).sum(1) / mask.sum(1)
             parts.append(torch.nn.functional.normalize(means, dim=-1).cpu())
-        return torch.cat(parts)[torch.tensor(order, dtype=torch.long).argsort()]
+        return torch.cat(parts)
 
     def similarity(
         self, predictions: Sequence[str], answers: Sequence[Sequence[str]], *, official: bool = False
