@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from pkgutil import resolve_name
 
 from prompt_r1.agent.gguf import gguf_file
@@ -36,10 +37,10 @@ def check_train(arguments: list[str]) -> None:
             check_settings(newest[0], config)
 
 
-def check_agent(name: str) -> None:
-    """Raise UsageError for an agent that cannot be opened."""
-    if name != MINI_AGENT and not gguf_file(name):  # building and converting import torch
-        find_agent(name, seed=0)
+def check_agent(name: str) -> str | Path:
+    """The folder or hub id of an agent (its name, if it must be made). Raises UsageError if there is none."""
+    is_made = name == MINI_AGENT or gguf_file(name)  # building and converting import torch
+    return name if is_made else find_agent(name, seed=0)
 
 
 def check_data(names: Iterable[str]) -> None:

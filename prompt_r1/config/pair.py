@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 
-from prompt_r1.agent.gguf import gguf_file
-from prompt_r1.agent.names import find_agent
 from prompt_r1.agent.trained import agent_preset, newest_mini_run, trained_config
-from prompt_r1.cli.preflight import check_device
-from prompt_r1.config.agent import MINI_AGENT, EnvironmentConfig
+from prompt_r1.cli.preflight import check_agent, check_device
+from prompt_r1.config.agent import EnvironmentConfig
 from prompt_r1.config.fields import ANY, POSITIVE, Range, everyday, setting
 from prompt_r1.config.train import preset_of
 from prompt_r1.environments.specs import Environments
@@ -59,8 +57,7 @@ def check_pair(config: PairConfig) -> None:
     """Raise UsageError for a device, an agent or an environment that cannot be opened."""
     check_device(config.device)
     agent = config.agent or str(newest_mini_run())
-    is_made = agent == MINI_AGENT or gguf_file(agent)
-    trained = None if is_made else trained_config(find_agent(agent, seed=0))
+    trained = trained_config(check_agent(agent))
     spec = config.env or (trained or agent_preset(preset_of(agent))).env
     # What an agent's folder names may come from anyone, so it is no SPEC of the user's.
     Environments(config, user_specs=[config.env]).check(spec)
