@@ -63,7 +63,6 @@ def main(arguments: list[str]) -> None:
         source = REPOSITORY if config.ssim_model == "auto" else Path(config.ssim_model)
         encoder = SentenceEncoder(source, device=device)
     agents = resolve_agents(config)
-    config = replace(config, data=config.data or ("mini",))
     seed = common_seed(config, agents)
     questions = load_questions(config, seed)
     systems = choose_systems(config, agents)
