@@ -19,7 +19,6 @@ from prompt_r1.baselines.opro import opro
 from prompt_r1.baselines.optimise import Algorithm, PromptSearch, file_name, optimised_prompt
 from prompt_r1.baselines.sft import example_of, fine_tune_agent, one_turn_config
 from prompt_r1.baselines.textgrad import textgrad
-from prompt_r1.cli.command_line import command
 from prompt_r1.config.agent import MINI_AGENT, is_mini, is_mini_data
 from prompt_r1.config.evaluate import METHODS, EvaluateConfig, SftConfig
 from prompt_r1.data.questions import find_questions, sample_questions
@@ -94,7 +93,7 @@ class MethodMaker:
             case "sft" | "bc" | "rft":
                 return await self._fine_tuned(name, agent, environment, folder, train)
             case "grpo-only":
-                agent = trained_alone(config.grpo_agent)
+                agent = resolve_agent(config.grpo_agent)
             case "untrained":
                 agent = _start_of(agent)
         return self._player(name, agent, environment)  # these two, agent-only and prompt-r1
@@ -138,14 +137,3 @@ class MethodMaker:
 def _start_of(spec: AgentSpec) -> AgentSpec:
     """The agent before training; the agent itself if this project did not train it."""
     return replace(spec, path=find_agent(spec.start, spec.config.seed))
-
-
-def trained_alone(name: str) -> AgentSpec:
-    """The agent of --grpo-agent. Raises UsageError unless it was trained without environment."""
-    spec = resolve_agent(name) if name else None
-    if spec is None or spec.config.env != "none":
-        raise UsageError(
-            "grpo-only needs an agent that was trained without environment: run "
-            f"`{command('train', '--env', 'none')}` and give --grpo-agent RUN"
-        )
-    return spec

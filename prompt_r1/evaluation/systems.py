@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from prompt_r1.agent.trained import AgentSpec, newest_mini_run, resolve_agent
+from prompt_r1.agent.trained import AgentSpec, newest_mini_run, resolve_agent, trained_config
+from prompt_r1.cli.command_line import command
 from prompt_r1.cli.preflight import check_agent, check_data, check_device
 from prompt_r1.config.agent import AgentConfig, is_mini_data
 from prompt_r1.config.evaluate import METHODS, EvaluateConfig
@@ -33,8 +34,15 @@ def check_evaluate(arguments: list[str]) -> None:
     agents = agent_names(config)
     if not agents and not config.env:
         raise UsageError("no environment to ask: give --env SPEC, or an --agent that was trained with one")
-    for name in filter(None, [*agents, config.grpo_agent]):
+    for name in agents:
         check_agent(name)
+    if "grpo-only" in methods_of(config):
+        alone = trained_config(check_agent(config.grpo_agent)) if config.grpo_agent else None
+        if alone is None or alone.env != "none":
+            raise UsageError(
+                "grpo-only needs an agent that was trained without environment: run "
+                f"`{command('train', '--env', 'none')}` and give --grpo-agent RUN"
+            )
     if config.ssim_model not in ("", "auto") and not (Path(config.ssim_model) / "config.json").is_file():
         raise UsageError(f"--ssim-model {config.ssim_model}: not a folder with a config.json")
     check_data([*config.data, *config.train_data, *config.val_data])

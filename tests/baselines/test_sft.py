@@ -27,6 +27,7 @@ from prompt_r1.baselines.sft import (
 )
 from prompt_r1.config.evaluate import SftConfig
 from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.systems import check_evaluate
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.rollout import play_question
 from prompt_r1.types import Question, Trajectory, Turn
@@ -223,9 +224,10 @@ def test_the_method_sft_fine_tunes_only_once(start, tmp_path):
 
 
 def test_grpo_only_without_an_agent_that_was_trained_alone_says_how_to_train_one(tmp_path):
-    for agent in ("", str(tiny.save_agent(tmp_path))):
+    agent = str(tiny.save_agent(tmp_path))
+    for given in ([], ["--grpo-agent", agent]):
         with pytest.raises(UsageError, match="--env none"):
-            method("grpo-only", priced(PricedSource(str)), agent="x", grpo_agent=agent)
+            check_evaluate(["--method", "grpo-only", "--agent", agent, *given])
 
 
 def test_a_folder_with_other_files_is_refused(start, tmp_path):
