@@ -60,10 +60,6 @@ class Results:
                 repeats.setdefault(one.question.id, []).append(one.metrics[metric])
         return list(map(fmean, repeats.values()))
 
-    def errors(self, system: System, datasets: Sequence[str]) -> int:
-        """The number of a system's predictions for which the environment failed."""
-        return sum(bool(one.error) for one in self.predictions(system, datasets))
-
     def average(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
         """The mean over the datasets that report this metric; None if one of them was not measured."""
         reporting = [name for name in datasets if metric in REPORTED_METRICS[self.kinds[name]]]
@@ -71,7 +67,8 @@ class Results:
         if not groups or not all(groups.values()):
             return None
         mean, n = fmean(map(fmean, groups.values())), sum(map(len, groups.values()))
-        return Rate(mean, *macro_interval(groups), n, self.errors(system, reporting))
+        errors = sum(bool(one.error) for one in self.predictions(system, reporting))
+        return Rate(mean, *macro_interval(groups), n, errors)
 
 
 def score_predictions(
@@ -82,12 +79,11 @@ def score_predictions(
     A missing answer is scored as an empty one; failed calls are not scored.
     """
     scored = [replace(one, metrics=text_metrics(one, official=official)) for one in predictions]
-    texts = [number for number, one in enumerate(scored) if one.question.kind == "text" and not one.error]
+    texts = [one for one in scored if one.question.kind == "text" and not one.error]
     if encoder is not None and texts:
-        answers = [scored[number].answer or "" for number in texts]
-        golds = [scored[number].question.answers for number in texts]
-        for number, ssim in zip(texts, encoder.similarity(answers, golds, official=official), strict=True):
-            scored[number] = replace(scored[number], metrics={**scored[number].metrics, "ssim": ssim})
+        answers, golds = [one.answer or "" for one in texts], [one.question.answers for one in texts]
+        for one, ssim in zip(texts, encoder.similarity(answers, golds, official=official), strict=True):
+            one.metrics["ssim"] = ssim
     return Results(scored)
 
 

@@ -63,7 +63,7 @@ class Prediction:
     reward: float | None = None  # None: no game was played
     # Filled in by the evaluation:
     system: System = System("")
-    metrics: Mapping[str, float] = field(default_factory=dict)  # each from 0 to 1; empty after an error
+    metrics: dict[str, float] = field(default_factory=dict)  # each from 0 to 1; empty after an error
 
 
 STORED_AS_IS = ("raw", "sample", "stop", "error", "turns", "format", "reward")  # under these names in a line

@@ -53,9 +53,10 @@ def means_of(results: Results, system: System, datasets: Sequence[str]) -> dict[
 
     Metrics have a 95 % interval, except one of too few questions. Failed calls are `errors`, and in no mean.
     """
-    answered = [one for one in results.predictions(system, datasets) if not one.error]
+    own = results.predictions(system, datasets)
+    answered = [one for one in own if not one.error]
     questions = {(one.question.dataset, one.question.id) for one in answered}
-    means: dict[str, Any] = {"n": len(questions), "errors": results.errors(system, datasets)}
+    means: dict[str, Any] = {"n": len(questions), "errors": len(own) - len(answered)}
     for metric in results.labels:
         if scores := [score for name in datasets for score in results.scores(system, name, metric)]:
             means[metric] = fmean(scores)
