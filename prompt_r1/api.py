@@ -71,9 +71,8 @@ def _start_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
 
     def run() -> None:
-        loop.run_forever()
-        loop.run_until_complete(loop.shutdown_asyncgens())  # closes the environment's connections
-        loop.close()
+        with asyncio.Runner(loop_factory=lambda: loop):  # closes the environment's connections at its end
+            loop.run_forever()
 
     threading.Thread(target=run, name="prompt-r1", daemon=True).start()
     return loop
