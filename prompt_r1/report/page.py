@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -186,10 +187,10 @@ class ShownGroup:
         return sum(is_right(game) is True for game in self.games)
 
     @property
-    def is_mixed(self) -> bool:
-        """Whether it was trained on, and has right and wrong games."""
+    def is_uniform(self) -> bool:
+        """Whether it was not trained on, or has only right or only wrong games."""
         trained = any(game["advantage"] for game in self.games)
-        return trained and 0 < self.right < len(self.games)
+        return not trained or self.right in (0, len(self.games))
 
 
 def is_right(game: Row) -> bool | None:
@@ -218,9 +219,6 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
         lines = (line for path in played[name] for line in path.read_text("utf-8", "replace").splitlines())
         rows = filter(None, map(json_object, lines))
         by_question = groupby(rows, key=lambda row: (row["group"], row["question"]["id"]))
-        groups += _mixed_first([ShownGroup(source, list(games)) for _, games in by_question])[:MOST_GROUPS]
-    return _mixed_first(groups)
-
-
-def _mixed_first(groups: list[ShownGroup]) -> list[ShownGroup]:
-    return sorted(groups, key=lambda group: not group.is_mixed)
+        of_step = [ShownGroup(source, list(games)) for _, games in by_question]
+        groups += sorted(of_step, key=attrgetter("is_uniform"))[:MOST_GROUPS]
+    return sorted(groups, key=attrgetter("is_uniform"))
