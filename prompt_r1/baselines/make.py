@@ -95,7 +95,7 @@ class MethodMaker:
             case "grpo-only":
                 agent = resolve_agent(config.grpo_agent)
             case "untrained":
-                agent = _start_of(agent)
+                agent = replace(agent, path=find_agent(agent.start, agent.config.seed))
         return self._player(name, agent, environment)  # these two, agent-only and prompt-r1
 
     def _player(self, name: str, spec: AgentSpec, environment: Environment) -> AgentMethod:
@@ -129,11 +129,7 @@ class MethodMaker:
             right = partial(right_demonstrations, self.seed, RULES[game.rule])
             fine_tune_agent(right, settings, game, folder)
         elif is_new:
-            player, calls = load_agent(_start_of(agent).path, game, self.device), self.config.optimize_calls
+            player = load_agent(find_agent(start, game.seed), game, self.device)
+            calls = self.config.optimize_calls
             await imitate_own_games(player, environment, train, settings, game, folder, calls=calls)
         return self._player(name, AgentSpec(folder / "agent", game, start), environment)
-
-
-def _start_of(spec: AgentSpec) -> AgentSpec:
-    """The agent before training; the agent itself if this project did not train it."""
-    return replace(spec, path=find_agent(spec.start, spec.config.seed))
