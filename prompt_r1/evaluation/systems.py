@@ -66,9 +66,7 @@ def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> d
     --tables runs the methods of Table 5 with all environments and agents, the others with the first ones.
     """
     systems: dict[System, AgentSpec] = {}
-    for method in METHODS:
-        if method not in methods_of(config):
-            continue
+    for method in sorted(methods_of(config), key=list(METHODS).index):
         needs, first = METHODS[method], 1 if config.tables and method not in IN_TABLE_5 else None
         environments = environments_of(config, agents)[:first] if needs.environment else [""]
         for environment in environments:

@@ -101,9 +101,8 @@ def results_table(rows_of: dict[str, list[Row]], datasets: Sequence[str]) -> str
 
     `datasets` has the dataset of each question, in the order of the rows.
     """
-    lines = []
+    lines, names = [], sorted(set(datasets))
     for method, rows in rows_of.items():
-        names = sorted(set(datasets))
         for name in names:
             part = [row for row, dataset in zip(rows, datasets, strict=True) if dataset == name]
             lines.append([method, name, *_cells(part)])
