@@ -41,9 +41,8 @@ async def textgrad(search: PromptSearch, train: Sequence[Question], validation: 
 def minibatches(train: Sequence[Question], rng: random.Random) -> Iterator[list[Question]]:
     """The batches of an epoch are the first of the shuffled training questions."""
     while True:
-        order = rng.sample(list(train), len(train))
-        batches = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
-        yield from batches[:UPDATES]
+        order = rng.sample(list(train), len(train))[: UPDATES * BATCH]
+        yield from (order[start : start + BATCH] for start in range(0, len(order), BATCH))
 
 
 async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question]) -> str:
