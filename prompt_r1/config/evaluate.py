@@ -45,9 +45,7 @@ of_methods = partial(setting, group="compared methods", identifies=True)
 class EvaluateConfig(PlayConfig):
     """Score methods on questions; settings without a flag are those of a method's authors."""
 
-    data: tuple[str, ...] = everyday(
-        ("mini",), "mini, mini:validation, mini:ood, JSONL/parquet files, or hf:ORG/NAME:SPLIT"
-    )
+    data: tuple[str, ...] = everyday(("mini",), "mini, mini:validation, mini:ood, files, hf:ORG/NAME:SPLIT")
     method: tuple[str, ...] = everyday(
         (), f"{', '.join(METHODS)} (direct untrained prompt-r1; with --tables the paper's)", tuple(METHODS)
     )
