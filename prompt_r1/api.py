@@ -58,7 +58,7 @@ class Pair(AbstractContextManager["Pair"]):
             future.cancel()
 
     def close(self) -> None:
-        """End the thread. The pair cannot be used afterwards."""
+        """End the thread, and cancel its games. The pair cannot be used afterwards."""
         with suppress(RuntimeError):  # closed before
             self._loop.call_soon_threadsafe(self._loop.stop)
 

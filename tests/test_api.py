@@ -8,13 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import prompt_r1
-from prompt_r1.api import Pair, _start_loop
+from prompt_r1.api import Pair, _call, _start_loop
 from prompt_r1.config.agent import GAME_FILE
 from prompt_r1.config.fields import write_yaml
 from prompt_r1.config.train import TrainConfig
@@ -227,3 +227,14 @@ def test_a_game_that_is_played_again_pays_nothing_and_another_sample_or_epoch_as
         return environment.take_metrics()["env/paid"]
 
     assert [calls_paid(), calls_paid(), calls_paid(sample=1), calls_paid(epoch=1)] == [2, 0, 2, 2]
+
+
+def test_a_game_that_runs_when_its_pair_is_closed_is_cancelled():
+    """The thread that waited for it waited forever."""
+    loop = _start_loop()
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(_call, loop, asyncio.sleep(600))
+        time.sleep(0.1)
+        loop.call_soon_threadsafe(loop.stop)
+        with pytest.raises(CancelledError):
+            waiting.result(timeout=30)
