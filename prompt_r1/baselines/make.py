@@ -121,7 +121,8 @@ class MethodMaker:
             rank=8 if name == "sft" else 16,
             device=str(self.device),
         )
-        game = one_turn_config(settings) if name == "sft" else agent.config
+        # The mini agent of another seed is another agent: the start is that of the run that trained it.
+        game = replace(one_turn_config(settings), seed=agent.config.seed) if name == "sft" else agent.config
         is_new = trained_config(folder / "agent") is None
         if is_new and name == "sft":
             fine_tune_agent(lambda codec: [example_of(one, codec) for one in train], settings, game, folder)

@@ -129,7 +129,7 @@ def fine_tune_agent(
     """
     ours = {"metrics.jsonl", "agent", ".agent.old", TEMPORARY}
     make_folder(out, lambda out: {path.name for path in out.iterdir()} <= ours, "a fine-tuning")
-    start = find_agent(config.agent, config.seed)
+    start = find_agent(config.agent, trained_as.seed)
     agent = load_agent(start, trained_as, pick_device(config.device))
     alone, policy = Ranks(0, 1, agent.policy.device), agent.policy
     if config.rank:

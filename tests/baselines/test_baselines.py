@@ -9,7 +9,7 @@ from prompt_r1.agent.trained import AgentSpec
 from prompt_r1.baselines.ask_once import ANSWER_ONLY, IN_TAGS, read_answer
 from prompt_r1.baselines.games import AgentMethod
 from prompt_r1.environments.sources import OwnSource
-from prompt_r1.errors import EnvError
+from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.metrics.em_f1 import exact_match
 from prompt_r1.miniworld.advice import AdvisedEnvironment
 from prompt_r1.miniworld.environment import MiniEnvironment
@@ -102,6 +102,23 @@ def test_untrained_is_the_agent_that_the_training_started_from_whatever_the_eval
     monkeypatch.setattr("prompt_r1.baselines.make.find_agent", lambda name, seed: starts[name, seed])
     trained = AgentSpec("trained", replace(CONFIG, seed=3), start="mini")
     assert answer("untrained", priced(PricedSource(lambda _: "abc")), agent=trained).turns > 0
+
+
+@pytest.mark.parametrize("name", ["sft", "bc"])
+def test_fine_tuning_begins_with_the_agent_that_the_training_started_from(name, monkeypatch, tmp_path):
+    def stop(name: str, seed: int) -> None:
+        raise UsageError(f"{name} {seed}")
+
+    monkeypatch.setattr("prompt_r1.baselines.sft.find_agent", stop)
+    trained = AgentSpec("trained", replace(CONFIG, seed=3), start="mini")
+    with pytest.raises(UsageError, match=r"^mini 3$"):
+        method(name, priced(PricedSource(str)), agent=trained, folder=tmp_path, seed=5)
+
+
+def test_the_games_of_a_repeated_question_differ(asking_agent):
+    play = method("prompt-r1", priced(PricedSource(lambda _: "abc")), agent=asking_agent)
+    first, again, second = (asyncio.run(play(ANNA, sample)).raw for sample in (0, 0, 1))
+    assert first == again != second
 
 
 def test_agent_only_plays_the_same_game_without_calling_the_environment(asking_agent):
