@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from prompt_r1.errors import UsageError
+from prompt_r1.playing import Limits
 from prompt_r1.serving.__main__ import KEY, main
 from tests.support.paths import ROOT
 
@@ -27,6 +28,17 @@ from tests.support.paths import ROOT
 def test_a_mistake_in_the_flags_is_reported_before_the_agent_is_loaded(line, sentence, monkeypatch):
     monkeypatch.delenv(KEY, raising=False)
     with pytest.raises(UsageError, match=sentence):
+        main(line.split())
+
+
+@pytest.mark.parametrize(("flags", "limit"), [("", "None"), ("--request-usd 0.5", "0.5")])
+def test_a_question_has_no_limit_of_dollars_unless_one_is_given(flags, limit, asking_agent, monkeypatch):
+    def no_server(pair: object, name: str, limits: Limits, *others: object) -> None:
+        raise UsageError(f"limit {limits.usd}")
+
+    monkeypatch.setattr("prompt_r1.serving.app.ChatServer", no_server)
+    line = f"--port 0 --device cpu --agent {asking_agent} --env mini --env-price 1,2 {flags}"
+    with pytest.raises(UsageError, match=f"limit {limit}"):
         main(line.split())
 
 
