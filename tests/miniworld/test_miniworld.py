@@ -5,6 +5,7 @@ import hashlib
 import random
 from collections import Counter
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -232,17 +233,23 @@ def test_an_agent_is_built_once_despite_interrupted_and_concurrent_builds(quick,
     def interrupted(seed: int) -> MiniAgent:
         raise KeyboardInterrupt
 
+    def half_saved(seed: int) -> MiniAgent:
+        """The first part is saved; at the second the process is interrupted."""
+        return quick[0], SimpleNamespace(save_pretrained=interrupted)
+
     def overtaken(seed: int) -> MiniAgent:
         """Another process finishes the same build first."""
         mini_agent(seed, cache, build=lambda seed: quick)
         return quick
 
-    with pytest.raises(KeyboardInterrupt):
-        mini_agent(1, cache, build=interrupted)
+    for build in (interrupted, half_saved):
+        with pytest.raises(KeyboardInterrupt):
+            mini_agent(1, cache, build=build)
+        assert not any(cache.iterdir())
     (cache / ".unfinished-killed").mkdir()  # what a kill while saving leaves
     folder = mini_agent(1, cache, build=overtaken)
     building = f"Building the mini agent of seed 1: about a minute, once; it is kept in {folder}"
-    assert capsys.readouterr().err.count(building) == 3
+    assert capsys.readouterr().err.count(building) == 4
     assert folder == mini_agent(1, cache, build=interrupted)  # not built again
     assert capsys.readouterr().err == "" and folder.stat().st_mode & 0o777 == 0o755
     assert [path.name for path in sorted(cache.iterdir())] == [".unfinished-killed", folder.name]

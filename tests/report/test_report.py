@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import math
 import re
 import shutil
 from html.parser import HTMLParser
@@ -142,9 +143,9 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(run):
 
 def test_of_many_questions_those_with_right_and_wrong_games_are_shown(tmp_path):
     """A page of all games of the mini run had 13.8 MB."""
-    even, mixed = group_of(question(0))[1:3], group_of(question(1))
+    even, mixed = group_of(question(0))[:3:2], group_of(question(1))
     page = page_of(write_run(tmp_path / "run", [[even] * 20 + [mixed] * 5]))
-    assert [shown["data-right"] for shown in page.of_class("group")] == ["mixed"] * 12
+    assert [shown["data-right"] for shown in page.of_class("group")] == ["mixed"] * 5 + ["all"] * 7
 
 
 def test_a_wrong_answer_is_marked_wrong_by_the_rules_of_its_kind():
@@ -167,7 +168,8 @@ def test_a_curve_has_the_points_of_its_metric_between_the_ends_of_the_axis(run):
     [turns] = [chart for chart in charts_of(read_metrics(run)) if chart.title == "Turns"]
     assert turns.curves == [("2", "98.2,9.0 156.4,9.0 214.6,9.0 272.8,9.0 331.0,9.0")]
     assert (turns.last_step, turns.values) == ("5", ["0", "1", "2"])
-    [start] = charts_of([{"step": 0, "val/em": 0.0}, {"step": 2, "val/em": 0.5}])
+    values = {0: 0.0, 1: math.nan, 2: 0.5}  # where a metric is not finite, it has no point
+    [start] = charts_of([{"step": step, "val/em": em} for step, em in values.items()])
     assert start.curves == [("0.5", "40.0,151.0 331.0,80.0")]
     assert charts_of([]) == []
 
