@@ -70,9 +70,17 @@ def _start_loop() -> asyncio.AbstractEventLoop:
     """An event loop that runs in a daemon thread, which a program does not wait for at its end."""
     loop = asyncio.new_event_loop()
 
+    async def end() -> None:
+        games = asyncio.all_tasks() - {asyncio.current_task()}
+        for game in games:
+            game.cancel()
+        await asyncio.gather(*games, return_exceptions=True)
+        await loop.shutdown_asyncgens()  # closes the environment's connections
+
     def run() -> None:
-        with asyncio.Runner(loop_factory=lambda: loop):  # closes the environment's connections at its end
-            loop.run_forever()
+        loop.run_forever()
+        loop.run_until_complete(end())
+        loop.close()
 
     threading.Thread(target=run, name="prompt-r1", daemon=True).start()
     return loop
