@@ -1,5 +1,6 @@
 """Load a Hugging Face model or tokenizer, or refuse it."""
 
+import gc
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -64,6 +65,7 @@ def load_policy(
             f"train it with --max-tokens {limit} or less"
         )
     stored = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))  # 0: on the Hub
+    gc.collect()  # engines and models before this one, which are parts of reference cycles
     dtype = getattr(torch, str(config.dtype).split(".")[-1], torch.float32)  # of the files
     check_room(path, stored * weights.itemsize // dtype.itemsize, free_memory(device), "of memory")
     model = _load_weights(path, config, weights)

@@ -1,6 +1,5 @@
 """Make methods by name."""
 
-import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -65,7 +64,6 @@ class MethodMaker:
 
     async def make(self, system: System) -> Answer:
         """The method of a system, ready to answer; prompts and agents of an earlier run are used again."""
-        gc.collect()  # the models of the method before are parts of reference cycles
         name, agent, config = system.method, self.systems[system], self.config
         fields = {**parse_fields(config.env_args), **TASK_FIELDS.get(name, {})}
         # A method that asks no environment gets the mini world, which needs no key.
@@ -96,7 +94,7 @@ class MethodMaker:
                 agent = resolve_agent(config.grpo_agent)
             case "untrained":
                 agent = replace(agent, path=find_agent(agent.start, agent.config.seed))
-        return self._player(name, agent, environment)  # these two, agent-only and prompt-r1
+        return self._player(name, agent, environment)  # also agent-only and prompt-r1
 
     def _player(self, name: str, spec: AgentSpec, environment: Environment) -> AgentMethod:
         """The method of this name that plays games with an agent."""

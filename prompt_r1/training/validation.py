@@ -1,7 +1,6 @@
 """Games of held-out questions, mostly greedy: validation and test."""
 
 import asyncio
-import gc
 from collections.abc import Sequence
 from functools import partial
 from statistics import mean
@@ -49,7 +48,6 @@ def compare_on_test(run: Run) -> str:
         agent = load_agent(path, run.config, run.ranks.device)
         rows[name] = play_share(run, agent, questions, name=f"test-{name.partition(' ')[0]}")
         del agent
-        gc.collect()  # an engine is part of a reference cycle, and two more agents may not fit in memory
     table = results_table(rows, datasets) + "\n"
     run.ranks.from_first(lambda: (run.folder / TEST_FILE).write_text(table, "utf-8"))
     return text_table(["test", *COLUMNS], [[method, *_cells(own)] for method, own in rows.items()])
