@@ -129,8 +129,9 @@ def fine_tune_agent(
     """
     ours = {"metrics.jsonl", "agent", ".agent.old", TEMPORARY}
     make_folder(out, lambda out: {path.name for path in out.iterdir()} <= ours, "a fine-tuning")
+    device = pick_device(config.device)
     start = find_agent(config.agent, trained_as.seed)
-    agent = load_agent(start, trained_as, pick_device(config.device))
+    agent = load_agent(start, trained_as, device)
     alone, policy = Ranks(0, 1, agent.policy.device), agent.policy
     if config.rank:
         trainable = add_lora(policy.model, rank=config.rank, alpha=2 * config.rank, seed=config.seed)

@@ -149,7 +149,7 @@ def contents_of(config: EvaluateConfig, systems: Mapping[System, AgentSpec]) -> 
     names = [*config.train_data, *config.val_data]
     for system, agent in systems.items():
         names += [str(agent.path), system.agent, *system.environment.replace("hf:", "").split(",")]
-    return {f"SHA-256 of {name}": digest_of(Path(name)) for name in names if name and Path(name).exists()}
+    return {f"digest of {name}": digest_of(Path(name)) for name in names if name and Path(name).exists()}
 
 
 def digest_of(path: Path) -> str:
