@@ -1,6 +1,6 @@
 """Compare rows and cache with the model's own forward, once when a model is loaded.
 
-The oracle is the unmodified model with eager attention on the same weights, game by game, without a cache.
+The oracle is the model's own forward with eager attention on the same weights, game by game, without a cache.
 """
 
 import random
