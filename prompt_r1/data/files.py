@@ -309,7 +309,7 @@ def _from_json(text: bytes) -> Any:
 
 
 def _json(path: Path) -> Iterable[object]:
-    """The rows of a list, alone or in an object, as `data` of SQuAD's; one row; or JSON lines."""
+    """The rows of a list, alone or in an object as `data`; one row; or JSON lines."""
     content = path.read_bytes()
     try:
         value = _from_json(content)
@@ -320,13 +320,7 @@ def _json(path: Path) -> Iterable[object]:
     if isinstance(value, dict) and "question" not in value:
         lists = [value[name] for name in ("data", "Data", "questions", "examples") if name in value]
         value = lists[0] if len(lists) == 1 else value
-    rows = value if isinstance(value, list) else [value]
-    if rows and _has(rows[0], "paragraphs") and "question" not in rows[0]:  # SQuAD: articles
-        try:
-            rows = [row for article in rows for part in article["paragraphs"] for row in part["qas"]]
-        except (LookupError, TypeError):
-            raise BadRow("not SQuAD's layout: data[{paragraphs[{qas[]}]}]") from None
-    return rows
+    return value if isinstance(value, list) else [value]
 
 
 def _csv(path: Path) -> Iterator[object]:

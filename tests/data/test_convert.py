@@ -68,14 +68,9 @@ SQUAD_ROWS = [
     {"id": "s1", "question": "Who?", "answers": {"text": ["Bob", "Bob"], "answer_start": [12, 12]}},
     {"id": "s2", "question": "Why?", "answers": {"text": [], "answer_start": []}},
 ]
-SQUAD_PARAGRAPHS = [
-    {
-        "context": "…",
-        "qas": [
-            {"question": "Who?", "id": "s1", "answers": [{"text": "Bob", "answer_start": 12}] * 2},
-            {"question": "Why?", "id": "s2", "answers": [], "is_impossible": True},
-        ],
-    }
+SQUAD_QAS = [
+    {"question": "Who?", "id": "s1", "answers": [{"text": "Bob", "answer_start": 12}] * 2},
+    {"question": "Why?", "id": "s2", "answers": [], "is_impossible": True},
 ]
 TRIVIA_ROW_OF_THE_PROJECT = {"Question": "Who?", "Answer": {"Value": "Bob", "Aliases": ["Rob"]}}
 TRIVIA_ROWS = [
@@ -114,12 +109,7 @@ LAYOUTS = [
     Layout("mathqa", "train.parquet", [options("['a ) 38', 'b ) 27.675', 'e ) none']", "b")], ("27.675",)),
     Layout("mathqa", "dev.json", [options("none", "a"), options("a ) 5 , b ) 6", "b")], ("6",)),
     Layout("squad", "train.parquet", SQUAD_ROWS),
-    Layout(
-        "squad",
-        "dev-v2.0.json",
-        {"version": "v2.0", "data": [{"title": "T", "paragraphs": SQUAD_PARAGRAPHS}]},
-    ),
-    Layout("squad", "qas.jsonl", SQUAD_PARAGRAPHS[0]["qas"]),
+    Layout("squad", "qas.jsonl", SQUAD_QAS),
     Layout("triviaqa", "validation.parquet", TRIVIA_ROWS, ("Bob", "Rob")),
     Layout("triviaqa", "wikipedia-dev.json", {"Data": [TRIVIA_ROW_OF_THE_PROJECT]}, ("Bob", "Rob")),
     Layout("xsum", "train.parquet", [ARTICLE], ("Long article.",), "Please write an article: Short."),
@@ -212,7 +202,6 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
         ("hotpotqa", "x.jsonl", (json.dumps(BOB), "[1]"), "row 2: expected a JSON object"),
         ("popqa", "x.tsv", [{"question": "Q?", "possible_answers": "[oops"}], "row 1: .*not a JSON list"),
         ("mathqa", "x.json", [{"Problem": "Q?", "options": "a ) 1 , b ) 2", "correct": "c"}], "no text of"),
-        ("squad", "x.json", {"data": [{"paragraphs": [{"title": "T"}]}]}, "row 1: not SQuAD's layout"),
         ("musique", "x.jsonl", [BOB | {"answer_aliases": "b"}], "row 1: .*be a list"),
         ("squad", "x.jsonl", [{"question": "Q?", "answers": [{}]}], "row 1: the field answers must"),
         # The file that Salesforce publishes has the paths of the texts only.
