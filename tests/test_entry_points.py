@@ -1,5 +1,6 @@
 """train.py, infer.py and evaluate.py as a user runs them, with tiny models in the mini world."""
 
+import gc
 import json
 import re
 import shutil
@@ -186,22 +187,27 @@ def test_the_papers_tables_are_printed_again_without_new_calls(trained, monkeypa
 
 
 def test_evaluate_frees_an_agent_before_it_loads_the_next_and_samples_each_repeat_anew(
-    agent, asking_agent, tmp_path, monkeypatch, call_here
+    agent, asking_agent, tmp_path, monkeypatch, call_here, request
 ):
+    gc.disable()  # otherwise it may come by chance
+    request.addfinalizer(gc.enable)
+    monkeypatch.setattr("prompt_r1.agent.policy.LARGE_MATRIX", 1)  # linear layers are parts of cycles
     opened = []
 
-    def open_alone(*arguments):
-        assert not [ref for ref in opened if ref() is not None], "two agents fill the memory of a GPU"
+    def noted(*arguments):
         loaded = load_agent(*arguments)
-        opened.append(weakref.ref(loaded.policy.model))
+        opened.extend(map(weakref.ref, loaded.policy.model.modules()))
         return loaded
 
-    monkeypatch.setattr("prompt_r1.baselines.make.load_agent", open_alone)
+    def is_alone(*arguments):
+        assert not [ref for ref in opened if ref() is not None], "two agents fill the memory of a GPU"
+
+    monkeypatch.setattr("prompt_r1.baselines.make.load_agent", noted)
+    monkeypatch.setattr("prompt_r1.agent.loading.check_room", is_alone)  # asked before the weights are read
     line = ["--method", "prompt-r1", "untrained", "--env", "mini", "--limit", "1", "--max-turns", "1"]
     line += ["--max-new", "8", "--temperature", "1", "--repeats", "2", "--out", "scores"]
     done = call_here(tmp_path, "evaluate.py", "--agent", agent, asking_agent, *line)
     assert done.returncode == 0, done.stderr
-    assert len(opened) == 4  # two methods of two agents
     lines = [json.loads(line) for line in (tmp_path / "scores/predictions.jsonl").read_text().splitlines()]
     repeats = [
         {line["raw"] for line in lines if line["agent"] == str(name)} for name in (agent, asking_agent)
