@@ -26,7 +26,7 @@ class UnsupportedAttention(Exception):
     """What a model wants of its attention and `attend` cannot compute: "its attention …"."""
 
 
-# Queries of a call with a mask on a CPU: its kernel computes what the mask hides, too.
+# Queries of one call with a mask on a CPU, where SDPA also computes the keys that the mask hides.
 BLOCK = 256
 
 # Beginnings of a forward's keywords that reach every attention function and change nothing here.

@@ -65,8 +65,8 @@ def load_policy(
             f"train it with --max-tokens {limit} or less"
         )
     stored = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))  # 0: on the Hub
-    gc.collect()  # engines and models before this one, which are parts of reference cycles
     dtype = getattr(torch, str(config.dtype).split(".")[-1], torch.float32)  # of the files
+    gc.collect()  # frees earlier engines and models, which are parts of reference cycles
     check_room(path, stored * weights.itemsize // dtype.itemsize, free_memory(device), "of memory")
     model = _load_weights(path, config, weights)
     model.to(device)  # type: ignore[arg-type]  # transformers wraps it, and its type loses `self`

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # it imports this file
 
 # Tokens whose logits are computed at a time: few enough for a CPU's cache, many enough to fill a GPU.
 CHUNK_TOKENS = {"cpu": 128, "cuda": 1024}
-# Where MKL computes (W @ x.T).T up to 2.6 times as fast as x @ W.T: rows of x, and the smallest size of W.
+# MKL computes (W @ x.T).T up to 2.6 times as fast as x @ W.T for so many rows of x and entries of W or more.
 FEW_ROWS = range(7, 17 if torch.backends.mkl.is_available() else 7)
 LARGE_MATRIX = 2**18
 
