@@ -243,27 +243,22 @@ def _sequence_by_sequence(
 ) -> Tensor:
     """One call of torch's SDPA for each game, on any device. (T, H, D) → (T, H, D)."""
     pool = batch.pool
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    # For a single query, put the heads that share a key into rows: far faster on a CPU than repeating keys.
-    grouped = (len(query), 1, pool.keys.shape[3], -1, query.shape[2])
-    queries, outs = query.reshape(grouped).unbind(0), out.view(grouped).unbind(0)
-    column = 0
-    for number, (game, count) in enumerate(batch.games.items()):
+    # For a single query, the heads that share a key are rows: far faster on a CPU than repeating keys.
+    grouped = query.unflatten(1, (pool.keys.shape[3], -1)).split([*batch.games.values()])
+    outs = []
+    for game, first_page, queries in zip(batch.games, batch.first_pages, grouped, strict=True):
         length = len(game.tokens)
         if length <= pool.page_size:
-            key, value = batch.first_pages[number][layer]  # (Hkv, L, D)
+            key, value = first_page[layer]  # (Hkv, L, D)
         else:  # copies
             pages = game.pages[: pool.pages_for(length)]
             copies = (cache[layer, pages].flatten(0, 1)[:length] for cache in (pool.keys, pool.values))
             key, value = (rows.transpose(0, 1) for rows in copies)
-        if count == 1:
+        if len(queries) == 1:
             if window is not None:
                 key, value = key[:, -window:], value[:, -window:]
-            part = F.scaled_dot_product_attention(queries[column], key[None], value[None], scale=scale)
-            outs[column].copy_(part)
+            outs.append(F.scaled_dot_product_attention(queries, key[None], value[None], scale=scale))
         else:
-            columns = slice(column, column + count)
-            part = attend_in_window(query[columns].transpose(0, 1), key, value, scale, window)
-            out[columns] = part.transpose(0, 1)
-        column += count
-    return out
+            part = attend_in_window(queries.flatten(1, 2).transpose(0, 1), key, value, scale, window)
+            outs.append(part.transpose(0, 1).view(queries.shape))
+    return torch.cat(outs).flatten(1, 2)
