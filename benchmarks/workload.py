@@ -64,6 +64,7 @@ LENGTHS = {
     # Guesses for a large model: the lengths of real games are not published.
     "long": Lengths(600, (1, 1, 1, 1, 1), (120, 320), (200, 400), 2.0, 0.8),
     "smollm2": Lengths(100, (0, 1), (40, 40), (30, 30), 0.5, 1.0),  # two turns, as in `--config small`
+    "instruction": Lengths(400, (0, 1), (40, 40), (30, 30), 0.5, 1.0),  # the same with the paper's prompt
     "decode": Lengths(16, (1,), (100, 100), (1, 1), 0.5, 1.0),  # hardly any prompt, and no reply
 }
 

@@ -125,11 +125,10 @@ class Policy(nn.Module):
 
 
 def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """The forward of a large linear layer on a CPU, (…, K) → (…, N)."""
+    """The forward of a large linear layer on a CPU, (…, K) → contiguous (…, N), for SDPA's fast kernel."""
     rows = x.reshape(-1, x.shape[-1])
     if len(rows) not in FEW_ROWS:
         return F.linear(x, layer.weight, layer.bias)
-    # Contiguous, because SDPA's fast kernel takes no other queries.
     out = (layer.weight @ rows.T.contiguous()).T.contiguous().view(*x.shape[:-1], -1)
     return out if layer.bias is None else out + layer.bias
 
