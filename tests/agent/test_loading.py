@@ -175,9 +175,9 @@ def test_a_hub_id_is_refused_at_once_where_the_hub_cannot_be_reached(monkeypatch
 
 def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(tmp_path):
     tokenizer = load_tokenizer(tiny.save_agent(tmp_path))
-    tokenizer.add_tokens(["larger", "than", "before"])
+    tokenizer.add_tokens(["one more"])
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="the tokenizer has 264 tokens, and the model embeds 261"):
+    with pytest.raises(UsageError, match="the tokenizer has 262 tokens, and the model embeds 261"):
         load_agent(tmp_path, AgentConfig(), CPU)
 
 

@@ -89,3 +89,10 @@ def test_a_job_beside_others_leaves_a_sixteenth_of_the_pages_free_for_them_to_gr
     scheduler.add(job_of(CachedGame(0), [2] * 4 * 7, loop))  # of an older game, which is admitted first
     scheduler.admit()
     assert len(scheduler.running) == 2
+
+
+def test_a_job_alone_takes_all_pages(loop):
+    scheduler = scheduler_of(pages=16)
+    scheduler.add(job_of(CachedGame(0), [0] * 4 * 16, loop))
+    scheduler.admit()
+    assert len(scheduler.running) == 1
