@@ -82,6 +82,28 @@ def test_requests_that_are_repeated_never_exceed_the_budget(tmp_path) -> None:
     assert budget.spent.calls <= 7 and Journal(tmp_path).spent.calls == budget.spent.calls
 
 
+def test_a_process_that_is_killed_during_a_repeated_request_has_charged_the_lost_one_before(tmp_path):
+    at_the_kill = []
+
+    class KilledSource(CountingSource):
+        async def reply(self, call: Call) -> Outcome:
+            await call.begin()
+            call.give_up(True)
+            await call.begin()
+            at_the_kill.append(Journal(tmp_path).spent)
+            return Outcome("ok", text="Paris")
+
+    asked = environment(KilledSource(max_tokens=9), folder=tmp_path)
+    ask(asked)
+    estimate = asked.members[0].estimate(HELLO)
+    assert at_the_kill == [estimate * 2 + Spending(lost_usd=estimate.usd)]
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_reply_is_reserved_at_the_limit_of_its_request(name):
+    assert environment(CountingSource(**{name: 7000})).members[0].estimate(HELLO).tokens_out == 7000
+
+
 class RejectedSource(CountingSource):
     """Its first request is rejected."""
 
@@ -112,7 +134,8 @@ def test_a_request_that_was_rejected_is_not_charged_if_its_call_ends_then(tmp_pa
 )
 def test_a_reply_without_believable_usage_is_in_the_budget_at_its_estimate(usage: dict[str, object]) -> None:
     """A bug: such a reply cost nothing, so that the budget was never reached."""
-    response = httpx.Response(200, json={**body_of("Paris, in France."), **usage})
+    body = body_of("Paris, in", reasoning_content=" France.")  # reasoning is billed too
+    response = httpx.Response(200, json={**body, **usage})
     asked = environment(endpoint(Provider(response), system="Be brief."))
     ask(asked)
     assert asked.budget.spent == Spending(1, 5, 6, pytest.approx(65e-6))  # a token has three characters

@@ -107,7 +107,8 @@ def test_fields_and_prices_of_one_environment_replace_those_of_the_run() -> None
     [plain] = opened.open("large@http://localhost:8000/v1").members
     [other] = opened.open("large@http://localhost:8000/v1", fields={"top_p": 0.5}, price="3,4").members
     assert (plain.source.parameters["temperature"], plain.price) == (0.7, Price(1, 2))
-    assert "temperature" not in other.source.parameters
+    [bare] = opened.open("large@http://localhost:8000/v1", fields={}).members
+    assert "temperature" not in {**other.source.parameters, **bare.source.parameters}
     assert (other.source.parameters["top_p"], other.price) == (0.5, Price(3, 4))
 
 
