@@ -168,6 +168,15 @@ BROKEN = [
 ]
 
 
+def test_where_the_newest_checkpoints_are_damaged_the_best_one_is_resumed(tmp_path):
+    run = TinyRun(tmp_path)
+    for step in range(1, 5):
+        run.save(step, best_step=1)
+    for step in (3, 4):
+        cut(tmp_path / "checkpoints" / f"step-00000{step}" / "state.json")
+    assert run.newest().name == "step-000001"
+
+
 @pytest.mark.parametrize(("damage", "name"), BROKEN)
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(saved, damage, name):
     damage(saved.folder / "checkpoints" / "step-000002" / name)
