@@ -245,9 +245,11 @@ def test_what_runs_before_the_version_is_checked_runs_in_an_old_python(file):
     assert not [node.name for node in functions if isinstance(node.returns, ast.Subscript | ast.BinOp)]
 
 
-def test_an_estimate_needs_no_key(folder):
+def test_an_estimate_needs_no_key_and_makes_no_folder(folder):
     """A bug: the price in advance was refused to those who have no key yet."""
+    before = {*folder.rglob("*")}
     check_train(["--config", "paper", "--data", "good.jsonl", "--env", "gpt-4o-mini", "--dry-run"])
+    assert {*folder.rglob("*")} == before
 
 
 def test_an_evaluation_that_has_begun_needs_no_key_to_write_its_tables_again(folder):

@@ -115,6 +115,18 @@ run_program(main)
     assert done.returncode == 75 and "stopped" in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_that_cannot_be_written_at_the_end_is_said():
+    program = "from prompt_r1.cli.command_line import run_program; run_program(lambda _: print('a table'))"
+    with open("/dev/full", "w") as full:
+        line = [sys.executable, "-c", program]
+        buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+        done = subprocess.run(
+            line, env=buffered, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=50
+        )
+    assert done.returncode == 75 and "No space left on device: free some space" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("typed", "shown"),
     [
