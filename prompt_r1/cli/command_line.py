@@ -9,7 +9,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -56,7 +56,6 @@ def _errors_explained(then: str = "") -> Iterator[None]:
     except KeyboardInterrupt:
         _exit(130, f"interrupted{then}")
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at the end
         _exit(75, f"nobody reads the output any more{then}")
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
@@ -116,16 +115,17 @@ def teaching_command(agent: str) -> str:
 
 
 def _exit(code: int, reason: object) -> NoReturn:
-    # One line, whatever is in the name of a file.
-    sentence = printable(f"{program_name()}: {reason}").replace("\n", "\\n")
+    sentence = printable(f"{program_name()}: {reason}").replace("\n", "\\n")  # files' names may have lines
     if len(sentence) > LONGEST_SENTENCE:  # it repeats a value of the command line or of a file
         sentence = f"{sentence[: LONGEST_SENTENCE // 2]} … {sentence[-LONGEST_SENTENCE // 2 :]}"
     print(sentence, file=sys.stderr, flush=True)
+    try:
+        sys.stdout.flush()
+    except OSError:  # Python flushes it again at its end, and would exit with 120
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if os.environ.get("WORLD_SIZE", "") not in ("", "1"):
         # At once: the end of an interpreter waits for its threads, and for NCCL, which may wait for ranks
         # that do not know yet that this one leaves.
-        with suppress(OSError):
-            sys.stdout.flush()
         os._exit(code)
     sys.exit(code)
 
