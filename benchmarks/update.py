@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.update [--questions 4] [--rounds 2]
     OMP_NUM_THREADS=1 python -m benchmarks.update --vocabulary 151936 --questions 1 --rivals trl
-    OMP_NUM_THREADS=1 python -m benchmarks.update --model smollm2 --vocabulary 49152 --lengths instruction
+    OMP_NUM_THREADS=1 python -m benchmarks.update --model smollm2 --vocabulary 49152 --lengths smollm2
 
 The naive update computes all logits of padded rows: with a large vocabulary, 12 GB. TRL is left out where it
 is not installed. Each variant runs in a process of its own, which holds

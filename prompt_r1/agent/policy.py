@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # it imports this file
 
 # Tokens whose logits are computed at a time: few enough for a CPU's cache, many enough to fill a GPU.
 CHUNK_TOKENS = {"cpu": 128, "cuda": 1024}
-# MKL computes (W @ x.T).T up to 2.6 times as fast as x @ W.T for so many rows of x and entries of W or more.
+# Rows of x, and least entries of W, with which MKL computes (W @ x.T).T up to 2.6 times as fast as x @ W.T.
 FEW_ROWS = range(4, 49 if torch.backends.mkl.is_available() else 4)
 LARGE_MATRIX = 2**18
 

@@ -115,7 +115,7 @@ def teaching_command(agent: str) -> str:
 
 
 def _exit(code: int, reason: object) -> NoReturn:
-    sentence = printable(f"{program_name()}: {reason}").replace("\n", "\\n")  # files' names may have lines
+    sentence = printable(f"{program_name()}: {reason}").replace("\n", "\\n")  # of a file's name
     if len(sentence) > LONGEST_SENTENCE:  # it repeats a value of the command line or of a file
         sentence = f"{sentence[: LONGEST_SENTENCE // 2]} … {sentence[-LONGEST_SENTENCE // 2 :]}"
     print(sentence, file=sys.stderr, flush=True)
