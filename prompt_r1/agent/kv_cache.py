@@ -53,7 +53,8 @@ class PagePool:
         middle = (kv_heads, page_size) if on_cpu else (page_size, kv_heads)
         size = (2, layers, pages + 1, *middle, dim)
         cache = torch.empty(size, dtype=policy.compute, device=policy.device)
-        self.keys, self.values = cache.transpose(3, 4) if on_cpu else cache  # (L, P, S, Hkv, D) each
+        self.cache = cache.transpose(3, 4) if on_cpu else cache  # (2, L, P, S, Hkv, D)
+        self.keys, self.values = self.cache
         self.device = policy.device
         self.flash = policy.device.type == "cuda" and policy.compute.itemsize == 2  # what FlashAttention has
         self.page_size = page_size
@@ -98,8 +99,7 @@ class PagePool:
             self.users[page] += 1
         self.extend(target, length)
         if rows := length % self.page_size:
-            for pool in (self.keys, self.values):
-                pool[:, target.pages[full], :rows] = pool[:, source.pages[full], :rows]
+            self.cache[:, :, target.pages[full], :rows] = self.cache[:, :, source.pages[full], :rows]
 
 
 def shape_of_a_token(config: PretrainedConfig) -> torch.Size:
@@ -203,12 +203,8 @@ class PagedBatch:
     @cached_property
     def first_pages(self) -> list[list[tuple[Tensor, ...]]]:
         """Of each game, its keys and values (Hkv, L, D) in its first page, for each layer."""
-        pools = (self.pool.keys, self.pool.values)
-        views = [
-            [pool[:, game.pages[0], : len(game.tokens)].transpose(1, 2) for pool in pools]
-            for game in self.games
-        ]
-        return [[*zip(keys, values, strict=True)] for keys, values in views]
+        views = [self.pool.cache[:, :, game.pages[0], : len(game.tokens)] for game in self.games]
+        return [[*zip(*view.transpose(2, 3), strict=True)] for view in views]
 
 
 def _flash(layer: int, query: Tensor, batch: PagedBatch, scale: float, window: Window) -> Tensor:
@@ -252,8 +248,7 @@ def _sequence_by_sequence(
             key, value = first_page[layer]  # (Hkv, L, D)
         else:  # copies
             pages = game.pages[: pool.pages_for(length)]
-            copies = (cache[layer, pages].flatten(0, 1)[:length] for cache in (pool.keys, pool.values))
-            key, value = (rows.transpose(0, 1) for rows in copies)
+            key, value = pool.cache[:, layer, pages].flatten(1, 2)[:, :length].transpose(1, 2)
         if len(queries) == 1:
             if window is not None:
                 key, value = key[:, -window:], value[:, -window:]
