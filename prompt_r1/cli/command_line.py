@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import shlex
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -35,6 +36,8 @@ def run_program(main: Callable[[list[str]], None], *, then: str = "") -> NoRetur
     Exit codes: 0 done, 1 a bug of ours, 2 wrong usage or out of memory, 75 stopped but resumable, 130 Ctrl-C.
     Every error is printed as one sentence on stderr; only a bug is a traceback, without keys.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if main.__module__ == "__main__":  # a program of its own, not a call inside another process
         gc.freeze()  # full collections then skip what was imported, a quarter of a second each time
     with _errors_explained(then and f"; the same command {then}"):
@@ -88,6 +91,8 @@ def check_usage(read: Callable[[list[str]], object]) -> None:
     with _errors_explained():
         Path.cwd()  # raises if it has been deleted
         read(sys.argv[1:])
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as in the background
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # libraries catch the exception during their imports
     if sys.stderr.isatty():  # in a log it would mean nothing
         print("Loading …", file=sys.stderr, flush=True)
 

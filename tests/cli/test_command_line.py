@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -77,6 +78,33 @@ def test_an_error_that_the_user_can_fix_has_an_exit_code_and_one_sentence(
     assert capsys.readouterr().err == sentence
     assert exit_code(error, monkeypatch, check_usage) == code
     assert capsys.readouterr().err == sentence.replace(f"; the same command {THEN}", "")
+
+
+@pytest.mark.parametrize(("during", "code"), [("imports", -signal.SIGINT), ("main", 130)])
+def test_ctrl_c_ends_a_program_also_during_its_imports_without_a_traceback(during, code):
+    """A bug: numpy, while it was imported, caught the exception, and the training that was stopped began."""
+    program = f"""
+import os, signal, time
+from prompt_r1.cli.command_line import check_usage, run_program
+
+def stop(place):
+    try:
+        if place == "{during}":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+    except KeyboardInterrupt:
+        if place == "main":
+            raise
+
+check_usage(lambda arguments: None)
+stop("imports")
+run_program(lambda arguments: stop("main"))
+"""
+    default = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell may start pytest without it
+    start = [sys.executable, "-c", program]
+    ended = subprocess.run(start, cwd=ROOT, capture_output=True, text=True, preexec_fn=default)
+    assert ended.returncode == code
+    assert ended.stderr == ("" if during == "imports" else "-c: interrupted\n")
 
 
 @pytest.mark.parametrize(
