@@ -124,10 +124,10 @@ def test_a_failed_environment_raises_for_its_question_alone():
 
 @pytest.mark.parametrize(
     ("limits", "turns", "calls"),
-    [(prompt_r1.Limits(), 4, 3), (prompt_r1.Limits(turns=2), 2, 1), (prompt_r1.Limits(turns=1), 1, 0)],
+    [({}, 4, 3), ({"turns": 20}, 4, 3), ({"turns": 2}, 2, 1), ({"turns": 1}, 1, 0)],
 )
 def test_limits_on_turns_and_calls_end_the_game_without_an_answer(limits, turns, calls, pair):
-    answer = pair.ask("9: more than it may", limits=limits)
+    answer = pair.ask("9: more than it may", limits=prompt_r1.Limits(**limits))
     assert (answer.answer, answer.stop) == (None, "max_turns")
     assert (len(answer.turns), answer.spent.calls) == (turns, calls)
 

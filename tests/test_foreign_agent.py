@@ -66,14 +66,13 @@ def run(program: str, agent: Path, *flags: str) -> None:
         evaluate.main([*names, *data, "--val-data", "questions.jsonl", "--optimize-calls", "2", *flags])
 
 
-@pytest.mark.parametrize("is_named", [False, True])
+@pytest.mark.parametrize("named", [(), ("large",), ("large", "small")])
 @pytest.mark.parametrize("program", ["infer", "evaluate"])
-def test_a_url_in_an_agents_folder_gets_the_key_only_if_the_user_names_it(
-    program, is_named, foreign, listener
-):
+def test_a_url_in_an_agents_folder_gets_the_key_only_if_the_user_names_it(program, named, foreign, listener):
     """A bug: `infer.py --agent FOREIGN` sent OPENAI_API_KEY to the host that the folder named."""
-    run(program, foreign, *(["--env", listener.spec] if is_named else []))
-    assert len(listener.headers) > 1 and set(listener.headers) == {f"Bearer {KEY}" if is_named else None}
+    specs = ",".join(listener.spec.replace("large", name) for name in named)
+    run(program, foreign, *(["--env", specs] if named else []))
+    assert len(listener.headers) > 1 and set(listener.headers) == {f"Bearer {KEY}" if named else None}
 
 
 @pytest.mark.parametrize("program", ["infer", "evaluate"])

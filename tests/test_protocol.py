@@ -28,6 +28,13 @@ UGLY_TURNS = [
     ("hm <think>a</think><answer>b</answer>", "a", None, "b", False),
     ("<think>a</think><answer>b</answer> done", "a", None, "b", False),
     ("<think>as <answer>x</answer></think><answer>b</answer>", "as <answer>x</answer>", None, "b", False),
+    (
+        "<think><interaction_prompt>x</interaction_prompt></think><answer>b</answer>",
+        "<interaction_prompt>x</interaction_prompt>",
+        None,
+        "b",
+        False,
+    ),
     ("<think>a</think><answer>b</answer><answer>c</answer>", "a", None, "b", False),
     ("<think>a</think><answer><answer>b</answer></answer>", "a", None, "b", False),
     # Asks, then invents a reply and answers: only the prompt counts.

@@ -161,7 +161,7 @@ def test_gepa_validates_no_prompt_that_only_equals_its_parent_on_their_questions
 def test_no_search_exceeds_its_limit_of_calls_whatever_the_limit(name, tagged):
     """With a limit of 10, the first scoring alone took 261 calls of OPRO and 50 of the others; and TextGrad
     made 111 calls under a limit of 110."""
-    for limit in (1, 10, 19, 20, 21, 28, 30, 49, 99, 110, 300):
+    for limit in (1, 10, 19, 20, 21, 28, 30, 49, 52, 99, 110, 300):
         task, writer = answering_task(), new_writer() if tagged else PricedSource(lambda _: "Vague.")
         search = new_search(task, writer, max_calls=limit)
         assert find(name, search)
@@ -361,7 +361,8 @@ def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(endpoint
     data = ["--data", file, "--train-data", file, "--val-data", file, "--optimize-calls", "9"]
     methods = ["--method", "direct", "cot", "opro", "textgrad", "gepa"]
     prices = ["--env-price", "1,1", "--optimizer-price", "5,5"]
-    line = [*methods, *data, *prices, "--env", spec, "--out", tmp_path / "out"]
+    given = ["--env", spec, "--env-args", '{"temperature": 0.7, "max_tokens": 64}']
+    line = [*methods, *data, *prices, *given, "--out", tmp_path / "out"]
     evaluate.main([str(part) for part in line])
     sent = defaultdict(set)
     for body in bodies:
@@ -369,10 +370,13 @@ def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(endpoint
         fields = {name: body[name] for name in body if name not in ("model", "messages")}
         sent["step by step" in str(body["messages"]), first[:10]].add(json.dumps(fields))
     assistant, seed = "You are a ", "Answer the"
-    assert sent[False, assistant] == {"{}"}, "direct: the documented system message, nothing else"
-    assert sent[True, assistant] == {'{"temperature": 0.0}'}, "cot"
-    opro, textgrad = (json.dumps({"temperature": 0.0, "max_tokens": limit}) for limit in (1024, 2000))
-    assert sent[False, seed] == {opro, textgrad, "{}"}
+    own, cot, opro, textgrad = (
+        json.dumps({"temperature": temperature, "max_tokens": limit})
+        for temperature, limit in ((0.7, 64), (0.0, 64), (0.0, 1024), (0.0, 2000))
+    )
+    assert sent[False, assistant] == {own}, "direct: with the documented system message"
+    assert sent[True, assistant] == {cot}
+    assert sent[False, seed] == {opro, textgrad, own}
     calls = map(json.loads, (tmp_path / "out/journal/rank0.jsonl").read_text().splitlines())
     ended = [call for call in calls if "usd" in call]
     prices_paid = {round(1e6 * call["usd"] / (call["tokens_in"] + call["tokens_out"])) for call in ended}

@@ -119,6 +119,7 @@ class Terminal(io.StringIO):
         (Terminal("not read\n"), "", []),  # the user types the questions
         (io.StringIO("Who?\n\n When? \n"), "", ["Who?", "When?"]),
         (io.StringIO("not read\n"), " Who? ", ["Who?"]),
+        (io.StringIO("Who\u2028is\x0cit?\n"), "", ["Who\u2028is\x0cit?"]),  # of a web page, of a PDF
     ],
 )
 def test_without_a_question_the_lines_of_standard_input_are_asked(stdin, question, asked, monkeypatch):

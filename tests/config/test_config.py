@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from prompt_r1.config.agent import HELD_OUT
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import Range, check_number, read_yaml, write_yaml
 from prompt_r1.config.train import TrainConfig, train_config, warnings_of
@@ -23,6 +24,8 @@ def test_flags_override_the_file_and_the_file_overrides_the_defaults(tmp_path):
 def test_questions_of_the_mini_world_are_validated_and_tested_with_its_other_splits():
     config, _ = train_config(["--config", "paper", "--data", "mini"])
     assert config.data == config.val_data == config.test_data == ("mini",)
+    mixed, _ = train_config(["--config", "paper", "--data", "mini", "mine.jsonl"])
+    assert mixed.val_data == (HELD_OUT,) and not mixed.test_data, "a file has no other splits"
 
 
 def test_validation_and_test_can_be_switched_off(tmp_path):

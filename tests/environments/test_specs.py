@@ -30,6 +30,15 @@ class Seeded:
         return f"seed {self.seed:03}"
 
 
+class Secretive:
+    """A user's environment that replies differently about each question."""
+
+    samples = False
+
+    def ask(self, messages: list[Message], session: str) -> str:
+        return f"about {session}"
+
+
 INVALID = [
     *("", "mini-z", "mini,mini-z", "hf:models/x", "a b", "gpt@localhost:8000", "http://localhost:8000/v1"),
     *("m@localhost/v1", "m@api.together.xyz/v1", "m@10.0.0.7", "m@[::1]:8000/v1", "x@http://host:65536/v1"),
@@ -152,6 +161,13 @@ def test_an_object_of_the_users_gets_the_seed_and_has_the_price_of_its_character
     assert dialogue == [{"role": "user", "content": "Who?"}]
     usd = (tokens[0] + 2 * tokens[1]) / 1e6
     assert game.spent == environment.budget.spent == Spending(1, *tokens, usd=usd)
+
+
+def test_an_object_of_the_users_that_takes_the_question_replies_to_each_of_them(tmp_path):
+    environments = Environments(EnvironmentConfig(), folder=tmp_path)
+    asked = environments.open("py:tests.environments.test_specs:Secretive")
+    replies = [asyncio.run(asked.ask(HELLO, Game(question))) for question in ("q1", "q2", "q1")]
+    assert replies == ["about q1", "about q2", "about q1"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The mini world: facts and questions, the environment, demonstrations, tokenizer and agent."""
 
 import asyncio
+import copy
 import hashlib
 import random
 from collections import Counter
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prompt_r1.miniworld import agent as agent_module
@@ -17,6 +19,7 @@ from prompt_r1.miniworld.demonstrations import decompose, demonstrate, record
 from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
 from prompt_r1.miniworld.world import SPLITS, TRAINING_MIX, make_questions, make_world, mini_questions
 from prompt_r1.protocol import INSTRUCTIONS, Codec
+from tests.support.templates import KINDS, tokenizer_of
 
 QUICK = partial(build_agent, worlds=1, games=200, steps=3)
 WORLD = make_world(0)
@@ -161,6 +164,23 @@ def test_a_recorded_demonstration_has_the_tokens_of_the_dialogue_and_the_mask_of
         assert tokenizer.apply_chat_template(messages, tokenize=False) == text + "\n"
         written = [t for t, mine in zip(trajectory.tokens, trajectory.sampled, strict=True) if mine]
         assert tokenizer.decode(written) == "".join(turn.text + "<|im_end|>" for turn in turns)
+
+
+@pytest.mark.parametrize("name", ["byte level", "sentencepiece, no prefix"])
+def test_a_recorded_turn_of_the_agent_does_not_begin_with_a_token_that_the_tokenizer_adds(
+    demonstrations, name
+):
+    """Such as <s>, which Llama's and Gemma's tokenizers add to each text."""
+    tokenizer = copy.deepcopy(tokenizer_of(KINDS["Gemma"], name))
+    first = tokenizer.bos_token
+    codec = Codec(tokenizer, INSTRUCTIONS["short"])
+    added = [(first, tokenizer.bos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"{first} $A", None, added)
+    assert tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
+    question, turns = demonstrations[0]
+    game = record(question, turns, codec)
+    written = [token for token, mine in zip(game.tokens, game.sampled, strict=True) if mine]
+    assert tokenizer.decode(written) == "".join(turn.text + "<end_of_turn>" for turn in turns)
 
 
 def digest_of(lines) -> str:

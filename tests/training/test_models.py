@@ -11,9 +11,11 @@ from prompt_r1.agent import loading
 from prompt_r1.agent.lora import adapters_of
 from prompt_r1.agent.packing import pack
 from prompt_r1.config.train import TrainConfig
-from prompt_r1.distributed import Interrupt
-from prompt_r1.errors import UsageError
+from prompt_r1.distributed import Interrupt, Ranks
+from prompt_r1.environments.environment import Game
+from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.training.run import Run
+from prompt_r1.types import Message
 from tests.support import tiny
 from tests.support.games import CPU, ONE_RANK, Learner, random_scored_games, record_logprobs_of, siblings
 
@@ -31,11 +33,27 @@ def test_a_model_is_checked_when_its_agent_is_loaded_and_not_again(tmp_path, mon
     assert not any(weight.requires_grad for weight in run.reference.parameters())
 
 
-def run_of(folder, config: TrainConfig) -> Run:
+def run_of(folder, config: TrainConfig, ranks: Ranks = ONE_RANK) -> Run:
     agent = tiny.save_agent(folder / "agent")
     config = replace(config, agent=str(agent), device="cpu")
     with asyncio.Runner() as runner:
-        return Run(config, folder, ONE_RANK, runner, Interrupt())
+        return Run(config, folder, ranks, runner, Interrupt())
+
+
+class FirstOfTwo(Ranks):
+    """A rank for whose parts of a run the other one need not exist."""
+
+    def gather(self, item):
+        return [item] * self.count
+
+
+def test_the_ranks_of_a_run_share_its_budget(tmp_path):
+    config = TrainConfig(max_env_calls=6, data=("mini:ood",), env="mini", kl_coef=0.0)
+    run = run_of(tmp_path, config, FirstOfTwo(0, 2, CPU))
+    with pytest.raises(Resumable, match="--max-env-calls"):
+        for number in range(6):
+            asyncio.run(run.environment.ask([Message(role="user", content=f"{number}?")], Game()))
+    assert run.environment.budget.spent.calls == 3
 
 
 def test_one_copy_of_the_weights_plays_and_learns_and_is_the_reference_without_its_adapters(tmp_path):
