@@ -75,7 +75,7 @@ class ChatRequest:
     question: str
     stream: bool
     temperature: float | None
-    seed: int
+    seed: int | None
 
 
 def read_request(content: bytes) -> ChatRequest:
@@ -94,7 +94,7 @@ def read_request(content: bytes) -> ChatRequest:
         question=_question(_field(given, "messages", [])),
         stream=_field(given, "stream", False),
         temperature=temperature,
-        seed=_field(given, "seed", 0),
+        seed=None if given.get("seed") is None else _field(given, "seed", 0),
     )
 
 

@@ -25,6 +25,7 @@ def pair_of(
     limits: Limits | None = None,
     max_sessions: int = 64,
     key: str = "",
+    seed: int = 0,
     temperature: float = 0.0,
 ) -> ChatServer:
     """An echoing agent with a shouting environment, unless others are given."""
@@ -32,7 +33,7 @@ def pair_of(
         OpenPair(
             agent=cast(Agent, agent or EchoAgent()),
             environment=pool or environment_of(Shouting()),
-            seed=0,
+            seed=seed,
             temperature=temperature,
         ),
         model_name="prompt-r1",

@@ -18,7 +18,7 @@ def read(**fields: object) -> ChatRequest:
 
 
 def test_a_request_without_options_is_neither_streamed_nor_seeded():
-    plain = ChatRequest("pair", "Who?", False, None, 0)
+    plain = ChatRequest("pair", "Who?", False, None, None)
     assert read() == read(stream=None, stream_options=None, tools=[], seed=None, user="me") == plain
     assert read(response_format={"type": "text"}, n=1, logprobs=False) == plain
     assert read(stream=True, temperature=0, seed=7) == ChatRequest("pair", "Who?", True, 0, 7)
