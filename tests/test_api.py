@@ -137,6 +137,8 @@ def test_a_call_that_may_exceed_the_limit_in_dollars_is_not_made():
         with pytest.raises(prompt_r1.LimitReached, match=r"the limit of \$0.04; spent: \$0.02") as reached:
             pair.ask("2: a", limits=prompt_r1.Limits(usd=0.04))
         assert pair._pair.environment.budget.spent.usd == pytest.approx(0.02)
+        with pytest.raises(prompt_r1.LimitReached, match=r"the limit of \$0.04; spent: \$0.02"):
+            list(pair.stream("2: a", limits=prompt_r1.Limits(usd=0.04)))
     assert reached.value.limit == "usd"
 
 

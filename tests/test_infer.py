@@ -1,5 +1,6 @@
 """infer.py: its output when streamed, piped, saved and interrupted, and with hostile text."""
 
+import asyncio
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -17,8 +19,12 @@ from hypothesis import strategies as st
 import infer
 from prompt_r1.cli.dialogue import Dialogue, Pieces
 from prompt_r1.config.agent import GAME_FILE
+from prompt_r1.config.pair import InferConfig
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import OwnSource
 from prompt_r1.errors import EnvError, Resumable, UsageError
+from prompt_r1.protocol import parse
+from prompt_r1.types import Question, Trajectory, Turn
 from tests.support.paths import ROOT
 
 TAGS = ["<think>", "</think>", "<interaction_prompt>", "</interaction_prompt>", "<answer>", "</answer>"]
@@ -105,6 +111,20 @@ def test_an_agent_without_the_format_is_named_with_what_teaches_it(ask):
     assert "does not know the format; `python -m prompt_r1.baselines.sft" in shown
     cut = ask("--question", "Who is the star of Silent Valley?", "--max-new", "12", "--max-turns", "1")
     assert "the game ended" in cut and "does not know the format" not in cut
+
+
+def test_an_agent_that_knows_the_format_is_not_said_to_lack_it_after_one_malformed_turn():
+    written: list[str] = []
+    game = Trajectory(Question("q", "asked", "Who?", ()), stop="malformed")
+    for text in ("<think>a</think><interaction_prompt>Who?</interaction_prompt>", "Hm."):
+        game.turns.append(Turn(text, parse(text), None))
+
+    async def play(text, **options):
+        return game
+
+    pair = SimpleNamespace(play=play, path="agent", environment=Environment([]))
+    asyncio.run(infer.ask("Who?", pair, Dialogue(written.append), InferConfig()))
+    assert "the game ended: malformed" in "".join(written) and "format;" not in "".join(written)
 
 
 def test_several_questions_end_with_their_total_cost(ask):

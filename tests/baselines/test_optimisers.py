@@ -101,9 +101,10 @@ def test_each_optimiser_finds_the_better_prompt_within_the_budget_of_its_authors
 
 def test_opro_scores_each_new_instruction_once_and_makes_no_call_that_cannot_be_of_use():
     """With 1,000 calls and 261 questions, 208 of 216 optimiser calls came after the last scored one."""
-    task = answering_task()
-    search = new_search(task, max_calls=1000)
+    task, writer = answering_task(), new_writer()
+    search = new_search(task, writer, max_calls=1000)
     find("opro", search)
+    assert len({*writer.numbers[:8]}) == 8, "a journal knows them as eight calls"
     tried = Counter(prompts_tried(task))
     assert set(tried.values()) == {20} and len(tried) > 20
     assert search.asked == len(task.asked) and (search.begun - search.asked) % 8 == 0

@@ -20,7 +20,7 @@ from prompt_r1.cli.installation import check_installation
 from prompt_r1.config.evaluate import EvaluateConfig
 from prompt_r1.config.fields import flag_of
 from prompt_r1.config.train import TrainConfig, train_config, warnings_of
-from prompt_r1.errors import FatalEnvError, Resumable, UsageError, first_line
+from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line
 from tests.support.paths import ROOT
 from tests.support.programs import MAINS
 from tests.support.providers import KEY
@@ -54,6 +54,7 @@ def exit_code(
         (UsageError("no such agent"), 2, "train.py: no such agent\n"),
         (FatalEnvError("HTTP 401"), 2, "train.py: HTTP 401\n"),
         (Resumable("the budget is used up"), 75, "train.py: the budget is used up\n"),
+        (Interrupted("SIGINT was received"), 130, "train.py: SIGINT was received\n"),
         (
             PermissionError(errno.EACCES, "Permission denied", "/root/x"),
             2,

@@ -114,6 +114,12 @@ def test_a_prompt_that_makes_no_sense_gets_no_fact(prompt):
     assert MiniEnvironment(WORLD).reply(prompt).value == ""
 
 
+def test_a_film_was_not_released_before_its_own_year():
+    environment, year = MiniEnvironment(WORLD), int(WORLD.facts[FILM, "year"])
+    asked = [f"Was {FILM} released before {other}?" for other in (year, year + 1)]
+    assert [environment.reply(question).value for question in asked] == ["no", "yes"]
+
+
 def test_a_reply_depends_only_on_seed_style_and_the_last_user_message():
     environment, again = MiniEnvironment(WORLD, seed=5), MiniEnvironment(make_world(0), seed=5)
     questions = [question.text for _, question in make_questions(WORLD, "test", 50, 0)]

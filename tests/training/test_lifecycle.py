@@ -158,9 +158,12 @@ def run_to_step_5(base: Path, folder: Path, **options) -> ScriptedRun:
     return run
 
 
-def test_resuming_refreshes_the_engine_with_the_weights_of_the_checkpoint(base, tmp_path):
+def test_a_resumed_run_plays_with_the_weights_of_the_checkpoint_and_writes_the_next_ones(base, tmp_path):
     run_to_step_5(base, tmp_path)
-    assert ScriptedRun(tmp_path, base).refreshed == [4.0]
+    resumed = ScriptedRun(tmp_path, base)
+    assert resumed.refreshed == [4.0]
+    resumed.steps(4)
+    assert checkpoints_of(tmp_path)[-1].name == "step-000008"
 
 
 def test_a_run_whose_questions_have_changed_is_not_resumed(base, tmp_path):
