@@ -354,7 +354,8 @@ def endpoint() -> Iterator[tuple[str, list[dict]]]:
         yield f"large@{url}", bodies
 
 
-def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(endpoint, tmp_path):
+@pytest.mark.parametrize("own", [{}, {"temperature": 0.7, "max_tokens": 64}])
+def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(endpoint, tmp_path, own):
     """A bug: the task calls of the optimisers had no temperature, and --env-args was one for all methods."""
     spec, bodies = endpoint
     file = tmp_path / "one.jsonl"
@@ -362,8 +363,7 @@ def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(endpoint
     data = ["--data", file, "--train-data", file, "--val-data", file, "--optimize-calls", "9"]
     methods = ["--method", "direct", "cot", "opro", "textgrad", "gepa"]
     prices = ["--env-price", "1,1", "--optimizer-price", "5,5"]
-    given = ["--env", spec, "--env-args", '{"temperature": 0.7, "max_tokens": 64}']
-    line = [*methods, *data, *prices, *given, "--out", tmp_path / "out"]
+    line = [*methods, *data, *prices, "--env", spec, "--env-args", json.dumps(own), "--out", tmp_path / "out"]
     evaluate.main([str(part) for part in line])
     sent = defaultdict(set)
     for body in bodies:
@@ -371,13 +371,11 @@ def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(endpoint
         fields = {name: body[name] for name in body if name not in ("model", "messages")}
         sent["step by step" in str(body["messages"]), first[:10]].add(json.dumps(fields))
     assistant, seed = "You are a ", "Answer the"
-    own, cot, opro, textgrad = (
-        json.dumps({"temperature": temperature, "max_tokens": limit})
-        for temperature, limit in ((0.7, 64), (0.0, 64), (0.0, 1024), (0.0, 2000))
-    )
-    assert sent[False, assistant] == {own}, "direct: with the documented system message"
-    assert sent[True, assistant] == {cot}
-    assert sent[False, seed] == {opro, textgrad, own}
+    assert sent[False, assistant] == {json.dumps(own)}, "direct: the documented system message, nothing else"
+    assert sent[True, assistant] == {json.dumps({**own, "temperature": 0.0})}, "cot"
+    limits = ({"temperature": 0.0, "max_tokens": limit} for limit in (1024, 2000))
+    opro, textgrad = (json.dumps({**own, **limit}) for limit in limits)
+    assert sent[False, seed] == {opro, textgrad, json.dumps(own)}
     calls = map(json.loads, (tmp_path / "out/journal/rank0.jsonl").read_text().splitlines())
     ended = [call for call in calls if "usd" in call]
     prices_paid = {round(1e6 * call["usd"] / (call["tokens_in"] + call["tokens_out"])) for call in ended}
