@@ -36,7 +36,7 @@ def run_program(main: Callable[[list[str]], None], *, then: str = "") -> NoRetur
     Exit codes: 0 done, 1 a bug of ours, 2 wrong usage or out of memory, 75 stopped but resumable, 130 Ctrl-C.
     Every error is printed as one sentence on stderr; only a bug is a traceback, without keys.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # so check_usage leaves it during the imports
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if main.__module__ == "__main__":  # a program of its own, not a call inside another process
         gc.freeze()  # full collections then skip what was imported, a quarter of a second each time
@@ -91,8 +91,8 @@ def check_usage(read: Callable[[list[str]], object]) -> None:
     with _errors_explained():
         Path.cwd()  # raises if it has been deleted
         read(sys.argv[1:])
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as in the background
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # libraries catch the exception during their imports
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # in the background it is ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # imports of libraries may catch KeyboardInterrupt
     if sys.stderr.isatty():  # in a log it would mean nothing
         print("Loading …", file=sys.stderr, flush=True)
 

@@ -74,7 +74,7 @@ class ChatRequest:
     model: str
     question: str
     stream: bool
-    temperature: float | None
+    temperature: float | None  # None: the pair's, as of the seed
     seed: int | None
 
 
