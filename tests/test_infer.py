@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
@@ -133,15 +135,14 @@ def test_several_questions_end_with_their_total_cost(ask):
     assert re.search(r"\ntotal        2 questions, 0 calls, [\d.]+ s\n$", shown)
 
 
-def test_an_environment_that_fails_ends_with_a_resumable_error(ask, monkeypatch, capsys):
-    async def fail(*_: object, **__: object) -> str:
-        raise EnvError("HTTP 500")
-
-    monkeypatch.setattr("prompt_r1.environments.environment.Environment.ask", fail)
-    with pytest.raises(Resumable, match="failed in 1 of 1 dialogues: HTTP 500; try again later"):
-        ask("--question", "abc def?", "--json", "--temperature", "1", "--seed", "0")
-    game = json.loads(capsys.readouterr().out)
+def test_an_environment_that_fails_in_one_of_two_games_ends_with_a_resumable_error(ask, monkeypatch, capsys):
+    replies = AsyncMock(side_effect=chain([EnvError("HTTP 500")], repeat("Anna")))
+    monkeypatch.setattr("prompt_r1.environments.environment.Environment.ask", replies)
+    with pytest.raises(Resumable, match="failed in 1 of 2 dialogues: HTTP 500; try again later"):
+        ask("--json", "--temperature", "1", "--seed", "0", typed="abc def?\nabc def?\n")
+    game, other = map(json.loads, capsys.readouterr().out.splitlines())
     assert (game["stop"], game["error"], game["answer"]) == ("env_error", "HTTP 500", None)
+    assert other["stop"] != "env_error"
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ the replies to a game cost, from the prices to the reward.
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -181,10 +182,16 @@ def test_the_first_optimiser_step_equals_adamw_with_the_given_settings(asking_ag
         assert torch.allclose(after[name], expected, atol=1e-5), name
 
 
-def test_without_a_reference_the_kl_to_the_policy_before_the_step_is_logged(asking_agent, tmp_path):
-    """0 in the first mini-batch, where nothing has moved yet."""
-    run = train_run(tmp_path, asking_agent, "--kl-coef", "0", "--mini-batch", "4", "--lr", "0.01")
-    assert read_metrics(run)[1]["kl"] > 0
+def test_without_a_reference_the_kl_to_the_policy_before_the_step_is_logged(
+    asking_agent, tmp_path, monkeypatch
+):
+    """0 in the first mini-batch, where nothing has moved yet. The loss has the command line's settings."""
+    loss = Mock(wraps=train.grpo_loss)
+    monkeypatch.setattr(train, "grpo_loss", loss)
+    line = "--kl-coef 0 --mini-batch 4 --lr 0.01 --clip 0.1 --clip-high 0.3".split()
+    assert read_metrics(train_run(tmp_path, asking_agent, *line))[1]["kl"] > 0
+    settings = {"clip": 0.1, "clip_high": 0.3, "kl_coef": 0.0}
+    assert all(settings.items() <= call.kwargs.items() for call in loss.call_args_list) and loss.called
 
 
 class Unauthorized:

@@ -320,18 +320,24 @@ def test_sampled_tokens_depend_on_the_seed_and_not_on_other_games():
 
 
 def test_sampled_frequencies_follow_the_softmax_at_the_temperature():
+    """Of the first token; and how often both tokens of a turn are in the lower half of the vocabulary."""
     policy = tiny.policy()
     prompt = tiny.random_tokens(9, seed=4)
+    size = policy.model.config.vocab_size
     with torch.no_grad():
-        logits = policy.model(torch.tensor([prompt])).logits[0, -1].float()
-    expected = torch.softmax(logits / 1.5, -1)
+        logits = policy.model(torch.tensor([[*prompt, first] for first in range(size)])).logits
+    softmax = torch.softmax(logits[:, -2:] / 1.5, -1)  # (V first tokens, 2, V): before and after the first
+    expected, low = softmax[0, 0], size // 2
     engine, draws = make_engine(policy, max_games=100), 2000
-    calls = (engine.generate(prompt, max_new=1, seed=str(n), temperature=1.5) for n in range(draws))
-    drawn = [completion.tokens[0] for completion in at_once(calls)]
-    counts = torch.bincount(torch.tensor(drawn), minlength=len(expected))
+    engine.stop_ids = frozenset()
+    calls = (engine.generate(prompt, max_new=2, seed=str(n), temperature=1.5) for n in range(draws))
+    drawn = torch.tensor([completion.tokens for completion in at_once(calls)])
+    counts = torch.bincount(drawn[:, 0], minlength=size)
     # The sum of the mean absolute deviations of binomial frequencies: the distance expected by chance.
     by_chance = (2 * expected * (1 - expected) / (torch.pi * draws)).sqrt().sum()
     assert (counts / draws - expected).abs().sum() < 1.2 * by_chance
+    both_low = expected[:low] @ softmax[:low, 1, :low].sum(-1)
+    assert abs((drawn < low).all(1).float().mean() - both_low) < 0.04
 
 
 def test_generation_stops_at_a_stop_token():

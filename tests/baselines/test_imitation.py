@@ -61,8 +61,8 @@ def test_rft_learns_once_from_its_right_games(tmp_path, learned, monkeypatch):
         return await play_question(agent, environment, question, **options)
 
     monkeypatch.setattr(imitation, "play_question", recorded)
-    monkeypatch.setattr(imitation, "QUESTIONS_AT_ONCE", 4)
-    settings = {"agent": "mini", "folder": tmp_path, "train": QUESTIONS[:6], "optimize_calls": 20}
+    monkeypatch.setattr(imitation, "QUESTIONS_AT_ONCE", 1)
+    settings = {"agent": "mini", "folder": tmp_path, "train": QUESTIONS[:6], "optimize_calls": 40}
     environment = mini_world()
     answer = method("rft", environment, **settings)
     first, both = learned
@@ -76,9 +76,9 @@ def test_rft_learns_once_from_its_right_games(tmp_path, learned, monkeypatch):
     folder = tmp_path / "large/rft/agent"
     weights, start = load_tensors(folder), load_tensors(find_agent("mini", 0))
     assert any(not weights[name].equal(start[name]) for name in start)
-    assert len(set(keys)) == len(keys) == 40  # where the environment samples, no two games share a reply
-    most = 4 * imitation.GROUP_SIZE * (CONFIG.max_turns - 1)  # calls between two looks at the limit
-    assert 0.6 * 20 < environment.budget.spent.calls < 20 + imitation.ROUNDS * most
+    assert len(set(keys)) == len(keys)  # where the environment samples, no two games share a reply
+    most = imitation.GROUP_SIZE * (CONFIG.max_turns - 1)  # calls between two looks at the limit
+    assert 0.6 * 40 < environment.budget.spent.calls < 40 + imitation.ROUNDS * most
     assert asyncio.run(answer(QUESTIONS[0], 0)).spent.calls > 0  # it plays, and asks
 
     again = mini_world()
@@ -108,8 +108,11 @@ def test_rft_ends_a_round_of_an_agent_that_has_stopped_asking(tmp_path):
 
 
 def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, learned, monkeypatch):
-    """The oracle counts demonstrations that ask, have all their tags, and end with the gold answer."""
+    """The oracle counts demonstrations that ask, have all their tags, and end with the gold answer. They are
+    of other worlds than the one that the agent plays in.
+    """
     shown = list(islice(demonstrations(0), 400))
+    assert not {question.text for question, _ in shown} & {question.text for question in QUESTIONS}
     monkeypatch.setattr(imitation, "demonstrations", lambda seed: shown)
     right = 0
     for question, turns in shown:

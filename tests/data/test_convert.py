@@ -80,7 +80,7 @@ TRIVIA_ROWS = [
 BOB = {"question": "Who?", "answer": "Bob"}
 MUSIQUE_ROW = BOB | {"id": "2hop__1", "answer_aliases": ["Rob", " ", "Bob"], "answerable": True}
 UNANSWERABLE = MUSIQUE_ROW | {"id": "2hop__2", "question": "Why?", "answerable": False}
-POPQA_ROW = {"id": 42, "question": "Who?", "possible_answers": '["Bob", "R. \\u00d6."]'}
+POPQA_ROW = {"id": 42, "question": "Who?", "possible_answers": '["Bob", "R. \\u00d6.", "The"]'}
 BOOK = {"book_id": "Emma.chapters 1-2", "chapter": "x" * 200_000, "summary_text": "Emma, rich,\nis happy."}
 EMMA = "Please write a short article based on the given title: Emma, chapters 1-2."
 ARTICLE = {"id": "1", "document": "Long article.", "summary": "Short."}
@@ -97,7 +97,7 @@ LAYOUTS = [
     Layout("2wiki", "dev.json", [{**BOB, "_id": "1", "answer_id": "Q1"}]),
     Layout("musique", "musique_full_v1.0_train.jsonl", [MUSIQUE_ROW, UNANSWERABLE], ("Bob", "Rob")),
     Layout("musique", "train.csv", [MUSIQUE_ROW | {"answer_aliases": ""}, UNANSWERABLE]),
-    Layout("popqa", "test.tsv", [POPQA_ROW], ("Bob", "R. Ö.")),
+    Layout("popqa", "test.tsv", [POPQA_ROW], ("Bob", "R. Ö.", "The")),
     Layout("gsm8k", "train.jsonl", [BOB | {"answer": SOLUTION}], ("-1024",)),
     Layout("gsm8k", "test.jsonl", [BOB | {"answer": "#### is a heading.\n3 + 4 = 7\n#### 7"}], ("7",)),
     Layout("gsm8k", "main.parquet", [BOB | {"answer": "#### $5.50"}], ("5.50",)),

@@ -57,8 +57,9 @@ def test_a_kill_loses_only_the_incomplete_line(tmp_path, caplog):
     with closing(PredictionFile(path)) as again:
         assert again.find(DIRECT, question_of(1), 0) == predict(1)
         assert again.find(DIRECT, question_of(2), 0) is None
+        again.add(predict(2, error="HTTP 500"))
         again.add(predict(2))
-    assert read_predictions(path) == [predict(1), predict(2)]
+    assert read_predictions(path) == [predict(1), predict(2)], "of several lines the last one counts"
     assert "2 damaged lines" in caplog.text, "nothing is dropped silently"
 
 

@@ -171,6 +171,8 @@ def test_a_curve_has_the_points_of_its_metric_between_the_ends_of_the_axis(run):
     values = {0: 0.0, 1: math.nan, 2: 0.5}  # where a metric is not finite, it has no point
     [start] = charts_of([{"step": step, "val/em": em} for step, em in values.items()])
     assert start.curves == [("0.5", "40.0,151.0 331.0,80.0")]
+    [below] = charts_of([{"step": step, "reward/mean": 2.0 * step - 1} for step in (0, 1)])
+    assert (below.curves, below.values[0]) == ([("1", "40.0,151.0 331.0,9.0")], "-1")
     assert charts_of([]) == []
 
 
