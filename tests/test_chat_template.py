@@ -41,9 +41,7 @@ def template_tokens(tokenizer, messages: list[dict[str, str]]) -> list[int]:
 @pytest.mark.parametrize("tokenizer_name", TOKENIZERS)
 @pytest.mark.parametrize("name", KINDS)
 def test_an_opening_and_a_next_turn_are_what_the_template_writes(name, tokenizer_name):
-    """A bug: tokenizers of the sentencepiece kind wrote a blank before each piece, so that no opening was the
-    template's.
-    """
+    """Also by tokenizers of the sentencepiece kind, which write a blank before each piece."""
     codec = codec_of(name, tokenizer_name)
     assert codec.opened == KINDS[name].opened
     tokenizer = codec.tokenizer
@@ -60,9 +58,7 @@ def test_an_opening_and_a_next_turn_are_what_the_template_writes(name, tokenizer
 @pytest.mark.parametrize("tokenizer_name", TOKENIZERS)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_turn_ends_at_the_templates_control_token(name, tokenizer_name):
-    """A bug: the first token after an assistant's message ended the turn, whatever it was: a blank for
-    Llama 2, a line feed for DeepSeek-Coder, "#" for SOLAR.
-    """
+    """Not at the first token after an assistant's message, which may be a blank, a line feed or "#"."""
     kind, codec = KINDS[name], codec_of(name, tokenizer_name)
     ends = {codec.tokenizer.convert_tokens_to_ids(token) for token in (kind.turn_end, kind.specials[0])}
     assert codec.turn_end == codec.tokenizer.convert_tokens_to_ids(kind.turn_end)

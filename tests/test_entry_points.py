@@ -163,9 +163,7 @@ def test_evaluate_scores_every_method_and_writes_all_predictions(trained, call_h
 
 
 def test_the_papers_tables_are_printed_again_without_new_calls(trained, monkeypatch, capsys):
-    """One command gives ablations, transfer and out-of-distribution questions. Run again, it reuses the
-    predictions.
-    """
+    """One command gives ablations, transfer and out-of-distribution questions."""
     monkeypatch.chdir(trained)
     settings = """
         --tables --agent runs/small --env mini mini-b --limit 2 --out tables

@@ -3,6 +3,7 @@ the replies to a game cost, from the prices to the reward.
 """
 
 import json
+from inspect import signature
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,6 +13,7 @@ import torch
 import train
 from prompt_r1.errors import FatalEnvError
 from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.training import run as training_run
 from prompt_r1.training.run import RunQuestions
 from prompt_r1.training.update import GRADIENT_LIMIT
 from prompt_r1.types import Reward, Trajectory
@@ -106,9 +108,7 @@ def test_a_call_names_its_question_the_number_of_its_game_and_the_epoch(asking_a
 def test_the_final_table_compares_greedy_games_of_the_untrained_agent_and_the_best_one(
     asking_agent, tmp_path, capsys
 ):
-    """Ten copies of a question give ten equal games; in training they give different ones. The test questions
-    are those of the validation, so each row equals the metrics of a validation.
-    """
+    """Ten copies of a question give ten equal games, and each row equals the metrics of a validation."""
     data = write_questions(tmp_path, "Who is the director of Silver River?", copies=10)
     line = ["--data", data, "--val-data", data, "--test-data", data, "--temperature", "0.7"]
     line += ["--questions", 4, "--mini-batch", 16]
@@ -192,6 +192,22 @@ def test_without_a_reference_the_kl_to_the_policy_before_the_step_is_logged(
     assert read_metrics(train_run(tmp_path, asking_agent, *line))[1]["kl"] > 0
     settings = {"clip": 0.1, "clip_high": 0.3, "kl_coef": 0.0}
     assert all(settings.items() <= call.kwargs.items() for call in loss.call_args_list) and loss.called
+
+
+def test_every_part_of_a_run_has_its_seed(asking_agent, tmp_path, monkeypatch):
+    """Agent, adapters, environment, questions and games; and the name of a folder that is not given."""
+    names = "find_agent add_lora Environments training_and_validation find_questions questions_of_step"
+    originals = {name: getattr(training_run, name) for name in [*names.split(), "open_run"]}
+    spies = {name: Mock(wraps=original) for name, original in originals.items()}
+    for name, spy in spies.items():
+        monkeypatch.setattr(training_run, name, spy)
+    monkeypatch.setattr(train, "play_question", played := Mock(wraps=train.play_question))
+    train_run(tmp_path, asking_agent, "--seed", 3, "--adapter-rank", 1, "--max-new", 20)
+    for name in names.split():
+        calls = [signature(originals[name]).bind(*one.args, **one.kwargs) for one in spies[name].mock_calls]
+        assert {call.arguments["seed"] for call in calls} == {3}, name
+    assert spies["open_run"].call_args.args[2].endswith("-seed3")
+    assert all(one.kwargs["seed"].startswith("3/1/") for one in played.mock_calls) and played.called
 
 
 class Unauthorized:

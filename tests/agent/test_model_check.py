@@ -81,10 +81,7 @@ def test_the_check_leaves_no_trace(weights):
     ],
 )
 def test_models_that_we_would_compute_wrongly_are_refused(tmp_path, kind, options, cause):
-    """Bugs: StableLM trained on log-probabilities that were 0.8 to 2.3 nats wrong, because every
-    game saw the others; DiffLlama played 1.6 nats wrong, because its second key overwrote the first; a window
-    that is not positive was played wrongly after the check, which computed with a window of its own.
-    """
+    """Some were played or trained with log-probabilities that were 0.8 to 2.3 nats wrong."""
     tiny.save_model(tmp_path, kind, **options)
     with pytest.raises(UsageError, match=f"models of type '{kind}' are not supported: .*{cause}"):
         load_policy(tmp_path, device=CPU)

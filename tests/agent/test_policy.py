@@ -145,9 +145,7 @@ def test_logits_of_16_bit_weights_have_the_precision_of_float32(scale, cap):
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("scale", "cap"), HEADS)
 def test_tokens_are_scored_under_the_distribution_that_sampled_them(scale, cap, compute):
-    """The engine divides the logits by the temperature after the cap. A bug: in learning, the temperature
-    divided the hidden states, which were rounded to bfloat16 once more.
-    """
+    """The engine divides the logits, not the hidden states, by the temperature, after the cap."""
     policy, packed = Policy(tiny.model().to(compute), compute=compute, temperature=0.7), some_batch()
     policy.logit_scale, policy.logit_cap = scale, cap
     with torch.no_grad():

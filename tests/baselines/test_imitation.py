@@ -108,11 +108,9 @@ def test_rft_ends_a_round_of_an_agent_that_has_stopped_asking(tmp_path):
 
 
 def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, learned, monkeypatch):
-    """The oracle counts demonstrations that ask, have all their tags, and end with the gold answer. They are
-    of other worlds than the one that the agent plays in.
-    """
+    """The oracle counts demonstrations that ask, have all their tags, and end with the gold answer."""
     shown = list(islice(demonstrations(0), 400))
-    assert not {question.text for question, _ in shown} & {question.text for question in QUESTIONS}
+    assert not {question.text for question, _ in shown} & {one.text for one in QUESTIONS}, "other worlds"
     monkeypatch.setattr(imitation, "demonstrations", lambda seed: shown)
     right = 0
     for question, turns in shown:

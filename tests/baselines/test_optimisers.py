@@ -10,10 +10,12 @@ import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 
 import evaluate
+from prompt_r1.baselines import make
 from prompt_r1.baselines.ask_once import IN_TAGS
 from prompt_r1.baselines.gepa import draw_parent, minibatches, read_fenced_prompt
 from prompt_r1.baselines.make import ALGORITHMS
@@ -355,16 +357,20 @@ def endpoint() -> Iterator[tuple[str, list[dict]]]:
 
 
 @pytest.mark.parametrize("own", [{}, {"temperature": 0.7, "max_tokens": 64}])
-def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(endpoint, tmp_path, own):
+def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(endpoint, tmp_path, own, monkeypatch):
     """A bug: the task calls of the optimisers had no temperature, and --env-args was one for all methods."""
     spec, bodies = endpoint
+    monkeypatch.setattr(make, "PromptSearch", search := Mock(wraps=PromptSearch))
     file = tmp_path / "one.jsonl"
     file.write_text(json.dumps({"id": "1", "question": "Who?", "answers": ["Anna"]}) + "\n")
     data = ["--data", file, "--train-data", file, "--val-data", file, "--optimize-calls", "9"]
     methods = ["--method", "direct", "cot", "opro", "textgrad", "gepa"]
     prices = ["--env-price", "1,1", "--optimizer-price", "5,5"]
+    prices += ["--optimizer-env", spec.replace("large", "writer"), "--optimize-examples", "1"]
     line = [*methods, *data, *prices, "--env", spec, "--env-args", json.dumps(own), "--out", tmp_path / "out"]
     evaluate.main([str(part) for part in line])
+    assert search.call_args.args[4:6] == (9, 1)
+    assert {body["model"] for body in bodies} == {"large", "writer"}
     sent = defaultdict(set)
     for body in bodies:
         first = body["messages"][0]["content"]

@@ -4,6 +4,7 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -201,13 +202,14 @@ def test_a_line_that_is_no_game_is_named(tmp_path, row):
         list(read_games(path))
 
 
-def test_the_program_teaches_the_package_s_own_demonstrations_and_says_how_to_train(tmp_path, capsys):
+def test_the_program_teaches_our_demonstrations_and_says_how_to_train(tmp_path, capsys, monkeypatch):
     """It printed `--config mini`, whose learning rate destroyed the model in one step."""
-    start, threads = tiny.save_agent(tmp_path / "start"), torch.get_num_threads()
-    line = f"--agent {start} --games mini:pop --epochs 1 --cutoff 450 --threads 1 --out {tmp_path / 'out'}"
-    main(line.split())
-    assert torch.get_num_threads() == threads == 1
+    monkeypatch.setattr(torch, "set_num_threads", threads := Mock())
+    line = f"--agent {tiny.save_agent(tmp_path / 'start')} --games mini:pop --epochs 1 --cutoff 450"
+    main([*line.split(), "--threads", "3", "--seed", "5", "--out", str(tmp_path / "out")])
+    threads.assert_called_once_with(3)
     folder = tmp_path / "out" / "agent"
+    assert trained_config(folder).seed == 5
     assert f"train.py --config small --agent {folder}" in capsys.readouterr().out
     losses = [json.loads(line)["loss"] for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
     assert losses[-1] < losses[0]

@@ -72,9 +72,7 @@ def exit_code(
 def test_an_error_that_the_user_can_fix_has_an_exit_code_and_one_sentence(
     error, code, sentence, monkeypatch, capsys
 ):
-    """By the program, and by the check of its command line, which has no checkpoint to resume from. A bug: an
-    unreadable file, or Ctrl-C while infer.py waited for its first question, was a traceback.
-    """
+    """By the program, and by the check of its command line, which has no checkpoint to resume from."""
     assert exit_code(error, monkeypatch, partial(run_program, then=THEN if THEN in sentence else "")) == code
     assert capsys.readouterr().err == sentence
     assert exit_code(error, monkeypatch, check_usage) == code

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -89,10 +90,14 @@ def endpoint_of(spec: str, **settings: object) -> Endpoint:
     return member.source
 
 
-def test_the_settings_of_the_command_line_reach_the_client() -> None:
+def test_the_settings_of_the_command_line_reach_the_source(asking_agent, monkeypatch) -> None:
     source = endpoint_of("large@http://localhost:8000/v1", env_args='{"temperature": 0.7}', env_concurrency=3)
     assert (source.concurrency, source.attempt_timeout, source.call_deadline) == (3, 120.0, 600.0)
     assert source.parameters["temperature"] == 0.7 and "helpful assistant" in str(source.parameters["system"])
+    monkeypatch.setattr("prompt_r1.environments.local.load_local", local := Mock(return_value=source))
+    calls = EnvironmentConfig(env_system="Own.", env_concurrency=3)
+    Environments(calls, seed=7, device=torch.device("cpu")).open(f"hf:{asking_agent}")
+    assert {"system": "Own.", "slots": 3, "seed": 7}.items() <= local.call_args.kwargs.items()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from tests.support.paths import SHARED
 PAPER_TEXT = SHARED / "paper" / "paper_full_text.txt"
 DATASETS = (*TRAINED, *OUT_OF_DISTRIBUTION)
 COT = System("cot", "large")
-FULL = System("prompt-r1", "large", "runs/a")
 
 
 @pytest.mark.skipif(not PAPER_TEXT.exists(), reason="the paper's text is not here")

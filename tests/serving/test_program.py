@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -31,15 +32,18 @@ def test_a_mistake_in_the_flags_is_reported_before_the_agent_is_loaded(line, sen
         main(line.split())
 
 
-@pytest.mark.parametrize(("flags", "limit"), [("", "None"), ("--request-usd 0.5", "0.5")])
-def test_a_question_has_no_limit_of_dollars_unless_one_is_given(flags, limit, asking_agent, monkeypatch):
-    def no_server(pair: object, name: str, limits: Limits, *others: object) -> None:
-        raise UsageError(f"limit {limits.usd}")
-
-    monkeypatch.setattr("prompt_r1.serving.app.ChatServer", no_server)
-    line = f"--port 0 --device cpu --agent {asking_agent} --env mini --env-price 1,2 {flags}"
-    with pytest.raises(UsageError, match=f"limit {limit}"):
-        main(line.split())
+def test_the_server_has_the_limits_of_its_flags(asking_agent, monkeypatch):
+    """Without a flag there is no limit of dollars."""
+    server = Mock(side_effect=UsageError("made"))
+    monkeypatch.setattr("prompt_r1.serving.app.ChatServer", server)
+    monkeypatch.delenv(KEY, raising=False)
+    line = f"--port 0 --device cpu --agent {asking_agent} --env mini --env-price 1,2"
+    for flags in ("", " --model-name m --request-usd 0.5 --request-seconds 7 --max-sessions 3"):
+        with pytest.raises(UsageError, match="made"):
+            main((line + flags).split())
+    default, given = (call.args[1:] for call in server.call_args_list)
+    assert default == ("prompt-r1", Limits(None, None, 300.0), 64, "")
+    assert given == ("m", Limits(None, 0.5, 7.0), 3, "")
 
 
 def test_a_port_in_use_is_reported_before_the_agent_is_loaded():

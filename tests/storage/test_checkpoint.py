@@ -102,9 +102,7 @@ def test_a_resumed_run_learns_bit_for_bit_as_if_it_had_not_stopped(tmp_path):
 
 @pytest.mark.slow
 def test_saving_takes_no_more_memory_than_a_few_files(tmp_path):
-    """DCP builds a whole file in memory: with files of 2 GB, saving a model of 135 M parameters took 2.1 GB
-    more than training it.
-    """
+    """DCP builds a whole file in memory, so its files are small."""
     assert checkpoint.FILE_BYTES <= 2**27
     with ProcessPoolExecutor(1, get_context("spawn")) as processes:  # without freed memory to use again
         assert 0.5 < processes.submit(files_of_memory, tmp_path).result() < 3
@@ -423,9 +421,7 @@ def test_metric_lines_after_the_checkpoint_and_incomplete_ones_are_removed(tmp_p
 
 
 def test_the_games_of_later_steps_are_removed_whatever_rank_played_them(tmp_path):
-    """After a resume on one rank in place of two, games that rank 1 had played in undone steps stayed: the
-    report counted 30 games where the metrics counted 20.
-    """
+    """Also after a resume on one rank in place of two: those of rank 1."""
     folder = tmp_path / "trajectories"
     folder.mkdir()
     kept = ["step-000002-rank0", "step-000002-rank1", "validation-000000-rank1", "own"]

@@ -2,12 +2,9 @@
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import yaml
-
-Damage = Callable[[Path, random.Random], None]
 
 WRONG = [None, True, -1, 2.5, 10**400, "", "x" * 100_000, "\ud800\x1b[2J", [], [[]], {}, {"a": None}]
 WRONG += [float("nan"), float("inf")]

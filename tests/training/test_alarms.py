@@ -122,9 +122,7 @@ def test_a_value_that_is_not_finite_is_an_alarm_at_once(value):
     ],
 )
 def test_well_formed_games_that_fall_to_none_are_an_alarm_in_that_step(before, games, steps):
-    """A preset's learning rate destroyed a real model in its first update: format 0.94, then 0 for good. No
-    window of five steps was full, so there was no alarm in three steps.
-    """
+    """A learning rate that destroys a model does so before a window of five steps is full."""
     rates = enumerate(before + [0.0] * 3, start=2)
     lines = [{"step": step, "games": games, "format": rate} for step, rate in rates]
     assert [step - 2 for step, _ in alarms(lines)] == steps

@@ -135,10 +135,7 @@ def test_a_gradient_above_the_limit_is_clipped_and_its_norm_before_clipping_is_r
 
 @pytest.mark.parametrize("token_mean", [False, True])
 def test_the_weights_of_a_mini_batch_sum_to_1_over_all_ranks(token_mean):
-    """A wrong change that no test noticed: each rank took the share of its own games, not that of all.
-
-    One rank played four of the five games.
-    """
+    """Also where one rank played four of the five games."""
     games = random_scored_games(5)
 
     def weight_on(ranks: Ranks) -> float:
