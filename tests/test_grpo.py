@@ -101,9 +101,7 @@ def test_environment_text_gets_no_gradient():
 
 
 def test_clip_frac_counts_the_tokens_whose_ratio_is_clipped_against_their_advantage():
-    """A token counts by its weight when its ratio is above 1 + ε with a positive advantage, or below 1 - ε
-    with a negative one. Such tokens have no gradient. Other ratios outside the range are not clipped.
-    """
+    """By their weights. They have no gradient; other ratios outside of 1 ± ε are not clipped."""
     logprobs = torch.tensor([0.3, -0.3, -0.3, 0.3, 0.1, -0.1, 0.3, -0.3], requires_grad=True)
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 0.0, 0.0])
     clipped = [True, True, False, False, False, False, False, False]

@@ -283,9 +283,7 @@ def test_the_oldest_game_keeps_its_pages_while_it_waits_if_others_can_run(page_s
 
 
 def test_a_game_may_go_on_with_other_tokens_than_it_had():
-    """What it has in common with its cached sequence is kept, and the rest is computed: of equal tokens, the
-    last one.
-    """
+    """What it has in common with its cached sequence is kept; of equal tokens, the last one is computed."""
     policy, tails = tiny.policy(), (1, 1, 2, 3, 3)
     engine, shared = make_engine(policy, page_size=8), tiny.random_tokens(12, seed=0)
 

@@ -104,12 +104,21 @@ def test_untrained_is_the_agent_that_the_training_started_from_whatever_the_eval
     assert answer("untrained", priced(PricedSource(lambda _: "abc")), agent=trained).turns > 0
 
 
-@pytest.mark.parametrize("name", ["sft", "bc"])
+def test_grpo_only_plays_the_agent_that_was_trained_alone(asking_agent, monkeypatch):
+    alone = {"runs/alone": AgentSpec(asking_agent, CONFIG, start="")}
+    monkeypatch.setattr("prompt_r1.baselines.make.resolve_agent", alone.__getitem__)
+    source = PricedSource(lambda _: "abc")
+    assert answer("grpo-only", priced(source), agent="other", grpo_agent="runs/alone").turns > 0
+    assert source.asked == []
+
+
+@pytest.mark.parametrize("name", ["sft", "bc", "rft"])
 def test_fine_tuning_begins_with_the_agent_that_the_training_started_from(name, monkeypatch, tmp_path):
     def stop(name: str, seed: int) -> None:
         raise UsageError(f"{name} {seed}")
 
-    monkeypatch.setattr("prompt_r1.baselines.sft.find_agent", stop)
+    for module in ("sft", "make"):
+        monkeypatch.setattr(f"prompt_r1.baselines.{module}.find_agent", stop)
     trained = AgentSpec("trained", replace(CONFIG, seed=3), start="mini")
     with pytest.raises(UsageError, match=r"^mini 3$"):
         method(name, priced(PricedSource(str)), agent=trained, folder=tmp_path, seed=5)
@@ -132,8 +141,7 @@ def test_agent_only_plays_the_same_game_without_calling_the_environment(asking_a
     ("spec", "reply", "asked"), [("large", "<answer>Anna</answer>", IN_TAGS), ("mini", "Anna", ANSWER_ONLY)]
 )
 def test_a_chain_of_thought_is_asked_for_and_then_for_the_answer_that_it_leads_to(spec, reply, asked):
-    """Kojima et al. 2022: first the reasoning, without a format, then the answer. The second request was once
-    "Therefore, the answer is Answer only."."""
+    """Kojima et al. 2022: first the reasoning, without a format, then the answer."""
     replies = iter(["First a, then b.", reply])
     source = PricedSource(lambda _: next(replies))
     prediction = answer("cot", priced(source), spec=spec)

@@ -159,9 +159,7 @@ class CountingPolicy(Policy):
 
 
 def test_old_and_reference_log_probs_take_no_unnecessary_forward_passes():
-    """The old log-probabilities of the first mini-batch come from its own forward pass, the later ones are
-    computed before the first step. The reference has one forward pass per mini-batch.
-    """
+    """The first mini-batch's own forward gives its old ones; the reference has one for each mini-batch."""
     for compute in (torch.float32, torch.bfloat16):
         policy = CountingPolicy(tiny.model(), compute=compute)
         reference = CountingPolicy(tiny.model().requires_grad_(False), compute=compute)
@@ -308,9 +306,7 @@ def test_the_kl_of_an_update_is_that_of_the_tokens_after_the_first_optimiser_ste
 
 
 def test_the_metrics_of_several_optimiser_steps_are_their_means():
-    """Steps of size 0 on the same games: each has the metrics of the first. With a clip range below 1, the
-    ratios of all games with a positive advantage are clipped.
-    """
+    """Of steps of size 0 on the same games. With a range below 1, every game with A > 0 is clipped."""
     games = record_logprobs_of(tiny.policy(), random_scored_games(4))
 
     def metrics_of(steps: int) -> dict[str, float]:
