@@ -9,9 +9,9 @@ from prompt_r1.training.dry_run import cost_table, estimate, games_of_run, spend
 
 
 def test_a_run_validates_before_the_first_step_every_few_steps_and_after_the_last():
-    """320 steps with validations every 20: 17 of them. Test questions are played three times."""
-    games = games_of_run(TrainConfig(), validation=256, test=30)
-    assert games == {"training": 320 * 128 * 5, "validation": 256 * 17, "test": 90}
+    """320 steps with validations every 30: 12 of them. Test questions are played three times."""
+    games = games_of_run(TrainConfig(group_size=4, save_every=30), validation=256, test=30)
+    assert games == {"training": 320 * 128 * 4, "validation": 256 * 12, "test": 90}
     for steps, count in ((1, 2), (19, 2), (20, 2), (21, 3), (40, 3)):
         assert games_of_run(TrainConfig(steps=steps), validation=7, test=0)["validation"] == 7 * count
 
@@ -58,7 +58,8 @@ def test_the_table_adds_up_its_parts():
 
 def test_the_estimate_of_the_mini_preset_counts_its_own_questions():
     splits = {"val_data": ("mini",), "test_data": ("mini",)}
-    text = estimate(TrainConfig(**PRESETS["mini"], **splits))
+    text = estimate(TrainConfig(**PRESETS["mini"], **splits, env_price="1,2"))
+    assert "no --env-price" not in text
     games = {line.split()[0]: line.split()[1] for line in text.splitlines() if line.strip()}
     assert (games["training"], games["validation"], games["test"]) == ("6,400", "500", "960")
     alone = TrainConfig(**{**PRESETS["mini"], **splits, "env": "none", "rule": "alone", "max_turns": 1})
