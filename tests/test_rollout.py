@@ -264,9 +264,7 @@ def test_a_reply_adds_no_control_tokens_no_closing_tags_and_no_reward(attack):
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: repr(attack)[:30])
 def test_question_and_gold_answers_do_not_reach_the_environment_or_the_agents_turns(attack):
-    """A hostile question or gold answer changes neither the agent's turns nor the environment's calls, and
-    adds no control tokens. Only the reward reads the gold answers.
-    """
+    """However hostile, they add no control tokens either. Only the reward reads the gold answers."""
     games, asked = [], []
     for text, gold in ((attack, "right"), ("plain", attack), ("plain", "right")):
         agent = ScriptedAgent([think("1", prompt="a"), think("2", answer="wrong")])

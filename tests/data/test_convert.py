@@ -247,11 +247,12 @@ def test_the_mix_draws_equally_many_of_each_dataset_and_counts_them(tmp_path: Pa
 
 
 def test_a_question_is_drawn_once_despite_differences_in_case_blanks_and_dataset() -> None:
-    """The first spelling is kept; a test question is left out in every spelling."""
+    """The first spelling is kept; a test question is left out in every spelling, also in DAPO's wrapper."""
     hotpot, popqa = ("Where is it?", "where  IS it? ", "Who?", "Why?"), ("Where is it?", "When?")
     questions = [Question(text, "HotpotQA", text, ("x",)) for text in hotpot]
     questions += [Question(text, "PopQA", text, ("x",)) for text in popqa]
-    drawn = mix(questions, 9, seed=0, exclude=[Question("1", "test", "who?  ", ("x",))])
+    wrapped = f"{DAPO_OPENING}who?  {DAPO_CLOSING}"
+    drawn = mix(questions, 9, seed=0, exclude=[Question("1", "test", wrapped, ("x",))])
     assert sorted(question.text for question in drawn) == ["When?", "Where is it?", "Why?"]
 
 

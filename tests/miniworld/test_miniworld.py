@@ -212,9 +212,7 @@ def test_the_questions_of_seed_0_are_those_of_the_published_results(split, diges
     ("style", "digest"), [(MiniEnvironment, "fbb50ab19b36e3dc"), (MiniEnvironmentB, "418d96b87dc4900f")]
 )
 def test_single_steps_of_seed_0_get_the_published_replies(style, digest):
-    """Every step of the right strategy, a vague prompt, and the question alone and with "Answer only.". The
-    figures of the README hold for these replies: measure them again if one is meant to change.
-    """
+    """README's figures hold for these replies: measure them again if one is meant to change."""
     environment, replies = style(WORLD, seed=0), []
     for slots, question in make_questions(WORLD, "validation", 160, 0):
         value = ""
