@@ -11,7 +11,7 @@ rest is copied into a page of its own.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from prompt_r1.agent.attention import Window, attend_in_window
+from prompt_r1.agent.attention import Window, attend_in_window, causal_mask
 from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import UsageError
 
@@ -162,6 +162,7 @@ class PagedBatch:
         `longest`: tokens of a game that the block tables have room for (0: of the longest of these).
         """
         self.games, self.pool = games, pool
+        self.mask = cache(causal_mask)  # its layers share their masks
         new: list[tuple[int, ...]] = []
         starts, lengths = [0], [len(game.tokens) for game in games]
         for game, count in games.items():
@@ -238,7 +239,7 @@ def _sequence_by_sequence(
     layer: int, query: Tensor, batch: PagedBatch, scale: float, window: Window
 ) -> Tensor:
     """One call of torch's SDPA for each game, on any device. (T, H, D) → (T, H, D)."""
-    pool = batch.pool
+    pool, mask = batch.pool, batch.mask
     # For a single query, the heads that share a key are rows: far faster on a CPU than repeating keys.
     grouped = query.unflatten(1, (pool.keys.shape[3], -1)).split([*batch.games.values()])
     outs = []
@@ -254,6 +255,6 @@ def _sequence_by_sequence(
                 key, value = key[:, -window:], value[:, -window:]
             outs.append(F.scaled_dot_product_attention(queries, key[None], value[None], scale=scale))
         else:
-            part = attend_in_window(queries.flatten(1, 2).transpose(0, 1), key, value, scale, window)
+            part = attend_in_window(queries.flatten(1, 2).transpose(0, 1), key, value, scale, window, mask)
             outs.append(part.transpose(0, 1).view(queries.shape))
     return torch.cat(outs).flatten(1, 2)
