@@ -162,7 +162,7 @@ class PagedBatch:
         `longest`: tokens of a game that the block tables have room for (0: of the longest of these).
         """
         self.games, self.pool = games, pool
-        self.mask = cache(causal_mask)  # its layers share their masks
+        self.mask = cache(causal_mask)  # made once for all layers
         new: list[tuple[int, ...]] = []
         starts, lengths = [0], [len(game.tokens) for game in games]
         for game, count in games.items():

@@ -76,7 +76,7 @@ def test_rft_learns_once_from_its_right_games(tmp_path, learned, monkeypatch):
     folder = tmp_path / "large/rft/agent"
     weights, start = load_tensors(folder), load_tensors(find_agent("mini", 0))
     assert any(not weights[name].equal(start[name]) for name in start)
-    assert len(set(keys)) == len(keys)  # where the environment samples, no two games share a reply
+    assert len(set(keys)) == len(keys) == 35  # where the environment samples, no two games share a reply
     most = imitation.GROUP_SIZE * (CONFIG.max_turns - 1)  # calls between two looks at the limit
     assert 0.6 * 40 < environment.budget.spent.calls < 40 + imitation.ROUNDS * most
     assert asyncio.run(answer(QUESTIONS[0], 0)).spent.calls > 0  # it plays, and asks
