@@ -10,11 +10,11 @@ writes the tables anew.
 """
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
-    from prompt_r1.cli.installation import check_installation
+    from prompt_r1.programs.installation import check_installation
 
     check_installation()
-    from prompt_r1.cli.command_line import check_usage
     from prompt_r1.evaluation.systems import check_evaluate
+    from prompt_r1.programs.command_line import check_usage
 
     check_usage(check_evaluate)
 
@@ -28,19 +28,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from prompt_r1.agent.agent import check_question_lengths, load_codec
-from prompt_r1.agent.trained import trained_config
-from prompt_r1.baselines.make import MethodMaker
-from prompt_r1.cli.command_line import command, run_program
-from prompt_r1.config.evaluate import EvaluateConfig
-from prompt_r1.config.fields import identifying_values, parse_arguments
 from prompt_r1.data.questions import sample_questions
-from prompt_r1.distributed import pick_device
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.evaluation.aggregate import score_predictions
+from prompt_r1.evaluation.methods import MethodMaker
 from prompt_r1.evaluation.predictions import FILE, PredictionFile, System
 from prompt_r1.evaluation.results_folder import TABLES, write_results
+from prompt_r1.evaluation.scores import score_predictions
+from prompt_r1.evaluation.settings import EvaluateConfig
+from prompt_r1.evaluation.similarity import REPOSITORY, SentenceEncoder
 from prompt_r1.evaluation.systems import (
     choose_systems,
     common_seed,
@@ -50,8 +46,12 @@ from prompt_r1.evaluation.systems import (
     resolve_agents,
     results_folder,
 )
-from prompt_r1.metrics.similarity import REPOSITORY, SentenceEncoder
-from prompt_r1.terminal import printable, progress_style
+from prompt_r1.model.distributed import pick_device
+from prompt_r1.pair.agent import check_question_lengths, load_codec
+from prompt_r1.pair.trained import trained_config
+from prompt_r1.programs.command_line import command, run_program
+from prompt_r1.programs.terminal import printable, progress_style
+from prompt_r1.settings.fields import identifying_values, parse_arguments
 from prompt_r1.types import Question
 
 

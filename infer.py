@@ -9,11 +9,11 @@ environment.
 """
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
-    from prompt_r1.cli.installation import check_installation
+    from prompt_r1.programs.installation import check_installation
 
     check_installation()
-    from prompt_r1.cli.command_line import check_usage
-    from prompt_r1.cli.question_input import check_infer
+    from prompt_r1.pair.question_input import check_infer
+    from prompt_r1.programs.command_line import check_usage
 
     check_usage(check_infer)
 
@@ -22,16 +22,15 @@ import json
 import sys
 from functools import partial
 
-from prompt_r1.cli.command_line import run_program, teaching_command
-from prompt_r1.cli.dialogue import Dialogue, game_as_json
-from prompt_r1.cli.question_input import given_questions, typed_questions
-from prompt_r1.config.fields import parse_arguments
-from prompt_r1.config.pair import InferConfig
 from prompt_r1.errors import Resumable
-from prompt_r1.playing import OpenPair, open_pair
-from prompt_r1.spending import Spending
-from prompt_r1.terminal import printable
-from prompt_r1.types import Trajectory
+from prompt_r1.pair.dialogue import Dialogue, game_as_json
+from prompt_r1.pair.playing import OpenPair, open_pair
+from prompt_r1.pair.question_input import given_questions, typed_questions
+from prompt_r1.pair.settings import InferConfig
+from prompt_r1.programs.command_line import run_program, teaching_command
+from prompt_r1.programs.terminal import printable
+from prompt_r1.settings.fields import parse_arguments
+from prompt_r1.types import Spending, Trajectory
 
 ACTION_TAGS = ("<interaction_prompt>", "<answer>")  # a turn that was cut off may have one, and no action
 NO_FORMAT = "the agent wrote neither <interaction_prompt> nor <answer>: it does not know the format; "

@@ -12,20 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
-    from prompt_r1.cli.installation import check_installation
+    from prompt_r1.programs.installation import check_installation
 
     check_installation()
-    from prompt_r1.cli.command_line import check_usage
-    from prompt_r1.cli.preflight import check_train
+    from prompt_r1.programs.command_line import check_usage
+    from prompt_r1.training.preflight import check_train
 
     check_usage(check_train)
 
 import torch
 
-from prompt_r1.cli.command_line import run_program
 from prompt_r1.grpo import Loss, compare_games, grpo_loss
+from prompt_r1.pair.agent import play_question
+from prompt_r1.programs.command_line import run_program
 from prompt_r1.reward import score_games
-from prompt_r1.rollout import play_groups, play_question
+from prompt_r1.rollout import play_groups
 from prompt_r1.training.batches import Batch, micro_batches_of, mini_batches_of
 from prompt_r1.training.lifecycle import lifecycle
 from prompt_r1.training.run import Run, launch

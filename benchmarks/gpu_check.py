@@ -14,9 +14,8 @@ from torch import Tensor
 
 from benchmarks.measuring import clock, memory
 from benchmarks.workload import learn_from, plan, random_games, random_model
-from prompt_r1.agent import attention
-from prompt_r1.agent.engine import Engine
-from prompt_r1.agent.kv_cache import (
+from prompt_r1.engine.engine import Engine
+from prompt_r1.engine.kv_cache import (
     PAGE_SIZE,
     CachedGame,
     PagedBatch,
@@ -24,8 +23,9 @@ from prompt_r1.agent.kv_cache import (
     _flash,
     _sequence_by_sequence,
 )
-from prompt_r1.agent.model_check import check_model
-from prompt_r1.agent.policy import Policy
+from prompt_r1.engine.model_check import check_model
+from prompt_r1.model import attention
+from prompt_r1.model.policy import Policy
 
 # The mean difference in nats of a token's log-probability that rounding explains.
 GAP_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 0.05}

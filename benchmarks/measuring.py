@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from prompt_r1.cli.tables import markdown_table
+from prompt_r1.programs.tables import markdown_table
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):

@@ -31,10 +31,10 @@ from benchmarks.workload import (
     smollm2,
     totals,
 )
-from prompt_r1.agent import attention
-from prompt_r1.agent.engine import Engine
-from prompt_r1.agent.policy import Policy
-from prompt_r1.config.agent import SMOLLM2
+from prompt_r1.engine.engine import Engine
+from prompt_r1.model import attention
+from prompt_r1.model.policy import Policy
+from prompt_r1.settings.agent import SMOLLM2
 
 RIVALS = ("lockstep", "continuous")
 

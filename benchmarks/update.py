@@ -25,9 +25,9 @@ import torch
 from benchmarks.measuring import Cost, compare, make_parser, measuring, ratio_to_ours, table
 from benchmarks.update_rivals import naive_backward, padded, trl_backward, trl_trainer
 from benchmarks.workload import LENGTHS, learn_from, plan, random_games, random_model, smollm2
-from prompt_r1.agent import attention
-from prompt_r1.agent.policy import Policy
-from prompt_r1.config.agent import SMOLLM2
+from prompt_r1.model import attention
+from prompt_r1.model.policy import Policy
+from prompt_r1.settings.agent import SMOLLM2
 from prompt_r1.types import ScoredGame
 
 RIVALS = ("trl", "naive")

@@ -15,12 +15,12 @@ import torch
 from torch.optim import Optimizer
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from prompt_r1.agent.engine import Engine
-from prompt_r1.agent.names import find_agent
-from prompt_r1.agent.policy import Policy
-from prompt_r1.config.agent import SMOLLM2
-from prompt_r1.distributed import Ranks
+from prompt_r1.engine.engine import Engine
 from prompt_r1.grpo import grpo_loss
+from prompt_r1.model.distributed import Ranks
+from prompt_r1.model.policy import Policy
+from prompt_r1.pair.names import find_agent
+from prompt_r1.settings.agent import SMOLLM2
 from prompt_r1.training.batches import micro_batches_of
 from prompt_r1.training.update import GAP, Limit, Update
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory

@@ -23,7 +23,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from prompt_r1.metrics.em_f1 import exact_match, f1
+from prompt_r1.f1 import exact_match, f1
 from prompt_r1.miniworld.agent import mini_agent
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import make_world, mini_questions

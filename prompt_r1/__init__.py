@@ -12,27 +12,28 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from prompt_r1.cli.installation import check_installation
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
-from prompt_r1.version import __version__
+from prompt_r1.programs.installation import check_installation
+
+__version__ = "0.3.0"
 
 if sys.argv[:1] == ["-m"]:  # `python -m prompt_r1.…` imports this file before its own
     check_installation()
 
 if TYPE_CHECKING:
-    from prompt_r1.api import Pair as Pair
-    from prompt_r1.api import load as load
-    from prompt_r1.cli.dialogue import Piece as Piece
-    from prompt_r1.playing import LimitReached as LimitReached
-    from prompt_r1.playing import Limits as Limits
+    from prompt_r1.pair.api import Pair as Pair
+    from prompt_r1.pair.api import load as load
+    from prompt_r1.pair.dialogue import Piece as Piece
+    from prompt_r1.pair.playing import LimitReached as LimitReached
+    from prompt_r1.pair.playing import Limits as Limits
     from prompt_r1.types import Trajectory as Trajectory
 
 _HOMES = {
-    "LimitReached": "playing",
-    "Limits": "playing",
-    "Pair": "api",
-    "Piece": "cli.dialogue",
-    "load": "api",
+    "LimitReached": "pair.playing",
+    "Limits": "pair.playing",
+    "Pair": "pair.api",
+    "Piece": "pair.dialogue",
+    "load": "pair.api",
     "Trajectory": "types",
 }
 __all__ = ["EnvError", "FatalEnvError", "UsageError", "__version__", *_HOMES]

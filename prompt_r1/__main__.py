@@ -8,7 +8,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import prompt_r1
-from prompt_r1.cli.command_line import CONSOLE_COMMAND
+from prompt_r1.programs.command_line import CONSOLE_COMMAND
 
 PACKAGE = Path(__file__).parent
 # The scripts are at the top of a checkout, and in this folder of an installed package.
@@ -17,8 +17,8 @@ PROGRAMS = {
     "train": (SCRIPTS / "train.py", "train an agent to question an environment (train.py)"),
     "ask": (SCRIPTS / "infer.py", "ask the trained agent a question (infer.py)"),
     "evaluate": (SCRIPTS / "evaluate.py", "score methods on questions (evaluate.py)"),
-    "serve": (PACKAGE / "serving/__main__.py", "serve agent and environment as one OpenAI model"),
-    "report": (PACKAGE / "report/__main__.py", "write the HTML report of a run"),
+    "serve": (PACKAGE / "pair/__main__.py", "serve agent and environment as one OpenAI model"),
+    "report": (PACKAGE / "training/report.py", "write the HTML report of a run"),
     "data": (PACKAGE / "data/__main__.py", "convert and mix question files"),
 }
 PROGRAM_LINES = "\n".join(f"  {name:<10}{about}" for name, (_, about) in PROGRAMS.items())

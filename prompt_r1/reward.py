@@ -13,7 +13,7 @@ is not empty, C_f = 1 if the last turn is a non-empty think, an answer and nothi
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from prompt_r1.metrics.em_f1 import f1
+from prompt_r1.f1 import f1
 from prompt_r1.types import Reward, Trajectory
 
 

@@ -7,10 +7,7 @@ While one game waits for the environment, the others go on decoding. A failed ca
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 
-from prompt_r1.agent.agent import Agent
-from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.errors import EnvError
 from prompt_r1.protocol import NO_REPLY, Codec, parse
 from prompt_r1.types import Ask, GameSettings, Generate, Message, Question, Trajectory, Turn
@@ -55,31 +52,6 @@ async def play(
         shown = reply if reply.strip() else NO_REPLY
         history.append({"role": "assistant", "content": shown})
         context = codec.reply(shown, after=trajectory.tokens[-1], max_tokens=settings.max_reply_tokens)
-    return trajectory
-
-
-async def play_question(
-    agent: Agent,
-    environment: Environment,
-    question: Question,
-    *,
-    seed: str,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    sample: int = 0,
-    epoch: int = 0,
-) -> Trajectory:
-    """Play a question with an agent's engine; many may run at once. The result holds time and spending.
-
-    `sample` is the number of the game among those of the question. Where the environment samples, equal
-    messages of two games, or in two epochs, are two calls.
-    """
-    game, begin = Game(question.id, sample, epoch), time.perf_counter()
-    ask = partial(environment.ask, game=game)
-    with agent.engine.new_game() as handle:
-        generate = partial(agent.engine.generate, game=handle, temperature=temperature, top_p=top_p)
-        trajectory = await play(question, generate, ask, agent.codec, agent.game, seed=seed)
-    trajectory.spent, trajectory.seconds = game.spent, time.perf_counter() - begin
     return trajectory
 
 

@@ -11,9 +11,8 @@ Only the agent's own tokens (sampled = 1) enter the loss; the rest is context.
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from operator import add, mul, sub
 from typing import Literal, Protocol, TypedDict
-
-from prompt_r1.spending import Spending
 
 # Why a game ended. "max_tokens": game or last turn too long; "malformed": neither prompt nor answer.
 Stop = Literal["answered", "max_turns", "max_tokens", "malformed", "env_error"]
@@ -37,6 +36,47 @@ class Question:
     answers: tuple[str, ...]  # a prediction is scored against the best of them
     kind: Kind = "qa"
     extra: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)  # other columns
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Calls with their tokens and dollars.
+
+    An attempt that brought no reply, but may have been billed, is charged as a call at its estimate.
+    """
+
+    calls: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    usd: float = 0.0
+    lost_usd: float = 0.0  # the part of `usd` that attempts without a reply may have cost
+
+    def __add__(self, other: "Spending") -> "Spending":
+        return Spending(*map(add, self.amounts, other.amounts))
+
+    def __sub__(self, other: "Spending") -> "Spending":
+        return Spending(*map(sub, self.amounts, other.amounts))
+
+    def __mul__(self, count: int) -> "Spending":
+        return Spending(*map(mul, self.amounts, [count] * len(self.amounts)))
+
+    def __str__(self) -> str:
+        parts = ["1 call" if self.calls == 1 else f"{self.calls:,} calls"]
+        if self.tokens:
+            parts.append(f"{self.tokens_in:,} + {self.tokens_out:,} tokens")
+        if self.usd:
+            parts.append(f"${self.usd:,.4f}")
+        lost = f" (${self.lost_usd:,.4f} of it estimated, for lost attempts)" if self.lost_usd else ""
+        return ", ".join(parts) + lost
+
+    @property
+    def amounts(self) -> list[float]:
+        """All fields, in their order. `dataclasses.astuple` would copy each deeply, ten times slower."""
+        return list(vars(self).values())
+
+    @property
+    def tokens(self) -> int:
+        return self.tokens_in + self.tokens_out
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 r"""A pretrained model learns how to question a pretrained model, whose failures nobody wrote.
 
     python -m studies.cities make --out runs/cities      # questions, demonstrations, fixed wordings
-    python -m prompt_r1.baselines.sft --agent smollm2 --games runs/cities/games.jsonl --out runs/warm
+    python -m prompt_r1.training.warm_start --agent smollm2 --games runs/cities/games.jsonl --out runs/warm
     python train.py --config small --max-turns 2 --agent runs/warm/agent --env smollm2 --env-system "" \
         --env-args '{"max_tokens": 32}' --test-data none \
         --data runs/cities/train.jsonl --val-data runs/cities/validation.jsonl \
@@ -34,11 +34,11 @@ from pathlib import Path
 
 import torch
 
-from prompt_r1.cli.command_line import run_program
-from prompt_r1.cli.tables import markdown_table
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.local import load_local
 from prompt_r1.evaluation.predictions import FILE, Prediction, read_predictions
+from prompt_r1.programs.command_line import run_program
+from prompt_r1.programs.tables import markdown_table
 from prompt_r1.types import Message
 from studies.seeds import percent
 

@@ -13,7 +13,7 @@ questions, comparisons and word problems need, combines the parts in a way that 
 With `--games 128` it writes so many of them, the training mix being bridge questions, for another model:
 
     python -m studies.parts --games 128 --out runs/parts.jsonl
-    python -m prompt_r1.baselines.sft --agent smollm2 --games runs/parts.jsonl --out runs/warm
+    python -m prompt_r1.training.warm_start --agent smollm2 --games runs/parts.jsonl --out runs/warm
 """
 
 import argparse

@@ -15,12 +15,12 @@ from statistics import fmean, stdev
 import numpy as np
 from numpy.typing import ArrayLike
 
-from prompt_r1.cli.command_line import run_program
-from prompt_r1.cli.tables import markdown_table
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE, Prediction, read_predictions
-from prompt_r1.metrics.em_f1 import exact_match, f1
-from prompt_r1.metrics.statistics import RESAMPLES, bootstrap, bounds_text, macro_interval, mean_interval
+from prompt_r1.evaluation.statistics import RESAMPLES, bootstrap, bounds_text, macro_interval, mean_interval
+from prompt_r1.f1 import exact_match, f1
+from prompt_r1.programs.command_line import run_program
+from prompt_r1.programs.tables import markdown_table
 
 # Of Student's t: ± what holds 95 %, by degrees of freedom.
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}

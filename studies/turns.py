@@ -13,16 +13,16 @@ from pathlib import Path
 
 import torch
 
-from prompt_r1.agent.agent import Agent, load_agent
-from prompt_r1.agent.names import find_agent
-from prompt_r1.agent.trained import trained_config
-from prompt_r1.cli.command_line import run_program
-from prompt_r1.cli.tables import markdown_table
-from prompt_r1.distributed import pick_device
 from prompt_r1.errors import UsageError
-from prompt_r1.metrics.em_f1 import exact_match
+from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import make_world, mini_questions
+from prompt_r1.model.distributed import pick_device
+from prompt_r1.pair.agent import Agent, load_agent
+from prompt_r1.pair.names import find_agent
+from prompt_r1.pair.trained import trained_config
+from prompt_r1.programs.command_line import run_program
+from prompt_r1.programs.tables import markdown_table
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Generate, Question, Trajectory
 from studies.seeds import Scores, percent

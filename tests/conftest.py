@@ -38,7 +38,7 @@ def asking_agent(tmp_path_factory) -> Path:
 @pytest.fixture
 def call_here(monkeypatch, capfd) -> Callable[..., object]:
     """A function that runs an entry point in a folder in this process, which saves the imports."""
-    from prompt_r1.cli.command_line import run_program
+    from prompt_r1.programs.command_line import run_program
     from tests.support.programs import MAINS
 
     def call(folder: Path, *line: str | Path) -> subprocess.CompletedProcess[str]:

@@ -12,10 +12,10 @@ import torch
 
 import evaluate
 import train
-from prompt_r1.agent.agent import load_agent
 from prompt_r1.data.datasets import write_questions
 from prompt_r1.miniworld.world import mini_questions
-from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.pair.agent import load_agent
+from prompt_r1.training.log import read_metrics
 from tests.support import tiny
 from tests.support.exports import newest_tensors
 from tests.support.paths import ROOT
@@ -189,7 +189,7 @@ def test_evaluate_frees_an_agent_before_it_loads_the_next_and_samples_each_repea
 ):
     gc.disable()  # otherwise it may come by chance
     request.addfinalizer(gc.enable)
-    monkeypatch.setattr("prompt_r1.agent.policy.LARGE_MATRIX", 1)  # linear layers are parts of cycles
+    monkeypatch.setattr("prompt_r1.model.policy.LARGE_MATRIX", 1)  # linear layers are parts of cycles
     opened = []
 
     def noted(*arguments):
@@ -200,8 +200,8 @@ def test_evaluate_frees_an_agent_before_it_loads_the_next_and_samples_each_repea
     def is_alone(*arguments):
         assert not [ref for ref in opened if ref() is not None], "two agents fill the memory of a GPU"
 
-    monkeypatch.setattr("prompt_r1.baselines.make.load_agent", noted)
-    monkeypatch.setattr("prompt_r1.agent.loading.check_room", is_alone)  # asked before the weights are read
+    monkeypatch.setattr("prompt_r1.evaluation.methods.load_agent", noted)
+    monkeypatch.setattr("prompt_r1.model.loading.check_room", is_alone)  # asked before the weights are read
     line = ["--method", "prompt-r1", "untrained", "--env", "mini", "--limit", "1", "--max-turns", "1"]
     line += ["--max-new", "8", "--temperature", "1", "--repeats", "2", "--out", "scores"]
     done = call_here(tmp_path, "evaluate.py", "--agent", agent, asking_agent, *line)

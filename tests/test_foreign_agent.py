@@ -10,8 +10,8 @@ import pytest
 
 import evaluate
 import infer
-from prompt_r1.config.agent import GAME_FILE
 from prompt_r1.errors import FatalEnvError
+from prompt_r1.settings.agent import GAME_FILE
 from tests.support.json_server import JsonHandler, serving
 from tests.support.providers import KEY, body_of, error_of
 

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.baselines import sft
-from prompt_r1.cli.command_line import command, teaching_command
-from prompt_r1.cli.preflight import check_train
-from prompt_r1.cli.question_input import check_infer
-from prompt_r1.config.agent import GAME_FILE
-from prompt_r1.config.evaluate import check_sft
-from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.__main__ import main as data_main
 from prompt_r1.data.files import load_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.systems import check_evaluate
+from prompt_r1.pair.question_input import check_infer
+from prompt_r1.programs.command_line import command, teaching_command
+from prompt_r1.settings.agent import GAME_FILE
+from prompt_r1.settings.train import TrainConfig
+from prompt_r1.training import warm_start as sft
 from prompt_r1.training.lifecycle import summary
+from prompt_r1.training.preflight import check_train
+from prompt_r1.training.warm_start_settings import check_sft
 from tests.support.paths import ROOT
 
 FOLDER = "Anna's runs"  # needs quotes
@@ -28,7 +28,7 @@ CHECKS = {
     "train.py": check_train,
     "infer.py": check_infer,
     "evaluate.py": check_evaluate,
-    "prompt_r1.baselines.sft": check_sft,
+    "prompt_r1.training.warm_start": check_sft,
     "prompt_r1.data": data_main,
 }
 GSM8K_ROW = {"question": "How many?", "answer": "2 and 2 are 4.\n#### 4"}
@@ -59,7 +59,7 @@ def for_a_raw_row() -> None:
 # The file whose command names the user's files → what prints it.
 PRINTING: dict[str, Callable[[], None]] = {
     "prompt_r1/training/lifecycle.py": after_training,
-    "prompt_r1/baselines/sft.py": after_a_warm_start,
+    "prompt_r1/training/warm_start.py": after_a_warm_start,
     "prompt_r1/data/files.py": for_a_raw_row,
 }
 

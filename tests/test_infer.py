@@ -19,13 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import infer
-from prompt_r1.cli.dialogue import Dialogue, Pieces
-from prompt_r1.config.agent import GAME_FILE
-from prompt_r1.config.pair import InferConfig
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import OwnSource
 from prompt_r1.errors import EnvError, Resumable, UsageError
+from prompt_r1.pair.dialogue import Dialogue, Pieces
+from prompt_r1.pair.settings import InferConfig
 from prompt_r1.protocol import parse
+from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.types import Question, Trajectory, Turn
 from tests.support.paths import ROOT
 
@@ -110,7 +110,7 @@ def test_input_that_is_no_text_is_refused(ask):
 def test_an_agent_without_the_format_is_named_with_what_teaches_it(ask):
     """A bug: a real model showed nothing for minutes, and no flag shortened its turns."""
     shown = ask("--question", "abc def?", "--max-new", "1", "--max-turns", "1")
-    assert "does not know the format; `python -m prompt_r1.baselines.sft" in shown
+    assert "does not know the format; `python -m prompt_r1.training.warm_start" in shown
     cut = ask("--question", "Who is the star of Silent Valley?", "--max-new", "12", "--max-turns", "1")
     assert "the game ended" in cut and "does not know the format" not in cut
 

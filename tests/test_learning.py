@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.training.log import read_metrics
 from tests.support.programs import call
 
 pytestmark = pytest.mark.learning

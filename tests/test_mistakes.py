@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.cli.command_line import run_program
-from prompt_r1.cli.preflight import check_train
-from prompt_r1.cli.question_input import check_infer
-from prompt_r1.config.agent import GAME_FILE
-from prompt_r1.config.evaluate import check_sft
-from prompt_r1.config.fields import write_yaml
-from prompt_r1.config.train import train_config
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.systems import check_evaluate
-from prompt_r1.storage.atomic_folder import seal
-from prompt_r1.storage.run_folder import FORMAT, LOCK
+from prompt_r1.pair.question_input import check_infer
+from prompt_r1.programs.atomic_folder import seal
+from prompt_r1.programs.command_line import run_program
+from prompt_r1.settings.agent import GAME_FILE
+from prompt_r1.settings.fields import write_yaml
+from prompt_r1.settings.train import train_config
+from prompt_r1.training.preflight import check_train
+from prompt_r1.training.run_folder import FORMAT, LOCK
+from prompt_r1.training.warm_start_settings import check_sft
 from tests.support.paths import ROOT
 
 CHECKS = {
@@ -225,7 +225,14 @@ for line in {[line for line, _ in SEEN_BEFORE_TORCH]!r}:
 
 
 @pytest.mark.parametrize(
-    "program", ["train.py", "infer.py", "evaluate.py", "-m prompt_r1.report", "-m prompt_r1.baselines.sft"]
+    "program",
+    [
+        "train.py",
+        "infer.py",
+        "evaluate.py",
+        "-m prompt_r1.training.report",
+        "-m prompt_r1.training.warm_start",
+    ],
 )
 def test_a_python_without_the_packages_is_named_in_one_line(program):
     """A bug: without the virtual environment, the first command of a new user ended with a traceback."""
@@ -237,7 +244,7 @@ def test_a_python_without_the_packages_is_named_in_one_line(program):
     assert done.returncode == 2 and "which transformers reads; unset PYTHONOPTIMIZE" in done.stderr
 
 
-@pytest.mark.parametrize("file", ["__init__.py", "version.py", "errors.py", "cli/installation.py"])
+@pytest.mark.parametrize("file", ["__init__.py", "errors.py", "programs/installation.py"])
 def test_what_runs_before_the_version_is_checked_runs_in_an_old_python(file):
     """A bug: list[str] as an annotation was a traceback of Python 3.8."""
     tree = ast.parse((ROOT / "prompt_r1" / file).read_text("utf-8"), feature_version=(3, 7))

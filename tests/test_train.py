@@ -12,8 +12,8 @@ import torch
 
 import train
 from prompt_r1.errors import FatalEnvError
-from prompt_r1.storage.run_log import read_metrics
 from prompt_r1.training import run as training_run
+from prompt_r1.training.log import read_metrics
 from prompt_r1.training.run import RunQuestions
 from prompt_r1.training.update import GRADIENT_LIMIT
 from prompt_r1.types import Reward, Trajectory

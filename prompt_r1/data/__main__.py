@@ -4,12 +4,12 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from prompt_r1.cli.command_line import Parser, program_name, run_program
-from prompt_r1.config.fields import POSITIVE, check_number
 from prompt_r1.data.datasets import CONVERTED, TRAINED, convert, mix, write_questions
 from prompt_r1.data.files import load_questions
 from prompt_r1.errors import UsageError
-from prompt_r1.terminal import printable
+from prompt_r1.programs.command_line import Parser, program_name, run_program
+from prompt_r1.programs.terminal import printable
+from prompt_r1.settings.fields import POSITIVE, check_number
 
 
 def main(arguments: list[str]) -> None:

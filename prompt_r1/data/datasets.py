@@ -27,8 +27,8 @@ from prompt_r1.data.files import (
     without_dapo_wrapper,
 )
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import replace_file
-from prompt_r1.metrics.em_f1 import normalise
+from prompt_r1.f1 import normalise
+from prompt_r1.programs.foreign import replace_file
 from prompt_r1.types import Question
 
 Draft = tuple[str, tuple[str, ...]]  # a question and its gold answers

@@ -17,9 +17,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from prompt_r1.cli.command_line import command
 from prompt_r1.errors import UsageError, first_line
-from prompt_r1.foreign import LFS_ADVICE, LFS_POINTER
+from prompt_r1.programs.command_line import command
+from prompt_r1.programs.foreign import LFS_ADVICE, LFS_POINTER
 from prompt_r1.types import Kind, Question
 
 Fields = Mapping[str, Any]

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakValueDictionary
 
+from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.journal import Journal, Key
 from prompt_r1.environments.sources import Call, Outcome, Source, without_thinking
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
-from prompt_r1.spending import Budget, Price, Spending
-from prompt_r1.types import Message
+from prompt_r1.types import Message, Spending
 
 logger = logging.getLogger(__name__)
 

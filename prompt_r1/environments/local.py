@@ -13,14 +13,15 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from prompt_r1.agent.engine import Engine
-from prompt_r1.agent.gguf import gguf_file, gguf_folder
-from prompt_r1.agent.loading import check_vocabulary, load_policy, load_tokenizer, longest_game
-from prompt_r1.agent.policy import Policy
 from prompt_r1.chat_template import PieceEncoder, opened_think, render
-from prompt_r1.config.agent import SMOLLM2
+from prompt_r1.engine.engine import Engine
+from prompt_r1.engine.model_check import check_model
 from prompt_r1.environments.sources import Call, Outcome, Source
 from prompt_r1.errors import UsageError
+from prompt_r1.model.gguf import gguf_file, gguf_folder
+from prompt_r1.model.loading import check_vocabulary, load_policy, load_tokenizer, longest_game
+from prompt_r1.model.policy import Policy
+from prompt_r1.settings.agent import SMOLLM2
 from prompt_r1.types import Message
 
 MAX_TOKENS = 1024  # of a reply; --env-args '{"max_tokens": N}' changes it
@@ -127,6 +128,7 @@ def load_local(
     compute = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = load_tokenizer(folder)
     policy = load_policy(folder, device=device, compute=compute, weights=compute)
+    check_model(policy)
     check_vocabulary(policy, tokenizer)
     model = policy.model.config
     longest = longest_game(model) or getattr(model, "max_position_embeddings", None) or LONGEST_DIALOGUE

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from prompt_r1.config.functions import described, parameters_of
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
+from prompt_r1.settings.functions import described, parameters_of
 from prompt_r1.types import Message
 
 # ok       a reply

@@ -9,14 +9,14 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from prompt_r1.agent.gguf import gguf_file
-from prompt_r1.config.agent import MINI_ENVIRONMENTS, MINI_WORLD, SMOLLM2, EnvironmentConfig
-from prompt_r1.config.functions import OBJECT_PREFIX, import_object
+from prompt_r1.environments.budget import Budget, parse_price
 from prompt_r1.environments.environment import FREE, Environment, parse_weights
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import OwnSource, Source
 from prompt_r1.errors import UsageError
-from prompt_r1.spending import Budget, parse_price
+from prompt_r1.model.gguf import gguf_file
+from prompt_r1.settings.agent import MINI_ENVIRONMENTS, MINI_WORLD, SMOLLM2, EnvironmentConfig
+from prompt_r1.settings.functions import OBJECT_PREFIX, import_object
 
 if TYPE_CHECKING:  # a wrong SPEC is reported before torch is imported
     import torch
@@ -90,7 +90,7 @@ class Environments:
         for name in names:
             self._opener(name, names, self._fields, priced=False)
             if "@http" in name:
-                from prompt_r1.environments.client import check_listening
+                from prompt_r1.environments.endpoint import check_listening
 
                 check_listening(name)
 
@@ -132,7 +132,7 @@ class Environments:
             # Here, so that what cannot be imported is reported before torch is.
             own = import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
             return partial(OwnSource, own, seed=seed, name=name, priced=priced)
-        from prompt_r1.environments.client import parse_endpoint  # others need no HTTP
+        from prompt_r1.environments.endpoint import parse_endpoint  # others need no HTTP
 
         others = [other for spec in self.other_specs for other in spec.split(",")]
         is_other_key = any(map(_is_at_default_endpoint, [*names, *others])) or not is_users

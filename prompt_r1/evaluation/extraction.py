@@ -13,7 +13,7 @@ answer as it stands, and EM of the answer or of what this rule reads in it, whic
 
 import re
 
-from prompt_r1.metrics.em_f1 import plain_characters
+from prompt_r1.f1 import plain_characters
 from prompt_r1.types import Kind
 
 BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from prompt_r1.errors import UsageError
-from prompt_r1.foreign import is_finite_number, make_folder
-from prompt_r1.spending import Spending
-from prompt_r1.terminal import printable_line
-from prompt_r1.types import Question
+from prompt_r1.programs.foreign import is_finite_number, make_folder
+from prompt_r1.programs.terminal import printable_line
+from prompt_r1.types import Question, Spending
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from prompt_r1.cli.tables import markdown_table, text_table
-from prompt_r1.evaluation.aggregate import Results
-from prompt_r1.evaluation.paper_tables import paper_tables
 from prompt_r1.evaluation.predictions import AMOUNTS, System, short_names
-from prompt_r1.foreign import replace_file
-from prompt_r1.metrics.statistics import bounds_text, mean_interval
+from prompt_r1.evaluation.scores import Results
+from prompt_r1.evaluation.statistics import bounds_text, mean_interval
+from prompt_r1.evaluation.tables import paper_tables
+from prompt_r1.programs.foreign import replace_file
+from prompt_r1.programs.tables import markdown_table, text_table
 
 TABLES, RESULTS = "tables.md", "results.json"
 COUNTED = ("format", "turns", *AMOUNTS)

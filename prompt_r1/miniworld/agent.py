@@ -22,10 +22,10 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from prompt_r1.fine_tuning import fine_tune
 from prompt_r1.miniworld.demonstrations import demonstrate, record
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import Slots, make_questions, make_world
+from prompt_r1.model.fine_tuning import fine_tune
 from prompt_r1.protocol import INSTRUCTIONS, TAGS, Codec
 from prompt_r1.types import Question, Trajectory, Turn
 

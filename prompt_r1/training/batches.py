@@ -12,8 +12,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.packing import Packed, pack
-from prompt_r1.distributed import Ranks
+from prompt_r1.model.distributed import Ranks
+from prompt_r1.model.packing import Packed, pack
 from prompt_r1.types import ScoredGame, Trajectory
 
 

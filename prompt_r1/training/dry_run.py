@@ -8,10 +8,11 @@ reads; each call repeats the dialogue so far.
 import math
 from collections.abc import Mapping
 
-from prompt_r1.cli.tables import text_table
-from prompt_r1.config.train import TrainConfig
 from prompt_r1.data.questions import find_questions, training_and_validation
-from prompt_r1.spending import Spending, parse_price
+from prompt_r1.environments.budget import parse_price
+from prompt_r1.programs.tables import text_table
+from prompt_r1.settings.train import TrainConfig
+from prompt_r1.types import Spending
 
 SYSTEM_TOKENS = 40  # the environment's system message
 SHORT_TEXT = 60  # tokens of a short prompt or reply

@@ -5,17 +5,17 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from prompt_r1.cli.command_line import command
-from prompt_r1.config.agent import HELD_OUT, AgentConfig
-from prompt_r1.config.fields import write_yaml
-from prompt_r1.config.functions import OBJECT_PREFIX
 from prompt_r1.data.sampler import digest_of
-from prompt_r1.distributed import RankLost, stop_ranks
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError
-from prompt_r1.storage.checkpoint import State, load_checkpoint, newest_checkpoint, save_checkpoint
-from prompt_r1.storage.export import export_agent
-from prompt_r1.storage.run_log import read_metrics, trim_run
+from prompt_r1.model.distributed import RankLost, stop_ranks
+from prompt_r1.programs.command_line import command
+from prompt_r1.settings.agent import HELD_OUT, AgentConfig
+from prompt_r1.settings.fields import write_yaml
+from prompt_r1.settings.functions import OBJECT_PREFIX
 from prompt_r1.training.batches import make_batch
+from prompt_r1.training.checkpoint import State, load_checkpoint, newest_checkpoint, save_checkpoint
+from prompt_r1.training.export import export_agent
+from prompt_r1.training.log import read_metrics, trim_run
 from prompt_r1.training.metrics import Watchdog, spending, step_metrics
 from prompt_r1.training.run import Run
 from prompt_r1.training.update import Update, limit_of
@@ -164,7 +164,7 @@ class Lifecycle:
     def update_report(self) -> None:
         """Write report.html. A failure does not stop the run: the report can be made again."""
         if self.run.ranks.first:
-            from prompt_r1.report.page import write_report  # not part of a step
+            from prompt_r1.training.report import write_report  # not part of a step
 
             try:
                 write_report(self.run.folder)

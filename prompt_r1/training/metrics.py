@@ -10,10 +10,10 @@ from math import isfinite, sqrt
 from statistics import mean, median, stdev
 from typing import get_args
 
-from prompt_r1.cli.command_line import teaching_command
-from prompt_r1.distributed import Ranks
 from prompt_r1.environments.environment import Environment
-from prompt_r1.metrics.em_f1 import exact_match, f1
+from prompt_r1.f1 import exact_match, f1
+from prompt_r1.model.distributed import Ranks
+from prompt_r1.programs.command_line import teaching_command
 from prompt_r1.reward import well_formed
 from prompt_r1.training.update import Limit
 from prompt_r1.types import ScoredGame, Stop

@@ -10,25 +10,25 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.agent import check_question_lengths, load_agent
-from prompt_r1.agent.loading import load_policy
-from prompt_r1.agent.lora import ADAPTER_ALPHA, adapters_removed, add_lora
-from prompt_r1.agent.model_check import check_model
-from prompt_r1.agent.names import find_agent
-from prompt_r1.agent.packing import Packed
-from prompt_r1.agent.policy import Policy
-from prompt_r1.config.train import TrainConfig, train_config, warnings_of
 from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.data.sampler import questions_of_step
-from prompt_r1.distributed import Interrupt, Ranks, lost_ranks_resumable, start_ranks, stop_ranks
+from prompt_r1.engine.model_check import check_model
 from prompt_r1.environments.specs import Environments
-from prompt_r1.foreign import launched
+from prompt_r1.model.distributed import Interrupt, Ranks, lost_ranks_resumable, start_ranks, stop_ranks
+from prompt_r1.model.loading import load_policy
+from prompt_r1.model.lora import ADAPTER_ALPHA, adapters_removed, add_lora
+from prompt_r1.model.packing import Packed
+from prompt_r1.model.policy import Policy
+from prompt_r1.pair.agent import check_question_lengths, load_agent
+from prompt_r1.pair.names import find_agent
+from prompt_r1.programs.foreign import launched
+from prompt_r1.programs.terminal import printable
 from prompt_r1.protocol import Codec
-from prompt_r1.storage.checkpoint import begin_states
-from prompt_r1.storage.run_folder import LOCK, claim, open_run
-from prompt_r1.storage.run_log import Log
-from prompt_r1.terminal import printable
+from prompt_r1.settings.train import TrainConfig, train_config, warnings_of
+from prompt_r1.training.checkpoint import begin_states
 from prompt_r1.training.dry_run import estimate
+from prompt_r1.training.log import Log
+from prompt_r1.training.run_folder import LOCK, claim, open_run
 from prompt_r1.types import Question
 
 T = TypeVar("T")
@@ -177,9 +177,7 @@ def load_share(
     """
     device = ranks.device if ranks.mesh is None else torch.device("cpu")
     compute, temperature = played.compute, played.temperature
-    policy = load_policy(
-        start, device=device, compute=compute, weights=weights, temperature=temperature, check=False
-    )
+    policy = load_policy(start, device=device, compute=compute, weights=weights, temperature=temperature)
     if ranks.mesh is not None:
         policy.shard(ranks.mesh, ranks.device, offload=offload)
     return policy

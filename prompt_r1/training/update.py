@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from prompt_r1.agent.packing import Packed
-from prompt_r1.agent.policy import Policy, TokenScores, blocks_of
-from prompt_r1.distributed import Ranks, full_tensor
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss
+from prompt_r1.model.distributed import Ranks, full_tensor
+from prompt_r1.model.packing import Packed
+from prompt_r1.model.policy import Policy, TokenScores, blocks_of
 from prompt_r1.training.batches import Batch
 
 GRADIENT_LIMIT = 1.0  # the largest norm of a gradient

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import mean
 
-from prompt_r1.agent.agent import Agent, load_agent
-from prompt_r1.cli.tables import markdown_table, text_table
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.errors import EnvError
-from prompt_r1.metrics.em_f1 import exact_match, f1
+from prompt_r1.f1 import exact_match, f1
+from prompt_r1.pair.agent import Agent, load_agent, play_question
+from prompt_r1.programs.tables import markdown_table, text_table
 from prompt_r1.reward import score_games
-from prompt_r1.rollout import play_groups, play_question
+from prompt_r1.rollout import play_groups
 from prompt_r1.training.metrics import Row, metrics_of_game
 from prompt_r1.training.run import Run
 from prompt_r1.types import Message, Question, ScoredGame

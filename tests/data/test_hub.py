@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from prompt_r1.config.train import train_config
 from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.errors import UsageError
+from prompt_r1.settings.train import train_config
 from prompt_r1.types import Question
 
 

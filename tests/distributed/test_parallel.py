@@ -15,9 +15,9 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from prompt_r1.agent.lora import add_lora
-from prompt_r1.agent.policy import Policy
-from prompt_r1.distributed import (
+from prompt_r1.errors import FatalEnvError, Resumable, UsageError
+from prompt_r1.grpo import compare_games
+from prompt_r1.model.distributed import (
     RankLost,
     Ranks,
     full_tensor,
@@ -26,8 +26,8 @@ from prompt_r1.distributed import (
     start_ranks,
     stop_ranks,
 )
-from prompt_r1.errors import FatalEnvError, Resumable, UsageError
-from prompt_r1.grpo import compare_games
+from prompt_r1.model.lora import add_lora
+from prompt_r1.model.policy import Policy
 from prompt_r1.training.batches import mini_batches_of
 from prompt_r1.types import Reward, ScoredGame, Trajectory
 from tests.support import tiny

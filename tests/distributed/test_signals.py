@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from prompt_r1.distributed import SIGNALS, Interrupt
 from prompt_r1.errors import Interrupted, Resumable
+from prompt_r1.model.distributed import SIGNALS, Interrupt
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from prompt_r1.environments.budget import Budget, OutOfBudget
 from prompt_r1.environments.environment import LONG_REPLY, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.errors import Resumable
-from prompt_r1.spending import Budget, OutOfBudget, Spending
+from prompt_r1.types import Spending
 from tests.support.at_once import at_once
 from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
 from tests.support.providers import Provider, body_of, endpoint, error_of

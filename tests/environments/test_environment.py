@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
+from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
-from prompt_r1.spending import Price
 from tests.support.counting import HELLO, CountingSource, environment
 from tests.support.providers import open_environment
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from prompt_r1.environments.budget import Budget
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Outcome
 from prompt_r1.errors import EnvError
-from prompt_r1.spending import Budget, Spending
-from prompt_r1.types import Message
+from prompt_r1.types import Message, Spending
 from tests.support.at_once import at_once
 from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.training.log import read_metrics
 from tests.support.fault_harness import games_of, paid_calls
 from tests.support.json_server import JsonHandler, free_ports, serving
 from tests.support.programs import call, command, wait_for

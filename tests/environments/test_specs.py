@@ -7,14 +7,14 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from prompt_r1.config.agent import AgentConfig, EnvironmentConfig
-from prompt_r1.environments.client import Endpoint
+from prompt_r1.environments.budget import Price
+from prompt_r1.environments.endpoint import Endpoint
 from prompt_r1.environments.environment import Game
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.playing import open_for_agent
-from prompt_r1.spending import Price, Spending
-from prompt_r1.types import Message
+from prompt_r1.pair.playing import open_for_agent
+from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
+from prompt_r1.types import Message, Spending
 from tests.support.providers import HELLO, KEY, open_environment
 
 

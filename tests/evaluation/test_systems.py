@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import evaluate
-from prompt_r1.agent.trained import AgentSpec
-from prompt_r1.config.evaluate import METHODS, EvaluateConfig
-from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE
+from prompt_r1.evaluation.settings import METHODS, EvaluateConfig
 from prompt_r1.evaluation.systems import choose_systems, common_seed, keep_settings
+from prompt_r1.pair.trained import AgentSpec
+from prompt_r1.settings.train import TrainConfig
 
 
 @pytest.fixture

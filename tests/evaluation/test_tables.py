@@ -12,13 +12,13 @@ import pytest
 from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED
 from prompt_r1.data.files import kind_of
 from prompt_r1.evaluation import paper_numbers
-from prompt_r1.evaluation.aggregate import score_predictions, text_metrics
 from prompt_r1.evaluation.extraction import extract_answer
 from prompt_r1.evaluation.paper_numbers import MINI, REPORTED_METRICS
-from prompt_r1.evaluation.paper_tables import paper_tables
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.evaluation.results_folder import means_of, write_results
-from prompt_r1.metrics.statistics import macro_interval, wilson
+from prompt_r1.evaluation.scores import score_predictions, text_metrics
+from prompt_r1.evaluation.statistics import macro_interval, wilson
+from prompt_r1.evaluation.tables import paper_tables
 from prompt_r1.types import Question
 from tests.evaluation.predictions import DIRECT, predict, predict_all, question_of
 from tests.support.paths import SHARED

@@ -9,7 +9,7 @@ import torch
 
 import train
 from examples import minimal
-from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.training.log import read_metrics
 from tests.support.exports import load_tensors
 
 

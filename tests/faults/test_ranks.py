@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.training.log import read_metrics
 from tests.support.fault_harness import Fault, saved_tensors
 from tests.support.programs import call, command, wait_for
 

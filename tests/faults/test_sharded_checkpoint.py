@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from prompt_r1.agent.lora import add_lora
-from prompt_r1.agent.policy import Policy
-from prompt_r1.config.train import TrainConfig
-from prompt_r1.distributed import full_tensor, start_ranks, stop_ranks
-from prompt_r1.storage.checkpoint import (
+from prompt_r1.model.distributed import full_tensor, start_ranks, stop_ranks
+from prompt_r1.model.lora import add_lora
+from prompt_r1.model.policy import Policy
+from prompt_r1.settings.train import TrainConfig
+from prompt_r1.training.checkpoint import (
     State,
     load_checkpoint,
     newest_checkpoint,

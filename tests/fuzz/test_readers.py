@@ -11,19 +11,19 @@ from typing import get_args
 
 import pytest
 
-from prompt_r1.agent.trained import trained_config
-from prompt_r1.baselines.sft import read_games
-from prompt_r1.config.agent import GAME_FILE
-from prompt_r1.config.fields import write_yaml
-from prompt_r1.config.train import TrainConfig, train_config
 from prompt_r1.data.datasets import write_questions
 from prompt_r1.data.files import load_questions
 from prompt_r1.environments.sources import Verdict
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, to_row
-from prompt_r1.foreign import json_object, replace_file
-from prompt_r1.report.page import page
-from prompt_r1.serving.wire import Failure, read_request
+from prompt_r1.pair.trained import trained_config
+from prompt_r1.pair.wire import Failure, read_request
+from prompt_r1.programs.foreign import json_object, replace_file
+from prompt_r1.settings.agent import GAME_FILE
+from prompt_r1.settings.fields import write_yaml
+from prompt_r1.settings.train import TrainConfig, train_config
+from prompt_r1.training.report import page
+from prompt_r1.training.warm_start import read_games
 from prompt_r1.types import Question
 from tests.support import tiny
 from tests.support.damage import RANDOM, nest_deeply

@@ -6,7 +6,7 @@ from statistics import mean
 
 import pytest
 
-from prompt_r1.metrics.em_f1 import exact_match
+from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.advice import ADVICE, MARKS, AdvisedEnvironment, MiniOptimizer, write_prompt
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import make_questions, make_world

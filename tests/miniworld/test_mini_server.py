@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import train
-from prompt_r1.cli.command_line import run_program
 from prompt_r1.environments.journal import Journal
-from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.programs.command_line import run_program
+from prompt_r1.training.log import read_metrics
 from tests.support.exports import load_tensors
 from tests.support.mini_server import BILLED, FAULTS, GAMES, FaultyServer, with_server
 from tests.support.paths import ROOT
@@ -46,7 +46,7 @@ def faulty(asking_agent: Path, tmp_path_factory) -> tuple[subprocess.CompletedPr
             *("--test-data", "own.jsonl", "--env-price", "1,2", "--out", "run"),
         ]
         patch.setenv("OPENAI_API_KEY", KEY)
-        patch.setattr("prompt_r1.environments.client.back_off", lambda failures, rng: 0.01)
+        patch.setattr("prompt_r1.environments.endpoint.back_off", lambda failures, rng: 0.01)
         patch.chdir(folder)
         patch.setattr("sys.argv", ["train.py", *line])
         with pytest.raises(SystemExit) as left:

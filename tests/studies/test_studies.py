@@ -8,15 +8,14 @@ from itertools import combinations
 
 import pytest
 
-from prompt_r1.baselines.sft import read_games
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE, Prediction, System, to_row
-from prompt_r1.metrics.em_f1 import exact_match
+from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.world import TRAINING_MIX
 from prompt_r1.protocol import INSTRUCTIONS, Codec
-from prompt_r1.spending import Spending
-from prompt_r1.types import GameSettings, Question
+from prompt_r1.training.warm_start import read_games
+from prompt_r1.types import GameSettings, Question, Spending
 from studies import cities, seeds, turns
 from studies.cities import CITIES, SPLITS, WORDINGS, cases_of, is_right
 from studies.parts import show_part

@@ -3,10 +3,10 @@
 import asyncio
 from pathlib import Path
 
+from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Call, Outcome, Source
-from prompt_r1.spending import Budget, Price
 from prompt_r1.types import Ask, Message
 
 HELLO: list[Message] = [{"role": "user", "content": "Where?"}]

@@ -5,10 +5,10 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from prompt_r1.agent.kv_cache import CachedGame
+from prompt_r1.engine.kv_cache import CachedGame
+from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.protocol import INSTRUCTIONS, Codec, text_of
-from prompt_r1.spending import Budget, Price
 from prompt_r1.types import Completion, GameSettings
 from tests.support import tiny
 from tests.support.methods import PricedSource

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from prompt_r1.agent.policy import Policy
-from prompt_r1.config.train import TrainConfig
-from prompt_r1.storage.export import export_agent
-from prompt_r1.storage.run_folder import LOCK, claim
+from prompt_r1.model.policy import Policy
+from prompt_r1.settings.train import TrainConfig
+from prompt_r1.training.export import export_agent
+from prompt_r1.training.run_folder import LOCK, claim
 from tests.support.games import ONE_RANK
 
 Metrics = Mapping[str, float]

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from prompt_r1.storage.run_log import read_metrics
+from prompt_r1.training.log import read_metrics
 from tests.support.exports import load_tensors
 from tests.support.paths import ROOT
 

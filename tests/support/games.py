@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prompt_r1.agent.engine import Engine
-from prompt_r1.agent.packing import Packed, pack
-from prompt_r1.agent.policy import Policy, TokenScores
-from prompt_r1.distributed import Ranks
+from prompt_r1.engine.engine import Engine
 from prompt_r1.grpo import compare_games, grpo_loss
+from prompt_r1.model.distributed import Ranks
+from prompt_r1.model.packing import Packed, pack
+from prompt_r1.model.policy import Policy, TokenScores
 from prompt_r1.protocol import parse
 from prompt_r1.reward import Rule, score_games
 from prompt_r1.training.batches import Batch, micro_batches_of

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 
 import torch
 
-from prompt_r1.agent.trained import AgentSpec, agent_preset
-from prompt_r1.baselines.ask_once import Answer
-from prompt_r1.baselines.make import MethodMaker
-from prompt_r1.config.evaluate import EvaluateConfig
+from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Call, Outcome
+from prompt_r1.evaluation.ask_once import Answer
+from prompt_r1.evaluation.methods import MethodMaker
 from prompt_r1.evaluation.predictions import Prediction, System
-from prompt_r1.spending import Price
+from prompt_r1.evaluation.settings import EvaluateConfig
+from prompt_r1.pair.trained import AgentSpec, agent_preset
 from prompt_r1.types import Message, Question
 
 ANNA = Question("1", "a", "abc def?", ("Anna",))

@@ -3,13 +3,13 @@
 import asyncio
 from pathlib import Path
 
-from prompt_r1.config.fields import write_yaml
-from prompt_r1.config.train import TrainConfig
 from prompt_r1.errors import EnvError
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES
 from prompt_r1.rollout import play
-from prompt_r1.storage.run_log import Log
+from prompt_r1.settings.fields import write_yaml
+from prompt_r1.settings.train import TrainConfig
+from prompt_r1.training.log import Log
 from prompt_r1.types import GameSettings, Question, Trajectory
 from tests.support import tiny
 from tests.support.games import score_and_compare

@@ -10,7 +10,7 @@ from pathlib import Path
 import evaluate
 import infer
 import train
-from prompt_r1.report import __main__ as report
+from prompt_r1.training import report as report
 from tests.support.paths import ROOT
 
 # Settings of a training run of a few seconds: few questions (the start tokenizes each), short games.

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Collection
 import httpx
 import torch
 
-from prompt_r1.config.agent import EnvironmentConfig
-from prompt_r1.environments.client import Endpoint
+from prompt_r1.environments.endpoint import Endpoint
 from prompt_r1.environments.environment import Environment, Game
 from prompt_r1.environments.responses import Attempt, classify
 from prompt_r1.environments.sources import Call, Outcome, OwnSource, Source
 from prompt_r1.environments.specs import Environments
+from prompt_r1.settings.agent import EnvironmentConfig
 from prompt_r1.types import Message
 
 KEY = "sk-Secret-0123456789-abcdef"

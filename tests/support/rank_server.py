@@ -22,8 +22,8 @@ from select import select
 import torch
 
 import train
-from prompt_r1.cli.command_line import run_program
-from prompt_r1.storage import atomic_folder
+from prompt_r1.programs import atomic_folder
+from prompt_r1.programs.command_line import run_program
 from prompt_r1.training import lifecycle
 from tests.support.json_server import free_ports
 

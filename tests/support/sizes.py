@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-from prompt_r1.config.train import TrainConfig
+from prompt_r1.settings.train import TrainConfig
 from tests.support.paths import ROOT
 
 LIBRARY = sorted((ROOT / "prompt_r1").rglob("*.py"))
@@ -63,7 +63,7 @@ def words() -> int:
 def files_of_a_step() -> list[Path]:
     """The files that the first training step of a mini run enters, in this order."""
     import train
-    from prompt_r1.cli.command_line import run_program
+    from prompt_r1.programs.command_line import run_program
 
     entered: dict[str, None] = {}
 

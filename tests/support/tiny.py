@@ -12,9 +12,9 @@ from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from prompt_r1.agent import attention
-from prompt_r1.agent.policy import Policy
 from prompt_r1.errors import EnvError
+from prompt_r1.model import attention
+from prompt_r1.model.policy import Policy
 from prompt_r1.types import Completion, Message
 from tests.support.templates import byte_level
 

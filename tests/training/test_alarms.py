@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from prompt_r1.agent.policy import Policy
+from prompt_r1.model.policy import Policy
 from prompt_r1.training.metrics import SIGNS, Watchdog
 from prompt_r1.training.update import limit_of
 from tests.support import tiny
@@ -175,7 +175,7 @@ def test_an_agent_without_the_format_is_an_alarm_that_names_the_command_which_te
     """An untrained model never wrote the format, and its run ended like a success."""
     line = {"step": 1, "em": 0.2, "format": 0.0, "games": 16.0, "groups/no_spread": spread}
     [(step, alarm)] = alarms([line, line | {"step": 2}])
-    assert step == 1 and "`python -m prompt_r1.baselines.sft --agent my-agent --games mini`" in alarm
+    assert step == 1 and "`python -m prompt_r1.training.warm_start --agent my-agent --games mini`" in alarm
 
 
 @pytest.mark.parametrize(("cut", "filtered", "count"), [(3, 1, 0), (4, 2, 1), (2, 4, 1)])

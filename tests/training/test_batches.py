@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_r1.agent.packing import pack
+from prompt_r1.model.packing import pack
 from prompt_r1.training.batches import divide, make_batch, mini_batches_of
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 from tests.support import tiny

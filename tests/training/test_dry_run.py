@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prompt_r1.config.train import PRESETS, TrainConfig
-from prompt_r1.spending import Spending
+from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.training.dry_run import cost_table, estimate, games_of_run, spending_of_game
+from prompt_r1.types import Spending
 
 
 def test_a_run_validates_before_the_first_step_every_few_steps_and_after_the_last():

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from prompt_r1.agent.names import exported_step
-from prompt_r1.config.train import TrainConfig
-from prompt_r1.distributed import Interrupt
 from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.storage import atomic_folder
-from prompt_r1.storage.checkpoint import State
-from prompt_r1.storage.run_folder import checkpoints_of
-from prompt_r1.storage.run_log import Log, read_metrics
+from prompt_r1.model.distributed import Interrupt
+from prompt_r1.pair.names import exported_step
+from prompt_r1.programs import atomic_folder
+from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import lifecycle
+from prompt_r1.training.checkpoint import State
 from prompt_r1.training.lifecycle import IDLE_STEPS, Lifecycle, warm_up
+from prompt_r1.training.log import Log, read_metrics
+from prompt_r1.training.run_folder import checkpoints_of
 from prompt_r1.types import Question
 from tests.support import tiny
 from tests.support.exports import file_size_limit

@@ -7,9 +7,8 @@ import pytest
 
 from prompt_r1.errors import EnvError
 from prompt_r1.reward import RULES, Rule
-from prompt_r1.spending import Spending
 from prompt_r1.training.metrics import SCORED, Row, game_metrics, metrics_of_game, spending, step_metrics
-from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
+from prompt_r1.types import Question, Reward, ScoredGame, Spending, Trajectory
 from tests.support.games import GOOD, HALF, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
 from tests.support.played import play_game
 from tests.support.tiny import think

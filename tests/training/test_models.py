@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from prompt_r1.agent import loading
-from prompt_r1.agent.lora import adapters_of
-from prompt_r1.agent.packing import pack
-from prompt_r1.config.train import TrainConfig
-from prompt_r1.distributed import Interrupt, Ranks
 from prompt_r1.environments.environment import Game
 from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.model.distributed import Interrupt, Ranks
+from prompt_r1.model.lora import adapters_of
+from prompt_r1.model.packing import pack
+from prompt_r1.pair import agent as agent_file
+from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.run import Run
 from prompt_r1.types import Message
 from tests.support import tiny
@@ -25,8 +25,8 @@ ADAPTERS = TrainConfig(adapter_rank=4, data=("mini:ood",), env="mini")
 def test_a_model_is_checked_when_its_agent_is_loaded_and_not_again(tmp_path, monkeypatch):
     """The check takes forwards of the whole model; the reference has the same weights."""
     checked = []
-    check_model = loading.check_model
-    monkeypatch.setattr(loading, "check_model", lambda policy: checked.append(check_model(policy)))
+    check_model = agent_file.check_model
+    monkeypatch.setattr(agent_file, "check_model", lambda policy: checked.append(check_model(policy)))
     run = run_of(tmp_path, TrainConfig(temperature=0.7, data=("mini:ood",), env="mini"))
     assert len(checked) == 1 and run.agent.policy.temperature == run.reference.temperature == 0.7
     assert run.reference is not run.policy

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from prompt_r1.config.train import TrainConfig
-from prompt_r1.storage.run_log import COLUMNS, Log, header, row
+from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.lifecycle import summary
+from prompt_r1.training.log import COLUMNS, Log, header, row
 
 STEP = {
     "step": 12,

@@ -20,9 +20,9 @@ import pytest
 import torch
 
 from benchmarks.update_rivals import padded, trl_backward, trl_trainer
-from prompt_r1.agent.packing import pack
-from prompt_r1.agent.policy import Policy
 from prompt_r1.grpo import grpo_loss
+from prompt_r1.model.packing import pack
+from prompt_r1.model.policy import Policy
 from prompt_r1.training.batches import divide, make_batch
 from prompt_r1.types import ScoredGame, Trajectory
 from tests.support import tiny

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from prompt_r1.agent.packing import Packed, pack
-from prompt_r1.agent.policy import Policy, TokenScores
-from prompt_r1.distributed import Ranks
 from prompt_r1.errors import UsageError
+from prompt_r1.model.distributed import Ranks
+from prompt_r1.model.packing import Packed, pack
+from prompt_r1.model.policy import Policy, TokenScores
 from prompt_r1.training.batches import micro_batches_of, mini_batches_of
 from prompt_r1.training.update import GRADIENT_LIMIT, IMPORTANCE_CAP
 from prompt_r1.types import ScoredGame

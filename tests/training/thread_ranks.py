@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from prompt_r1.distributed import Ranks
+from prompt_r1.model.distributed import Ranks
 from tests.support.games import CPU
 
 T = TypeVar("T")

@@ -1,0 +1,85 @@
+"""What calls, games and runs cost, and hard limits on it.
+
+A request starts only if the budget still holds when it ends.
+"""
+
+import asyncio
+import math
+from dataclasses import dataclass
+
+from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.types import Spending
+
+ROUNDING = 1e-9  # tolerance of sums of dollars
+
+
+@dataclass(frozen=True)
+class Price:
+    """Dollars per million tokens."""
+
+    tokens_in: float = 0.0
+    tokens_out: float = 0.0
+
+    def of_call(self, tokens_in: int, tokens_out: int) -> Spending:
+        """The spending of one call."""
+        usd = (tokens_in * self.tokens_in + tokens_out * self.tokens_out) / 1e6
+        return Spending(1, tokens_in, tokens_out, usd)
+
+
+def parse_price(text: str) -> Price:
+    """Parse "IN,OUT", in dollars per million tokens; "" is free. Raises UsageError."""
+    if not text:
+        return Price()
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) != 2 or not all(0 <= number < float("inf") for number in numbers):
+        raise UsageError(f"--env-price takes IN,OUT in dollars per million tokens (0.15,0.60), not {text!r}")
+    return Price(*numbers)
+
+
+class OutOfBudget(Resumable):
+    """The budget of the run has no room for another call."""
+
+
+class Budget:
+    """Limits on the calls and dollars of a run (0: no limit).
+
+    `spent` is what the run spent before it was resumed. Each of `ranks` processes gets an equal share of what
+    is left, so that all of them together keep the limits.
+    """
+
+    def __init__(
+        self, *, max_calls: int = 0, max_usd: float = 0.0, spent: Spending | None = None, ranks: int = 1
+    ) -> None:
+        self.before = self.spent = spent or Spending()
+        self._limits = {"calls": max_calls, "usd": max_usd}
+        self._share: dict[str, float] = {}  # the part of each limit that this rank may reach
+        for name, limit in self._limits.items():
+            before: float = getattr(self.before, name)
+            self._share[name] = before + (limit - before) / ranks if limit else math.inf
+        self._reserved = Spending()
+        self._settled = asyncio.Event()  # of the next request that ends
+
+    async def reserve(self, estimate: Spending) -> None:
+        """Reserve the estimated cost of a request, and wait while only reservations of others prevent it.
+
+        Raises OutOfBudget when the request does not fit although no other one is running.
+        """
+        while exceeded := self._exceeded(self.spent + self._reserved + estimate):
+            if not self._reserved.calls:
+                flag = f"--max-env-{exceeded[0]} {self._limits[exceeded[0]]:g}"
+                raise OutOfBudget(f"the budget {flag} has no room for another call; spent: {self.spent}")
+            await self._settled.wait()
+        self._reserved += estimate
+
+    def settle(self, estimate: Spending, actual: Spending) -> None:
+        """Replace the reservation of a request that has ended by its actual cost."""
+        self._reserved -= estimate
+        self.spent += actual
+        self._settled.set()
+        self._settled = asyncio.Event()
+
+    def _exceeded(self, total: Spending) -> list[str]:
+        return [name for name, share in self._share.items() if getattr(total, name) > share + ROUNDING]

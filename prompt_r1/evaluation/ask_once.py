@@ -1,0 +1,78 @@
+"""`direct` and `cot`, which ask the environment without an agent; how answers are requested and read.
+
+cot: "Let's think step by step.", and a second call for the answer (zero-shot, Kojima et al. 2022).
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from prompt_r1.environments.environment import Environment, Game
+from prompt_r1.errors import EnvError
+from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.f1 import exact_match, f1
+from prompt_r1.protocol import ANSWER_IN_TAGS
+from prompt_r1.types import Message, Question
+
+STEP_BY_STEP = "Let's think step by step."
+EXTRACT = "Therefore, the answer is …"
+# How a prompt requests the answer, after the question; the same for all methods.
+IN_TAGS = f"\n{ANSWER_IN_TAGS}"
+ANSWER_ONLY = " Answer only."  # the only such request that the rules of the mini world understand
+
+Answer = Callable[[Question, int], Awaitable[Prediction]]
+"""A method that is ready: a question and the number of its repeat in. Several calls may run concurrently."""
+
+
+def read_answer(reply: str, request: str) -> tuple[str, float | None]:
+    """The answer in a reply, and whether it was in the requested format (None: any format will do).
+
+    If tags were requested, it is the content of the last ones; without tags it is the whole reply, with a
+    format of 0.
+    """
+    if request != IN_TAGS:
+        return reply.strip(), None
+    _, opening, answer = reply.rpartition("</answer>")[0].rpartition("<answer>")
+    return (answer.strip(), 1.0) if opening else (reply.strip(), 0.0)
+
+
+async def ask_once(
+    environment: Environment, messages: list[Message], request: str, question: Question, sample: int
+) -> Prediction:
+    """Answer a question with one call. A failed call gives a prediction with an error."""
+    game = Game(question.id, sample)
+    try:
+        reply = await environment.ask(messages, game)
+    except EnvError as error:
+        return Prediction(question, None, stop="env_error", error=str(error), spent=game.spent)
+    answer, formatted = read_answer(reply, request)
+    return Prediction(question, answer, reply, format=formatted, spent=game.spent)
+
+
+async def direct(
+    environment: Environment, request: str, question: Question, sample: int, *, prompt: str | None = None
+) -> Prediction:
+    """Ask the environment the question itself, under the system message `prompt`."""
+    messages: list[Message] = [] if prompt is None else [{"role": "system", "content": prompt}]
+    messages.append({"role": "user", "content": question.text + request})
+    return await ask_once(environment, messages, request, question, sample)
+
+
+async def think_then_answer(
+    environment: Environment, request: str, question: Question, sample: int
+) -> Prediction:
+    """Ask for reasoning, and in a second call for the answer that it leads to."""
+    messages: list[Message] = [{"role": "user", "content": f"{question.text}\n{STEP_BY_STEP}"}]
+    thought = await ask_once(environment, messages, request, question, sample)
+    if thought.error:
+        return thought
+    messages.append({"role": "assistant", "content": thought.raw})
+    messages.append({"role": "user", "content": f"{EXTRACT}\n{request.strip()}"})
+    said = await ask_once(environment, messages, request, question, sample)
+    return replace(said, raw=f"{thought.raw}\n\n{said.raw}", spent=thought.spent + said.spent)
+
+
+def task_score(prediction: Prediction) -> float:
+    """The score of an answer while a method is prepared: F1 for free texts, exact match for the others."""
+    question = prediction.question
+    metric = f1 if question.kind == "text" else exact_match
+    return metric(prediction.answer or "", question.answers)

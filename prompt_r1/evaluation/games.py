@@ -1,0 +1,52 @@
+"""Methods that play games: an agent asks an environment.
+
+prompt-r1    the trained agent
+untrained    the agent before training, in the same game (the paper's "w/o RL")
+agent-only   the trained agent in the same game without an environment ("w/o Env"): every prompt gets the same
+             sentence in reply, so that the answers show what the agent itself knows
+grpo-only    an agent trained without an environment (train.py --env none), in its game of one turn
+sft          an agent fine-tuned on gold answers, also in one turn
+bc, rft      an agent fine-tuned on games that ended right
+"""
+
+from dataclasses import dataclass, replace
+
+from prompt_r1.environments.environment import Environment
+from prompt_r1.environments.sources import MuteEnvironment, OwnSource
+from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.pair.agent import Agent, play_question
+from prompt_r1.reward import Rule, score, well_formed
+from prompt_r1.types import Question, Spending
+
+
+@dataclass
+class AgentMethod:
+    """Answers each question by a game. Without an environment the agent learns nothing in it."""
+
+    agent: Agent
+    environment: Environment | None
+    rule: Rule
+    temperature: float
+    top_p: float
+    seed: int  # of the evaluation
+    thinks: bool = True  # a turn without a think block is not well-formed
+
+    async def __call__(self, question: Question, sample: int) -> Prediction:
+        game = await play_question(
+            self.agent,
+            self.environment or Environment([OwnSource(MuteEnvironment(), seed=0)]),
+            question,
+            seed=f"evaluation/{self.seed}/{question.id}/{sample}",
+            temperature=self.temperature,
+            top_p=self.top_p,
+            sample=sample,
+        )
+        lines = [text for turn in game.turns for text in (turn.text, turn.reply) if text is not None]
+        spent = game.spent if self.environment is not None else Spending()
+        prediction = Prediction(
+            question, game.answer, "\n".join(lines), stop=game.stop, turns=len(game.turns), spent=spent
+        )
+        if game.stop == "env_error":
+            return replace(prediction, error=game.error or "the environment failed")
+        formatted = well_formed(game) if self.thinks else game.answer is not None
+        return replace(prediction, format=float(formatted), reward=score(game, rule=self.rule).total)

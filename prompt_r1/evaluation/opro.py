@@ -1,0 +1,75 @@
+"""`opro` (Yang et al. 2023): a model improves scored instructions.
+
+200 steps of 8 new instructions, each scored on 261 training questions. The optimiser sees the best 20 with a
+score of at least 30 %, worst first, and three training questions. The instruction with the best training
+score wins. Calls: 8 of the optimiser per step; of the environment, one per training question for the seed
+prompt and for each new instruction. With a limit of calls the search ends when no instruction can be scored.
+"""
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from prompt_r1.evaluation.searches import PromptSearch, text_between
+from prompt_r1.types import Question
+
+STEPS, PER_STEP, SCORED_ON = 200, 8, 261  # the authors': steps, new instructions in each, questions
+MAX_LENGTH = 500  # characters of an instruction
+SHOWN = 20  # the best instructions so far that the optimiser sees, …
+THRESHOLD = 0.3  # … if they score at least this
+EXEMPLARS = 3  # training questions that the optimiser sees
+ROLE = "You write instructions for a language model that answers questions."
+HEADER = """\
+Find an instruction <INS> under which a language model answers questions like those below correctly. These \
+were tried before, with their scores from 0 to 100; more is better.
+"""
+USE = "Problems that the model is given, each with the instruction's place <INS>, and their right answers:"
+REQUEST = """\
+Write one instruction that none of the above says and that earns a higher score. It should be short and fit \
+all questions of the kind. Put it between <INS> and </INS>."""
+
+
+async def opro(search: PromptSearch, train: Sequence[Question], _: Sequence[Question]) -> str:
+    """The instruction with the best score on the training questions. Validation questions are not used."""
+    train = await search.begin(train, SCORED_ON)
+    # In an instruction for mathematical questions, a number could give away an answer.
+    digits_allowed = not all(question.kind == "math" for question in train)
+    while search.takes_step(PER_STEP + len(train), ended=search.steps == STEPS):
+        rng = random.Random(f"opro {search.seed} {search.steps}")
+        shown = rng.sample(train, min(EXEMPLARS, len(train)))
+        request = meta_prompt({prompt: fmean(scores) for prompt, scores in search.scores.items()}, shown)
+        # The request is the same each time: the sample number makes each of them a call of its own.
+        samples = range(search.steps * PER_STEP, (search.steps + 1) * PER_STEP)
+        replies = await asyncio.gather(*(search.ask_optimizer(ROLE, request, sample=n) for n in samples))
+        for instruction in map(read_instruction, replies):
+            usable = is_usable(instruction, digits_allowed=digits_allowed)
+            if usable and instruction not in search.scores and search.can_afford(len(train)):
+                await search.score(instruction, train)
+    return search.best()
+
+
+def meta_prompt(scores: Mapping[str, float], examples: Sequence[Question]) -> str:
+    """The optimiser's request: instructions with scores, worst first, then problems, then the task.
+
+    As in the authors' form for GPT models, scores are whole percent, and <INS> marks where the instruction
+    stands in each problem: it is the system message, before the question.
+    """
+    good = [instruction for instruction, value in scores.items() if value >= THRESHOLD]
+    good.sort(key=lambda instruction: scores[instruction])
+    history = [f"instruction:\n{text}\nscore:\n{round(100 * scores[text])}" for text in good[-SHOWN:]]
+    problems = [f"problem:\n<INS>\n{one.text}\nright answer:\n{one.answers[0]}" for one in examples]
+    return "\n\n".join([HEADER, *history, USE, *problems, REQUEST])
+
+
+def read_instruction(reply: str) -> str:
+    """The instruction in the optimiser's reply; the whole reply if the tags are missing."""
+    text = (text_between(reply, "<INS>", "</INS>") or reply).replace("**", "").strip()
+    return text[:1].upper() + text[1:]
+
+
+def is_usable(instruction: str, *, digits_allowed: bool) -> bool:
+    """The filters of the authors' code: not empty, not too long, no left-over tag, no forbidden digits."""
+    if not 0 < len(instruction) <= MAX_LENGTH or "INS" in instruction:
+        return False
+    return digits_allowed or not any(letter.isdigit() for letter in instruction)

@@ -1,0 +1,81 @@
+"""`textgrad` (Yuksekgonul et al. 2024): a model criticises and rewrites the prompt.
+
+3 epochs of 4 updates, each on 3 training questions. An update makes 3 calls of the environment and 7 of the
+optimiser: two for each question (criticism of the answer and of the prompt) and one to rewrite the prompt.
+The new prompt is kept only if it scores at least as high on the validation questions, which takes one call
+each (and once for the seed prompt).
+"""
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+
+from prompt_r1.evaluation.ask_once import task_score
+from prompt_r1.evaluation.searches import SEED_PROMPT, VALIDATED_ON, PromptSearch, text_between
+from prompt_r1.types import Question
+
+EPOCHS, UPDATES, BATCH = 3, 4, 3  # updates in an epoch, training questions in an update
+OPENING, CLOSING = "<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"
+
+CRITIC = """\
+You are part of a system that improves texts step by step. Say what is wrong with the text that you are \
+asked about and how it could reach the goal better. Criticise only: do not write a new version. If it is \
+already perfect, say so and nothing else."""
+WRITER = f"""\
+You are part of a system that improves texts step by step. You get a text, its role and criticism of it, and \
+write a better version that keeps what works. Put it between {OPENING} and {CLOSING}."""
+
+
+async def textgrad(search: PromptSearch, train: Sequence[Question], validation: Sequence[Question]) -> str:
+    """The last prompt that validation did not reject."""
+    held_out = await search.begin(validation, VALIDATED_ON)
+    batches = minibatches(train, random.Random(f"textgrad {search.seed}"))
+    prompt = SEED_PROMPT
+    while search.takes_step(3 * BATCH + 1 + len(held_out), ended=search.steps == EPOCHS * UPDATES):
+        proposed = await rewrite(search, prompt, next(batches))
+        if await search.score(proposed, held_out) >= await search.score(prompt, held_out):
+            prompt = proposed
+    return prompt
+
+
+def minibatches(train: Sequence[Question], rng: random.Random) -> Iterator[list[Question]]:
+    """The batches of an epoch are the first of the shuffled training questions."""
+    while True:
+        order = rng.sample(list(train), len(train))[: UPDATES * BATCH]
+        yield from (order[start : start + BATCH] for start in range(0, len(order), BATCH))
+
+
+async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question]) -> str:
+    """The prompt, rewritten after criticism of its answers to a batch; unchanged if the rewrite has no tags.
+
+    The criticisms are concatenated, not summarised.
+    """
+
+    async def criticise(question: Question) -> str:
+        [prediction] = await search.try_prompt(prompt, [question])
+        asked = f"<LM_INPUT>{question.text}</LM_INPUT>\n<LM_OUTPUT>{prediction.raw}</LM_OUTPUT>"
+        of_reply = await search.ask_optimizer(
+            CRITIC,
+            f"A language model was asked and answered:\n{asked}\n"
+            f"The right answer is {question.answers[0]!r}; compared with it the answer scores "
+            f"{task_score(prediction):.2f} of 1. Criticise the answer.",
+        )
+        asked = f"<LM_SYSTEM_PROMPT>{prompt}</LM_SYSTEM_PROMPT>\n{asked}"
+        of_prompt = await search.ask_optimizer(
+            CRITIC,
+            "A language model was asked and answered under this system message:\n"
+            f"{asked}\nOf its answer it was said:\n<FEEDBACK>{of_reply}</FEEDBACK>\n"
+            "Criticise the system message: what about it should change so that such answers get better?",
+        )
+        return f"{asked}\n<FEEDBACK>{of_prompt}</FEEDBACK>"
+
+    criticisms = await asyncio.gather(*map(criticise, batch))
+    parts = [
+        "The text is the system message of a language model that answers questions. Now it is:",
+        f"<VARIABLE>{prompt}</VARIABLE>",
+        "What it led to, and what was said of it:",
+        *criticisms,
+        f"Write the better version between {OPENING} and {CLOSING}.",
+    ]
+    reply = await search.ask_optimizer(WRITER, "\n\n".join(parts))
+    return text_between(reply, OPENING, CLOSING) or prompt

@@ -1,0 +1,192 @@
+"""Load a Hugging Face model or tokenizer, or refuse it."""
+
+import gc
+import os
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub import file_exists, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from prompt_r1.errors import UsageError, first_line
+from prompt_r1.model import attention
+from prompt_r1.model.policy import Policy
+
+# Kinds of RoPE whose frequencies depend on the length of the row.
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+def load_policy(
+    path: str | Path,
+    *,
+    device: torch.device,
+    compute: torch.dtype = torch.float32,
+    weights: torch.dtype = torch.float32,
+    temperature: float = 1.0,
+    max_tokens: int = 0,
+) -> Policy:
+    """Load the Hugging Face causal model of a folder or hub id, with our attention, in evaluation mode.
+
+    `max_tokens`: of the longest game (0: not known). The caller compares it with the unmodified model
+    (`engine.model_check`), unless the same model was checked before. Raises UsageError if there is no such
+    model, or if its files are broken. Code that comes with a model is never executed.
+    """
+    attention.register()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()  # its table of missing tensors; we raise instead
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # a foreign folder may raise anything
+        raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
+    text = config.get_text_config()
+    if any(getattr(part, "quantization_config", None) for part in (config, text)):
+        raise UsageError(f"the weights at {str(path)!r} are quantised: give the model in 16 or 32 bits")
+    # The games of our check may be too short for other kinds.
+    if unknown := {*(getattr(text, "layer_types", None) or ())} - LAYER_TYPES:
+        raise unsupported(config, f"it has layers of the kind {', '.join(sorted(unknown))}")
+    limit = longest_game(config)
+    if limit is not None and max_tokens > limit:
+        raise UsageError(
+            f"games of {max_tokens} tokens exceed the {limit} positions of the model at {str(path)!r}: "
+            f"train it with --max-tokens {limit} or less"
+        )
+    stored = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))  # 0: on the Hub
+    dtype = getattr(torch, str(config.dtype).split(".")[-1], torch.float32)  # of the files
+    gc.collect()  # frees earlier engines and models, which are parts of reference cycles
+    check_room(path, stored * weights.itemsize // dtype.itemsize, free_memory(device), "of memory")
+    model = _load_weights(path, config, weights)
+    model.to(device)  # type: ignore[arg-type]  # transformers wraps it, and its type loses `self`
+    return Policy(model.eval(), compute=compute, temperature=temperature)
+
+
+def check_room(path: str | Path, needed: int, free: int, where: str) -> None:
+    """Raise UsageError if the model of a path needs more bytes than are free."""
+    if needed > free:
+        raise UsageError(
+            f"the model at {str(path)!r} needs {needed / 1e9:.2f} GB {where}, and {free / 1e9:.2f} GB are "
+            f"free: make room, or give a model of at most {free / needed:.0%} of its size"
+        )
+
+
+def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dtype) -> PreTrainedModel:
+    """The model with its weights. Pickled files are refused, because loading them may execute code."""
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=weights,
+            attn_implementation=attention.NAME,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported below
+            output_loading_info=True,
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a foreign folder may raise anything
+        if error.args == (attention.NAME,):  # a table of attention classes
+            raise unsupported(config, "its attention cannot be replaced") from None
+        raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
+    model, found = cast(tuple[PreTrainedModel, dict[str, set[Any]]], loaded)
+    layers = {name.rpartition(".")[0] for name in model.state_dict()}
+    unknown = [name for name in sorted(found["unexpected_keys"]) if name.rpartition(".")[0] in layers]
+    for problem, names in (
+        ("have tensors of layers that the model computes without", unknown),
+        ("lack tensors of the model", sorted(found["missing_keys"])),
+        ("have tensors of other shapes than config.json says", sorted(found["mismatched_keys"])),
+    ):
+        if names:
+            example = names[0] if isinstance(names[0], str) else names[0][0]
+            raise UsageError(f"the weight files at {str(path)!r} {problem}: {len(names)}, such as {example}")
+    return model
+
+
+def longest_game(config: PretrainedConfig) -> int | None:
+    """The most tokens up to which a model computes each token as in a short game; None: any number.
+
+    Learned positions end, and RoPE whose frequencies depend on the length changes: one long game in a row or
+    in the cache would change all others.
+    """
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # of the types of layers
+    if rope and not any(kind.get("rope_type") in LENGTH_DEPENDENT for kind in kinds):
+        return None
+    long = [kind for kind in kinds if kind.get("rope_type") == "longrope"]
+    limits = [kind.get("original_max_position_embeddings") for kind in long]
+    limits.append(getattr(text, "max_position_embeddings", None))
+    return min([limit for limit in limits if limit and limit > 0], default=None)
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a folder or hub id. Raises UsageError if there is none."""
+    if not Path(path).exists():
+        _ask_hub_once(str(path))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        # Without files, transformers makes up a tokenizer that knows special tokens only.
+        if len(tokenizer) <= len({*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}):
+            raise ValueError("its files are missing")
+    except Exception as error:  # a foreign folder may raise anything
+        reason = first_line(error)
+        if Path(path).is_dir() and not (Path(path) / "tokenizer.json").exists():
+            reason = "there is no tokenizer.json (sentencepiece reads a tokenizer.model, if it is installed)"
+        raise UsageError(f"no tokenizer at {str(path)!r}: {reason}") from None
+    tokenizer.model_max_length = sys.maxsize  # ours is that of the model; theirs may be missing, or a text
+    return tokenizer
+
+
+def _ask_hub_once(name: str) -> None:
+    """Raise UsageError for a hub id that is not cached, if the Hub does not have it or cannot be reached.
+
+    transformers repeats every request for half a minute.
+    """
+    try:
+        if try_to_load_from_cache(name, "config.json") or file_exists(name, "config.json"):
+            return
+        reason = "the Hub has no such model"
+    except HfHubHTTPError:  # an answer, such as a missing permission: transformers explains it
+        return
+    except Exception as error:
+        reason = f"the Hub cannot be asked for such a model ({first_line(error)})"
+    raise UsageError(f"there is no folder {name!r}, and {reason}")
+
+
+def check_vocabulary(policy: Policy, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise UsageError for a tokenizer with tokens that the model does not know."""
+    rows = len(next(policy.model.get_input_embeddings().parameters()))
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= rows:
+        raise UsageError(
+            f"{tokenizer.name_or_path!r}: the tokenizer has {largest + 1} tokens, and the model embeds "
+            f"{rows}: resize the model's embeddings, or give it its own tokenizer"
+        )
+
+
+def free_memory(device: torch.device) -> int:
+    """The bytes that this process can still allocate on a device, its own peak so far kept free."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+    try:  # proc(5): counts what the page cache can give back
+        meminfo = Path("/proc/meminfo").read_text()
+        return 1024 * int(meminfo.split("MemAvailable:")[1].split()[0])
+    except (OSError, IndexError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def unsupported(config: PretrainedConfig, cause: str) -> UsageError:
+    """The error for a model that we would compute wrongly; `cause` completes the sentence."""
+    return UsageError(f"models of type {config.model_type!r} are not supported: {cause}")

@@ -1,0 +1,86 @@
+"""Low-rank adapters (LoRA, Hu et al. 2022) on linear layers.
+
+    y = W x + (alpha / rank) · B A x        W frozen, A (rank, in) and B (out, rank) trained in float32
+
+The product is applied, not merged, while the agent plays and learns: 16-bit weights would round small
+changes away. Other weights stay as they are: embeddings, norms, and experts that are stored as one tensor.
+
+Why not peft: this is shorter than a dependency, and the outputs are equal (tests/model/test_lora.py).
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from prompt_r1.errors import UsageError
+
+ADAPTER_ALPHA = 32.0  # as in the LoRA settings of most RL fine-tuning with small ranks
+
+
+class LoRA(nn.Module):
+    """A frozen linear layer and its adapter. A starts random, B at zero: W' = W before training."""
+
+    def __init__(self, base: nn.Linear, *, rank: int, alpha: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.scale = alpha / rank
+        a = torch.empty(rank, base.in_features)
+        nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
+        self.a = nn.Parameter(a.to(base.weight.device))
+        self.b = nn.Parameter(torch.zeros(base.out_features, rank, device=base.weight.device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.base(x)
+        return out + F.linear(self.scale * F.linear(x, self.a), self.b)
+
+    @torch.no_grad()
+    def merged_weight(self) -> Tensor:
+        """W' = W + (alpha / rank) B A, computed in float32, in the dtype of the layer's weight."""
+        weight = self.base.weight
+        return (weight + self.scale * self.b @ self.a).to(weight.dtype)
+
+
+def add_lora(model: PreTrainedModel, *, rank: int, alpha: float, seed: int = 0) -> list[nn.Parameter]:
+    """Freeze a model, and add adapters to its linear layers except the head. Returns the parameters to train.
+
+    Raises UsageError for a model without linear layers, and for a rank above the size of every layer.
+    """
+    head = model.get_output_embeddings()
+    layers = {
+        name: layer
+        for name, layer in model.named_modules()
+        if type(layer) is nn.Linear and layer is not head  # a subclass returns something else
+    }
+    widest = max((min(layer.weight.shape) for layer in layers.values()), default=0)
+    if not widest:
+        raise UsageError(f"models of type {model.config.model_type!r} have no linear layers for adapters")
+    if rank > widest:
+        raise UsageError(f"adapters of rank {rank} do not fit the model: give a rank of at most {widest}")
+    model.requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for name, layer in layers.items():
+        model.set_submodule(name, LoRA(layer, rank=rank, alpha=alpha, generator=generator))
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def adapters_of(model: nn.Module) -> dict[str, LoRA]:
+    """The adapted layers of a model, by the names of the layers."""
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoRA)}
+
+
+@contextmanager
+def adapters_removed(model: nn.Module) -> Iterator[dict[str, LoRA]]:
+    """Let a model be what it was before `add_lora`; yields the adapted layers."""
+    adapted = adapters_of(model)
+    for name, layer in adapted.items():
+        model.set_submodule(name, layer.base)
+    try:
+        yield adapted
+    finally:
+        for name, layer in adapted.items():
+            model.set_submodule(name, layer)

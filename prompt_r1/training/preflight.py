@@ -1,0 +1,44 @@
+"""Checks that need no model: settings, files, folders and keys, before torch is imported."""
+
+import os
+
+from prompt_r1.environments.specs import Environments
+from prompt_r1.errors import UsageError
+from prompt_r1.pair.names import check_agent, check_data, check_device
+from prompt_r1.programs.atomic_folder import find_damage
+from prompt_r1.programs.foreign import launched
+from prompt_r1.settings.train import train_config
+from prompt_r1.training.run_folder import LOCK, check_settings, checkpoints_of, claim, open_run
+
+
+def check_train(arguments: list[str]) -> None:
+    """Raise UsageError for a training that cannot start."""
+    config, name = train_config(arguments)
+    _check_rank()
+    check_device(config.device)
+    check_agent(config.agent)
+    environments = Environments(config)
+    if not config.dry_run:  # an estimate needs no key
+        environments.check(config.env)
+    check_data([*config.data, *config.val_data, *config.test_data])
+    if launched("RANK", 0) == 0 and not config.dry_run:
+        run = open_run(config.out, config.resume, f"{name}-seed{config.seed}")
+        with (run / LOCK).open("a+") as file:
+            claim(file, run)  # raises if another process trains there; the training claims it again
+        newest = checkpoints_of(run)[-1:]
+        if newest and not find_damage(newest[0], only=("state.json", "config.yaml")):  # else it is skipped
+            check_settings(newest[0], config)
+
+
+def _check_rank() -> None:
+    """Raise UsageError for a rank that would wait in vain for the others."""
+    count, rank = launched("WORLD_SIZE", 1), launched("RANK", 0)
+    if rank >= count:
+        raise UsageError(
+            f"RANK is {rank} of {count} ranks (WORLD_SIZE), which count from 0: start with torchrun"
+        )
+    if count > 1 and not os.environ.get("MASTER_ADDR"):
+        raise UsageError(
+            f"WORLD_SIZE is {count}, but MASTER_ADDR does not say where rank 0 is: start with torchrun, or "
+            "unset WORLD_SIZE"
+        )

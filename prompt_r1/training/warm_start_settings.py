@@ -1,0 +1,44 @@
+"""Settings of the warm start, and their check."""
+
+from dataclasses import dataclass
+
+from prompt_r1.data.files import read_rows
+from prompt_r1.errors import UsageError
+from prompt_r1.miniworld.world import TRAINING_MIX
+from prompt_r1.pair.names import check_agent, check_device
+from prompt_r1.settings.agent import MINI_AGENT, is_mini_data
+from prompt_r1.settings.fields import ANY, LEARNING_RATE, POSITIVE, everyday, parse_arguments, setting
+
+
+@dataclass(frozen=True)
+class SftConfig:
+    """Teach an agent the format of the game by recorded games, with the settings of the paper's Table 7."""
+
+    agent: str = everyday("Qwen/Qwen3-4B", "model folder, .gguf file or hub id of the agent, smollm2 or mini")
+    games: str = everyday("", "JSONL file of games (question, turns), or demonstrations: mini, mini:KIND")
+    preset: str = setting("small", "preset of instruction and limits; mini has its own", ("paper", "small"))
+    out: str = everyday("", "folder for the agent and metrics.jsonl (runs/sft-seedN)")
+    seed: int = setting(0, "seed of the order of questions, the adapters and the mini world", ANY)
+    rank: int = setting(0, "rank of LoRA adapters, alpha is twice as much; 0: train all weights")
+    lr: float = everyday(1e-4, "peak learning rate (warm-up in a tenth of the steps, cosine)", LEARNING_RATE)
+    epochs: int = everyday(3, "epochs", POSITIVE)
+    batch_size: int = setting(0, "examples per optimiser step; 0: 32, or fewer, so that there are 30 steps")
+    micro_batch: int = setting(4, "examples in memory at a time", POSITIVE)
+    cutoff: int = setting(2048, "tokens of an example; longer ones are left out", POSITIVE)
+    device: str = setting("auto", "auto, cpu or cuda")
+    threads: int = setting(0, "threads of torch on a CPU; 0: its own choice")
+
+
+def check_sft(arguments: list[str]) -> SftConfig:
+    """The settings of a warm start. Raises UsageError for one that cannot begin."""
+    config = parse_arguments(SftConfig, arguments)
+    if not config.games:
+        raise UsageError("give the games to learn from: --games FILE, or --games mini")
+    check_device(config.device)
+    check_agent(config.agent)
+    if is_mini_data(config.games):
+        if config.games not in (MINI_AGENT, *(f"{MINI_AGENT}:{kind}" for kind in TRAINING_MIX)):
+            raise UsageError(f"--games {config.games}: choose mini, or mini: and {', '.join(TRAINING_MIX)}")
+    elif not any(True for _ in read_rows(config.games)):
+        raise UsageError(f"--games {config.games}: there are no games in it")
+    return config

@@ -1,0 +1,551 @@
+"""The engine against a naive computation: one sequence at a time, without a cache."""
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import gpu_check
+from benchmarks.workload import Lengths, greedy_game, plan, play_async, totals
+from prompt_r1.engine.engine import Engine
+from prompt_r1.engine.scheduler import Scheduler
+from prompt_r1.model.policy import Policy
+from prompt_r1.types import Completion
+from tests.support import tiny
+from tests.support.at_once import at_once
+from tests.support.games import play_with
+
+STOP = frozenset({tiny.tokenizer().eos_token_id})
+LENGTHS = Lengths(100, (1, 2, 3, 4), (15, 50), (25, 75), 0.5, 1.0)  # a quarter of the benchmark's
+
+
+def make_engine(policy, *, max_games: int = 4, capacity: int = 256, kv_tokens: int = 0, **options) -> Engine:
+    return Engine(
+        policy,
+        stop_ids=STOP,
+        max_tokens=capacity,
+        max_games=max_games,
+        kv_tokens=kv_tokens or max_games * capacity,
+        **options,
+    )
+
+
+def greedy_by_generate(model, tokens: list[int], max_new: int) -> list[int]:
+    with torch.no_grad():
+        out = model.generate(
+            torch.tensor([tokens]),
+            attention_mask=torch.ones(1, len(tokens)),
+            max_new_tokens=max_new,
+            do_sample=False,
+        )
+    return out[0, len(tokens) :].tolist()
+
+
+def sdpa_twin(policy):
+    """A model with the same weights and transformers' own attention."""
+    twin = tiny.model()
+    twin.load_state_dict(policy.model.state_dict())
+    twin.set_attn_implementation("sdpa")
+    return twin
+
+
+def recompute(model, tokens: list[int], completion: Completion, temperature: float) -> torch.Tensor:
+    """The log-probabilities (new, V) at each sampled token, from one forward over the whole text."""
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens + completion.tokens])).logits[0, len(tokens) - 1 : -1].float()
+    return torch.log_softmax(logits / temperature, -1)
+
+
+@dataclass(frozen=True)
+class PlannedTurn:
+    """A turn of a game, and the reply to it."""
+
+    pause: int  # steps of the engine before the turn
+    max_new: int
+    reply: int  # tokens
+
+
+TURNS = st.builds(PlannedTurn, st.integers(0, 6), st.integers(1, 12), st.integers(1, 15))
+LIMITS = st.fixed_dictionaries(
+    {
+        "max_games": st.integers(1, 16),
+        "kv_tokens": st.integers(160, 900),
+        "prefill_tokens": st.sampled_from([5, 32, 512]),
+        "page_size": st.sampled_from([0, 1, 4, 16, 64]),  # 0: a whole game
+    }
+)
+
+
+class CheckedScheduler(Scheduler):
+    """Checks the pages before and after each admission: none is lost, and none is written by two games."""
+
+    def admit(self) -> None:
+        self.check()
+        super().admit()
+        self.check()
+
+    def check(self) -> None:
+        pool, games = self._pool, self._games
+        held = Counter(page for game in games for page in game.pages)
+        assert [held[page] for page in range(pool.count)] == pool.users
+        assert sorted([*held, *pool.free]) == [*range(pool.count)]
+        for game in games:
+            assert len(game.tokens) <= len(game.pages) * pool.page_size
+            for number, page in enumerate(game.pages):
+                end = (number + 1) * pool.page_size
+                sharers = [other for other in games if page in other.pages]
+                assert len(sharers) == 1 or all(other.tokens[:end] == game.tokens[:end] for other in sharers)
+                assert len(sharers) == 1 or len(game.tokens) >= end, "a shared page is full"
+        assert all(job.game in games for job in self.running)
+
+
+def play_schedule(engine, openings, turns, temperature, cancelled=()) -> list[tuple[list[int], Completion]]:
+    """Play games of random turns; those in `cancelled` end after their first turn. (tokens, completion)s."""
+    played: list[tuple[list[int], Completion]] = []
+
+    async def game(number: int) -> None:
+        opening = number % len(openings)
+        tokens = tiny.random_tokens(openings[opening], seed=opening)
+        with engine.new_game() as handle:
+            for index, turn in enumerate(turns[number]):
+                for _ in range(turn.pause):
+                    await asyncio.sleep(0)
+                call = engine.generate(
+                    tokens,
+                    max_new=turn.max_new,
+                    seed=f"{number}/{index}",
+                    game=handle,
+                    temperature=temperature,
+                )
+                if number in cancelled and index == 1:
+                    with suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(call, timeout=0.001)
+                    return
+                completion = await call
+                played.append((list(tokens), completion))
+                tokens += completion.tokens + tiny.random_tokens(turn.reply, seed=100 + number * 10 + index)
+
+    at_once(map(game, range(len(turns))))
+    return played
+
+
+def count_wrong(model, played: list[tuple[list[int], Completion]], temperature: float) -> int:
+    """Tokens whose log-probability is not that of one forward over the whole text, or not the greedy one."""
+    wrong = 0
+    for tokens, completion in played:
+        logprobs = recompute(model, tokens, completion, temperature or 1.0)
+        chosen = logprobs.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
+        wrong += int((torch.tensor(completion.logprobs) - chosen).abs().gt(1e-4).sum())
+        if temperature == 0:
+            wrong += int(torch.tensor(completion.tokens).ne(logprobs.argmax(1)).sum())
+    return wrong
+
+
+def check_schedule(openings, turns, temperature, limits, cancelled) -> None:
+    """Play a schedule: no token may be wrong, and no page may stay held."""
+    policy = tiny.policy()
+    engine = make_engine(policy, capacity=160, **limits)
+    played = play_schedule(engine, openings, turns, temperature, cancelled)
+    assert not count_wrong(sdpa_twin(policy), played, temperature)
+    assert len(played) == sum(
+        1 if number in cancelled and len(game) > 1 else len(game) for number, game in enumerate(turns)
+    )
+    assert len(engine._pool.free) == engine._pool.count
+
+
+WORKLOADS = {
+    "openings": st.lists(st.integers(1, 40), min_size=1, max_size=3),  # tokens of the questions
+    "turns": st.lists(st.lists(TURNS, min_size=1, max_size=4), min_size=1, max_size=14),  # of each game
+    "temperature": st.sampled_from([0.0, 0.7, 1.0]),
+    "limits": LIMITS,
+    "cancelled": st.sets(st.integers(0, 13), max_size=3),
+}
+
+
+@settings(max_examples=15)
+@given(**WORKLOADS)
+def test_no_workload_changes_a_token_or_deadlocks(**workload):
+    """Whatever is reused, shared, preempted or cancelled: each token has the log-probability of one forward
+    over the whole text, and greedy tokens are the most likely ones.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("prompt_r1.engine.engine.Scheduler", CheckedScheduler)
+        check_schedule(**workload)
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(**WORKLOADS | {"turns": st.lists(st.lists(TURNS, min_size=1, max_size=4), min_size=8, max_size=14)})
+def test_three_hundred_large_workloads_have_no_wrong_token(**workload):
+    check_schedule(**workload)
+
+
+def play_plan(policy, questions: int, *, kv_tokens: int, **options: int) -> tuple[Engine, list[list[int]]]:
+    """Play 5 games of each question with a tiny model, greedy."""
+    engine = Engine(policy, stop_ids=frozenset(), max_tokens=512, kv_tokens=kv_tokens, **options)
+    games = plan(questions, 5, seed=1, lengths=LENGTHS, vocabulary=256)
+    return engine, asyncio.run(play_async(games, partial(greedy_game, engine), latency=False))
+
+
+def test_nothing_is_computed_twice_and_eviction_changes_only_that():
+    """Prompt tokens computed: each question once for its group, each reply once, and for each later turn the
+    last token of the turn before. A cache of 640 tokens has to evict sequences.
+    """
+    policy = tiny.policy(layers=1)
+    wanted = totals(plan(1, 5, seed=1, lengths=LENGTHS))
+    ample, tokens = play_plan(policy, 1, kv_tokens=12_500)
+    assert ample._scheduler.prefilled == wanted.prefill
+    assert sum(map(len, tokens)) == wanted.new_tokens
+    assert ample._scheduler.preempted == 0
+    scarce, same_tokens = play_plan(policy, 1, kv_tokens=640, page_size=16)
+    assert same_tokens == tokens
+    assert scarce._scheduler.prefilled > wanted.prefill
+    assert scarce._scheduler.preempted > 0
+
+
+@pytest.mark.parametrize(("page_size", "pages"), [(16, 3 + 5 * 1), (59, 1 + 5 * 1), (64, 5 * 1)])
+def test_the_full_pages_of_an_opening_are_held_once(page_size, pages):
+    """Five games of 60 tokens that write 4. Each computes the last token of the opening, from whose hidden
+    state it samples; its own last token is not cached.
+    """
+    engine = make_engine(tiny.policy(), max_games=5, page_size=page_size)
+    prompt, others, used = tiny.random_tokens(60, seed=1), asyncio.Barrier(5), []
+
+    async def game(number: int) -> None:
+        with engine.new_game() as handle:
+            await engine.generate(prompt, max_new=4, seed=str(number), game=handle)
+            await others.wait()
+            used.append(engine._pool.count - len(engine._pool.free))
+            await others.wait()
+
+    at_once(map(game, range(5)))
+    assert engine._scheduler.prefilled == 60
+    assert used == [pages] * 5
+
+
+def test_the_oldest_call_is_never_preempted():
+    """Games end in the order in which they came, if each of them needs most of the cache."""
+    engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=100, kv_tokens=110, page_size=10)
+    ended: list[int] = []
+
+    async def game(number: int) -> None:
+        await engine.generate(tiny.random_tokens(20, seed=number), max_new=70, seed=str(number))
+        ended.append(number)
+
+    at_once(map(game, range(5)))
+    assert ended == [*range(5)]
+    assert engine._scheduler.preempted > 0
+
+
+def test_a_game_that_waits_does_not_lock_the_pages():
+    """The first game holds a cached sequence, and waits for games that need its pages."""
+    engine = make_engine(tiny.policy(), capacity=100, kv_tokens=100)
+
+    async def play() -> Completion:
+        with engine.new_game() as waiting:
+            await engine.generate(tiny.random_tokens(60, seed=0), max_new=10, seed="0", game=waiting)
+            calls = [engine.generate(tiny.random_tokens(70, seed=n), max_new=20, seed="0") for n in (1, 2)]
+            return (await asyncio.gather(*calls))[0]
+
+    assert len(asyncio.run(asyncio.wait_for(play(), timeout=20)).tokens) == 20
+
+
+@pytest.mark.parametrize("page_size", [10, 100])
+def test_the_oldest_game_keeps_its_pages_while_it_waits_if_others_can_run(page_size):
+    """Its reply comes last, and nothing of its first turn is computed again."""
+    engine = make_engine(tiny.policy(), capacity=100, kv_tokens=200, page_size=page_size)
+
+    async def game(number: int, waiting: asyncio.Event) -> int:
+        tokens = tiny.random_tokens(60, seed=number)
+        with engine.new_game() as handle:
+            tokens += (await engine.generate(tokens, max_new=10, seed="0", game=handle)).tokens
+            await waiting.wait()
+            before = engine._scheduler.prefilled
+            await engine.generate([*tokens, 7], max_new=10, seed="0", game=handle)
+            return engine._scheduler.prefilled - before
+
+    async def play() -> int:
+        begun, over = asyncio.Event(), asyncio.Event()
+        begun.set()
+        oldest = asyncio.create_task(game(0, over))
+        await asyncio.sleep(0)
+        await asyncio.gather(*(asyncio.create_task(game(number, begun)) for number in (1, 2, 3)))
+        over.set()
+        return await oldest
+
+    assert asyncio.run(asyncio.wait_for(play(), timeout=20)) == 2
+
+
+def test_a_game_may_go_on_with_other_tokens_than_it_had():
+    """What it has in common with its cached sequence is kept; of equal tokens, the last one is computed."""
+    policy, tails = tiny.policy(), (1, 1, 2, 3, 3)
+    engine, shared = make_engine(policy, page_size=8), tiny.random_tokens(12, seed=0)
+
+    async def play() -> list[Completion]:
+        with engine.new_game() as handle, engine.new_game() as sibling:
+            calls, games = [], (handle, sibling, handle, handle, handle)
+            for game, tail in zip(games, tails, strict=True):
+                tokens = [*shared, *tiny.random_tokens(12, seed=tail)]
+                calls.append(await engine.generate(tokens, max_new=5, seed="0", game=game, temperature=0.0))
+            return calls
+
+    played = asyncio.run(play())
+    for completion, tail in zip(played, tails, strict=True):
+        tokens = [*shared, *tiny.random_tokens(12, seed=tail)]
+        assert completion.tokens == greedy_by_generate(sdpa_twin(policy), tokens, 5)
+    # Of the shared 12 tokens, those in the page that the sibling holds too are computed again once.
+    assert engine._scheduler.prefilled == 24 + 16 + 12
+
+
+def test_sampled_tokens_depend_on_the_seed_and_not_on_other_games():
+    policy = tiny.policy()
+    prompts = [tiny.random_tokens(12, seed=number) for number in range(6)]
+
+    def play(chosen, engine):
+        return at_once(engine.generate(prompts[n], max_new=15, seed=f"game {n}") for n in chosen)
+
+    together = play(range(6), make_engine(policy, max_games=6))
+    alone = [play([n], make_engine(policy, max_games=1))[0] for n in range(6)]
+    assert [c.tokens for c in together] == [c.tokens for c in alone]
+    other_seed = asyncio.run(make_engine(policy).generate(prompts[0], max_new=15, seed="another"))
+    assert other_seed.tokens != alone[0].tokens
+
+
+def test_sampled_frequencies_follow_the_softmax_at_the_temperature():
+    """Of the first token; and how often both tokens of a turn are in the lower half of the vocabulary."""
+    policy = tiny.policy()
+    prompt = tiny.random_tokens(9, seed=4)
+    size = policy.model.config.vocab_size
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([[*prompt, first] for first in range(size)])).logits
+    softmax = torch.softmax(logits[:, -2:] / 1.5, -1)  # (V first tokens, 2, V): before and after the first
+    expected, low = softmax[0, 0], size // 2
+    engine, draws = make_engine(policy, max_games=100), 2000
+    engine.stop_ids = frozenset()
+    calls = (engine.generate(prompt, max_new=2, seed=str(n), temperature=1.5) for n in range(draws))
+    drawn = torch.tensor([completion.tokens for completion in at_once(calls)])
+    counts = torch.bincount(drawn[:, 0], minlength=size)
+    # The sum of the mean absolute deviations of binomial frequencies: the distance expected by chance.
+    by_chance = (2 * expected * (1 - expected) / (torch.pi * draws)).sqrt().sum()
+    assert (counts / draws - expected).abs().sum() < 1.2 * by_chance
+    both_low = expected[:low] @ softmax[:low, 1, :low].sum(-1)
+    assert abs((drawn < low).all(1).float().mean() - both_low) < 0.04
+
+
+def test_generation_stops_at_a_stop_token():
+    policy = tiny.policy()
+    prompt = tiny.random_tokens(9, seed=4)
+    free = asyncio.run(make_engine(policy).generate(prompt, max_new=12, seed="0"))
+    engine = Engine(policy, max_tokens=64, kv_tokens=64, stop_ids=frozenset({free.tokens[5]}))
+    expected = free.tokens[: free.tokens.index(free.tokens[5]) + 1]
+    for most in (12, len(expected)):  # also as the last token that there is room for
+        stopped = asyncio.run(engine.generate(prompt, max_new=most, seed="0"))
+        assert stopped.tokens == expected and stopped.finished
+    assert not free.finished
+
+
+def order_of_first_tokens(engine: Engine, requests: dict[str, tuple[int, int]]) -> list[str]:
+    """Make requests (prompt tokens, new tokens); their names in the order of their first tokens."""
+    sampled: list[str] = []
+
+    def note(name: str, token: int) -> None:
+        sampled.append(name)
+
+    calls = []
+    for number, (name, (length, max_new)) in enumerate(requests.items()):
+        prompt = tiny.random_tokens(length, seed=number)
+        calls.append(engine.generate(prompt, max_new=max_new, seed="0", watch=partial(note, name)))
+    at_once(calls)
+    return list(dict.fromkeys(sampled))
+
+
+@pytest.mark.parametrize(
+    ("limits", "sizes"),
+    [
+        ({"kv_tokens": 100}, {"running": (40, 20), "large": (70, 10), "small": (30, 10), "tiny": (3, 2)}),
+        ({"kv_tokens": 800, "max_games": 2}, {"a": (9, 2), "b": (9, 9), "c": (9, 3), "d": (9, 3)}),
+    ],
+)
+def test_waiting_requests_are_served_in_order_also_before_smaller_ones(limits, sizes):
+    """Otherwise a long game could starve."""
+    engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=80, **limits)
+    assert order_of_first_tokens(engine, sizes)[:2] == list(sizes)[:2]
+
+
+def test_a_long_prompt_is_computed_in_chunks_while_other_games_decode():
+    engine = make_engine(tiny.policy(), prefill_tokens=16)
+    assert order_of_first_tokens(engine, {"long": (190, 10), "short": (3, 10)}) == ["short", "long"]
+
+
+def test_after_out_of_memory_running_games_are_served_before_waiting_ones(monkeypatch):
+    policy = tiny.policy()
+    limit_memory(policy, tokens=15, rows=100, monkeypatch=monkeypatch)
+    engine = Engine(policy, stop_ids=frozenset(), max_tokens=80, kv_tokens=800, max_games=2)
+    sizes = dict.fromkeys("abcd", (10, 3))
+    with pytest.warns(UserWarning, match="in the rest of this rollout at most 1 games decode"):
+        assert order_of_first_tokens(engine, sizes) == list("abcd")
+
+
+def test_a_bfloat16_policy_plays_with_the_weights_copied_from_a_float32_learner():
+    """Also a game that goes on: what was computed with the old weights is dropped."""
+    learner = Policy(tiny.model(seed=9), compute=torch.bfloat16)
+    player = Policy(tiny.model().to(torch.bfloat16), compute=torch.bfloat16)
+    twin = Policy(tiny.model(seed=9).to(torch.bfloat16), compute=torch.bfloat16)
+    prompt = tiny.random_tokens(30, seed=1)
+    engine = make_engine(player)
+    with engine.new_game() as game:
+        asyncio.run(engine.generate(prompt, max_new=5, seed="0", game=game))
+        player.copy_weights_from(learner)
+        engine.clear_cache()
+        after = asyncio.run(engine.generate(prompt, max_new=10, seed="0", game=game, temperature=0.0))
+    expected = asyncio.run(make_engine(twin).generate(prompt, max_new=10, seed="0", temperature=0.0))
+    assert after.tokens == expected.tokens
+    assert player.model.dtype == torch.bfloat16
+
+
+def test_a_request_that_is_too_long_is_refused():
+    engine = make_engine(tiny.policy(), capacity=32)
+    with pytest.raises(ValueError, match="30 tokens and 3 new ones do not fit a game of 32"):
+        asyncio.run(engine.generate(tiny.random_tokens(30, seed=0), max_new=3, seed="0"))
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.1}])
+def test_invalid_settings_of_sampling_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"temperature=.* must be at least 0, and top_p=.* in \(0, 1\]"):
+        asyncio.run(make_engine(tiny.policy()).generate([1, 2, 3], max_new=3, seed="0", **wrong))
+
+
+@pytest.mark.parametrize("cleared", [True, False])
+def test_cancelled_games_leave_nothing_behind_and_free_their_places_in_the_batch(cleared):
+    engine, sampled = make_engine(tiny.policy(), max_games=1), []
+
+    async def play() -> Completion:
+        prompts = (tiny.random_tokens(8, seed=number) for number in range(3))
+        calls = [engine.generate(prompt, max_new=200, seed="0", watch=sampled.append) for prompt in prompts]
+        games = [asyncio.create_task(call) for call in calls]
+        await asyncio.sleep(0.01)
+        for game in games:
+            game.cancel()
+        await asyncio.gather(*games, return_exceptions=True)
+        assert sampled
+        if cleared:
+            engine.clear_cache()
+        return await asyncio.wait_for(engine.generate([1, 2], max_new=3, seed="0"), timeout=5)
+
+    assert len(asyncio.run(play()).tokens) == 3
+
+
+def limit_memory(policy, *, tokens: int, rows: int, monkeypatch) -> None:
+    """Run out of memory in a forward of more tokens, or logits of more rows."""
+    forward, logits = policy.hidden_states, policy.logits
+
+    def within(method, count: int, limit: int, *args):
+        if count > limit:
+            raise torch.OutOfMemoryError(f"no room for {count}")
+        return method(*args)
+
+    monkeypatch.setattr(policy, "hidden_states", lambda row: within(forward, len(row.tokens), tokens, row))
+    monkeypatch.setattr(policy, "logits", lambda hidden: within(logits, len(hidden), rows, hidden))
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(9, 100), (1000, 2)])
+def test_after_out_of_memory_smaller_batches_give_the_same_tokens(tokens, rows, monkeypatch):
+    policy, openings = tiny.policy(), [tiny.random_tokens(20, seed=number // 3) for number in range(9)]
+    expected = play_with(make_engine(policy, max_games=9), openings, turns=3, max_new=12)
+    limit_memory(policy, tokens=tokens, rows=rows, monkeypatch=monkeypatch)
+    engine = make_engine(policy, max_games=9)
+    sentence = "out of memory: in the rest of this rollout at most [124] games decode"
+    with pytest.warns(UserWarning, match=sentence):
+        found = play_with(engine, openings, turns=3, max_new=12)
+    assert [game.tokens for game in found] == [game.tokens for game in expected]
+    for game, same in zip(found, expected, strict=True):
+        assert game.logprobs == pytest.approx(same.logprobs, abs=1e-4)
+    assert not engine._scheduler.waiting and not engine._scheduler.running
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+def test_the_next_rollout_has_its_whole_batch_again_after_out_of_memory(monkeypatch):
+    policy = tiny.policy()
+    engine = make_engine(policy, max_games=4)
+
+    def play() -> int:
+        """The most games that decoded at the same time."""
+        engine.clear_cache()
+        most = 0
+
+        def watch(_: int) -> None:
+            nonlocal most
+            most = max(most, len(engine._scheduler.running))
+
+        games = [tiny.random_tokens(8, seed=seed) for seed in range(4)]
+        at_once(engine.generate(game, max_new=9, seed="0", watch=watch) for game in games)
+        return most
+
+    assert play() == 4
+    with monkeypatch.context() as scarce:
+        limit_memory(policy, tokens=1000, rows=1, monkeypatch=scarce)
+        assert play() == 1
+    assert play() == 4
+    assert engine._scheduler.prefill_tokens == engine._prefill_tokens
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+def test_out_of_memory_for_a_single_token_is_raised(monkeypatch):
+    policy = tiny.policy()
+    limit_memory(policy, tokens=0, rows=1, monkeypatch=monkeypatch)
+    with pytest.raises(torch.OutOfMemoryError):
+        asyncio.run(make_engine(policy).generate([1, 2, 3], max_new=3, seed="0"))
+
+
+def test_an_error_in_the_model_is_raised_in_every_waiting_game():
+    engine = make_engine(tiny.policy(), max_games=1)
+    prompts = [10**6], tiny.random_tokens(4, seed=1)  # no such token: the embedding raises
+    calls = (engine.generate(prompt, max_new=3, seed="0") for prompt in prompts)
+    assert all(isinstance(result, IndexError) for result in at_once(calls, return_exceptions=True))
+
+
+def test_the_cache_of_a_failed_forward_is_not_used(monkeypatch):
+    policy, prompt = tiny.policy(), tiny.random_tokens(20, seed=0)
+    engine = make_engine(policy)
+
+    def fail(*_, **__):
+        raise RuntimeError("the device failed")
+
+    with engine.new_game() as game:
+        how = {"max_new": 6, "seed": "0", "temperature": 0.0, "game": game}
+        with monkeypatch.context() as failing, pytest.raises(RuntimeError, match="the device failed"):
+            failing.setattr(policy, "hidden_states", fail)
+            asyncio.run(engine.generate(prompt, **how))
+        again = asyncio.run(engine.generate(prompt, **how))
+    assert again.tokens == greedy_by_generate(sdpa_twin(policy), prompt, 6)
+    assert engine._scheduler.prefilled == 2 * len(prompt)
+
+
+def test_the_turn_of_a_game_samples_with_its_own_top_p():
+    engine, prompt = make_engine(tiny.policy()), tiny.random_tokens(9, seed=4)
+
+    def turn(**how):
+        with engine.new_game() as game:
+            return asyncio.run(engine.generate(prompt, max_new=9, seed="0", game=game, **how)).tokens
+
+    assert turn(temperature=2.0, top_p=1e-6) == turn(temperature=0.0)
+
+
+@pytest.mark.slow
+def test_every_check_of_a_new_gpu_passes_on_a_cpu(capsys):
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main()
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert ended.value.code == 0, lines
+    assert [line.split()[:2] for line in lines] == [
+        ["PASS", "model"],
+        ["PASS", "engine"],
+        ["PASS", "decode"],
+        ["PASS", "update"],
+    ]

@@ -1,0 +1,89 @@
+"""Pages, attention over them, and the memory that they take."""
+
+from itertools import accumulate
+
+import pytest
+import torch
+
+from prompt_r1.engine import kv_cache
+from prompt_r1.engine.kv_cache import (
+    CachedGame,
+    PagedBatch,
+    PagePool,
+    _flash,
+    _sequence_by_sequence,
+    allocate_pool,
+)
+from prompt_r1.errors import UsageError
+from tests.model.test_attention import naive_attention
+from tests.support import tiny
+
+LENGTHS = (37, 16, 5, 1)  # tokens of the sequences, the new ones included
+NEW = (1, 7, 5, 1)
+
+
+def filled_pool(page_size: int, layers: int = 1) -> tuple[PagePool, list[CachedGame]]:
+    """A pool of random keys and values, and sequences whose pages are interleaved."""
+    torch.manual_seed(0)
+    pool = PagePool(tiny.policy(layers=layers), pages=100, page_size=page_size)
+    games = [CachedGame(number) for number in range(len(LENGTHS))]
+    for length in range(1, max(LENGTHS) + 1):
+        for game, most in zip(games, LENGTHS, strict=True):
+            pool.extend(game, min(length, most))
+    for cache in (pool.keys, pool.values):
+        cache.normal_()
+    return pool, games
+
+
+@pytest.mark.usefixtures("varlen")
+@pytest.mark.parametrize("attention", [_sequence_by_sequence, _flash])
+@pytest.mark.parametrize("page_size", [1, 4, 16, 64])
+@pytest.mark.parametrize("window", [None, 1, 6])
+@pytest.mark.parametrize("only_single", [False, True])
+def test_attention_over_pages_equals_a_loop_over_queries(attention, page_size, window, only_single):
+    pool, games = filled_pool(page_size)
+    for game, length in zip(games, LENGTHS, strict=True):
+        game.tokens = [0] * length
+    counts = [1 if only_single else count for count in NEW]
+    batch = PagedBatch(dict(zip(games, counts, strict=True)), pool)
+    kv_heads, dim = pool.keys.shape[3:]
+    query, keys, values = torch.randn(sum(counts), 2 * kv_heads, dim), pool.keys[0], pool.values[0]
+    found = attention(0, query, batch, 0.3, window)
+    for game, length, end, count in zip(games, LENGTHS, accumulate(counts), counts, strict=True):
+        key, value = (
+            torch.stack(
+                [rows[game.pages[token // page_size], token % page_size] for token in range(length)], 1
+            )
+            for rows in (keys, values)
+        )
+        part = slice(end - count, end)
+        expected = naive_attention(query[part].transpose(0, 1), key, value, 0.3, window or 1000)
+        torch.testing.assert_close(found[part].transpose(0, 1), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("length", "shared"), [(4, 1), (7, 1), (8, 2), (3, 0)])
+def test_a_fork_shares_full_pages_and_copies_the_rest(length, shared):
+    pool, games = filled_pool(4, layers=2)
+    source, target, free = games[0], CachedGame(9), len(pool.free)
+    source.tokens = [*range(37)]
+    pool.fork(source, target, length)
+    assert target.tokens == source.tokens[:length]
+    assert target.pages[:shared] == source.pages[:shared] and len(target.pages) == pool.pages_for(length)
+    assert free - len(pool.free) == len(target.pages) - shared
+    for token in range(length):
+        mine, theirs = target.pages[token // 4], source.pages[token // 4]
+        assert torch.equal(pool.keys[:, mine, token % 4], pool.keys[:, theirs, token % 4])
+    pool.truncate(target, 0)
+    assert len(pool.free) == free and pool.users[source.pages[0]] == 1
+
+
+def test_the_cache_takes_its_share_of_the_free_memory_and_no_more_than_the_games_fill(monkeypatch):
+    policy = tiny.policy()
+    page = 64 * 2 * policy.model.config.num_hidden_layers * 2 * policy.model.config.head_dim * 4
+    monkeypatch.setattr(kv_cache, "free_memory", lambda device: 10 * page)
+    assert allocate_pool(policy, tokens=0, longest=64, games=100).count == 3
+    assert allocate_pool(policy, tokens=0, longest=64, games=2).count == 2
+    assert allocate_pool(policy, tokens=70, longest=64, games=100, page_size=10).count == 7
+    assert allocate_pool(policy, tokens=1, longest=64, games=100).count == 1, "a cache holds a whole game"
+    with pytest.raises(UsageError, match="a KV cache of 0 tokens, but a game may have 640: lower --max"):
+        allocate_pool(policy, tokens=0, longest=640, games=100)

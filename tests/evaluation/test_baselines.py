@@ -1,0 +1,171 @@
+"""The methods that ask or play: what they send, what they read, what they count."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from prompt_r1.environments.sources import OwnSource
+from prompt_r1.errors import EnvError, UsageError
+from prompt_r1.evaluation.ask_once import ANSWER_ONLY, IN_TAGS, read_answer
+from prompt_r1.evaluation.games import AgentMethod
+from prompt_r1.f1 import exact_match
+from prompt_r1.miniworld.advice import AdvisedEnvironment
+from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.miniworld.world import make_world
+from prompt_r1.pair.trained import AgentSpec
+from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.reward import RULES
+from prompt_r1.types import GameSettings, Question
+from tests.support import tiny
+from tests.support.echo_agent import EchoAgent, Shouting
+from tests.support.methods import ANNA, CONFIG, PricedSource, answer, method, priced
+from tests.support.providers import environment_of
+from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
+
+
+def test_direct_makes_one_call_and_reads_the_answer_in_tags():
+    source = PricedSource(lambda _: "I think <answer> Anna </answer>.")
+    prediction = answer("direct", priced(source))
+    [[message]] = source.asked
+    assert message["content"] == f"abc def?{IN_TAGS}"
+    assert (prediction.answer, prediction.format, prediction.error) == ("Anna", 1.0, "")
+    assert (prediction.spent.calls, prediction.spent.tokens_in, prediction.spent.tokens_out) == (1, 10, 3)
+    assert prediction.spent.usd == pytest.approx(16e-6)
+
+
+def test_without_tags_the_request_is_answer_only():
+    environment = ScriptedEnvironment(["Anna"])
+    prediction = answer("direct", priced(OwnSource(environment, seed=0)), spec="mini")
+    assert environment.asked == [[{"role": "user", "content": "abc def? Answer only."}]]
+    assert prediction.answer == "Anna" and prediction.format is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "read"),
+    [
+        ("Anna", ("Anna", 0.0)),
+        ("<answer>Bob</answer> no: <answer>Anna</answer>", ("Anna", 1.0)),
+        ("<answer><answer>Anna</answer>", ("Anna", 1.0)),
+        ("</answer> Anna <answer>", ("</answer> Anna <answer>", 0.0)),
+        ("<answer></answer>", ("", 1.0)),
+        ("<answer>" * 50_000, ("<answer>" * 50_000, 0.0)),
+    ],
+)
+def test_the_answer_is_the_content_of_the_last_tags_or_the_whole_reply(reply, read):
+    assert read_answer(reply, IN_TAGS) == read
+
+
+def test_a_failed_call_gives_an_error_instead_of_an_answer():
+    prediction = answer("direct", priced(OwnSource(ScriptedEnvironment([EnvError("down")]), seed=0)))
+    assert (prediction.answer, prediction.error) == (None, "down")
+    assert (prediction.stop, prediction.spent.calls) == ("env_error", 1)
+    assert prediction.turns == 1, "a method without an agent has one turn"
+
+
+def test_the_agent_plays_a_game_and_every_call_of_it_is_counted(asking_agent):
+    source = PricedSource(lambda _: "abc")
+    prediction = answer("prompt-r1", priced(source), agent=asking_agent)
+    calls = len(source.asked)
+    assert prediction.spent.calls == calls > 0 and prediction.spent.tokens_in == 10 * calls
+    assert prediction.turns in (calls, calls + 1) and prediction.raw.count("abc") >= calls
+
+
+class OneTurnAgent(ScriptedAgent):
+    """Answers at once."""
+
+    codec = Codec(tiny.tokenizer(), INSTRUCTIONS["answer"])
+    game = GameSettings(max_turns=1)
+
+
+@pytest.mark.parametrize(("rule", "reward"), [("alone", 1.0), ("release", -0.4)])
+def test_a_game_is_rewarded_by_the_rule_of_the_method(rule, reward):
+    """A perfect turn without an interaction opens the gate of "alone", but not that of "release"."""
+    agent = OneTurnAgent([think("so", answer="Anna")])
+    played = AgentMethod(agent, None, RULES[rule], temperature=0.0, top_p=1.0, seed=0)
+    prediction = asyncio.run(played(ANNA, 0))
+    assert prediction.reward == pytest.approx(reward) and prediction.format == 1.0
+
+
+def test_a_broken_game_has_an_error_and_neither_reward_nor_format(asking_agent):
+    environment = priced(OwnSource(ScriptedEnvironment([EnvError("down")]), seed=0))
+    prediction = answer("prompt-r1", environment, agent=asking_agent)
+    assert (prediction.stop, prediction.error, prediction.spent.calls) == ("env_error", "down", 1)
+    assert prediction.reward is None and prediction.format is None
+
+
+def test_untrained_is_the_agent_that_the_training_started_from_whatever_the_evaluations_seed(
+    asking_agent, monkeypatch
+):
+    """The mini agent of another seed is another agent. The evaluation's seed is 0 here."""
+    starts = {("mini", 3): asking_agent}
+    monkeypatch.setattr("prompt_r1.evaluation.methods.find_agent", lambda name, seed: starts[name, seed])
+    trained = AgentSpec("trained", replace(CONFIG, seed=3), start="mini")
+    assert answer("untrained", priced(PricedSource(lambda _: "abc")), agent=trained).turns > 0
+
+
+def test_grpo_only_plays_the_agent_that_was_trained_alone(asking_agent, monkeypatch):
+    alone = {"runs/alone": AgentSpec(asking_agent, CONFIG, start="")}
+    monkeypatch.setattr("prompt_r1.evaluation.methods.resolve_agent", alone.__getitem__)
+    source = PricedSource(lambda _: "abc")
+    assert answer("grpo-only", priced(source), agent="other", grpo_agent="runs/alone").turns > 0
+    assert source.asked == []
+
+
+@pytest.mark.parametrize("name", ["sft", "bc", "rft"])
+def test_fine_tuning_begins_with_the_agent_that_the_training_started_from(name, monkeypatch, tmp_path):
+    def stop(name: str, seed: int) -> None:
+        raise UsageError(f"{name} {seed}")
+
+    for module in ("training.warm_start", "evaluation.methods"):
+        monkeypatch.setattr(f"prompt_r1.{module}.find_agent", stop)
+    trained = AgentSpec("trained", replace(CONFIG, seed=3), start="mini")
+    with pytest.raises(UsageError, match=r"^mini 3$"):
+        method(name, priced(PricedSource(str)), agent=trained, folder=tmp_path, seed=5)
+
+
+def test_the_games_of_a_repeated_question_differ(asking_agent):
+    play = method("prompt-r1", priced(PricedSource(lambda _: "abc")), agent=asking_agent)
+    first, again, second = (asyncio.run(play(ANNA, sample)).raw for sample in (0, 0, 1))
+    assert first == again != second
+
+
+def test_agent_only_plays_the_same_game_without_calling_the_environment(asking_agent):
+    source = PricedSource(lambda _: "abc")
+    prediction = answer("agent-only", priced(source), agent=asking_agent)
+    assert source.asked == [] and prediction.spent.calls == 0 and prediction.spent.usd == 0
+    assert "I have nothing to say about this." in prediction.raw
+
+
+@pytest.mark.parametrize(
+    ("spec", "reply", "asked"), [("large", "<answer>Anna</answer>", IN_TAGS), ("mini", "Anna", ANSWER_ONLY)]
+)
+def test_a_chain_of_thought_is_asked_for_and_then_for_the_answer_that_it_leads_to(spec, reply, asked):
+    """Kojima et al. 2022: first the reasoning, without a format, then the answer."""
+    replies = iter(["First a, then b.", reply])
+    source = PricedSource(lambda _: next(replies))
+    prediction = answer("cot", priced(source), spec=spec)
+    [first], [*before, last] = source.asked
+    assert first == {"role": "user", "content": "abc def?\nLet's think step by step."}
+    assert before == [first, {"role": "assistant", "content": "First a, then b."}]
+    assert last["content"] == f"Therefore, the answer is …\n{asked.strip()}"
+    assert prediction.answer == "Anna" and prediction.spent.calls == 2
+
+
+def test_the_mini_world_extracts_the_answer_from_its_own_chain_of_thought():
+    world = make_world(0)
+    right = 0
+    for environment in (MiniEnvironment(world, seed=0), AdvisedEnvironment(world, seed=0)):
+        for film in world.test.films[:20]:
+            question = Question("q", "a", f"Who is the director of {film}?", (world.facts[film, "director"],))
+            cot = method("cot", priced(OwnSource(environment, seed=0)), spec="mini")
+            found = asyncio.run(cot(question, 0))
+            right += exact_match(found.answer, question.answers)
+    assert right >= 36, "clear questions are nearly always answered right"
+
+
+def test_games_are_sampled_with_the_temperature_and_top_p_of_the_evaluation(asking_agent):
+    settings = {"agent": asking_agent, "temperature": 0.5, "top_p": 0.9}
+    played = method("prompt-r1", environment_of(Shouting()), **settings)
+    asyncio.run(replace(played, agent=(agent := EchoAgent()))(ANNA, 0))
+    assert {sampled_with[1:] for sampled_with in agent.sampled_with} == {(0.5, 0.9)}

@@ -1,0 +1,130 @@
+"""`bc` and `rft`: they learn from games that ended right."""
+
+import asyncio
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from prompt_r1.environments.environment import Environment
+from prompt_r1.errors import UsageError
+from prompt_r1.evaluation import imitation
+from prompt_r1.evaluation import methods as make
+from prompt_r1.f1 import f1
+from prompt_r1.miniworld.agent import demonstrations
+from prompt_r1.miniworld.environment import MiniEnvironment
+from prompt_r1.miniworld.world import make_questions, make_world
+from prompt_r1.model.packing import pack
+from prompt_r1.pair.agent import load_agent, load_codec, play_question
+from prompt_r1.pair.names import find_agent
+from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.training.warm_start_settings import SftConfig
+from prompt_r1.types import Trajectory
+from tests.support import tiny
+from tests.support.exports import load_tensors
+from tests.support.games import CPU
+from tests.support.methods import ANNA, CONFIG, PricedSource, method, priced
+from tests.support.played import GAME
+from tests.support.tiny import ScriptedAgent, think
+
+
+def mini_world(seed: int = 0) -> Environment:
+    """The environment of the mini world, whose budget counts its calls."""
+    world = MiniEnvironment(seed=seed)
+    return priced(PricedSource(lambda messages: world.reply(messages[-1]["content"]).text))
+
+
+QUESTIONS = [question for _, question in make_questions(make_world(0), "train", 64, 0)]
+
+
+@pytest.fixture
+def learned(monkeypatch) -> list[list[Trajectory]]:
+    """The games of each fine-tuning."""
+    learned: list[list[Trajectory]] = []
+    fine_tune_agent = imitation.fine_tune_agent
+
+    def note_and_fine_tune(games, settings, game, folder):
+        learned.append(list(games(load_codec(find_agent("mini", 0), CONFIG))))
+        return fine_tune_agent(games, settings, game, folder)
+
+    for module in (imitation, make):
+        monkeypatch.setattr(module, "fine_tune_agent", note_and_fine_tune)
+    return learned
+
+
+def test_rft_learns_once_from_its_right_games(tmp_path, learned, monkeypatch):
+    keys = []
+
+    async def recorded(agent, environment, question, **options):
+        keys.append((question.id, options["sample"], options["epoch"]))
+        return await play_question(agent, environment, question, **options)
+
+    monkeypatch.setattr(imitation, "play_question", recorded)
+    monkeypatch.setattr(imitation, "QUESTIONS_AT_ONCE", 1)
+    settings = {"agent": "mini", "folder": tmp_path, "train": QUESTIONS[:6], "optimize_calls": 40}
+    environment = mini_world()
+    answer = method("rft", environment, **settings)
+    first, both = learned
+    assert len(both) > len(first) > 0 and both[: len(first)] == first  # the second round starts anew
+    second = load_agent(tmp_path / "large/rft-round-1/agent", CONFIG, CPU).policy  # plays the second round
+    played = pack([[both[-1]]], CPU)
+    sampled = [logprob for logprob, own in zip(both[-1].logprobs, both[-1].sampled, strict=True) if own]
+    assert second(played).logprobs.tolist() == pytest.approx(sampled, abs=1e-4)
+    for game in both:
+        assert f1(game.answer, game.question.answers) == 1 and len(game.turns) > 1
+    folder = tmp_path / "large/rft/agent"
+    weights, start = load_tensors(folder), load_tensors(find_agent("mini", 0))
+    assert any(not weights[name].equal(start[name]) for name in start)
+    assert len(set(keys)) == len(keys) == 35  # where the environment samples, no two games share a reply
+    most = imitation.GROUP_SIZE * (CONFIG.max_turns - 1)  # calls between two looks at the limit
+    assert 0.6 * 40 < environment.budget.spent.calls < 40 + imitation.ROUNDS * most
+    assert asyncio.run(answer(QUESTIONS[0], 0)).spent.calls > 0  # it plays, and asks
+
+    again = mini_world()
+    method("rft", again, **settings)
+    assert len(learned) == 2 and again.budget.spent.calls == 0
+
+
+def test_rft_gives_up_after_a_hundred_games_if_none_ended_right(tmp_path):
+    """A model without the format played 5,000 games before it was told so."""
+    start = tiny.save_agent(tmp_path / "start")
+    with pytest.raises(
+        UsageError, match=r"no game of .*start ended right in 100: .*warm_start --agent .*--games"
+    ):
+        method("rft", mini_world(), agent=start, folder=tmp_path, train=QUESTIONS)
+
+
+def test_rft_ends_a_round_of_an_agent_that_has_stopped_asking(tmp_path):
+    """A round has a number of calls. The agent is right in its first games; then it answers at once."""
+    right = [think("so", prompt="Who?"), think("so", answer="Anna")]
+    texts = right * imitation.GROUP_SIZE + [right[1]] * 100
+    codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
+    agent: Any = SimpleNamespace(engine=ScriptedAgent(texts), codec=codec, game=GAME)
+    settings = SftConfig(agent="./none")  # fine-tuning, which comes next, does not find it
+    rounds = imitation.imitate_own_games(
+        agent, mini_world(), [ANNA], settings, CONFIG, tmp_path / "rft", calls=50
+    )
+    with pytest.raises(UsageError, match="there is no such folder"):
+        asyncio.run(rounds)
+
+
+def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, learned, monkeypatch):
+    """The oracle counts demonstrations that ask, have all their tags, and end with the gold answer."""
+    shown = list(islice(demonstrations(0), 400))
+    assert not {question.text for question, _ in shown} & {one.text for one in QUESTIONS}, "other worlds"
+    monkeypatch.setattr(imitation, "demonstrations", lambda seed: shown)
+    right = 0
+    for question, turns in shown:
+        texts = [turn.text for turn in turns]
+        tagged = all("<think>" in text and "</think>" in text for text in texts)
+        ends = "</answer>" in texts[-1] and f1(turns[-1].action.answer or "", question.answers) == 1
+        right += tagged and ends and len(turns) > 1 and all("</interaction_prompt>" in t for t in texts[:-1])
+    method("bc", priced(PricedSource(str)), agent="mini", folder=tmp_path)
+    [games] = learned
+    assert len(games) == right and 0.2 < right / 400 < 0.5
+
+
+def test_bc_needs_the_weights_of_the_mini_agent():
+    with pytest.raises(UsageError, match="bc imitates the demonstrations of the mini agent"):
+        method("bc", priced(PricedSource(str)), agent="other")

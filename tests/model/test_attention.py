@@ -1,0 +1,90 @@
+"""Sliding windows, and attention in packed rows, against a loop over queries; packed rows hold every game
+without padding. test_model_types.py tests whole models.
+"""
+
+from itertools import islice
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from prompt_r1.model import attention
+from prompt_r1.model.attention import attend, attend_in_window
+from prompt_r1.model.packing import Packed, pack
+from tests.support.games import CPU, siblings
+
+
+def naive_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+    """One query and one head at a time."""
+    out, cached = torch.empty_like(query), key.shape[1] - query.shape[1]
+    for head in range(len(query)):
+        own = head // (len(query) // len(key))
+        for row in range(query.shape[1]):
+            visible = slice(max(0, cached + row + 1 - (window or 1000)), cached + row + 1)
+            shares = (key[own, visible] @ query[head, row] * scale).softmax(0)
+            out[head, row] = shares @ value[own, visible]
+    return out
+
+
+@pytest.mark.parametrize("block", [5, 256])
+@pytest.mark.parametrize("cached", [0, 9])
+@pytest.mark.parametrize("window", [1, 5, 100, None])
+def test_attention_in_a_window_equals_a_loop_over_queries(window, cached, block, monkeypatch):
+    monkeypatch.setattr(attention, "BLOCK", block)
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(heads, length, 8, dtype=torch.float64, generator=generator)
+        for heads, length in ((4, 13), (2, cached + 13), (2, cached + 13))
+    )
+    found = attend_in_window(query, key, value, 0.4, window)
+    torch.testing.assert_close(found, naive_attention(query, key, value, 0.4, window))
+
+
+def test_a_model_that_gives_no_scale_gets_that_of_the_head_dimension():
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 1, 4, 7, 16, dtype=torch.float64).unbind()  # (B, H, T, D) each
+    out, _ = attend(torch.nn.Identity(), query, key, value, None)
+    expected = naive_attention(query[0], key[0], value[0], 16**-0.5, window=7)
+    torch.testing.assert_close(out[0].transpose(0, 1), expected)
+
+
+some_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4).map(
+    lambda shapes: [siblings(seed, count) for seed, count in shapes]
+)
+
+
+@given(some_groups)
+def test_a_row_holds_each_opening_once_and_every_token_of_each_game(groups):
+    row = pack(groups, CPU)
+    own = sum(len(game.tokens) - 1 - game.opening for group in groups for game in group)
+    assert len(row.tokens) == sum(group[0].opening for group in groups) + own
+    expected = [
+        (token, game.tokens[t - 1], t - 1)
+        for group in groups
+        for game in group
+        for t, token in enumerate(game.tokens)
+        if game.sampled[t]
+    ]
+    sources = row.sources
+    previous, positions = row.tokens[sources].tolist(), row.positions[sources].tolist()
+    found = list(zip(row.targets.tolist(), previous, positions, strict=True))
+    assert found == expected  # the token, the token before it, and the position of that one in its game
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("window", [None, 1, 9, 33])
+def test_attention_in_a_row_equals_a_loop_over_the_queries_of_each_game(kv_heads, window):
+    groups = [[7, 40, 3, 9], [25, 0], [1, 1, 30]]
+    torch.manual_seed(0)
+    rows = [torch.randn(heads, 116, 16, dtype=torch.float64) for heads in (4, kv_heads, kv_heads)]
+    sizes = [(opening, opening + first, *others) for opening, first, *others in groups]
+    found = Packed(*[torch.empty(0)] * 2, sizes, *[torch.empty(0)] * 2).attend(0, *rows, 0.3, window)
+    columns = iter(range(116))
+    for opening_size, *games in groups:
+        opening = [*islice(columns, opening_size)]
+        for size in games:
+            game = [*opening, *islice(columns, size)]
+            expected = naive_attention(*(row[:, game] for row in rows), 0.3, window)
+            torch.testing.assert_close(found[game].transpose(0, 1), expected)

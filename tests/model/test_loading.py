@@ -1,0 +1,186 @@
+"""Broken and hostile model folders are refused in one sentence, and nothing in them is executed."""
+
+import json
+import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from prompt_r1.errors import UsageError
+from prompt_r1.model.loading import free_memory, load_policy, load_tokenizer
+from prompt_r1.pair.agent import load_agent, load_codec
+from prompt_r1.settings.agent import AgentConfig
+from prompt_r1.settings.train import PRESETS, TrainConfig
+from tests.support import tiny
+from tests.support.games import CPU
+
+WEIGHTS = "model.safetensors"
+
+
+class Attack:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self):
+        return Path.write_text, (self.target, "executed")
+
+
+Break = Callable[[Path], object]
+
+
+def written(name: str, text: str) -> Break:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def removed(*patterns: str) -> Break:
+    return lambda folder: [path.unlink() for pattern in patterns for path in folder.glob(pattern)]
+
+
+def config(**changes: object) -> Break:
+    def change(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Break:
+    def save(folder: Path) -> None:
+        change(tensors := load_file(folder / WEIGHTS))
+        save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+
+    return save
+
+
+def cut_weights(folder: Path) -> None:
+    data = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(data[: len(data) // 2])
+
+
+def pickled_weights(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Attack(folder / "executed")))
+
+
+def index_to_a_pickle(folder: Path) -> None:
+    (folder / "x.bin").write_bytes(pickle.dumps(Attack(folder / "executed")))
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(folder / WEIGHTS), "x.bin")}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    (folder / WEIGHTS).unlink()
+
+
+def foreign_code(folder: Path) -> None:
+    (folder / "code.py").write_text(f"open({str(folder / 'executed')!r}, 'w').write('executed')")
+    names = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    config(auto_map=names, model_type="nosuch")(folder)
+
+
+def larger_in_float32_than_memory(folder: Path) -> None:
+    config(dtype="bfloat16")(folder)
+    with (folder / "more.safetensors").open("wb") as file:
+        file.truncate(free_memory(CPU) * 3 // 4)  # takes no room on the disk
+
+
+QUANTISED = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+NORM, BIAS = "model.layers.0.self_attn.q_norm.weight", "model.layers.0.mlp.up_proj.bias"
+BROKEN: list[tuple[Break, str]] = [
+    (removed("config.json"), "config.json"),
+    (written("config.json", "[1, 2"), "config.json"),
+    (config(model_type="nosuch"), "nosuch"),
+    (config(hidden_size="a"), "expected int, got str"),
+    (config(rope_parameters={"rope_type": "x"}), "KeyError: 'x'"),
+    (removed(WEIGHTS), WEIGHTS),
+    (written(WEIGHTS, ""), "header"),
+    (cut_weights, "incomplete"),
+    (pickled_weights, WEIGHTS),
+    (index_to_a_pickle, "no causal language model"),
+    (foreign_code, "custom code"),
+    (
+        config(intermediate_size=72),
+        "of other shapes than config.json says: 6, such as model.layers.0.mlp.down_proj.weight",
+    ),
+    (weights(lambda tensors: tensors.pop(NORM)), f"lack tensors of the model: 1, such as {NORM}"),
+    (weights(lambda tensors: tensors.update({BIAS: torch.ones(64)})), f"computes without: 1, such as {BIAS}"),
+    # With accelerate they were trained, and exported in a form that loads as other weights.
+    (config(quantization_config=QUANTISED), "are quantised"),
+    (larger_in_float32_than_memory, "GB of memory, and"),
+]
+
+
+def sentencepiece_only(folder: Path) -> None:
+    removed("tokenizer*")(folder)
+    (folder / "tokenizer.model").write_bytes(b"\n\1")
+    settings = {"tokenizer_class": "LlamaTokenizer", "chat_template": tiny.QWEN3_LIKE_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def foreign_tokenizer(folder: Path) -> None:
+    (folder / "mine.py").write_text(f"open({str(folder / 'executed')!r}, 'w')\nclass Mine: pass\n")
+    settings = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
+    for name in ("config.json", "tokenizer_config.json"):
+        (folder / name).write_text(json.dumps({"model_type": "mine", **settings}))
+
+
+def cut_tokenizer(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text()[:500])
+
+
+BROKEN_TOKENIZERS: list[tuple[Break, str]] = [
+    (removed("tokenizer*", "chat_template*"), "there is no tokenizer.json"),
+    (sentencepiece_only, "there is no tokenizer.json (sentencepiece reads a tokenizer.model"),
+    (cut_tokenizer, "Unterminated string"),
+    (written("tokenizer_config.json", "[]"), "no tokenizer at"),
+    (foreign_tokenizer, "custom code"),
+    (written("chat_template.jinja", ""), "has no chat template: give it one"),
+    (lambda folder: (folder / "chat_template.jinja").write_bytes(b"\xff\xfe"), "utf-8"),
+]
+LOADERS = {
+    "model": lambda folder: load_policy(folder, device=CPU),
+    "tokenizer": lambda folder: load_codec(folder, TrainConfig(**PRESETS["mini"])),
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "break_it", "cause"),
+    [*(("model", *row) for row in BROKEN), *(("tokenizer", *row) for row in BROKEN_TOKENIZERS)],
+    ids=[cause for _, cause in [*BROKEN, *BROKEN_TOKENIZERS]],
+)
+def test_a_broken_folder_is_refused_with_its_cause_and_nothing_is_executed(tmp_path, part, break_it, cause):
+    LOADERS[part](tiny.save_agent(tmp_path))
+    break_it(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        LOADERS[part](tmp_path)
+    message = str(refused.value)
+    assert str(tmp_path) in message and cause in message and "\n" not in message, message
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_hub_id_is_refused_at_once_where_the_hub_cannot_be_reached(monkeypatch):
+    """A bug: transformers retried for a minute before it gave up on a mistyped id."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", "http://127.0.0.1:9")
+    started = time.monotonic()
+    with pytest.raises(UsageError, match="there is no folder 'no/such', and the Hub cannot be asked"):
+        load_tokenizer("no/such")
+    assert time.monotonic() - started < 1
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(tmp_path):
+    tokenizer = load_tokenizer(tiny.save_agent(tmp_path))
+    tokenizer.add_tokens(["one more"])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="the tokenizer has 262 tokens, and the model embeds 261"):
+        load_agent(tmp_path, AgentConfig(), CPU)
+
+
+def test_a_tokenizer_whose_longest_text_is_no_number_encodes(tmp_path):
+    file = tiny.save_agent(tmp_path) / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": "many"}))
+    assert load_tokenizer(tmp_path)("Who?")["input_ids"]

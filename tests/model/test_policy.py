@@ -1,0 +1,195 @@
+"""Log-probabilities of packed games against log_softmax over the logits of each game on its own."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from prompt_r1.model import policy as policy_module
+from prompt_r1.model.packing import Packed, pack
+from prompt_r1.model.policy import Policy
+from prompt_r1.types import Trajectory
+from tests.support import tiny
+from tests.support.games import CPU, naive_logprobs, siblings
+
+
+def some_groups() -> list[list[Trajectory]]:
+    """Five games of one question, a single game of another, two of a third."""
+    return [siblings(0, 5), siblings(1, 1), siblings(2, 2)]
+
+
+def some_batch() -> Packed:
+    return pack(some_groups(), CPU)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("rows", [1, 7, 1024])
+def test_logprobs_and_gradients_of_packed_games_equal_those_of_each_game_alone(monkeypatch, tied, rows):
+    """Openings are computed once and logits in chunks; the oracle is log_softmax over all logits of each game
+    on its own, in float64.
+    """
+    monkeypatch.setitem(policy_module.CHUNK_TOKENS, "cpu", rows)
+    packed = some_batch()
+    weights = torch.rand(len(packed.targets), generator=torch.Generator().manual_seed(1))
+    model, twin = tiny.model(tied=tied).double(), tiny.model(tied=tied).double()
+
+    scores = Policy(model, compute=torch.float64, temperature=0.8)(packed)
+    (scores.logprobs * weights).sum().backward()
+    expected = torch.cat([naive_logprobs(twin, game, 0.8) for group in some_groups() for game in group])
+    (expected * weights).sum().backward()
+
+    assert torch.allclose(scores.logprobs, expected.float(), atol=1e-5)
+    for (name, got), (_, want) in zip(model.named_parameters(), twin.named_parameters(), strict=True):
+        assert (got.grad - want.grad).norm() <= 1e-6 * want.grad.norm(), name
+
+
+def test_entropy_is_the_entropy_of_the_next_token_distribution():
+    policy, (game,) = tiny.policy(), siblings(3, 1)
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([game.tokens])).logits[0, :-1]
+    expected = torch.distributions.Categorical(logits=logits[torch.tensor(game.sampled[1:])]).entropy()
+    assert torch.allclose(policy(pack([[game]], CPU)).entropy, expected, atol=1e-4)
+
+
+def test_autograd_keeps_no_logits(monkeypatch):
+    """No saved tensor has the vocabulary's width, except the weights of the head."""
+    monkeypatch.setitem(policy_module.CHUNK_TOKENS, "cpu", 4)
+    policy = tiny.policy()
+    shapes: list[torch.Size] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        shapes.append(tensor.shape)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        policy(some_batch()).logprobs.sum().backward()
+    vocabulary = policy.model.config.vocab_size
+    assert not [shape for shape in shapes if shape[-1:] == (vocabulary,) and shape[0] != vocabulary]
+
+
+def test_weights_and_gradients_stay_in_float32_with_bfloat16_products():
+    policy = Policy(tiny.model(), compute=torch.bfloat16)
+    scores = policy(some_batch())
+    scores.logprobs.sum().backward()
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in policy.parameters())
+    exact = tiny.policy()(some_batch()).logprobs
+    assert (scores.logprobs - exact).abs().mean() < 0.1
+
+
+def test_every_layer_computes_its_products_in_the_compute_dtype():
+    for compute in (torch.bfloat16, torch.float32):
+        policy = Policy(tiny.model(), compute=compute)
+        dtypes: set[torch.dtype] = set()
+        for module in policy.model.base_model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_hook(lambda *call, dtypes=dtypes: dtypes.add(call[-1].dtype))
+        policy(some_batch())
+        assert dtypes == {compute}
+
+
+def test_the_gradient_of_the_head_is_summed_over_chunks_in_float32(monkeypatch):
+    """A sum of a thousand equal terms: in bfloat16 it stops growing when a term is too small to change it."""
+    monkeypatch.setitem(policy_module.CHUNK_TOKENS, "cpu", 1)
+    count = 1000
+    hidden = torch.ones(count, 1, dtype=torch.bfloat16)
+    targets = torch.zeros(count, dtype=torch.long)
+    for weights in (torch.bfloat16, torch.float32):
+        head = torch.zeros(2, 1, dtype=weights, requires_grad=True)
+        logprobs, _ = policy_module._ChunkedLogprobs.apply(hidden, head, targets)
+        logprobs.sum().backward()
+        # Both tokens are equally likely: each term is 1 - 1/2 for the target and -1/2 for the other token.
+        assert head.grad.dtype == weights
+        assert head.grad[:, 0].tolist() == pytest.approx([count / 2, -count / 2], rel=1e-2)
+
+
+HEADS = [(1.0, 0.0), (0.7, 0.0), (0.7, 2.5)]  # scale and cap
+
+
+def head_and_states(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """The head (50, 16) of a model and hidden states (9, 16) in bfloat16, with logits of up to 20."""
+    generator = torch.Generator().manual_seed(seed)
+    head, hidden = torch.randn(50, 16, generator=generator), 2 * torch.randn(9, 16, generator=generator)
+    return head.bfloat16(), hidden.bfloat16()
+
+
+def exact_logits(hidden: torch.Tensor, head: torch.Tensor, scale: float, cap: float) -> torch.Tensor:
+    logits = scale * hidden.double() @ head.double().T
+    return cap * torch.tanh(logits / cap) if cap else logits
+
+
+@pytest.mark.parametrize("rows", [1, 4, 48, 49])
+def test_a_large_linear_layer_computes_few_rows_as_many(rows):
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(512, 520), torch.randn(2, rows, 512)[:1]
+    found = policy_module._linear(layer, x)
+    torch.testing.assert_close(found, torch.nn.functional.linear(x, layer.weight, layer.bias))
+    assert found.is_contiguous(), "or SDPA computes attention without its fast kernel"
+    logits = torch.empty(rows, 520)
+    policy_module._logits(x[0], layer.weight.detach(), 2.0, 0.0, out=logits)
+    torch.testing.assert_close(logits, 2 * x[0] @ layer.weight.T)
+
+
+@pytest.mark.parametrize(("scale", "cap"), HEADS)
+def test_logits_of_16_bit_weights_have_the_precision_of_float32(scale, cap):
+    """A bug: they were rounded to bfloat16 before they were widened, up to 0.06 off."""
+    policy = Policy(tiny.model().bfloat16(), compute=torch.bfloat16)
+    policy.logit_scale, policy.logit_cap = scale, cap
+    head = policy.model.get_output_embeddings().weight
+    hidden = 4 * torch.randn(9, head.shape[1], generator=torch.Generator().manual_seed(0))
+    logits = policy.logits(hidden.bfloat16())
+    expected = exact_logits(hidden.bfloat16(), head, scale, cap)
+    assert logits.dtype == torch.float32 and (cap or expected.abs().max() > 10)
+    assert torch.allclose(logits.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("scale", "cap"), HEADS)
+def test_tokens_are_scored_under_the_distribution_that_sampled_them(scale, cap, compute):
+    """The engine divides the logits, not the hidden states, by the temperature, after the cap."""
+    policy, packed = Policy(tiny.model().to(compute), compute=compute, temperature=0.7), some_batch()
+    policy.logit_scale, policy.logit_cap = scale, cap
+    with torch.no_grad():
+        hidden = policy.hidden_states(packed)
+    log_p = (policy.logits(hidden[packed.sources]) / 0.7).log_softmax(-1)
+    expected = log_p.gather(1, packed.targets[:, None])[:, 0]
+    assert torch.allclose(policy(packed).logprobs, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [4, 1024])
+@pytest.mark.parametrize(("scale", "cap"), HEADS)
+def test_16_bit_logprobs_and_gradients_equal_float64_up_to_one_rounding(monkeypatch, scale, cap, rows):
+    """The oracle is autograd through log_softmax in float64, on the same rounded states and weights."""
+    monkeypatch.setitem(policy_module.CHUNK_TOKENS, "cpu", rows)
+    head, hidden = (tensor.requires_grad_() for tensor in head_and_states())
+    targets, upstream = torch.arange(9) % 50, torch.linspace(-1, 2, 9)
+    logprobs, entropy = policy_module._ChunkedLogprobs.apply(hidden, head, targets, scale, cap)
+    (logprobs * upstream).sum().backward()
+
+    exact_hidden, exact_head = (t.detach().double().requires_grad_() for t in (hidden, head))
+    log_p = exact_logits(exact_hidden, exact_head, scale, cap).log_softmax(-1)
+    chosen = log_p.gather(1, targets[:, None])[:, 0]
+    (chosen * upstream).sum().backward()
+
+    assert torch.allclose(logprobs.double(), chosen, atol=1e-5)
+    assert torch.allclose(entropy.double(), -(log_p.exp() * log_p).sum(1), atol=1e-5)
+    for got, want in ((hidden.grad, exact_hidden.grad), (head.grad, exact_head.grad)):
+        assert (got.double() - want).norm() < 2**-7 * want.norm()
+
+
+def test_on_a_gpu_one_product_writes_the_float32_logits():
+    """Traced with fake tensors. It neither allocates 16-bit logits nor converts the head."""
+    calls: list[str] = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            calls.append(str(operation))
+            return operation(*args, **(kwargs or {}))
+
+    with FakeTensorMode():
+        hidden = torch.empty(9, 16, dtype=torch.bfloat16, device="cuda")
+        head = torch.empty(50, 16, dtype=torch.bfloat16, device="cuda")
+        out = torch.empty(9, 50, device="cuda")
+        with Recorder():
+            policy_module._logits(hidden, head, 1.0, 0.0, out=out)
+    operations = [name for name in calls if name.startswith("aten.")]
+    assert operations == ["aten.permute.default", "aten.mm.dtype_out"]

@@ -1,0 +1,61 @@
+"""A server of a pair in a thread of the test process."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import uvicorn
+
+from prompt_r1.environments.environment import Environment
+from prompt_r1.pair.agent import Agent
+from prompt_r1.pair.playing import Limits, OpenPair
+from prompt_r1.pair.server import ChatServer
+from tests.support.echo_agent import EchoAgent, Shouting
+from tests.support.json_server import free_ports
+from tests.support.providers import environment_of
+
+
+def pair_of(
+    agent: EchoAgent | None = None,
+    pool: Environment | None = None,
+    *,
+    limits: Limits | None = None,
+    max_sessions: int = 64,
+    key: str = "",
+    seed: int = 0,
+    temperature: float = 0.0,
+) -> ChatServer:
+    """An echoing agent with a shouting environment, unless others are given."""
+    return ChatServer(
+        OpenPair(
+            agent=cast(Agent, agent or EchoAgent()),
+            environment=pool or environment_of(Shouting()),
+            seed=seed,
+            temperature=temperature,
+        ),
+        model_name="prompt-r1",
+        limits=limits or Limits(),
+        max_sessions=max_sessions,
+        key=key,
+    )
+
+
+@contextmanager
+def serving(pair: ChatServer) -> Iterator[str]:
+    """Serve; yields the URL, which ends with /v1."""
+    [port] = free_ports(1)
+    app = pair.app(hosts=["127.0.0.1"])
+    server = uvicorn.Server(uvicorn.Config(app, port=port, lifespan="off", log_level="error"))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -1,0 +1,242 @@
+"""Asking a pair from Python: answers, streams, limits, one's own environment, and a running event loop."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import prompt_r1
+from prompt_r1.environments.environment import Environment
+from prompt_r1.environments.journal import Journal
+from prompt_r1.environments.sources import OwnSource
+from prompt_r1.pair.agent import play_question
+from prompt_r1.pair.api import Pair, _call, _start_loop
+from prompt_r1.pair.playing import OpenPair
+from prompt_r1.settings.agent import GAME_FILE
+from prompt_r1.settings.fields import write_yaml
+from prompt_r1.settings.train import TrainConfig
+from prompt_r1.types import Question
+from tests.support.echo_agent import EchoAgent, Shouting, paid_environment
+from tests.support.paths import ROOT
+from tests.support.providers import environment_of
+
+QUESTION = "Who is Anna?"
+
+
+class Failing:
+    """Fails for questions with the word fail."""
+
+    async def ask(self, messages):
+        if "fail" in messages[-1]["content"]:
+            raise prompt_r1.EnvError("HTTP 500")
+        return "fine"
+
+
+def pair_of(
+    pool: Environment | None = None,
+    *,
+    agent: EchoAgent | None = None,
+    seed: int = 0,
+    temperature: float = 0.0,
+) -> Pair:
+    """An echoing agent with a shouting environment, unless others are given."""
+    environment = pool or environment_of(Shouting())
+    agent = agent or EchoAgent()
+    return Pair(OpenPair(agent, environment, seed, temperature), _start_loop())
+
+
+def loop_threads() -> set[threading.Thread]:
+    """The loops of pairs that are open. Threads of other tests may end at any time."""
+    return {thread for thread in threading.enumerate() if thread.name == "prompt-r1"}
+
+
+def check_ended(before: set[threading.Thread]) -> None:
+    """All loops of pairs that were started since have ended."""
+    for thread in loop_threads() - before:
+        thread.join(10)
+    assert not loop_threads() - before
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with pair_of() as opened:
+        yield opened
+
+
+@pytest.fixture
+def folder(asking_agent, tmp_path) -> Path:
+    """An agent's folder with the settings of its training."""
+    folder = shutil.copytree(asking_agent, tmp_path / "agent")
+    game = TrainConfig(env="mini", instruction="short", max_turns=3, max_new=64, max_tokens=400, seed=5)
+    write_yaml(game, folder / GAME_FILE)
+    return folder
+
+
+def test_a_game_has_its_answer_turns_calls_and_price():
+    with pair_of(paid_environment()) as pair:
+        game = pair.ask("3: Who is Anna?")
+    assert (game.answer, game.stop, len(game.turns)) == ("Paid reply.", "answered", 4)
+    assert (game.spent.calls, game.spent.tokens_in, game.spent.tokens_out) == (3, 30, 30)
+    assert game.spent.usd == pytest.approx(0.06) and 0 < sum(game.sampled) < len(game.tokens)
+
+
+def test_half_a_character_in_a_question_is_a_question_mark(pair):
+    assert pair.ask("Who\ud800").answer == "WHO?"
+
+
+def test_a_stream_yields_the_dialogue_in_order_and_then_the_answer(pair):
+    *pieces, answer = pair.stream(QUESTION)
+    assert isinstance(answer, prompt_r1.Trajectory) and answer.answer == "WHO IS ANNA?"
+    kinds = list(dict.fromkeys(piece.kind for piece in pieces))
+    assert kinds == ["think", "interaction_prompt", "reply", "answer"] and len(pieces) > 20
+    texts = {kind: "".join(piece.text for piece in pieces if piece.kind == kind) for kind in kinds}
+    assert texts["interaction_prompt"] == QUESTION and texts["reply"] == texts["answer"] == "WHO IS ANNA?"
+
+
+def test_questions_of_several_threads_share_one_batch_also_while_an_event_loop_runs():
+    """As in a notebook, whose loop cannot be entered again by `asyncio.run`."""
+    agent = EchoAgent(seconds=0.05)
+    with pair_of(agent=agent) as pair, ThreadPoolExecutor(4) as threads:
+
+        async def cell() -> list[prompt_r1.Trajectory]:
+            return [*threads.map(pair.ask, [QUESTION] * 4), pair.ask(QUESTION)]
+
+        games = asyncio.run(cell())
+    assert [game.answer for game in games] == ["WHO IS ANNA?"] * 5 and agent.peak == 4
+
+
+def test_a_failed_environment_raises_for_its_question_alone():
+    with pair_of(environment_of(Failing())) as pair:
+        with pytest.raises(prompt_r1.EnvError, match="HTTP 500"):
+            pair.ask("fail?")
+        with pytest.raises(prompt_r1.EnvError, match="HTTP 500"):
+            list(pair.stream("fail?"))
+        assert pair.ask("good?").answer == "fine"
+
+
+@pytest.mark.parametrize(
+    ("limits", "turns", "calls"),
+    [({}, 4, 3), ({"turns": 20}, 4, 3), ({"turns": 2}, 2, 1), ({"turns": 1}, 1, 0)],
+)
+def test_limits_on_turns_and_calls_end_the_game_without_an_answer(limits, turns, calls, pair):
+    answer = pair.ask("9: more than it may", limits=prompt_r1.Limits(**limits))
+    assert (answer.answer, answer.stop) == (None, "max_turns")
+    assert (len(answer.turns), answer.spent.calls) == (turns, calls)
+
+
+def test_a_call_that_may_exceed_the_limit_in_dollars_is_not_made():
+    with pair_of(paid_environment()) as pair:
+        with pytest.raises(prompt_r1.LimitReached, match=r"the limit of \$0.04; spent: \$0.02") as reached:
+            pair.ask("2: a", limits=prompt_r1.Limits(usd=0.04))
+        assert pair._pair.environment.budget.spent.usd == pytest.approx(0.02)
+        with pytest.raises(prompt_r1.LimitReached, match=r"the limit of \$0.04; spent: \$0.02"):
+            list(pair.stream("2: a", limits=prompt_r1.Limits(usd=0.04)))
+    assert reached.value.limit == "usd"
+
+
+def test_a_game_that_takes_too_long_is_cancelled():
+    agent = EchoAgent(seconds=5)
+    with pair_of(agent=agent) as pair:
+        with pytest.raises(prompt_r1.LimitReached, match=r"no answer within the limit of 0.05 s"):
+            pair.ask(QUESTION, limits=prompt_r1.Limits(seconds=0.05))
+        assert agent.running == 0
+
+
+def test_a_stream_that_is_not_read_to_its_end_cancels_its_game():
+    agent = EchoAgent(seconds=0.3)
+    with pair_of(agent=agent) as pair:
+        stream = pair.stream("3: a")
+        next(stream)
+        stream.close()
+        time.sleep(0.1)  # a game that went on would be in its second turn
+        assert agent.running == 0
+        assert pair.ask(QUESTION).answer
+
+
+def test_a_loaded_pair_answers_as_infer_does(folder, call_here, tmp_path):
+    line = ["infer.py", "--agent", folder, "--question", QUESTION, "--json", "--device", "cpu"]
+    printed = json.loads(call_here(tmp_path, *line).stdout)
+    with prompt_r1.load(folder, device="cpu") as pair:
+        answer = pair.ask(QUESTION)
+    assert [turn.text for turn in answer.turns] == [turn["text"] for turn in printed["turns"]]
+    assert (answer.answer, answer.stop) == (printed["answer"], printed["stop"])
+    assert answer.spent.calls == printed["calls"]
+
+
+def test_load_passes_its_settings_to_the_agent_and_to_every_call(folder):
+    """Seed and temperature are the run's and greedy unless given; a price and a limit reach the budget."""
+    before = loop_threads()
+    with prompt_r1.load(folder, device="cpu") as pair:
+        assert (pair._pair.seed, pair._pair.temperature, pair.environment) == (5, 0.0, "mini")
+        assert pair._pair.environment.budget._limits == {"calls": 0, "usd": 0.0}
+    given = {"env": "mini-b", "env_price": "1,2", "max_env_usd": 0.5, "seed": 0, "temperature": 0.25}
+    with prompt_r1.load(folder, device="cpu", **given) as pair:
+        assert (pair._pair.seed, pair._pair.temperature, pair.environment) == (0, 0.25, "mini-b")
+        assert pair._pair.environment.budget._limits == {"calls": 0, "usd": 0.5}
+    check_ended(before)
+    pair.close()  # a second time: nothing happens
+
+
+def test_a_seed_and_a_temperature_of_the_pair_are_those_of_every_turn():
+    agent = EchoAgent()
+    with pair_of(agent=agent, seed=7, temperature=0.5) as pair:
+        pair.ask(QUESTION)
+        list(pair.stream(QUESTION))
+    assert {(seed.split("/")[0], temperature) for seed, temperature, _ in agent.sampled_with} == {("7", 0.5)}
+
+
+def test_load_refuses_an_environment_that_cannot_be_asked(asking_agent):
+    with pytest.raises(prompt_r1.UsageError, match="has no method `ask"):
+        prompt_r1.load(asking_agent, env=object())
+
+
+def test_an_environment_that_cannot_play_is_reported_before_the_weights_are_loaded(folder):
+    """A bug: a large agent was loaded first, and then its environment was found to need a key."""
+    (folder / "model.safetensors").write_bytes(b"")
+    before = loop_threads()
+    with pytest.raises(prompt_r1.FatalEnvError, match=r"http://127\.0\.0\.1:9/v1: no server answers"):
+        prompt_r1.load(folder, env="m@http://127.0.0.1:9/v1")
+    check_ended(before)
+
+
+def test_the_package_imports_nothing_slow_until_a_name_is_used():
+    lines = (
+        "import sys, prompt_r1",
+        "assert 'torch' not in sys.modules and 'load' in dir(prompt_r1)",
+        "prompt_r1.UsageError",
+        "assert 'torch' not in sys.modules",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, check=True)
+    with pytest.raises(AttributeError, match="has no attribute 'lod'"):
+        prompt_r1.lod  # noqa: B018
+    assert all(getattr(prompt_r1, name) for name in prompt_r1.__all__)
+
+
+def test_a_game_that_is_played_again_pays_nothing_and_another_sample_or_epoch_asks_anew(tmp_path):
+    environment = Environment([OwnSource(Shouting(), seed=0)], journal=Journal(tmp_path))
+
+    def calls_paid(**game: int) -> float:
+        asked = Question("q", "d", "2: a", ("a",))
+        asyncio.run(play_question(EchoAgent(), environment, asked, seed="0", **game))
+        return environment.take_metrics()["env/paid"]
+
+    assert [calls_paid(), calls_paid(), calls_paid(sample=1), calls_paid(epoch=1)] == [2, 0, 2, 2]
+
+
+def test_a_game_that_runs_when_its_pair_is_closed_is_cancelled():
+    """The thread that waited for it waited forever."""
+    loop = _start_loop()
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(_call, loop, asyncio.sleep(600))
+        time.sleep(0.1)
+        loop.call_soon_threadsafe(loop.stop)
+        with pytest.raises(CancelledError):
+            waiting.result(timeout=30)

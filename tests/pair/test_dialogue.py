@@ -1,0 +1,126 @@
+"""What a game looks like as text, its cost, its form for programs, and where its question comes from."""
+
+import builtins
+import io
+from dataclasses import replace
+
+import pytest
+
+from prompt_r1.pair import question_input
+from prompt_r1.pair.dialogue import Dialogue, Pieces, blocks, game_as_json
+from prompt_r1.programs.tables import markdown_table
+from prompt_r1.types import Action, Question, Spending, Trajectory, Turn
+
+GAME = Trajectory(
+    Question("q", "d", "Who?", ("Anna",)),
+    turns=[Turn("<answer>Anna</answer>", Action(None, None, "Anna", clean=False), reply=None, latency=0.5)],
+    stop="answered",
+)
+
+
+def test_two_games_are_written_with_their_labels_in_a_column_of_13():
+    written: list[str] = []
+    view = Dialogue(written.append)
+    pieces = Pieces(view.piece)
+    for _ in range(2):
+        view.question("Who?\nReally?")
+        pieces.turn("<interaction_prompt>Who is", ended=False)
+        pieces.turn("<interaction_prompt>Who is it?</interaction_prompt>", ended=True)
+        pieces.reply("  Anna. ")
+        pieces.turn("<answer>An", ended=True)
+        view.note("note", "stopped")
+    game = (
+        "question     Who?\n             Really?\n\n"
+        "agent asks   Who is it?\n"
+        "environment  Anna.\n\n"
+        "answer       An\n"
+        "note         stopped\n"
+    )
+    assert "".join(written) == f"{game}\n{game}"
+
+
+@pytest.mark.parametrize(("letters", "waits"), [(0, True), (1, True), (19, True), (20, False), (21, False)])
+def test_what_may_become_a_tag_waits_while_it_is_shorter_than_the_longest_one(letters, waits):
+    """</interaction_prompt> has 21 characters; a bracket and 20 letters are text."""
+    text = "x <" + "a" * letters
+    assert blocks(f"<think>{text}", ended=False) == [("think", "x" if waits else text)]
+    assert blocks(f"<think>{text}", ended=True) == [("think", text)]
+    assert blocks("<think>x\ufffd", ended=False) == [("think", "x")]
+    assert blocks("<think>x\ufffd", ended=True) == [("think", "x\ufffd")]
+
+
+def test_spending_is_one_line_without_what_is_zero():
+    assert str(Spending(1)) == "1 call" and str(Spending(0, 0, 5)) == "0 calls, 0 + 5 tokens"
+    line = "2 calls, 1,200 + 30 tokens, $0.5000 ($0.2500 of it estimated, for lost attempts)"
+    assert str(Spending(2, 1200, 30, 0.5, lost_usd=0.25)) == line
+
+
+def test_a_finished_game_has_these_fields_for_programs():
+    names = {"agent": "a", "environment": "e"}
+    finished = replace(GAME, spent=Spending(2, 10, 5, 0.5), seconds=1.5)
+    assert game_as_json(finished, names, priced=True) == {
+        **{"question": "Who?", "answer": "Anna", "stop": "answered", "error": ""},
+        "turns": [
+            {
+                "text": "<answer>Anna</answer>",
+                "action": {"think": None, "prompt": None, "answer": "Anna", "clean": False},
+                "reply": None,
+                "latency": 0.5,
+            }
+        ],
+        **{"agent": "a", "environment": "e", "calls": 2, "tokens_in": 10, "tokens_out": 5, "usd": 0.5},
+        **{"seconds": 1.5, "lost_usd": 0.0},
+    }
+    assert game_as_json(finished, names, priced=False)["usd"] is None
+    broken = game_as_json(Trajectory(GAME.question, stop="env_error", error="down"), names, priced=False)
+    assert (broken["stop"], broken["error"]) == ("env_error", "down")
+
+
+def test_typed_questions_end_at_an_empty_line_or_at_the_end_of_the_input(monkeypatch, capsys):
+    def type_in(*lines: str):
+        typed = iter(lines)
+
+        def read(prompt: str) -> str:
+            assert prompt == "\nask (an empty line ends): "
+            try:
+                return next(typed)
+            except StopIteration:
+                raise EOFError from None
+
+        monkeypatch.setattr(builtins, "input", read)
+        return list(question_input.typed_questions())
+
+    assert type_in(" Who? ", "Why?", "  ", "never") == ["Who?", "Why?"] and capsys.readouterr().out == ""
+    assert type_in("Who?") == ["Who?"] and capsys.readouterr().out == "\n"
+
+
+def test_a_markdown_table_aligns_numbers_to_the_right_and_keeps_pipes_in_their_cells():
+    table = markdown_table(["a", "b", "c"], [["x|y", "1", "2\n3"], ["\\|", "", "4"]], left=2)
+    assert table.splitlines() == [
+        "| a    | b   |   c |",
+        "| ---- | --- | --: |",
+        "| x\\|y | 1   | 2 3 |",
+        "| \\\\\\| |     |   4 |",
+    ]
+    assert markdown_table(["a", "b"], []).splitlines()[1] == "| --- | --: |"
+
+
+class Terminal(io.StringIO):
+    """Standard input of a user at a keyboard."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stdin", "question", "asked"),
+    [
+        (Terminal("not read\n"), "", []),  # the user types the questions
+        (io.StringIO("Who?\n\n When? \n"), "", ["Who?", "When?"]),
+        (io.StringIO("not read\n"), " Who? ", ["Who?"]),
+        (io.StringIO("Who\u2028is\x0cit?\n"), "", ["Who\u2028is\x0cit?"]),  # of a web page, of a PDF
+    ],
+)
+def test_without_a_question_the_lines_of_standard_input_are_asked(stdin, question, asked, monkeypatch):
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert question_input.given_questions(question) == asked

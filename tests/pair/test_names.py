@@ -1,0 +1,90 @@
+"""The names of agents: which one plays is always said, and a missing one by its own cause."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from prompt_r1.miniworld.agent import mini_agent
+from prompt_r1.pair.agent import load_agent
+from prompt_r1.pair.names import find_agent
+from prompt_r1.pair.trained import resolve_agent
+from prompt_r1.settings.agent import GAME_FILE, STEP_FILE
+from prompt_r1.settings.fields import write_yaml
+from prompt_r1.settings.train import PRESETS, TrainConfig
+
+
+def save_run(folder: Path, *, seed: int, step: int, saved: int, env: str = "mini") -> None:
+    """The files of a mini run's agent that a name is resolved by; `saved` is a time."""
+    agent = folder / "agent"
+    agent.mkdir(parents=True)
+    write_yaml(TrainConfig(**{**PRESETS["mini"], "seed": seed, "env": env}), agent / GAME_FILE)
+    (agent / "config.json").write_text("{}")
+    (agent / "tokenizer.json").touch()
+    (agent / "model.safetensors").touch()
+    (agent / STEP_FILE).write_text(json.dumps({"step": step}))
+    os.utime(agent / GAME_FILE, (saved, saved))
+
+
+def test_the_newest_run_is_named_with_its_step_and_seed_and_why_it_was_chosen(tmp_path, monkeypatch):
+    """After training seed 7 the README's own question had another answer, and nothing said why."""
+    monkeypatch.chdir(tmp_path)
+    save_run(Path("runs/mini-seed8"), seed=8, step=60, saved=1)
+    save_run(Path("runs/mini-seed7"), seed=7, step=80, saved=2)
+    newest, named = resolve_agent(""), resolve_agent("runs/mini-seed8")
+    where = "agent runs/mini-seed7, step 80, environment mini, seed 7"
+    assert (
+        newest.describe(environment="mini", seed=7) == f"{where} (the newest mini run; --agent names another)"
+    )
+    where = "agent runs/mini-seed8, step 60, environment mini, seed 8"
+    assert named.describe(environment="mini", seed=8) == where
+
+
+def test_an_agent_that_was_trained_to_answer_alone_is_not_the_newest_that_asks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_run(Path("runs/asks"), seed=0, step=60, saved=1)
+    save_run(Path("runs/alone"), seed=0, step=60, saved=2, env="none")
+    assert resolve_agent("").path == Path("runs/asks/agent")
+
+
+def test_an_agent_that_was_trained_with_an_unknown_setting_plays(tmp_path):
+    save_run(tmp_path, seed=3, step=60, saved=1)
+    with (tmp_path / "agent" / GAME_FILE).open("a") as file:
+        file.write("gone: 0.5\n")
+    assert resolve_agent(str(tmp_path)).config.seed == 3
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_mini_agent_is_built_with_one_thread_on_every_machine(two_threads, tmp_path):
+    """The last bits of its weights depended on the number of cores."""
+    seen = []
+
+    def build(seed: int) -> tuple[()]:
+        seen.append(torch.get_num_threads())
+        return ()
+
+    mini_agent(seed=1, cache_dir=tmp_path, build=build)
+    assert seen == [1]
+
+
+def test_whoever_finds_a_mini_agent_computes_in_one_thread(two_threads):
+    """`sft --agent mini` gives the agent another name, by which `load_agent` knows no mini agent."""
+    find_agent("mini", seed=0)
+    assert torch.get_num_threads() == 1
+
+
+def test_a_mini_agent_plays_in_one_thread_and_a_real_one_in_those_of_torch(two_threads, asking_agent):
+    """With a thread for each core, an evaluation of a mini agent took three times as long."""
+    load_agent(asking_agent, TrainConfig(**{**PRESETS["mini"], "agent": "real"}), torch.device("cpu"))
+    assert torch.get_num_threads() == 2
+    load_agent(asking_agent, TrainConfig(**PRESETS["mini"]), torch.device("cpu"))
+    assert torch.get_num_threads() == 1

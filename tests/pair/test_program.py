@@ -1,0 +1,81 @@
+"""`prompt-r1 serve` as a program: usage errors, and a real process that drains."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import Mock
+
+import httpx
+import pytest
+
+from prompt_r1.errors import UsageError
+from prompt_r1.pair.__main__ import KEY, main
+from prompt_r1.pair.playing import Limits
+from tests.support.paths import ROOT
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("--host 0.0.0.0", "set a key in PROMPT_R1_API_KEY to listen beyond this machine"),
+        ("--request-usd 1", "--request-usd needs --env-price"),
+        ("--port 0 --agent no/such --env what?@ever:80", "there is no environment"),
+    ],
+)
+def test_a_mistake_in_the_flags_is_reported_before_the_agent_is_loaded(line, sentence, monkeypatch):
+    monkeypatch.delenv(KEY, raising=False)
+    with pytest.raises(UsageError, match=sentence):
+        main(line.split())
+
+
+def test_the_server_has_the_limits_of_its_flags(asking_agent, monkeypatch):
+    """Without a flag there is no limit of dollars."""
+    server = Mock(side_effect=UsageError("made"))
+    monkeypatch.setattr("prompt_r1.pair.server.ChatServer", server)
+    monkeypatch.delenv(KEY, raising=False)
+    line = f"--port 0 --device cpu --agent {asking_agent} --env mini --env-price 1,2"
+    for flags in ("", " --model-name m --request-usd 0.5 --request-seconds 7 --max-sessions 3"):
+        with pytest.raises(UsageError, match="made"):
+            main((line + flags).split())
+    default, given = (call.args[1:] for call in server.call_args_list)
+    assert default == ("prompt-r1", Limits(None, None, 300.0), 64, "")
+    assert given == ("m", Limits(None, 0.5, 7.0), 3, "")
+
+
+def test_a_port_in_use_is_reported_before_the_agent_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"cannot listen at 127.0.0.1, port {port}: Address already"):
+            main(["--port", str(port), "--agent", "nosuch"])
+
+
+@pytest.mark.slow
+def test_sigterm_lets_running_questions_end(asking_agent: Path):
+    line = [sys.executable, "-m", "prompt_r1", "serve", "--agent", str(asking_agent), "--env", "mini"]
+    line += ["--port", "0", "--device", "cpu"]
+    with subprocess.Popen(
+        line, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as process:
+        try:
+            assert process.stdout is not None
+            lines = process.stdout.readline(), process.stdout.readline()
+            assert str(asking_agent) in lines[0] and "environment mini" in lines[0]
+            found = re.fullmatch(r"prompt-r1 at (http://127\.0\.0\.1:\d+/)v1\n", lines[1])
+            assert found, lines
+            url = found[1]
+            body = {"model": "prompt-r1", "messages": [{"role": "user", "content": "Who?"}], "stream": True}
+            with httpx.stream("POST", f"{url}v1/chat/completions", json=body, timeout=60) as stream:
+                lines = stream.iter_lines()
+                next(lines)  # the game runs
+                process.send_signal(signal.SIGTERM)
+                assert list(lines)[-2] == "data: [DONE]"
+            assert process.wait(30) == 0
+            assert process.stdout.read().startswith("stopped; spent: ")
+            with pytest.raises(httpx.ConnectError):
+                httpx.get(f"{url}health")
+        finally:
+            process.kill()

@@ -1,0 +1,232 @@
+"""The served pair, asked with OpenAI's own client and over plain HTTP."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+from prompt_r1.errors import EnvError
+from prompt_r1.pair.playing import Limits
+from tests.pair.running import pair_of, serving
+from tests.support.echo_agent import EchoAgent, paid_environment
+from tests.support.providers import environment_of
+
+MODEL = "prompt-r1"
+HELLO = [{"role": "user", "content": "Who is Anna?"}]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(pair_of()) as started:
+        yield started
+
+
+def client_of(url: str, *, key: str = "none", **options: object) -> openai.OpenAI:
+    return openai.OpenAI(base_url=url, api_key=key, **options)
+
+
+def post(url: str, body: object, **headers: str) -> httpx.Response:
+    """Post a body as it is, or as JSON."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **headers}
+    return httpx.post(f"{url}/chat/completions", content=content, headers=headers, timeout=30)
+
+
+def ask(url: str, content: object = "Who is Anna?", **fields: object) -> httpx.Response:
+    return post(url, {"model": MODEL, "messages": [{"role": "user", "content": content}], **fields})
+
+
+def test_openais_client_gets_the_answer_and_the_usage(url):
+    with client_of(url) as client:
+        reply = client.chat.completions.create(model=MODEL, messages=HELLO)
+        assert [model.id for model in client.models.list()] == [MODEL]
+    choice = reply.choices[0]
+    assert (choice.message.content, choice.finish_reason) == ("WHO IS ANNA?", "stop")
+    assert choice.message.role == "assistant"
+    assert reply.id.startswith("chatcmpl-") and abs(reply.created - time.time()) < 60 and reply.model == MODEL
+    assert reply.object == "chat.completion"
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+    assert reply.usage.environment == {"calls": 1, "prompt_tokens": 0, "completion_tokens": 0, "usd": 0}
+
+
+def test_openais_client_streams_the_dialogue_as_reasoning_and_then_the_answer(url):
+    with client_of(url) as client:
+        chunks = list(client.chat.completions.create(model=MODEL, messages=HELLO, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant" and len({chunk.id for chunk in chunks}) == 1
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(delta.content or "" for delta in deltas) == "WHO IS ANNA?"
+    assert chunks[-1].choices[0].finish_reason == "stop" and chunks[-1].usage.environment["calls"] == 1
+    thoughts = [getattr(delta, "reasoning_content", "") for delta in deltas]
+    assert "".join(thoughts) == (
+        "\nAgent thinks: I ask.\nAgent asks: Who is Anna?"
+        "\nEnvironment: WHO IS ANNA?\nAgent thinks: Now I know."
+    )
+    assert len(thoughts) > 20  # it arrives while the agent writes
+
+
+def test_a_request_samples_with_its_own_temperature_and_seed():
+    """A bug: without a seed it was sampled with 0, not with that of `prompt-r1 serve --seed`."""
+    agent = EchoAgent()
+    with serving(pair_of(agent, seed=3, temperature=0.7)) as url:
+        for fields in ({}, {"temperature": 0, "seed": 3}, {"temperature": 1.5, "seed": 4}, {"seed": 0}):
+            assert ask(url, **fields).status_code == 200
+    seeds, temperatures, _ = zip(*agent.sampled_with[::2], strict=True)  # the first of two turns
+    assert temperatures == (0.7, 0.0, 1.5, 0.7)
+    assert [seed.split("/")[0] for seed in seeds] == ["3", "3", "4", "0"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "sentence"),
+    [
+        ({"model": "gpt-4"}, 404, "there is no model 'gpt-4'; this server has 'prompt-r1'"),
+        ({"messages": [{"role": "user", "content": "long " * 5000}]}, 400, "tokens of a game of 4000"),
+    ],
+)
+def test_a_request_that_cannot_be_answered_gets_one_sentence(fields, status, sentence, url):
+    response = post(url, {"model": MODEL, "messages": HELLO, **fields})
+    error = response.json()["error"]
+    assert response.status_code == status and sentence in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_a_body_that_is_too_long_is_refused(url):
+    response = post(url, b" " * 2_000_001)
+    assert response.status_code == 413 and "more than 2,000,000 bytes" in response.json()["error"]["message"]
+    assert ask(url).status_code == 200
+
+
+def test_a_web_page_of_another_site_cannot_ask(url):
+    """Browsers send text/plain without asking first, and a site can point its name to this machine."""
+    body = {"model": MODEL, "messages": HELLO}
+    assert post(url, body, **{"Content-Type": "text/plain"}).status_code == 400
+    assert post(url, body, Host="evil.example").status_code == 400
+
+
+def test_with_a_key_only_requests_that_have_it_are_answered():
+    with serving(pair_of(key="secret")) as url:
+        with client_of(url, key="secret") as client:
+            assert client.chat.completions.create(model=MODEL, messages=HELLO).choices[0].message.content
+        with client_of(url, key="wrong") as client, pytest.raises(openai.AuthenticationError):
+            client.models.list()
+        with client_of(url, key="wrong") as client, pytest.raises(openai.AuthenticationError):
+            client.chat.completions.create(model=MODEL, messages=HELLO)
+        root = url.removesuffix("/v1")
+        assert httpx.get(f"{root}/health").json() == {"status": "ok", "sessions": 0, "max_sessions": 64}
+
+
+def test_a_key_with_an_umlaut_is_accepted_as_curl_sends_it() -> None:
+    """A bug: no request had the right key."""
+    with serving(pair_of(key="schlüssel")) as url:
+        headers = {"Authorization": "Bearer schlüssel".encode()}
+        assert httpx.get(f"{url}/models", headers=headers).status_code == 200
+
+
+def test_a_full_server_answers_429_and_the_client_comes_back():
+    agent = EchoAgent(seconds=0.2)
+    with serving(pair_of(agent, max_sessions=2)) as url:
+        with ThreadPoolExecutor() as clients:
+            responses = list(clients.map(ask, [url] * 3))
+        assert sorted(response.status_code for response in responses) == [200, 200, 429]
+        [full] = [response for response in responses if response.status_code == 429]
+        assert full.json()["error"]["type"] == "server_full"
+        assert ask(url).status_code == 200
+    assert agent.peak == 2
+
+
+class Failing:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    async def ask(self, messages):
+        raise self.error
+
+
+FAILURES = [
+    (EnvError("HTTP 500 from the model"), 502, "environment_error", "HTTP 500 from the model"),
+    (ZeroDivisionError("mine"), 500, "internal_error", "the server's log has the traceback"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "kind", "sentence"), FAILURES)
+def test_a_failed_environment_is_an_error_with_a_type_and_never_an_answer(
+    error, status, kind, sentence, caplog
+):
+    with serving(pair_of(pool=environment_of(Failing(error)))) as url:
+        response = ask(url)
+        assert response.status_code == status and response.json()["error"]["type"] == kind
+        assert sentence in response.json()["error"]["message"]
+        with client_of(url, max_retries=0) as client:
+            stream = client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+            with pytest.raises(openai.APIError, match=sentence):
+                for chunk in stream:
+                    assert not chunk.choices[0].delta.content
+        assert httpx.get(url.removesuffix("/v1") + "/health").json()["sessions"] == 0
+    assert ("ZeroDivisionError: mine" in caplog.text) == (status == 500)  # with its traceback
+
+
+def test_no_question_makes_more_calls_than_the_server_allows():
+    with serving(pair_of(limits=Limits(turns=3))) as url:
+        reply = ask(url, "9: more than it may").json()
+    assert reply["usage"]["environment"]["calls"] == 2
+    choice = reply["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
+    assert choice["message"]["refusal"] == "The agent ended without an answer (max_turns)."
+
+
+def test_limits_in_dollars_and_seconds_are_errors_that_the_client_does_not_repeat():
+    pool = paid_environment(max_usd=0.1)
+    with serving(pair_of(EchoAgent(seconds=1.0), limits=Limits(seconds=0.01))) as url:
+        slow = ask(url)
+    with serving(pair_of(pool=pool, limits=Limits(usd=0.05))) as url:
+        assert ask(url, "1: a").json()["usage"]["environment"]["usd"] == pytest.approx(0.02)
+        dear = ask(url, "3: a")
+        statuses = [ask(url, "1: a").status_code for _ in range(3)]
+    assert statuses == [200, 200, 402]  # the budget of the whole server
+    assert (slow.status_code, slow.json()["error"]["type"]) == (504, "time_limit")
+    assert (dear.status_code, dear.json()["error"]["type"]) == (402, "budget_exhausted")
+    assert slow.headers["x-should-retry"] == dear.headers["x-should-retry"] == "false"
+    assert pool.budget.spent.usd <= 0.1
+
+
+def test_a_client_that_leaves_before_its_stream_is_read_pays_for_nothing():
+    """The iterator of events never ran, and the game was played to its end."""
+    agent, pool = EchoAgent(seconds=0.05), paid_environment()
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "3: Who?"}], "stream": True}
+    received = [{"type": "http.request", "body": json.dumps(body).encode()}, {"type": "http.disconnect"}]
+    headers = [(b"host", b"testserver"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
+    scope |= {"query_string": b"", "asgi": {"spec_version": "2.3"}}
+
+    async def receive():
+        return received.pop(0)
+
+    async def send(message):
+        await asyncio.sleep(0)  # as for a full socket
+
+    async def leave():
+        await pair_of(agent, pool).app(hosts=["testserver"])(scope, receive, send)
+        await asyncio.sleep(0.5)  # a game of the echoing agent takes less
+
+    asyncio.run(leave())
+    assert not received and agent.running == 0 and pool.budget.spent.calls == 0
+
+
+def test_a_client_that_disconnects_ends_its_game_quietly(capfd):
+    """The server logged a traceback for each of them."""
+    agent = EchoAgent(seconds=30)
+    with serving(pair_of(agent)) as url:
+        for stream in (False, True):
+            with pytest.raises(httpx.ReadTimeout):
+                body = {"model": MODEL, "messages": HELLO, "stream": stream}
+                httpx.post(f"{url}/chat/completions", json=body, timeout=httpx.Timeout(5, read=0.2))
+            health = f"{url.removesuffix('/v1')}/health"
+            deadline = time.monotonic() + 5
+            while httpx.get(health).json()["sessions"]:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+    assert agent.running == 0 and capfd.readouterr().err == ""

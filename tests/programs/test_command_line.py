@@ -1,0 +1,304 @@
+"""Exit codes, error messages and help of the entry points, and the ranges of their flags."""
+
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from infer import InferConfig
+from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line
+from prompt_r1.evaluation.settings import EvaluateConfig
+from prompt_r1.programs.command_line import check_usage, command, run_program
+from prompt_r1.programs.installation import check_installation
+from prompt_r1.settings.fields import flag_of
+from prompt_r1.settings.train import TrainConfig, train_config, warnings_of
+from tests.support.paths import ROOT
+from tests.support.programs import MAINS
+from tests.support.providers import KEY
+
+HOSTILE = "reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b"
+THEN = "resumes from the last checkpoint"
+SHOWN = r"reply \x1b[2J\x1b]0;owned\x07 \u202eabc\r\x9b"
+
+
+def exit_code(
+    error: BaseException | None, monkeypatch: pytest.MonkeyPatch, run: Callable[..., None] = run_program
+) -> object:
+    """The exit code of a program, or of its check, whose function raises this error (None: returns)."""
+
+    def main(arguments: list[str]) -> None:
+        assert arguments == ["--seed", "1"]
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr("sys.argv", ["/somewhere/train.py", "--seed", "1"])
+    monkeypatch.setenv("WORLD_SIZE", "")  # an empty variable of a launcher was a traceback
+    with pytest.raises(SystemExit) as left:
+        run(main)
+    return left.value.code
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (OSError(errno.ENOSPC, "Full"), 75, "train.py: [Errno 28] Full: free some space or check the disk\n"),
+        (UsageError("no such agent"), 2, "train.py: no such agent\n"),
+        (FatalEnvError("HTTP 401"), 2, "train.py: HTTP 401\n"),
+        (Resumable("the budget is used up"), 75, "train.py: the budget is used up\n"),
+        (Interrupted("SIGINT was received"), 130, "train.py: SIGINT was received\n"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/root/x"),
+            2,
+            "train.py: /root/x: Permission denied; check the path and its permissions\n",
+        ),
+        (
+            OSError(errno.ENOSPC, "Full", "x"),
+            75,
+            f"train.py: [Errno 28] Full: 'x': free some space or check the disk; the same command {THEN}\n",
+        ),
+        (KeyboardInterrupt(), 130, f"train.py: interrupted; the same command {THEN}\n"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_an_error_that_the_user_can_fix_has_an_exit_code_and_one_sentence(
+    error, code, sentence, monkeypatch, capsys
+):
+    """By the program, and by the check of its command line, which has no checkpoint to resume from."""
+    assert exit_code(error, monkeypatch, partial(run_program, then=THEN if THEN in sentence else "")) == code
+    assert capsys.readouterr().err == sentence
+    assert exit_code(error, monkeypatch, check_usage) == code
+    assert capsys.readouterr().err == sentence.replace(f"; the same command {THEN}", "")
+
+
+@pytest.mark.parametrize(("during", "code"), [("imports", -signal.SIGINT), ("main", 130)])
+def test_ctrl_c_ends_a_program_also_during_its_imports_without_a_traceback(during, code):
+    """A bug: numpy, while it was imported, caught the exception, and the training that was stopped began."""
+    program = f"""
+import os, signal, time
+from prompt_r1.programs.command_line import check_usage, run_program
+
+def stop(place):
+    try:
+        if place == "{during}":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+    except KeyboardInterrupt:
+        if place == "main":
+            raise
+
+check_usage(lambda arguments: None)
+stop("imports")
+run_program(lambda arguments: stop("main"))
+"""
+    default = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell may start pytest without it
+    start = [sys.executable, "-c", program]
+    ended = subprocess.run(start, cwd=ROOT, capture_output=True, text=True, preexec_fn=default)
+    assert ended.returncode == code
+    assert ended.stderr == ("" if during == "imports" else "-c: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory"
+        ),
+        MemoryError(),
+        torch.OutOfMemoryError("while a step was recorded: it failed"),
+        torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_memory_may_also_run_out_beside_the_allocator_of_gpus(monkeypatch, capsys, error):
+    assert exit_code(error, monkeypatch) == 2
+    assert capsys.readouterr().err.startswith(f"train.py: {first_line(error)}: in training, give")
+
+
+def test_a_rank_that_fails_is_gone_at_once():
+    """Whatever its threads still do: the other ranks notice it when its connections are closed."""
+    program = """
+import sys, threading, time
+from prompt_r1.programs.command_line import run_program
+from prompt_r1.errors import Resumable
+
+def main(_):
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    raise Resumable("stopped")
+
+run_program(main)
+"""
+    environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "2"}
+    line = [sys.executable, "-c", program]
+    done = subprocess.run(line, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 75 and "stopped" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_that_cannot_be_written_at_the_end_is_said():
+    program = (
+        "from prompt_r1.programs.command_line import run_program; run_program(lambda _: print('a table'))"
+    )
+    with open("/dev/full", "w") as full:
+        line = [sys.executable, "-c", program]
+        buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+        done = subprocess.run(
+            line, env=buffered, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=50
+        )
+    assert done.returncode == 75 and "No space left on device: free some space" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("train.py", "python infer.py --agent 'my runs/a b'"),
+        ("/somewhere/train.py", "python infer.py --agent 'my runs/a b'"),
+        ("prompt-r1 train", "prompt-r1 ask --agent 'my runs/a b'"),
+    ],
+)
+def test_the_next_command_has_the_form_of_the_one_that_was_typed(typed, shown, monkeypatch):
+    """The installed `prompt-r1 train` advised `python infer.py`, which its user does not have."""
+    monkeypatch.setattr("sys.argv", [typed, "--steps", "3"])
+    assert command("ask", "--agent", Path("my runs/a b")) == shown
+
+
+def test_an_error_message_cuts_a_value_of_megabytes(monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        check_usage(lambda arguments: train_config(["--agent", "x" * 3_000_000, "--data", "own.jsonl"]))
+    assert len(capsys.readouterr().err) < 2200
+
+
+def test_an_error_message_cannot_move_the_cursor(monkeypatch, capsys):
+    assert exit_code(FatalEnvError(HOSTILE), monkeypatch) == 2
+    assert capsys.readouterr().err == f"train.py: {SHOWN}\n"
+
+
+def help_of(arguments: list[str], capsys, read=train_config) -> dict[str, str]:
+    """The help of each flag, on one line."""
+    with pytest.raises(SystemExit) as left:
+        read(arguments)
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    entries = re.split(r"\n  (?=--)", text)[1:]
+    return {entry.split()[0]: " ".join(entry.split("\n\n")[0].split()) for entry in entries}
+
+
+def test_a_flag_is_shown_with_its_form_choices_and_defaults(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    shown = help_of(["--help-all"], capsys)
+    assert shown["--lr"] == "--lr X learning rate of AdamW, constant (1e-06, mini: 0.0005)"
+    assert shown["--checkpointing"].startswith(
+        "--checkpointing [true|false] gradient checkpointing (true, mini: false)"
+    )
+    assert shown["--help-all"] == f"--help-all show all {len(fields(TrainConfig))} flags"
+    assert len(shown) == len(fields(TrainConfig)) + 2
+
+
+def test_a_tuple_collects_every_value_and_a_boolean_takes_true_or_false():
+    config, _ = train_config("--data a.jsonl b.jsonl --data c.jsonl --checkpointing true".split())
+    assert config.data == ("a.jsonl", "b.jsonl", "c.jsonl")
+    assert config.checkpointing is True and train_config([])[0].checkpointing is False
+    with pytest.raises(UsageError, match=r"--checkpointing takes true.false, not 'yes'"):
+        train_config(["--checkpointing", "yes"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "game"),
+    [
+        ("", ("short", 1, 48, "alone")),
+        ("--instruction paper", ("paper", 1, 320, "alone")),
+        ("--instruction paper --max-new 99", ("paper", 1, 99, "alone")),
+        ("--config paper --data mini", ("alone", 1, 8192, "alone")),
+        ("--config paper --data mini --instruction answer", ("answer", 1, 1024, "alone")),
+    ],
+)
+def test_without_an_environment_the_agent_is_told_to_answer_in_one_turn_as_long_as_a_game(flags, game):
+    config, name = train_config(["--env", "none", *flags.split()])
+    assert (config.instruction, config.max_turns, config.max_new, config.rule) == game
+    assert name == ("paper-alone" if "paper --data" in flags else "mini-alone")
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder", "toys"),
+    [
+        ("", "mini", ""),
+        ("--steps 3 --agent mini --data mini", "mini", ""),
+        ("--data a/mine.jsonl", "mini-mine", "--agent mini, --env mini:"),
+        ("--data mine.jsonl --env gpt-4o-mini@http://host/v1", "mini-gpt-4o-mini-mine", "--agent mini:"),
+        ("--agent org/Qwen3-0.6B", "mini-Qwen3-0.6B", "--data mini, --env mini:"),
+        ("--config paper --data mine.jsonl", "paper-mine", ""),
+        ("--config paper --agent ../my/model/ --data x.parquet", "paper-model-x", ""),
+    ],
+)
+def test_the_folder_of_a_run_follows_from_its_parts_and_toys_beside_real_parts_are_named(flags, folder, toys):
+    config, name = train_config(flags.split())
+    assert name == folder
+    assert (toys in "".join(warnings_of(config))) if toys else not "".join(warnings_of(config))
+
+
+def test_ones_own_questions_are_held_out_in_part_and_never_validated_on_those_of_the_mini_world():
+    def split(flags: str) -> tuple[Sequence[str], Sequence[str]]:
+        config, _ = train_config(["--data", "mine.jsonl", *flags.split()])
+        return config.val_data, config.test_data
+
+    assert split("") == split("--config paper") == (("held-out",), ())
+    assert split("--val-data none --test-data b.jsonl") == ((), ("b.jsonl",))
+    assert split("--val-data c.jsonl") == (("c.jsonl",), ())
+
+
+def test_a_bug_and_an_error_of_the_programs_exit_with_1_and_a_renamed_file_is_named(monkeypatch, capsys):
+    """Only a bug shows a traceback, without keys; a short value of TOKEN=1 would remove every 1."""
+    monkeypatch.setenv("OPENAI_API_KEY", f" {KEY}\n")
+    monkeypatch.setenv("WANDB_API_KEY", KEY[::-1])
+    monkeypatch.setenv("MY_TOKEN", "bug")
+    assert exit_code(KeyError(f"a bug with {KEY.upper()} and {KEY[::-1]}"), monkeypatch) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback") and "with [key] and [key]" in shown and KEY not in shown.lower()
+    assert shown.endswith("train.py: this is a bug: please report it with the traceback above\n")
+    assert exit_code(OSError(errno.EACCES, "Permission denied", "a", None, "b"), monkeypatch) == 2
+    assert capsys.readouterr().err == "train.py: b: Permission denied; check the path and its permissions\n"
+
+
+def test_windows_is_named_before_an_import_fails(monkeypatch, capsys):
+    monkeypatch.setattr("sys.platform", "win32")
+    with pytest.raises(SystemExit) as left:
+        check_installation()
+    assert left.value.code == 2 and "Windows is not supported; run it in its Linux" in capsys.readouterr().err
+
+
+def test_a_current_folder_that_has_been_deleted_is_reported(tmp_path, monkeypatch, capsys):
+    """A bug: a traceback, after the folder had been cloned anew in another terminal."""
+    (tmp_path / "old").mkdir()
+    monkeypatch.chdir(tmp_path / "old")
+    (tmp_path / "old").rmdir()
+    assert exit_code(None, monkeypatch, check_usage) == 2
+    sentence = "the current folder has been deleted: change to one that exists"
+    assert capsys.readouterr().err == f"train.py: {sentence}\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [("train.py", TrainConfig), ("infer.py", InferConfig), ("evaluate.py", EvaluateConfig)],
+)
+def test_help_fits_one_screen_and_help_all_has_every_flag(program, kind, monkeypatch, capsys):
+    shown = {}
+    for flag in ("--help", "--help-all"):
+        monkeypatch.setattr("sys.argv", [program, flag])
+        with pytest.raises(SystemExit) as left:
+            run_program(MAINS[program])
+        assert left.value.code == 0
+        shown[flag] = capsys.readouterr().out
+    lines = shown["--help"].splitlines()
+    assert len(lines) <= 36 and max(map(len, lines)) <= 80 and "--help-all" in shown["--help"]
+    for field in fields(kind):
+        line = re.compile(f"^  {flag_of(field.name)}( |$)", re.MULTILINE)
+        assert line.search(shown["--help-all"])
+        assert bool(line.search(shown["--help"])) == field.metadata["everyday"]

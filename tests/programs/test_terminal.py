@@ -1,0 +1,65 @@
+"""What reaches a terminal: characters that could act on it are escaped."""
+
+import io
+import sys
+import unicodedata
+
+import pytest
+from tqdm import tqdm
+
+from prompt_r1.programs import terminal
+from prompt_r1.programs.terminal import (
+    prepare_standard_streams,
+    printable,
+    printable_line,
+    progress_style,
+    scrub,
+)
+
+# Such as the CSI of eight bits, right to left, and a line separator.
+ACTING = "\x1b\0\x7f\x9b\xad\u0600\u200b\u202e\u2028\u2029\ud800\ue000\uffff\U0001d173\U000f0000"
+
+
+@pytest.mark.parametrize("letter", ACTING)
+def test_a_letter_that_could_act_on_the_terminal_is_escaped_as_python_writes_it(letter):
+    shown = letter.encode("unicode_escape").decode()
+    assert printable(f"a{letter}b") == f"a{shown}b" == printable_line(f"a{letter}b")
+    assert printable("a\rb") == "a\\rb" == printable_line("a\rb")
+
+
+def test_visible_text_of_any_script_is_left_as_it_is():
+    text = "plain ~ text,\ttab\nÄöü € 漢字 العربية 👍"
+    assert printable(text) == text and all(unicodedata.category(c)[0] != "C" for c in text if c not in "\t\n")
+    assert printable("two\r\nlines") == "two\nlines"
+    assert printable_line("two\r\nlines\tand a tab") == "two lines and a tab"
+
+
+def test_a_key_is_replaced_wherever_it_stands_and_in_any_case():
+    assert scrub("sk-AbC and SK-abc, twice", "sk-abc") == "[key] and [key], twice"
+    assert scrub("a+b is no pattern: aab", "a+b") == "[key] is no pattern: aab"
+    assert scrub("nothing to hide", "sk-abc") == scrub("nothing to hide", "") == "nothing to hide"
+    assert terminal.SHORTEST_SECRET == 12  # shorter ones are placeholders, such as EMPTY
+
+
+def test_output_that_its_encoding_lacks_is_escaped_and_not_an_error(monkeypatch):
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", narrow)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())  # has no encoding
+    monkeypatch.setattr(sys, "stdin", None)  # closed
+    prepare_standard_streams()
+    with sys.stdin as empty:
+        assert empty.read() == ""
+    narrow.write("é")
+    narrow.flush()
+    assert narrow.buffer.getvalue() == b"\\xe9"
+
+
+def test_without_a_terminal_progress_is_a_line_every_ten_seconds(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    for seconds, expected in [(1, []), (6, [2, 4])]:  # steps that take a second, or six
+        for _ in tqdm(range(5), desc="games", leave=False, **progress_style()):
+            now[0] += seconds
+        error = capsys.readouterr().err
+        assert [line.split("|")[2].split()[0] for line in error.splitlines()] == [f"{n}/5" for n in expected]
+        assert "\r" not in error

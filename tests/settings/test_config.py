@@ -1,0 +1,135 @@
+"""Presets, YAML files and flags: their precedence, and the values of the presets."""
+
+import sys
+
+import pytest
+
+from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.settings import EvaluateConfig
+from prompt_r1.settings.agent import HELD_OUT
+from prompt_r1.settings.fields import Range, check_number, read_yaml, write_yaml
+from prompt_r1.settings.train import TrainConfig, train_config, warnings_of
+
+
+def test_flags_override_the_file_and_the_file_overrides_the_defaults(tmp_path):
+    file = tmp_path / "own.yaml"
+    data = "data: mine.jsonl\nval_data: [a.jsonl, b.jsonl]\ntest_data: c.jsonl\n"
+    file.write_text(f"{data}lr: 2.0e-5\nsteps: 7\ncheckpointing: false\n")
+    config, name = train_config(["--config", str(file), "--steps", "9"])
+    assert (name, config.lr, config.steps, config.group_size) == ("own", 2e-5, 9, 5)
+    assert config.val_data == ("a.jsonl", "b.jsonl") and config.test_data == ("c.jsonl",)
+    assert config.checkpointing is False
+
+
+def test_questions_of_the_mini_world_are_validated_and_tested_with_its_other_splits():
+    config, _ = train_config(["--config", "paper", "--data", "mini"])
+    assert config.data == config.val_data == config.test_data == ("mini",)
+    mixed, _ = train_config(["--config", "paper", "--data", "mini", "mine.jsonl"])
+    assert mixed.val_data == (HELD_OUT,) and not mixed.test_data, "a file has no other splits"
+
+
+def test_validation_and_test_can_be_switched_off(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text("data: mini\nenv: mini\ntest_data: none\n")
+    for flags in ([], ["--config", str(file)]):
+        config, _ = train_config([*flags, "--val-data", "none", "--test-data", "none"])
+        assert config.data and not config.val_data and not config.test_data
+    assert not train_config(["--config", str(file)])[0].test_data
+
+
+def test_a_config_that_is_written_reads_back_equal(tmp_path):
+    for config in (TrainConfig(data=("ä.jsonl",), lr=1e-7), EvaluateConfig(method=("direct",))):
+        write_yaml(config, tmp_path / "config.yaml")
+        assert type(config)(**read_yaml(tmp_path / "config.yaml", type(config))) == config
+    write_yaml(TrainConfig(data=("ä.jsonl",)), tmp_path / "config.yaml")
+    assert "ä.jsonl" in (tmp_path / "config.yaml").read_text("utf-8"), "names stay readable"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("steps: true", "steps takes N, not True"),
+        ("lr: .nan", "lr must be above 0 and below 1000, not nan"),
+        ("lr: [1e-6]", "lr takes X"),
+        ("checkpointing: 1", "checkpointing takes true|false, not 1"),
+        ("agent: 4", "agent takes TEXT, not 4"),
+        ('data: ["a\\0b"]', "data contains a NUL"),
+        ("steps: !!int x", "is not YAML"),
+        ("steps: !!python/object/apply:os.system [false]", "is not YAML"),
+        ("data: {a: b}", "data takes NAME"),
+        ("steps: !!bool x", "is not YAML"),
+        ("steps: " + "[" * 500, "is not YAML"),
+        (f"lr: 1{'0' * 400}", "lr must be above 0 and below 1000"),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_an_error_in_a_config_file_names_the_key_and_the_value(tmp_path, text, sentence):
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as refused:
+        train_config(["--config", str(file), "--data", "mini"])
+    assert sentence in str(refused.value) and str(file) in str(refused.value)
+    assert len(str(refused.value)) < 1000
+
+
+def test_a_text_in_a_config_file_is_read_as_on_the_command_line(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text("data: mini\nlr: 1e-6\nclip: 1\nsteps: '7'\ncheckpointing: 'false'\n")
+    config, _ = train_config(["--config", str(file)])
+    assert (config.lr, config.clip, config.steps, config.checkpointing) == (1e-6, 1.0, 7, False)
+    assert type(config.clip) is float
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("reward: stranger:metric", "--reward stranger:metric"),
+        ("env: mini, py:stranger:Oracle", "--env mini, py:stranger:Oracle"),
+        ("data: ['py:stranger:rows']", "--data py:stranger:rows"),
+        ("val_data: py:stranger:rows", "--val-data py:stranger:rows"),
+        ("test_data: [mini, 'py:stranger:rows']", "--test-data mini py:stranger:rows"),
+    ],
+)
+def test_code_is_imported_only_if_the_command_line_names_it(tmp_path, monkeypatch, line, flag):
+    """A config file may come from a stranger."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stranger.py").write_text(
+        "open('executed', 'w').close()\n\n\ndef metric(_, __):\n    return 1.0\n"
+    )
+    file = tmp_path / "foreign.yaml"
+    file.write_text(f"{line}\n")
+    with pytest.raises(UsageError, match=f"names code.*give {flag}$"):
+        train_config(["--config", str(file)])
+    assert not (tmp_path / "executed").exists()
+    own = "--env mini --data mini --reward stranger:metric --val-data mini --test-data mini"
+    assert train_config(["--config", str(file), *own.split()])[0].reward == "stranger:metric"
+    assert (tmp_path / "executed").exists()
+    sys.modules.pop("stranger")
+
+
+def test_the_learning_rate_of_the_toy_agent_is_warned_of_with_any_other_agent():
+    """A bug: `--config mini --agent REAL` kept 5e-4, and a model of 135 M parameters collapsed at step 2."""
+
+    def warned(line: str) -> bool:
+        return any("--lr 0.0005" in warning for warning in warnings_of(train_config(line.split())[0]))
+
+    assert warned("--config mini --agent real")
+    assert not warned("") and not warned("--config mini --agent real --lr 3e-5")
+    assert not warned("--config small") and not warned("--config paper --env mini --data mini")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "inside", "outside"),
+    [
+        (Range(above=0), (1e-9, 1e14), (0, -1, 10**15, 1e30, float("inf"), float("nan"))),
+        (Range(at_least=2), (2,), (1, 1.999)),
+        (Range(at_least=0, below=1), (0, 0.999), (1, -1e-9)),
+        (Range(), (-1e14,), (-(10**15), -1e30, float("-inf"))),
+    ],
+)
+def test_the_bounds_of_a_range_are_meant_as_they_are_called(allowed, inside, outside):
+    for value in inside:
+        check_number("--x", value, allowed)
+    for value in outside:
+        with pytest.raises(UsageError, match="--x must be "):
+            check_number("--x", value, allowed)

@@ -1,0 +1,111 @@
+"""The functions and objects that a user names as MODULE:NAME: reward, environment."""
+
+import asyncio
+import importlib
+import sys
+from dataclasses import replace
+
+import pytest
+
+from prompt_r1.errors import EnvError, UsageError
+from prompt_r1.reward import RULES, score, score_games
+from prompt_r1.settings.functions import import_reward
+from prompt_r1.settings.train import TrainConfig
+from prompt_r1.types import Question
+from tests.support.played import play_game
+from tests.support.providers import open_environment, outcome_of
+from tests.support.tiny import think
+
+OWN = """
+class Oracle:
+    def ask(self, messages):
+        return "The oracle says " + str(len(messages))
+
+class Broken:
+    def ask(self, messages):
+        return messages["no such key"]
+
+class Leaves:
+    def ask(self, messages):
+        raise SystemExit(3)
+
+seen = []
+
+def frugal(game, paper):
+    seen.append(game)
+    return 10 * paper.total - sum(turn.reply is not None for turn in game.turns)
+
+def divides(game, paper):
+    return 1 / 0
+
+def infinite(game, paper):
+    return float("inf")
+
+def leaves(game, paper):
+    raise SystemExit("no key")
+
+def nothing_returned(game, paper):
+    pass
+
+def one_argument(game):
+    return 0.0
+"""
+GOOD_TURNS = [think("a", prompt="Who?"), think("b", answer="Anna")]
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A working folder with a module of the user."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
+    for module in ("own_code", "typo", "crash", "script"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    (tmp_path / "own_code.py").write_text(OWN)
+    importlib.invalidate_caches()
+    return tmp_path
+
+
+def test_the_users_reward_replaces_the_papers_and_is_called_once_for_each_unbroken_game(own):
+    question = Question("q", "d", "Who?", answers=("Anna",))
+    games = [play_game(question, GOOD_TURNS, [reply]) for reply in ("Anna.", EnvError("down"))]
+    own_rule = TrainConfig(rule="release", reward="own_code:frugal").reward_rule
+    paper, own_reward = score(games[0], rule=RULES["release"]), score_games(games, rule=own_rule)
+    assert paper.total == 1.0 and own_reward == [replace(paper, total=9.0), None]
+    assert sys.modules["own_code"].seen == [games[0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "own_code:divides",
+            r"divides, question 'q' \(game: answered .*\), raised ZeroDivisionError: .*own_code.py, line",
+        ),
+        ("own_code:infinite", "own_code:infinite, question 'q' .*, returned inf, not a finite number"),
+        ("own_code:leaves", r"raised SystemExit: no key \(own_code.py, line"),
+        ("own_code:nothing_returned", "own_code:nothing_returned, question 'q' .* not 'NoneType'"),
+        ("own_code:one_argument", "must take 2 arguments, game and reward of the paper"),
+        ("own_code:Oracle", "not a function"),
+        ("own_code:OWN", "cannot import"),
+        ("typo:f", r"cannot import 'typo:f': SyntaxError: .* \(typo.py, line 1\)"),
+        ("script:f", r"cannot import 'script:f': SystemExit: usage: TOKEN \(script.py, line 1\)"),
+        ("./own_code:divides", "give MODULE:NAME, such as my_file:my_name or folder.my_file:my_name"),
+        ("own_code.py:divides", "give MODULE:NAME"),
+        ("crash:f", r"cannot import 'crash:f': ZeroDivisionError: .* \(crash.py, line 1\)"),
+    ],
+)
+def test_an_error_in_the_users_reward_is_one_sentence(own, name, sentence):
+    (own / "typo.py").write_text("def f(:\n")
+    (own / "crash.py").write_text("1 / 0\n")
+    (own / "script.py").write_text("raise SystemExit('usage: TOKEN')\n")
+    game = play_game(Question("q", "d", "Who?", answers=("Anna",)), GOOD_TURNS, ["Anna."])
+    with pytest.raises(UsageError, match=f"^--reward.*{sentence}") as refused:
+        score(game, rule=replace(RULES["release"], own=import_reward(name)))
+    assert "\n" not in str(refused.value)
+
+
+def test_an_error_in_the_users_environment_is_one_sentence(own):
+    with pytest.raises(UsageError, match=r"own_code:Leaves raised SystemExit: 3 \(own_code.py, line"):
+        asyncio.run(outcome_of(open_environment("py:own_code:Leaves").members[0].source))
+    with pytest.raises(UsageError, match=r"own_code:Broken raised TypeError: .*own_code.py, line"):
+        asyncio.run(outcome_of(open_environment("py:own_code:Broken").members[0].source))

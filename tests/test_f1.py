@@ -1,0 +1,177 @@
+"""EM, SM and F1 against an independent implementation of the SQuAD v1.1 rules."""
+
+import random
+import re
+import time
+
+import pytest
+
+from prompt_r1.data.files import load_questions
+from prompt_r1.f1 import exact_match, f1, normalise, substring_match
+from tests.support.paths import PUBLISHED
+
+# Independent of the code under test: no regular expressions, no translate, no Counter.
+ASCII_PUNCTUATION = set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+
+
+def oracle_words(text: str) -> list[str]:
+    letters = [letter for letter in text.lower() if letter not in ASCII_PUNCTUATION]
+    # An article is a complete run of letters and digits. Punctuation has been dropped.
+    pieces, run = [], ""
+    for letter in [*letters, " "]:
+        if letter.isalnum() or letter == "_":
+            run += letter
+            continue
+        pieces += [" " if run in ("a", "an", "the") else run, letter]
+        run = ""
+    return "".join(pieces).split()
+
+
+def oracle_f1(prediction: list[str], gold: list[str], *, both_empty: float = 0.0) -> float:
+    if not prediction and not gold:
+        return both_empty
+    left, common = list(gold), 0
+    for word in prediction:
+        if word in left:
+            left.remove(word)
+            common += 1
+    if common == 0:
+        return 0.0
+    precision, recall = common / len(prediction), common / len(gold)
+    return 2 * precision * recall / (precision + recall)
+
+
+def random_pairs(count: int, pieces: list[str]) -> list[tuple[str, str]]:
+    rng = random.Random(0)
+
+    def text() -> str:
+        return "".join(
+            rng.choice(pieces) + rng.choice(["", " ", "  ", "\n"]) for _ in range(rng.randrange(8))
+        )
+
+    return [(text(), text()) for _ in range(count)]
+
+
+WORDS = ["a", "A", "an", "the", "The", "Paris", "paris", "Zürich", "café", "x", "banana", "theatre", "5",
+         "12", "ı", "\u3000", "€", "日本"]  # fmt: skip
+
+
+def test_official_rules_equal_squad_on_random_pairs() -> None:
+    typographic = ["“", "’s", "…", "–", "½", "１"]
+    for prediction, gold in random_pairs(4_000, [*WORDS, *typographic, *sorted(ASCII_PUNCTUATION)]):
+        p, g = oracle_words(prediction), oracle_words(gold)
+        assert normalise(prediction, official=True) == " ".join(p)
+        assert exact_match(prediction, [gold], official=True) == (p == g)
+        assert f1(prediction, [gold], official=True) == oracle_f1(p, g, both_empty=1.0)
+        either = " ".join(p) in " ".join(g) or " ".join(g) in " ".join(p)
+        assert substring_match(prediction, [gold], official=True) == either
+
+
+def test_strict_rules_equal_squad_when_no_number_has_punctuation() -> None:
+    """Texts without "-./,:" and without punctuation between digits: the strict rules keep nothing."""
+    between = re.compile(r"\d[^\w\s]+\d|\d[^\w\s]*_")
+    pairs = random_pairs(5_000, [*WORDS, *sorted(ASCII_PUNCTUATION - set("-./,:"))])
+    pairs = [pair for pair in pairs if not any(between.search(text) for text in pair)]
+    assert len(pairs) > 4_000
+    agreed = 0
+    for prediction, gold in pairs:
+        p, g = oracle_words(prediction), oracle_words(gold)
+        assert normalise(prediction) == " ".join(p)
+        if not g:
+            continue  # see test_a_gold_answer_of_which_normalisation_leaves_nothing
+        assert exact_match(prediction, [gold]) == (p == g)
+        assert f1(prediction, [gold]) == oracle_f1(p, g)
+        contained = any(p[start : start + len(g)] == g for start in range(len(p))) and bool(g)
+        assert substring_match(prediction, [gold]) == contained
+        agreed += contained
+    assert agreed > 40
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [("-5", "5"), ("3.14", "314"), ("1/2", "12"), (".5", "5"), ("-$5", "$5"), ("-.5", ".5"), ("1/-2", "1/2"),
+     ("18-20", "1820"), ("3:2", "32"), ("(1, 2)", "12"), ("(1,2)", "12"), ("10^5", "105"), ("2+2", "22"),
+     (r"\frac{1}{23}", r"\frac{12}{3}"), ("10³", "103"), ("5²", "52"), ("3½", "31/2"), ("log₂8", "28"),
+     ("7–8", "78"), ("–5", "5"), ("3,1415", "31415")],
+)  # fmt: skip
+def test_numbers_differ_by_sign_point_and_slash(left: str, right: str) -> None:
+    assert exact_match(left, [right]) == 0
+    assert exact_match(left, [left]) == exact_match(right, [right]) == 1
+    assert f1(f"It is {left}.", [right]) == 0 or " " in normalise(left)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [("24,960", "24960"), ("1∕2", "1/2"), ("1,234,567", "1234567"), ("−5", "-5"), ("33 1 / 3 %", "33 1/3"),
+     ("$ 12.50", "$12.50"), ("The answer", "answer!"), ("18 - 20", "18-20"), ("7–10%", "7-10"),
+     ("3 : 2", "3:2"), ("It is 5.", "it is 5"), ("so ...5", "so 5"), ("U.S.", "US"), ("COVID-19", "Covid19"),
+     ("(-3)", "-3"), ("9/11", "9/11."),
+     ("Schindler’s List", "Schindler's List"), ("“Heroes”", "Heroes"), ("«Heroes»", "Heroes"),
+     ("Heroes…", "Heroes..."), ("Beyonce\u0301", "Beyonc\xe9"), ("Coca‐Cola", "Coca-Cola"),
+     ("Spider‑Man", "Spider-Man"), ("1914—1918", "1914-1918"), ("１９４５", "1945"), ("ＮＡＴＯ", "NATO"),
+     ("ﬁre", "fire"), ("New\u202fYork", "New York"), ("soft\xadware", "software"), ("3½", "3 1/2"),
+     ("H₂O", "H2O"), ("m²", "m^2"), ("10³", "10^3"), ("‒5", "-5"), ("6′2″", "6'2\""),
+     ("rock ʼn’ roll", "rock 'n' roll"), ("¡Three Amigos!", "Three Amigos"), ("「Heroes」", "Heroes"),
+     ("1914〜1918", "1914-1918"), ("A⸺Z", "A-Z"), ("\u202aParis\u202c", "Paris"), ("１，０００", "1,000"),
+     ("Gal·la", "Galla"), ("٣٫٥", "3.5"), ("१२", "12"), ("1\u202f000\xa0000", "1,000,000"),
+     ("1’000", "1000"), ("5×3", "5x3"), ("❤\ufe0f", "❤"), ("Straße", "STRASSE")],
+)  # fmt: skip
+def test_spellings_of_the_same_answer_are_equal(left: str, right: str) -> None:
+    """Those with typographic characters scored 0. The official rules are not changed."""
+    for answer, gold in ((left, right), (right, left)):
+        assert exact_match(answer, [gold]) == f1(answer, [gold]) == substring_match(answer, [gold]) == 1
+    assert normalise(left, official=True) == " ".join(oracle_words(left))
+
+
+@pytest.mark.parametrize("empty", ["", "  ", "the", "...", "$", "A"])
+@pytest.mark.parametrize("gold", ["Paris", "", "an"])
+def test_an_empty_prediction_scores_zero(empty: str, gold: str) -> None:
+    assert exact_match(empty, [gold]) == substring_match(empty, [gold]) == f1(empty, [gold]) == 0
+    both_empty = gold != "Paris"
+    assert f1(empty, [gold], official=True) == exact_match(empty, [gold], official=True) == both_empty
+
+
+@pytest.mark.parametrize(
+    ("gold", "right", "wrong"), [("a", "A ", "an"), ("$", "＄", "a"), ("The", "the", ""), ("...", "…", "..")]
+)
+def test_a_gold_answer_of_which_normalisation_leaves_nothing_is_matched_by_the_same_text(
+    gold: str, right: str, wrong: str
+) -> None:
+    """MathQA has the gold answer "a", MuSiQue "$": no prediction could be right."""
+    assert exact_match(right, [gold]) == substring_match(right, [gold]) == f1(right, ["x", gold]) == 1
+    assert exact_match(wrong, [gold]) == substring_match(wrong, [gold]) == f1(wrong, [gold]) == 0
+    assert f1(f"it is {gold}", [gold]) == 0
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published test files are absent")
+def test_every_gold_answer_of_the_published_test_files_is_right_by_both_rules() -> None:
+    """Four of the 1,536 questions have a gold answer of which normalisation leaves nothing."""
+    for path in PUBLISHED.glob("*.parquet"):
+        for question in load_questions(path):
+            for gold in question.answers:
+                for official in (False, True):
+                    assert exact_match(gold, [gold], official=official) == 1
+
+
+def test_a_substring_match_covers_whole_words() -> None:
+    assert substring_match("It is in Canada, I think.", ["canada"]) == 1
+    assert substring_match("It is in Canada", ["nada"]) == substring_match("Canada", ["It is in Canada"]) == 0
+    assert not any(substring_match(text, ["5"]) for text in ("15 people", "-5", "5.5", "1/5"))
+    assert substring_match("It is 5!", ["5"]) == 1
+
+
+def test_the_best_gold_answer_counts() -> None:
+    golds = ["New York City", "NYC", "New York"]
+    assert exact_match("nyc", golds) == 1
+    assert f1("new york", golds[:1]) == pytest.approx(0.8) and f1("new york", golds) == 1
+    assert substring_match("in new york", golds[:2]) == 0 and substring_match("in new york", golds) == 1
+
+
+@pytest.mark.parametrize("piece", ["a ", "5/", "5 /", "(5 ", "5,000", "-", "5  ", "½", "…", "−"])
+@pytest.mark.parametrize("official", [False, True])
+def test_long_texts_take_linear_time(piece: str, official: bool) -> None:
+    text = piece * 10_000
+    started = time.process_time()
+    for metric in (exact_match, substring_match, f1):
+        metric(text, [text[:-1], "5"], official=official)
+    assert time.process_time() - started < 5  # takes 0.1 s; quadratic time would take minutes

@@ -1,0 +1,433 @@
+"""Checkpoints, exported agents and the run folder: exact resume, damage, full disks, kills, locks."""
+
+import json
+import os
+import pickle
+import re
+import shutil
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.model.loading import load_policy
+from prompt_r1.model.lora import add_lora
+from prompt_r1.model.policy import Policy
+from prompt_r1.programs import atomic_folder
+from prompt_r1.settings.fields import identifying_values
+from prompt_r1.settings.train import TrainConfig
+from prompt_r1.training import checkpoint
+from prompt_r1.training.checkpoint import (
+    State,
+    begin_states,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
+from prompt_r1.training.log import trim_run
+from prompt_r1.training.run_folder import checkpoints_of, open_run
+from tests.model.test_loading import Attack
+from tests.support import tiny
+from tests.support.exports import export, file_size_limit, load_tensors, locked
+from tests.support.games import ONE_RANK
+
+CONFIG = TrainConfig(agent="tiny", data=("own.jsonl",), lr=1e-2)
+
+
+class TinyRun:
+    """A tiny policy that learns, and the checkpoints of its run folder."""
+
+    def __init__(self, folder: Path, *, config: TrainConfig = CONFIG, seed: int = 0) -> None:
+        self.policy = tiny.policy(seed=seed)
+        self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=config.lr)
+        self.said: list[str] = []
+        self.config, self.folder = config, folder
+
+    def learn(self) -> None:
+        tokens = torch.tensor([tiny.random_tokens(20, seed=1)])
+        self.policy.model(input_ids=tokens, labels=tokens).loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def save(self, step: int, **state) -> None:
+        state = State(step, **state)
+        save_checkpoint(self.folder, state, self.policy, self.optimizer, self.config, ONE_RANK)
+
+    def newest(self) -> Path | None:
+        return newest_checkpoint(self.folder, say=self.said.append)
+
+    def load(self, checkpoint: Path) -> State:
+        return load_checkpoint(checkpoint, self.policy, self.optimizer, self.config, ONE_RANK)
+
+    def weights(self) -> list[torch.Tensor]:
+        return [weight.detach().clone() for weight in self.policy.parameters()]
+
+
+def equal_weights(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory) -> Path:
+    run = TinyRun(tmp_path_factory.mktemp("run"))
+    for step in (1, 2):
+        run.learn()
+        run.save(step)
+    return run.folder / "checkpoints"
+
+
+@pytest.fixture
+def saved(two_checkpoints, tmp_path) -> TinyRun:
+    """A run with checkpoints of steps 1 and 2."""
+    shutil.copytree(two_checkpoints, tmp_path / "checkpoints")
+    return TinyRun(tmp_path)
+
+
+def test_a_resumed_run_learns_bit_for_bit_as_if_it_had_not_stopped(tmp_path):
+    whole = TinyRun(tmp_path)
+    whole.learn()
+    whole.save(1, questions="digest", best_em=0.5)
+    whole.learn()
+    loaded = TinyRun(tmp_path, seed=1)
+    state = loaded.load(loaded.newest())
+    assert state == State(1, questions="digest", best_em=0.5)
+    loaded.learn()
+    assert equal_weights(loaded.weights(), whole.weights())
+
+
+@pytest.mark.slow
+def test_saving_takes_no_more_memory_than_a_few_files(tmp_path):
+    """DCP builds a whole file in memory, so its files are small."""
+    assert checkpoint.FILE_BYTES <= 2**27
+    with ProcessPoolExecutor(1, get_context("spawn")) as processes:  # without freed memory to use again
+        assert 0.5 < processes.submit(files_of_memory, tmp_path).result() < 3
+
+
+def files_of_memory(folder: Path) -> float:
+    """The peak of the resident set over that before while six files of 20 MB are written, in files."""
+    checkpoint.FILE_BYTES = file = 20 * 2**20
+    policy = torch.nn.ParameterList(torch.ones(file // 4) for _ in range(6))
+    optimizer = torch.optim.SGD(policy.parameters())
+    begin_states(optimizer)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = peak_memory()
+    save_checkpoint(folder, State(1), policy, optimizer, CONFIG, ONE_RANK)
+    return (peak_memory() - before) / file
+
+
+def peak_memory() -> int:
+    """The largest resident set of this process since the last reset, in bytes (Linux)."""
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+
+
+def test_saving_changes_nothing_before_the_first_step_and_after_it(tmp_path):
+    """PyTorch's get_optimizer_state_dict adds states by an empty step, which changes Adam's bias."""
+    saved, never = TinyRun(tmp_path), TinyRun(tmp_path / "other")
+    for step in (0, 1):
+        saved.save(step)
+        for run in (saved, never):
+            run.learn()
+        assert equal_weights(saved.weights(), never.weights())
+    saved.load(saved.newest())
+    saved.learn()
+    assert equal_weights(saved.weights(), never.weights())
+
+
+def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path):
+    run = TinyRun(tmp_path)
+    for step in range(1, 8):
+        run.save(step, best_step=min(step, 3))
+    assert [folder.name for folder in checkpoints_of(tmp_path)] == [f"step-{step:06d}" for step in (3, 6, 7)]
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+SHARD = "shard-00001-model-00001-of-00001.safetensors"
+BROKEN = [
+    (cut, SHARD),
+    (flip, SHARD),
+    (Path.unlink, SHARD),
+    (flip, "state.json"),
+    (Path.unlink, "manifest.json"),
+    (cut, "manifest.json"),
+    (lambda path: path.write_text(""), "shard-00009.safetensors"),
+]
+
+
+def test_where_the_newest_checkpoints_are_damaged_the_best_one_is_resumed(tmp_path):
+    run = TinyRun(tmp_path)
+    for step in range(1, 5):
+        run.save(step, best_step=1)
+    for step in (3, 4):
+        cut(tmp_path / "checkpoints" / f"step-00000{step}" / "state.json")
+    assert run.newest().name == "step-000001"
+
+
+@pytest.mark.parametrize(("damage", "name"), BROKEN)
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(saved, damage, name):
+    damage(saved.folder / "checkpoints" / "step-000002" / name)
+    assert saved.newest().name == "step-000001"
+    [said] = saved.said
+    assert re.search("Skipping .*step-000002: (.* has changed since it was written|it cannot be read)", said)
+
+
+def test_a_damaged_checkpoint_is_written_again(saved):
+    """Its state.json may be equal, but that does not make the checkpoint valid."""
+    flip(saved.folder / "checkpoints" / "step-000002" / SHARD)
+    again = TinyRun(saved.folder)
+    again.load(again.newest())
+    again.learn()
+    again.save(2)
+    assert again.newest().name == "step-000002"
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(saved):
+    for step in (1, 2):
+        flip(saved.folder / "checkpoints" / f"step-00000{step}" / SHARD)
+    with pytest.raises(UsageError, match="none of the 2 checkpoints"):
+        saved.newest()
+
+
+def test_a_kill_while_a_checkpoint_or_agent_is_written_or_replaced_loses_no_older_one(saved):
+    """Kills between write and rename, and between the two renames of a folder that is replaced."""
+    folder = saved.folder / "checkpoints"
+    (folder / "step-000002").rename(folder / atomic_folder.TEMPORARY)
+    shutil.copytree(folder / "step-000001", folder / ".step-000001.old")
+    assert saved.newest().name == "step-000001"
+    (folder / "step-000001").rename(folder / ".step-000001.old")
+    (saved.folder / ".agent.old").mkdir()
+    assert saved.newest().name == "step-000001"
+    assert [path.name for path in folder.iterdir()] == ["step-000001"]
+    assert (saved.folder / "agent").exists()
+
+
+def write_folder(folder: Path, text: str) -> None:
+    """Write a sealed folder of two files."""
+    temporary = atomic_folder.new_temporary(folder)
+    (temporary / "a.txt").write_text(text)
+    (temporary / "b.txt").write_text(text)
+    atomic_folder.seal(temporary, folder)
+
+
+@pytest.fixture
+def file_events(monkeypatch) -> list[str]:
+    """In order: the name of each file or folder that is synced, and "old -> new" for each that is renamed."""
+    events: list[str] = []
+    fsync, replace_path = os.fsync, os.replace
+
+    def note_fsync(descriptor: int) -> None:
+        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    def note_replace(source: Path, target: Path) -> None:
+        events.append(f"{Path(source).name} -> {Path(target).name}")
+        replace_path(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    return events
+
+
+def test_replacing_a_folder_leaves_nothing_of_the_older_one(tmp_path):
+    folder = tmp_path / "agent"
+    write_folder(folder, "older")
+    for left in (atomic_folder.TEMPORARY, ".agent.old"):  # by kills
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "torn.txt").touch()
+    write_folder(folder, "newer")
+    assert atomic_folder.find_damage(folder) == "" and (folder / "a.txt").read_text() == "newer"
+    assert [path.name for path in tmp_path.iterdir()] == ["agent"]
+
+
+def test_a_run_folder_and_its_copy_without_the_lock_are_opened_again(saved, tmp_path):
+    out = str(tmp_path)
+    assert open_run(out, "auto", "mini") == tmp_path  # it holds checkpoints
+    shutil.rmtree(saved.folder / "checkpoints")
+    (tmp_path / "config.yaml").write_text("of another program: true\n")
+    with pytest.raises(UsageError, match="files in it that are not of a run"):
+        open_run(out, "auto", "mini")
+    with locked(tmp_path):
+        assert open_run(out, "auto", "mini") == tmp_path
+
+
+def test_a_run_whose_checkpoints_were_deleted_is_not_replaced(saved, tmp_path):
+    """A bug: whoever had deleted them to free space lost the trained agent, its games and metrics."""
+    (tmp_path / "report.html").touch()
+    shutil.rmtree(saved.folder / "checkpoints")
+    with locked(tmp_path), pytest.raises(UsageError, match="its checkpoints are gone or unreadable"):
+        open_run(str(tmp_path), "auto", "mini")
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_full_disk_keeps_the_older_checkpoint_and_the_next_save_tries_again(saved, tmp_path, step):
+    run = saved if step else TinyRun(tmp_path / "new")
+    run.folder.mkdir(exist_ok=True)
+    sentence = (
+        f"step-00000{step} could not be written: File too large: make room, and the same command goes on "
+        "from the last checkpoint, if there is one$"
+    )
+    with file_size_limit(100_000), pytest.raises(Resumable, match=sentence):
+        run.save(step)
+    left = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
+    assert left == (["step-000001", "step-000002"] if step else [])
+    run.save(step)
+    assert run.newest().name == f"step-00000{step}"
+
+
+def another(value: object) -> object:
+    """Another value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return f"{value}-2"
+    return (*value, "b") if isinstance(value, tuple) else value + 1
+
+
+def test_a_resume_with_another_identifying_setting_is_refused(saved):
+    for setting, value in identifying_values(CONFIG).items():
+        now = another(value)
+        other = TinyRun(saved.folder, config=replace(CONFIG, **{setting: now}))
+        values = [list(one) if isinstance(one, tuple) else one for one in (value, now)]
+        sentence = "was made with {} = {!r}, not {!r}: ".format(setting, *values)
+        with pytest.raises(UsageError, match=re.escape(sentence)):
+            other.load(saved.folder / "checkpoints" / "step-000002")
+
+
+def test_a_run_can_be_resumed_for_more_steps_and_on_another_machine(saved):
+    changeable = vars(CONFIG).keys() - identifying_values(CONFIG).keys()
+    changes = {setting: another(getattr(CONFIG, setting)) for setting in changeable}
+    other = TinyRun(saved.folder, config=replace(CONFIG, **changes))
+    assert other.load(saved.folder / "checkpoints" / "step-000002").step == 2
+
+
+def test_weights_of_another_shape_are_refused(saved):
+    run = TinyRun(saved.folder)
+    run.policy.model.resize_token_embeddings(300)
+    with pytest.raises(UsageError, match=r"does not fit the agent \(Size mismatch .*261, 32.*300, 32"):
+        run.load(run.newest())
+
+
+def test_a_checkpoint_with_other_tensors_than_were_saved_is_refused(saved):
+    folder = saved.folder / "checkpoints" / "step-000002"
+    tensors = load_file(folder / SHARD)
+    save_file({n: v for n, v in tensors.items() if not n.endswith("norm.weight/exp_avg")}, folder / SHARD)
+    with pytest.raises(UsageError, match="step-000002 does not fit the agent"):
+        TinyRun(saved.folder).load(folder)
+
+
+@pytest.mark.parametrize("name", [SHARD, ".metadata"])
+def test_a_malicious_pickle_in_a_checkpoint_is_not_executed(saved, tmp_path, name):
+    folder, mark = saved.folder / "checkpoints" / "step-000002", tmp_path / "executed"
+    (folder / name).write_bytes(pickle.dumps(Attack(mark)))
+    try:
+        saved.load(folder)
+    except UsageError as error:
+        assert name == SHARD and "does not fit the agent" in str(error)
+    assert not mark.exists()
+
+
+METRICS = {"step": 1, "reward/mean": 0.5, "val/em": 0.75}
+
+
+@pytest.fixture
+def exported(tmp_path) -> Path:
+    base = tiny.save_agent(tmp_path / "base")
+    settings = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(settings | {"dtype": "bfloat16"}))
+    (base / "generation_config.json").write_text('{"transformers_version": "4.51.0"}')
+    (base / "preprocessor_config.json").write_text('{"of": "a model that also sees"}')
+    policy = load_policy(base, device=ONE_RANK.device)
+    config = replace(CONFIG, agent="base")
+    return export(policy, base, config, tmp_path / "agent", METRICS)
+
+
+def export_again(exported: Path, policy: Policy) -> Path:
+    """Export a policy of the same base beside the first one."""
+    return export(policy, exported.parent / "base", CONFIG, exported.parent / "second", METRICS)
+
+
+def test_the_exported_agent_loads_with_the_auto_classes_in_the_dtype_of_its_base_model(exported):
+    model = AutoModelForCausalLM.from_pretrained(exported, dtype="auto")
+    assert model.dtype == torch.bfloat16
+    first, base = next(model.parameters()), next(tiny.model().parameters())
+    assert torch.equal(first, base.bfloat16())
+    assert AutoTokenizer.from_pretrained(exported).chat_template == tiny.QWEN3_LIKE_TEMPLATE
+
+
+def test_the_dtype_of_a_base_model_may_have_its_older_name(exported):
+    config = exported.parent / "base/config.json"
+    settings = json.loads(config.read_text())
+    config.write_text(json.dumps(settings | {"dtype": None, "torch_dtype": settings["dtype"]}))
+    weights = load_tensors(export_again(exported, tiny.policy()))
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+
+
+def test_an_export_has_tied_weights_once_and_buffers_too(exported):
+    policy = tiny.policy()
+    assert policy.model.config.tie_word_embeddings
+    policy.model.register_buffer("scale", torch.tensor([2.0]))
+    names = set(load_tensors(export_again(exported, policy)))
+    assert names == {name for name, _ in policy.model.named_parameters()} | {"scale"}
+    assert "lm_head.weight" not in names
+
+
+def test_an_export_syncs_its_files_before_it_gets_its_name(exported, file_events):
+    """As a checkpoint: a power cut could keep the name and lose the weights. The folder is synced last."""
+    add_lora((policy := tiny.policy()).model, rank=4, alpha=8)
+    folder = export_again(exported, policy)
+    renamed = file_events.index(f"{atomic_folder.TEMPORARY} -> second")
+    synced = {path.name for path in folder.rglob("*")} | {atomic_folder.TEMPORARY}
+    assert synced == set(file_events[:renamed]) and file_events[renamed - 1] == atomic_folder.TEMPORARY
+    assert file_events[renamed + 1 :] == [folder.parent.name]
+
+
+def test_the_configuration_and_the_tokenizer_are_copied_byte_for_byte(exported):
+    """The config of transformers 5 lacks keys of version 4, which silently takes others in their place."""
+    base = exported.parent / "base"
+    names = [path.name for path in base.iterdir() if path.name != "model.safetensors"]
+    expected = ["chat_template.jinja", "config.json", "generation_config.json", "preprocessor_config.json"]
+    assert sorted(names) == [*expected, "tokenizer.json", "tokenizer_config.json"]
+    assert all((base / name).read_bytes() == (exported / name).read_bytes() for name in names)
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
+    second = locked(tmp_path)
+    with locked(tmp_path), pytest.raises(UsageError, match="in use by process"), second:
+        pass
+    with locked(tmp_path):  # released
+        pass
+
+
+def test_metric_lines_after_the_checkpoint_and_incomplete_ones_are_removed(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(
+        b'[1]\n{"step": 0}\n\xff\n{"step": "a"}\n{"step": 1, "em": 0.5}\n{"step": 2}\n{"step": 3, "r'
+    )
+    trim_run(tmp_path, trained=1, logged=1)
+    assert path.read_text() == '{"step":0}\n{"step":1,"em":0.5}\n'
+
+
+def test_the_games_of_later_steps_are_removed_whatever_rank_played_them(tmp_path):
+    """Also after a resume on one rank in place of two: those of rank 1."""
+    folder = tmp_path / "trajectories"
+    folder.mkdir()
+    kept = ["step-000002-rank0", "step-000002-rank1", "validation-000000-rank1", "own"]
+    removed = ["step-000003-rank1", "validation-000002-rank0", "test-trained-rank1"]
+    for name in (*kept, *removed):
+        (folder / f"{name}.jsonl").touch()
+    trim_run(tmp_path, trained=2, logged=1)
+    assert sorted(path.stem for path in folder.iterdir()) == sorted(kept)

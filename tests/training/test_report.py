@@ -1,0 +1,222 @@
+"""The report shows games and curves of the run's files; hostile texts stay text; the page loads nothing."""
+
+import base64
+import hashlib
+import json
+import math
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from prompt_r1.errors import UsageError
+from prompt_r1.programs.tables import markdown_table
+from prompt_r1.training.log import read_metrics
+from prompt_r1.training.report import charts_of, is_right, read_groups, write_report
+from prompt_r1.types import Question
+from tests.support.played import HOSTILE, group_of, write_run
+
+
+class Page(HTMLParser):
+    """The elements of a page, and the text inside of each class."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+    def of_class(self, name: str) -> list[dict[str, str | None]]:
+        return [attrs for _, attrs in self.elements if name in (attrs.get("class") or "").split()]
+
+
+def question(number: int = 0) -> Question:
+    return Question(f"q{number}", "maths", f"Who is number {number}?", ("Anna",))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """Five steps of two questions with four games each."""
+    groups = [group_of(question(number)) for number in range(10)]
+    steps = [groups[place : place + 2] for place in range(0, 10, 2)]
+    return write_run(tmp_path_factory.mktemp("runs") / "run", steps)
+
+
+def page_of(run: Path) -> Page:
+    return Page(write_report(run).read_text("utf-8"))
+
+
+def test_the_first_the_middle_the_last_and_the_best_step_are_shown(run):
+    groups = read_groups(run, best=2)
+    assert [group.source for group in groups] == [f"training step {n}" for n in (1, 2, 3, 5) for _ in "ab"]
+    page = page_of(run)  # the only validation was at step 0
+    assert [shown["data-kind"] for shown in page.of_class("group")] == [
+        f"training step {step}" for step in (1, 1, 3, 3, 5, 5)
+    ]
+
+
+def test_the_page_has_every_turn_reply_and_reward_of_the_games_that_it_shows(run):
+    page = page_of(run)
+    for step in (1, 3, 5):
+        file = run / f"trajectories/step-{step:06d}-rank0.jsonl"
+        for row in map(json.loads, file.read_text("utf-8").splitlines()):
+            assert row["question"]["text"] in page.text
+            for turn in row["turns"]:
+                assert turn["text"] in page.text and (turn["reply"] or "") in page.text
+            if row["reward"]:
+                assert f"reward {row['reward']['total']:.2f} = " in page.text
+
+
+def test_the_groups_of_two_ranks_stay_apart(tmp_path):
+    """Each rank counts its own groups from 0."""
+    run = write_run(tmp_path / "run", [[group_of(question(0))], [group_of(question(1))]])
+    games = run / "trajectories"
+    (games / "step-000002-rank0.jsonl").rename(games / "step-000001-rank1.jsonl")
+    assert [len(group.games) for group in read_groups(run, best=1)] == [4, 4]
+
+
+def test_the_page_opens_on_a_training_group_of_right_and_wrong_games(tmp_path):
+    """It opened on a game without colour, beside a legend of colours."""
+    all_right, mixed = group_of(question(0))[:3:2], group_of(question(1))
+    page = page_of(write_run(tmp_path / "run", [[all_right, mixed]]))
+    first, second = page.of_class("group")
+    assert "open" in first and first["data-right"] == "mixed"
+    assert "open" not in second and second["data-right"] == "all"
+    articles = [attrs["class"] for tag, attrs in page.elements if tag == "article"][:4]
+    assert "better" in articles and "worse" in articles
+
+
+def test_a_group_without_a_right_game_has_no_tick(tmp_path):
+    """ "✓ 0/5" had a tick where none is right."""
+    wrong = [group_of(question())[1]] * 2
+    page = page_of(write_run(tmp_path / "run", [[wrong]]))
+    assert "0 of 2 right" in page.text and "✓" not in page.text
+    assert page.of_class("group")[0]["data-right"] == "none"
+
+
+def test_calls_failures_and_retries_are_counted(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    with (copy / "metrics.jsonl").open("a") as file:
+        for line in (
+            {"step": 4, "env/errors": 2.0, "env/failed_requests": 3.0, "games": 8.0, "games/s": 90.0},
+            {"step": 5, "env/errors": 1.0, "env/outcomes/length": 2.0, "env/outcomes/content_filter": 1.0},
+        ):
+            file.write(json.dumps(line) + "\n")
+    text = page_of(copy).text
+    assert "5 steps · 8 games trained" in text and "3 calls failed" in text and "3 requests retried" in text
+    assert "3 replies filtered, cut or empty" in text
+
+
+def test_hostile_texts_are_shown_and_never_markup(tmp_path):
+    groups = [
+        group_of(Question(f"q{n}", text, text, ("Anna", text)), reply=text) for n, text in enumerate(HOSTILE)
+    ]
+    plain = [group_of(question(n)) for n in range(len(HOSTILE))]
+    hostile = write_report(write_run(tmp_path / "hostile", [groups])).read_text("utf-8")
+    harmless = write_report(write_run(tmp_path / "plain", [plain])).read_text("utf-8")
+    tags = [[tag for tag, _ in Page(html).elements if tag != "i"] for html in (hostile, harmless)]
+    assert tags[0] == tags[1] and hostile.count("<script") == 1
+    assert not re.search("[\0\x07\u202e\u2066\u2028\ud800-\udfff]", hostile)
+    for text in ("</script><script>document.title='owned'</script>", "{{constructor}} ${alert(1)}"):
+        assert Page(hostile).text.count(text) > 4
+
+
+def test_the_page_loads_nothing_and_runs_only_its_own_script(run):
+    html = write_report(run).read_text("utf-8")
+    page = re.sub("sha256-[^&']+", "", html)
+    assert not re.search(r"https?:|//[a-z]|url\(|@import|\bsrc=|innerHTML|\beval\(|document\.write", page)
+    assert "style=" not in html and not re.search(r"\son\w+=", html)
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="(.*?)"', html)[1].replace("&#39;", "'")
+    assert policy.startswith("default-src 'none'; ") and "unsafe" not in policy
+    for kind in ("style", "script"):
+        digest = hashlib.sha256(re.search(rf"<{kind}>(.*?)</{kind}>", html, re.S)[1].encode()).digest()
+        assert f"{kind}-src 'sha256-{base64.b64encode(digest).decode()}'" in policy
+
+
+def test_of_many_questions_those_with_right_and_wrong_games_are_shown(tmp_path):
+    """A page of all games of the mini run had 13.8 MB."""
+    even, mixed = group_of(question(0))[:3:2], group_of(question(1))
+    page = page_of(write_run(tmp_path / "run", [[even] * 20 + [mixed] * 5]))
+    assert [shown["data-right"] for shown in page.of_class("group")] == ["mixed"] * 5 + ["all"] * 7
+
+
+def test_a_wrong_answer_is_marked_wrong_by_the_rules_of_its_kind():
+    """A wrong answer had the same green dot as a right one."""
+    cases = [("qa", "the Anna.", True), ("qa", "Bob", False), ("qa", None, False), ("text", "Anna", None)]
+    for kind, answer, right in cases:
+        row = {"answer": answer, "question": {"kind": kind, "answers": ["Anna"]}}
+        assert is_right(row) is right, (kind, answer)
+
+
+def test_the_tables_of_the_test_are_shown(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    table = markdown_table(["method", "EM"], [["**a|b**", "0.9"]])
+    (copy / "test.md").write_text(table + "\n")
+    page = write_report(copy).read_text("utf-8")
+    assert re.findall("<td>(.*?)</td>", page) == ["method", "EM", "a|b", "0.9"]
+
+
+def test_a_curve_has_the_points_of_its_metric_between_the_ends_of_the_axis(run):
+    [turns] = [chart for chart in charts_of(read_metrics(run)) if chart.title == "Turns"]
+    assert turns.curves == [("2", "98.2,9.0 156.4,9.0 214.6,9.0 272.8,9.0 331.0,9.0")]
+    assert (turns.last_step, turns.values) == ("5", ["0", "1", "2"])
+    values = {0: 0.0, 1: math.nan, 2: 0.5}  # where a metric is not finite, it has no point
+    [start] = charts_of([{"step": step, "val/em": em} for step, em in values.items()])
+    assert start.curves == [("0.5", "40.0,151.0 331.0,80.0")]
+    [below] = charts_of([{"step": step, "reward/mean": 2.0 * step - 1} for step in (0, 1)])
+    assert (below.curves, below.values[0]) == ([("1", "40.0,151.0 331.0,9.0")], "-1")
+    assert charts_of([]) == []
+
+
+def test_the_best_step_is_that_of_the_exported_agent(run, tmp_path):
+    """Of two equal validations, or with a reward of the user's, the report chose another one."""
+    copy = shutil.copytree(run, tmp_path / "run")
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.writelines(f'{{"step": {step}, "val/em": 0.9}}\n' for step in (2, 4))
+    (copy / "agent/training.json").write_text('{"step": 2}')
+    page = page_of(copy)
+    assert "Validation EM 0.100 → 0.900 at step 2" in page.text
+    assert "training step 2" in {shown["data-kind"] for shown in page.of_class("group")}
+
+
+BINARY = bytes(range(256)) * 9
+GAMES = "trajectories/step-000001-rank0.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("metrics.jsonl", BINARY, "metrics.jsonl holds no line of metrics"),
+        (GAMES, b'{"group": 0, "question": {"id": []}, "turns": [7]}\n', "is not a game"),
+    ],
+)
+def test_a_file_that_is_not_of_a_run_is_refused_by_its_name(tmp_path, name, content, sentence):
+    (tmp_path / "trajectories").mkdir()
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "reward/mean": 1.0}\n')
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=sentence):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="there is no metrics"):
+        write_report(tmp_path)
+
+
+def test_damaged_lines_are_skipped(run, tmp_path):
+    """Not UTF-8, not an object, or nested too deeply."""
+    copy = shutil.copytree(run, tmp_path / "run")
+    damage = BINARY + b'\n[1]\n7\n"step"\n' + b"[" * 100_000 + b"\n"
+    whole = page_of(copy).text
+    for path in [copy / "metrics.jsonl", *(copy / "trajectories").iterdir()]:
+        path.write_bytes(damage + path.read_bytes() + damage)
+    assert page_of(copy).text == whole

@@ -1,0 +1,89 @@
+"""The log of a run: metric lines, times by phase, messages on the console."""
+
+import math
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from prompt_r1.programs import atomic_folder
+from prompt_r1.training.log import Log, read_metrics
+
+
+def test_a_message_cannot_move_the_cursor(tmp_path, capsys):
+    Log(tmp_path, first=True).say("reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b")
+    assert capsys.readouterr() == ("reply \\x1b[2J\\x1b]0;owned\\x07 \\u202eabc\\r\\x9b\n", "")
+
+
+def test_the_log_of_another_rank_prints_nothing_and_writes_no_metrics(tmp_path, capsys):
+    log = Log(tmp_path, first=False)
+    log.say("hello")
+    assert log.metrics({"step": 1, "em": 0.12345678}) == {"step": 1, "em": 0.123457}
+    assert capsys.readouterr() == ("", "") and read_metrics(tmp_path) == []
+
+
+def test_metrics_are_rounded_to_six_digits_and_integers_are_kept(tmp_path):
+    log = Log(tmp_path, first=True)
+    log.metrics({"step": 1234567, "em": 0.12345678})
+    log.metrics({"step": 1234568, "lr": 1e-7})
+    lines = (tmp_path / "metrics.jsonl").read_text()
+    assert lines == '{"step":1234567,"em":0.123457}\n{"step":1234568,"lr":1e-07}\n'
+
+
+def test_damaged_metric_lines_and_values_are_skipped_and_nan_is_kept(tmp_path):
+    """A bug: a text or an integer of 400 digits ended a resumed run with a traceback."""
+    good = '{"step": 1, "em": 0.5, "loss": NaN}'
+    damaged = ["[]", "7", '{"em": 1}', '{"step": "x"}', "{" * 100_000, '{"step": 2, "em"', "\x00\u2028"]
+    wrong = '{"step": 3, "em": "x", "f1": null, "kl": [1], "lr": 1' + "0" * 400 + ', "games": 4}'
+    (tmp_path / "metrics.jsonl").write_text("\n".join([good, *damaged, wrong]))
+    first, second = read_metrics(tmp_path)
+    assert first["em"] == 0.5 and math.isnan(first["loss"]) and second == {"step": 3, "games": 4}
+
+
+def test_the_seconds_of_a_phase_add_up_until_they_are_logged(tmp_path):
+    log = Log(tmp_path, first=True)
+    log.seconds["rollout"] = 100.0
+    with log.phase("rollout"):
+        pass
+    first = log.seconds["rollout"]
+    with log.phase("rollout"):
+        pass
+    assert 100 < first < log.seconds["rollout"] < 101 and log.progress.desc == "rollout"
+    assert 100 <= log.metrics({"step": 1})["time/rollout"] < 101
+    assert log.metrics({"step": 2}) == {"step": 2}
+
+
+def test_a_run_folder_that_is_deleted_during_the_run_is_named_and_not_made_again(tmp_path):
+    """The run went on in a new folder, and ended with "there is no metrics.jsonl"."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    log = Log(folder, first=True)
+    folder.rmdir()
+    for write in (lambda: log.metrics({"step": 1}), lambda: log.trajectories("step-000001-rank0", [])):
+        with pytest.raises(FileNotFoundError):
+            write()
+    with pytest.raises(FileNotFoundError):
+        atomic_folder.new_temporary(folder / "checkpoints/step-000001")
+    assert not folder.exists()
+
+
+def test_wandb_gets_each_line_and_a_resumed_run_continues_the_same_run(tmp_path, monkeypatch):
+    wandb = ModuleType("wandb")
+    wandb.__spec__ = ModuleSpec("wandb", None)
+    logged: list[tuple[str, int, float]] = []
+
+    def init(*, id: str, **settings: str) -> SimpleNamespace:
+        assert settings["resume"] == "allow"
+        log = lambda metrics, step: logged.append((id, step, metrics["em"]))  # noqa: E731
+        return SimpleNamespace(log=log, finish=lambda: None)
+
+    wandb.init, wandb.Error = init, Exception
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for steps in ([0, 1], [2]):  # the second time resumed
+        log = Log(tmp_path, first=True, wandb=True)
+        for step in steps:
+            log.metrics({"step": step, "em": 0.5})
+        log.close()
+    [identity] = {identity for identity, _, _ in logged}
+    assert logged == [(identity, step, 0.5) for step in (0, 1, 2)]

@@ -1,0 +1,239 @@
+"""Supervised fine-tuning: the examples, the loss against Hugging Face's, and the export."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from prompt_r1.engine.engine import Engine
+from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.systems import check_evaluate
+from prompt_r1.model.lora import adapters_removed, add_lora
+from prompt_r1.pair.agent import Agent, load_agent, play_question
+from prompt_r1.pair.trained import resolve_agent, trained_config
+from prompt_r1.protocol import Codec, parse
+from prompt_r1.training.warm_start import (
+    _sampled,
+    batch_size_for,
+    example_of,
+    fine_tune_agent,
+    learn_games,
+    main,
+    negative_log_likelihood,
+    one_turn_config,
+    read_games,
+    schedule,
+    train_weights,
+)
+from prompt_r1.training.warm_start_settings import SftConfig
+from prompt_r1.types import Question, Trajectory, Turn
+from tests.support import tiny
+from tests.support.methods import PricedSource, method, priced
+from tests.support.templates import KINDS, tokenizer_of
+
+QUESTIONS = [Question(str(n), "a", f"Number {n}?", (f"it is {n}",)) for n in range(6)]
+SMALL = SftConfig(agent="", lr=1e-2, epochs=8, batch_size=4, micro_batch=2, device="cpu")
+
+
+def tiny_agent() -> Agent:
+    game = replace(one_turn_config(SMALL).game, max_tokens=400)
+    codec = Codec(tiny.tokenizer(), "Answer.")
+    engine = Engine(tiny.policy(), stop_ids=codec.stop_ids, max_tokens=game.max_tokens)
+    return Agent(engine, codec, game)
+
+
+def examples(agent: Agent) -> list[Trajectory]:
+    return [example_of(question, agent.codec) for question in QUESTIONS]
+
+
+@pytest.fixture
+def start(tmp_path) -> Path:
+    """The folder of an agent to fine-tune."""
+    return tiny.save_agent(tmp_path / "start")
+
+
+def test_the_loss_covers_only_the_tokens_of_the_answer():
+    agent = tiny_agent()
+    batch = examples(agent)[:3]
+    total = 0.0
+    for example in batch:
+        read = len(example.tokens) - sum(example.sampled)
+        labels = [-100] * read + example.tokens[read:]
+        mean = agent.policy.model(torch.tensor([example.tokens]), labels=torch.tensor([labels])).loss.item()
+        total += mean * (len(example.tokens) - read)
+    expected = total / sum(sum(example.sampled) for example in batch)
+    assert negative_log_likelihood(agent.policy, batch).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_example_is_the_question_in_the_chat_template_and_the_gold_answer_in_tags():
+    agent = tiny_agent()
+    example = example_of(QUESTIONS[0], agent.codec)
+    read = example.sampled.index(True)
+    assert example.tokens[:read] == agent.codec.opening("Number 0?") and all(example.sampled[read:])
+    assert agent.codec.turn_text(example.tokens[read:]) == "<answer>it is 0</answer>"
+    assert example.tokens[-1] == agent.codec.turn_end
+
+
+def test_an_example_closes_the_think_block_that_a_template_opens():
+    codec = Codec(tokenizer_of(KINDS["DeepSeek-R1-distill"], "byte level"), "Answer.")
+    example = example_of(QUESTIONS[0], codec)
+    text = codec.turn_text(example.tokens[example.opening :])
+    assert text == "<think>\n</think>\n<answer>it is 0</answer>" and parse(text).answer == "it is 0"
+
+
+def test_training_lowers_the_loss_and_does_not_change_the_frozen_weights():
+    agent = tiny_agent()
+    frozen = {name: tensor.clone() for name, tensor in agent.policy.model.state_dict().items()}
+    trainable = add_lora(agent.policy.model, rank=8, alpha=16)
+    lines = list(train_weights(agent.policy, trainable, examples(agent), SMALL))
+    assert len(lines) == 8 * 2, "8 epochs of 6 examples, 4 per step"
+    assert lines[-1]["loss"] < 0.5 * lines[0]["loss"]
+    with adapters_removed(agent.policy.model):
+        after = agent.policy.model.state_dict()
+    assert all(torch.equal(frozen[name], after[name]) for name in frozen)
+
+
+def test_the_size_of_micro_batches_does_not_change_the_result():
+    """Each token counts alike, in a short answer and in a long one."""
+    answers = [Question(str(n), "a", "Spell it.", ("ab" * n,)) for n in (1, 20, 2, 9, 3, 30)]
+    weights = []
+    for micro_batch in (1, 3):
+        agent = tiny_agent()
+        trainable = add_lora(agent.policy.model, rank=8, alpha=16)
+        settings = replace(SMALL, batch_size=6, micro_batch=micro_batch, epochs=3)
+        batch = [example_of(question, agent.codec) for question in answers]
+        list(train_weights(agent.policy, trainable, batch, settings))
+        weights.append(torch.cat([parameter.flatten() for parameter in trainable]))
+    torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
+
+
+def test_examples_that_are_too_long_are_left_out(caplog):
+    agent = tiny_agent()
+    rows = [*examples(agent)[:2], example_of(Question("q", "a", "abc " * 99, ("x",)), agent.codec)]
+    trainable = add_lora(agent.policy.model, rank=2, alpha=4)
+    settings = replace(SMALL, batch_size=1, epochs=1, cutoff=len(rows[0].tokens))
+    assert len(list(train_weights(agent.policy, trainable, rows, settings))) == 2
+    assert "1 examples of more than" in caplog.text
+    with pytest.raises(UsageError, match="all examples have more than --cutoff 10 tokens"):
+        next(train_weights(agent.policy, [], rows, replace(SMALL, cutoff=10)))
+
+
+def test_the_learning_rate_rises_for_a_tenth_of_the_steps_and_decays_to_zero():
+    """The first step had a rate of 0, one of six for 64 games."""
+    rates = [schedule(step, 100) for step in range(101)]
+    assert rates[:11] == pytest.approx([(step + 1) / 11 for step in range(11)])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[55] == pytest.approx(0.5) and rates[100] == 0
+
+
+@pytest.mark.parametrize(
+    ("examples", "size"), [(64 * 3, 6), (44 * 2, 2), (30, 1), (6, 1), (960, 32), (10**6, 32)]
+)
+def test_few_examples_get_small_batches_so_that_there_are_thirty_steps(examples, size):
+    """64 games in 3 epochs were 6 steps of 32, which teach a model nothing."""
+    assert batch_size_for(examples) == size
+    assert -(-examples // size) >= min(examples, 30)
+
+
+@pytest.mark.parametrize(("epochs", "warned"), [(29, True), (30, False)])
+def test_fewer_than_thirty_steps_are_warned_of(epochs, warned, caplog):
+    agent = tiny_agent()
+    trainable = add_lora(agent.policy.model, rank=1, alpha=1)
+    lines = train_weights(agent.policy, trainable, examples(agent)[:1], replace(SMALL, epochs=epochs))
+    next(lines)
+    assert ("which teach little: give more examples, or more --epochs" in caplog.text) == warned
+
+
+GAME = {
+    "question": {"id": "7", "text": "Who?"},  # as in runs/*/trajectories
+    "turns": [
+        {"text": "<think>a</think><interaction_prompt>Who?</interaction_prompt>", "reply": "Anna."},
+        {"text": "<think>b</think><answer>Anna</answer>", "reply": None},
+    ],
+    "stop": "answered",
+}
+
+
+def games_file(folder: Path, *games: object) -> Path:
+    path = folder / "games.jsonl"
+    path.write_text("".join(json.dumps(game) + "\n" for game in games))
+    return path
+
+
+def test_a_warm_start_on_recorded_games_teaches_a_model_without_the_format_to_play_them(tmp_path):
+    """It can ask afterwards, which an agent that was fine-tuned on gold answers cannot."""
+    start, games = tiny.save_agent(tmp_path / "start"), games_file(tmp_path, *[GAME] * 8)
+    settings = replace(SMALL, agent=str(start), rank=0, preset="small", epochs=60, lr=3e-3, seed=3)
+    folder = learn_games(str(games), settings, tmp_path / "out")
+    assert resolve_agent(str(folder)).start == str(folder), "`untrained` was the agent before the warm start"
+    game = trained_config(folder)
+    assert game is not None and game.seed == 3
+    assert (game.env, game.instruction, game.max_turns) == ("mini", "short", 4)
+    agent = load_agent(folder, replace(game, max_new=100, max_tokens=700), torch.device("cpu"))
+    question = Question("q", "own", "Who?", ("Anna",))
+    played = asyncio.run(
+        play_question(agent, priced(PricedSource(lambda prompt: "Anna.")), question, seed="0")
+    )
+    assert [turn.text for turn in played.turns] == [turn["text"] for turn in GAME["turns"]]
+
+
+def test_the_think_block_that_a_template_opens_is_not_learned_twice():
+    codec = Codec(tokenizer_of(KINDS["DeepSeek-R1-distill"], "byte level"), "Answer.")
+    turn = Turn("<think>a</think><answer>b</answer>", parse(""), None)
+    assert codec.opened and _sampled([turn], codec)[0].text == "a</think><answer>b</answer>"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"turns": GAME["turns"]},
+        *(GAME | {"turns": wrong} for wrong in ([{"text": "x"}], [None], GAME["turns"][::-1], 3, [])),
+        7,
+    ],
+)
+def test_a_line_that_is_no_game_is_named(tmp_path, row):
+    path = games_file(tmp_path, GAME, row)
+    with pytest.raises(UsageError, match=r"games.jsonl, row 2: a game has `question`, a text, and `turns`"):
+        list(read_games(path))
+
+
+def test_the_program_teaches_our_demonstrations_and_says_how_to_train(tmp_path, capsys, monkeypatch):
+    """It printed `--config mini`, whose learning rate destroyed the model in one step."""
+    monkeypatch.setattr(torch, "set_num_threads", threads := Mock())
+    line = f"--agent {tiny.save_agent(tmp_path / 'start')} --games mini:pop --epochs 1 --cutoff 450"
+    main([*line.split(), "--threads", "3", "--seed", "5", "--out", str(tmp_path / "out")])
+    threads.assert_called_once_with(3)
+    folder = tmp_path / "out" / "agent"
+    assert trained_config(folder).seed == 5
+    assert f"train.py --config small --agent {folder}" in capsys.readouterr().out
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
+    assert losses[-1] < losses[0]
+
+
+def test_the_method_sft_fine_tunes_only_once(start, tmp_path):
+    def prepared() -> float:
+        method("sft", priced(PricedSource(str)), agent=start, folder=tmp_path / "out", train=QUESTIONS)
+        return (tmp_path / "out/large/sft/agent/model.safetensors").stat().st_mtime_ns
+
+    assert prepared() == prepared()
+    game = trained_config(tmp_path / "out/large/sft/agent")
+    assert game is not None and (game.env, game.rule, game.max_turns) == ("none", "alone", 1)
+
+
+def test_grpo_only_without_an_agent_that_was_trained_alone_says_how_to_train_one(tmp_path):
+    agent = str(tiny.save_agent(tmp_path))
+    for given in ([], ["--grpo-agent", agent]):
+        with pytest.raises(UsageError, match="--env none"):
+            check_evaluate(["--method", "grpo-only", "--agent", agent, *given])
+
+
+def test_a_folder_with_other_files_is_refused(start, tmp_path):
+    """Such as a run: its `agent/` was replaced, and its metrics.jsonl overwritten."""
+    config = replace(SMALL, agent=str(start))
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(UsageError, match="give a new or an empty folder"):
+        fine_tune_agent(lambda codec: [], config, one_turn_config(config), tmp_path)
