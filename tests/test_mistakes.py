@@ -14,8 +14,8 @@ import pytest
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.systems import check_evaluate
 from prompt_r1.pair.question_input import check_infer
-from prompt_r1.programs.atomic_folder import seal
 from prompt_r1.programs.command_line import run_program
+from prompt_r1.programs.files import seal
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import train_config

@@ -28,7 +28,7 @@ from prompt_r1.data.files import (
 )
 from prompt_r1.errors import UsageError
 from prompt_r1.f1 import normalise
-from prompt_r1.programs.foreign import replace_file
+from prompt_r1.programs.files import replace_file
 from prompt_r1.types import Question
 
 Draft = tuple[str, tuple[str, ...]]  # a question and its gold answers

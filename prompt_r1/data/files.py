@@ -19,7 +19,7 @@ from typing import Any, cast, get_args
 
 from prompt_r1.errors import UsageError, first_line
 from prompt_r1.programs.command_line import command
-from prompt_r1.programs.foreign import LFS_ADVICE, LFS_POINTER
+from prompt_r1.programs.files import LFS_ADVICE, LFS_POINTER
 from prompt_r1.types import Kind, Question
 
 Fields = Mapping[str, Any]

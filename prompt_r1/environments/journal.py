@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_r1.environments.sources import Outcome
-from prompt_r1.programs.foreign import is_finite_number, json_object
+from prompt_r1.programs.files import is_finite_number, json_object
 from prompt_r1.types import Message, Spending
 
 EMPTY = vars(Outcome("ok"))  # the fields of an outcome, with values of their types

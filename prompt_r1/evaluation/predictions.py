@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_r1.errors import UsageError
-from prompt_r1.programs.foreign import is_finite_number, make_folder
+from prompt_r1.programs.files import is_finite_number, make_folder
 from prompt_r1.programs.terminal import printable_line
 from prompt_r1.types import Question, Spending
 

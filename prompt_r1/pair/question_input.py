@@ -6,7 +6,7 @@ from io import BufferedReader
 
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.settings import InferConfig, check_pair
-from prompt_r1.programs.foreign import json_object
+from prompt_r1.programs.files import json_object
 from prompt_r1.settings.fields import parse_arguments
 
 

@@ -11,7 +11,7 @@ from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable
 from prompt_r1.pair.dialogue import LABELS, Piece
 from prompt_r1.pair.playing import LimitReached
-from prompt_r1.programs.foreign import is_finite_number, json_object
+from prompt_r1.programs.files import is_finite_number, json_object
 from prompt_r1.types import Trajectory
 
 logger = logging.getLogger(__name__)

@@ -27,8 +27,8 @@ from torch.optim import Optimizer
 from prompt_r1.errors import Resumable, UsageError, first_line
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy
-from prompt_r1.programs import atomic_folder
-from prompt_r1.programs.foreign import json_object
+from prompt_r1.programs import files
+from prompt_r1.programs.files import json_object
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.run_folder import FORMAT, check_settings, checkpoints_of
@@ -58,22 +58,22 @@ def save_checkpoint(
     Called by every rank, which writes its share. Raises Resumable if that fails.
     """
     folder = run / "checkpoints" / f"step-{state.step:06d}"
-    tensors, files, size = tensors_of(policy, optimizer), {}, 0
+    tensors, file_of, size = tensors_of(policy, optimizer), {}, 0
     for name, tensor in tensors.items():
         size += tensor.nbytes
-        files[name] = 1 + size // FILE_BYTES
+        file_of[name] = 1 + size // FILE_BYTES
 
     def finish() -> None:
         (temporary / "state.json").write_text(json.dumps(asdict(state)), "utf-8")
         write_yaml(config, temporary / "config.yaml")
-        atomic_folder.seal(temporary, folder)
+        files.seal(temporary, folder)
         for old in checkpoints_of(run)[:-KEPT]:
             if old.name != f"step-{state.best_step:06d}":
                 shutil.rmtree(old)
 
     with resumable_writes(folder, ranks):
-        temporary = ranks.from_first(lambda: atomic_folder.new_temporary(folder))
-        writer = HuggingFaceStorageWriter(str(temporary), fqn_to_index_mapping=files, save_distributed=True)
+        temporary = ranks.from_first(lambda: files.new_temporary(folder))
+        writer = HuggingFaceStorageWriter(str(temporary), fqn_to_index_mapping=file_of, save_distributed=True)
         dcp.save(tensors, storage_writer=writer, no_dist=ranks.count == 1)
         ranks.from_first(finish)
 
@@ -84,10 +84,10 @@ def newest_checkpoint(run: Path, *, say: Callable[[str], None]) -> Path | None:
     Reports each damaged checkpoint that it skips. Raises UsageError if all are damaged.
     """
     for parent in (run, run / "checkpoints"):
-        atomic_folder.remove_leftovers(parent)
+        files.remove_leftovers(parent)
     found = checkpoints_of(run)
     for folder in reversed(found):
-        damage = atomic_folder.find_damage(folder)
+        damage = files.find_damage(folder)
         if not damage:
             return folder
         say(f"Skipping {folder}: {damage}")
@@ -154,7 +154,7 @@ def resumable_writes(folder: Path, ranks: Ranks) -> Iterator[None]:
         yield
     except (OSError, SafetensorError, dcp.CheckpointException) as error:
         if ranks.first:
-            atomic_folder.remove_leftovers(folder.parent)
+            files.remove_leftovers(folder.parent)
         cause = _cause(error)
         raise Resumable(
             f"{folder} could not be written: {getattr(cause, 'strerror', None) or first_line(cause)}: "

@@ -15,7 +15,7 @@ from transformers.utils import cached_file
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.lora import LoRA, adapters_removed
 from prompt_r1.model.policy import Policy
-from prompt_r1.programs import atomic_folder
+from prompt_r1.programs import files
 from prompt_r1.settings.agent import GAME_FILE, STEP_FILE, AgentConfig
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.checkpoint import resumable_writes
@@ -50,7 +50,7 @@ def export_agent(
         with resumable_writes(folder, ranks):
             # The folder of the base model: its own, or the one in the hub cache.
             home = Path(str(cached_file(base, "config.json"))).parent
-            temporary = atomic_folder.new_temporary(folder)
+            temporary = files.new_temporary(folder)
             merged = {f"{name}.weight": layer.merged_weight().cpu() for name, layer in adapted.items()}
             _save(policy.model, weights | merged, home, temporary)
             for pattern in COPIED:
@@ -61,7 +61,7 @@ def export_agent(
             (temporary / STEP_FILE).write_text(json.dumps(metrics, indent=1), "utf-8")
             if adapted:
                 save_adapters(adapted, temporary / "adapter", base=base)
-            atomic_folder.sync_and_move(temporary, folder)
+            files.sync_and_move(temporary, folder)
 
     with adapters_removed(policy.model) as adapted:
         weights = get_model_state_dict(policy.model, options=options)  # empty on other ranks than the first

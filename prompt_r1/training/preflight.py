@@ -5,8 +5,8 @@ import os
 from prompt_r1.environments.specs import Environments
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.names import check_agent, check_data, check_device
-from prompt_r1.programs.atomic_folder import find_damage
-from prompt_r1.programs.foreign import launched
+from prompt_r1.programs.files import find_damage
+from prompt_r1.programs.launcher import launched
 from prompt_r1.settings.train import train_config
 from prompt_r1.training.run_folder import LOCK, check_settings, checkpoints_of, claim, open_run
 

@@ -21,7 +21,7 @@ from prompt_r1.model.packing import Packed
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import check_question_lengths, load_agent
 from prompt_r1.pair.names import find_agent
-from prompt_r1.programs.foreign import launched
+from prompt_r1.programs.launcher import launched
 from prompt_r1.programs.terminal import printable
 from prompt_r1.protocol import Codec
 from prompt_r1.settings.train import TrainConfig, train_config, warnings_of

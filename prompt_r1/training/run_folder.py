@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TextIO
 
 from prompt_r1.errors import UsageError
-from prompt_r1.programs.foreign import json_object, make_folder
+from prompt_r1.programs.files import json_object, make_folder
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import identifying_values, read_mapping
 

@@ -46,9 +46,8 @@ from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.names import find_agent
 from prompt_r1.pair.trained import agent_preset
-from prompt_r1.programs.atomic_folder import TEMPORARY
 from prompt_r1.programs.command_line import command, run_program
-from prompt_r1.programs.foreign import make_folder
+from prompt_r1.programs.files import TEMPORARY, make_folder
 from prompt_r1.programs.terminal import progress_style
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.settings.agent import AgentConfig, is_mini_data

@@ -22,7 +22,7 @@ from select import select
 import torch
 
 import train
-from prompt_r1.programs import atomic_folder
+from prompt_r1.programs import files
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.training import lifecycle
 from tests.support.json_server import free_ports
@@ -75,7 +75,7 @@ def run_rank(rank: int, request: dict, port: int, pipe: int) -> None:
         (torch.optim.AdamW, "step", "step"),
         (lifecycle, "export_agent", "export"),
         (lifecycle, "save_checkpoint", "save"),
-        (atomic_folder, "seal", "seal"),
+        (files, "seal", "seal"),
     ]:
         setattr(home, attribute, recorded(phase)(getattr(home, attribute)))
     sys.argv = ["train.py", *request["arguments"]]

@@ -19,7 +19,7 @@ from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.model.loading import load_policy
 from prompt_r1.model.lora import add_lora
 from prompt_r1.model.policy import Policy
-from prompt_r1.programs import atomic_folder
+from prompt_r1.programs import files
 from prompt_r1.settings.fields import identifying_values
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import checkpoint
@@ -205,7 +205,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(saved):
 def test_a_kill_while_a_checkpoint_or_agent_is_written_or_replaced_loses_no_older_one(saved):
     """Kills between write and rename, and between the two renames of a folder that is replaced."""
     folder = saved.folder / "checkpoints"
-    (folder / "step-000002").rename(folder / atomic_folder.TEMPORARY)
+    (folder / "step-000002").rename(folder / files.TEMPORARY)
     shutil.copytree(folder / "step-000001", folder / ".step-000001.old")
     assert saved.newest().name == "step-000001"
     (folder / "step-000001").rename(folder / ".step-000001.old")
@@ -217,10 +217,10 @@ def test_a_kill_while_a_checkpoint_or_agent_is_written_or_replaced_loses_no_olde
 
 def write_folder(folder: Path, text: str) -> None:
     """Write a sealed folder of two files."""
-    temporary = atomic_folder.new_temporary(folder)
+    temporary = files.new_temporary(folder)
     (temporary / "a.txt").write_text(text)
     (temporary / "b.txt").write_text(text)
-    atomic_folder.seal(temporary, folder)
+    files.seal(temporary, folder)
 
 
 @pytest.fixture
@@ -245,11 +245,11 @@ def file_events(monkeypatch) -> list[str]:
 def test_replacing_a_folder_leaves_nothing_of_the_older_one(tmp_path):
     folder = tmp_path / "agent"
     write_folder(folder, "older")
-    for left in (atomic_folder.TEMPORARY, ".agent.old"):  # by kills
+    for left in (files.TEMPORARY, ".agent.old"):  # by kills
         (tmp_path / left).mkdir()
         (tmp_path / left / "torn.txt").touch()
     write_folder(folder, "newer")
-    assert atomic_folder.find_damage(folder) == "" and (folder / "a.txt").read_text() == "newer"
+    assert files.find_damage(folder) == "" and (folder / "a.txt").read_text() == "newer"
     assert [path.name for path in tmp_path.iterdir()] == ["agent"]
 
 
@@ -389,9 +389,9 @@ def test_an_export_syncs_its_files_before_it_gets_its_name(exported, file_events
     """As a checkpoint: a power cut could keep the name and lose the weights. The folder is synced last."""
     add_lora((policy := tiny.policy()).model, rank=4, alpha=8)
     folder = export_again(exported, policy)
-    renamed = file_events.index(f"{atomic_folder.TEMPORARY} -> second")
-    synced = {path.name for path in folder.rglob("*")} | {atomic_folder.TEMPORARY}
-    assert synced == set(file_events[:renamed]) and file_events[renamed - 1] == atomic_folder.TEMPORARY
+    renamed = file_events.index(f"{files.TEMPORARY} -> second")
+    synced = {path.name for path in folder.rglob("*")} | {files.TEMPORARY}
+    assert synced == set(file_events[:renamed]) and file_events[renamed - 1] == files.TEMPORARY
     assert file_events[renamed + 1 :] == [folder.parent.name]
 
 

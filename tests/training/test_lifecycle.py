@@ -11,7 +11,7 @@ import torch
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.model.distributed import Interrupt
 from prompt_r1.pair.names import exported_step
-from prompt_r1.programs import atomic_folder
+from prompt_r1.programs import files
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import lifecycle
 from prompt_r1.training.checkpoint import State
@@ -130,7 +130,7 @@ def test_a_full_disk_in_an_export_stops_the_run_which_exports_the_step_when_it_i
         pytest.raises(Resumable, match=r"agent could not be written: .*File too large.*: make room"),
     ):
         run.step(val_em=0.5, val_reward=0.3)
-    assert not (tmp_path / atomic_folder.TEMPORARY).exists()  # the room that it took is free again
+    assert not (tmp_path / files.TEMPORARY).exists()  # the room that it took is free again
     assert exported_step(tmp_path / "agent") == 0
     run.lifecycle.save()
     resumed = ScriptedRun(tmp_path, base)
@@ -144,7 +144,7 @@ def test_a_full_disk_in_an_export_stops_the_run_which_exports_the_step_when_it_i
 def test_a_checkpoint_that_cannot_be_written_stops_the_run(base, tmp_path):
     run = ScriptedRun(tmp_path, base)
     run.steps(2)
-    (tmp_path / "checkpoints" / atomic_folder.TEMPORARY).touch()  # it is first written to a folder so named
+    (tmp_path / "checkpoints" / files.TEMPORARY).touch()  # it is first written to a folder so named
     with pytest.raises(Resumable, match=r"step-000002 could not be written: File exists: make room"):
         run.step()
     assert [int(path.name[5:]) for path in checkpoints_of(tmp_path)] == [0, 1]
@@ -183,8 +183,8 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(base, tmp_p
     state = json.loads((newest / "state.json").read_text())
     del state["format"]
     (newest / "state.json").write_text(json.dumps(state | {"sampler": {"epoch": 0, "position": 10}}))
-    (newest / atomic_folder.MANIFEST).unlink()
-    atomic_folder.seal(newest, newest.with_name("step-000005"))
+    (newest / files.MANIFEST).unlink()
+    files.seal(newest, newest.with_name("step-000005"))
     with pytest.raises(UsageError, match=r"by another version: .* another --out$"):
         ScriptedRun(tmp_path, base)
 
