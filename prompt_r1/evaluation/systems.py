@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from prompt_r1.environments.specs import Environments
+from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.settings import METHODS, EvaluateConfig
@@ -53,10 +53,10 @@ def check_evaluate(arguments: list[str]) -> None:
     if folder.exists():
         make_folder(folder, lambda folder: begun, "an evaluation")
         check_settings(folder, identifying_values(config))
-    environments = Environments(config)
     if not begun:  # one that is complete asks nothing, and needs no key
-        for spec in filter(None, [*config.env, config.optimizer_env]):
-            environments.check(spec)
+        typed = [spec for spec in [*config.env, config.optimizer_env] if spec]
+        for spec in typed:
+            check_environment(spec, config, typed=typed, others=typed)
 
 
 def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> dict[System, AgentSpec]:

@@ -10,7 +10,7 @@ import torch
 
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.model_check import check_model
-from prompt_r1.environments.environment import Environment, Game
+from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.errors import QuestionTooLong
 from prompt_r1.model.loading import check_vocabulary, load_policy, load_tokenizer
 from prompt_r1.model.policy import Policy
@@ -97,10 +97,10 @@ async def play_question(
     `sample` is the number of the game among those of the question. Where the environment samples, equal
     messages of two games, or in two epochs, are two calls.
     """
-    game, begin = Game(question.id, sample, epoch), time.perf_counter()
-    ask = partial(environment.ask, game=game)
+    caller, begin = Caller(question.id, sample, epoch), time.perf_counter()
+    ask = partial(environment.ask, caller=caller)
     with agent.engine.new_game() as handle:
         generate = partial(agent.engine.generate, game=handle, temperature=temperature, top_p=top_p)
         trajectory = await play(question, generate, ask, agent.codec, agent.game, seed=seed)
-    trajectory.spent, trajectory.seconds = game.spent, time.perf_counter() - begin
+    trajectory.spent, trajectory.seconds = caller.spent, time.perf_counter() - begin
     return trajectory

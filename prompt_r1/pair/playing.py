@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from prompt_r1.environments.environment import Environment, Game
+from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.environments.sources import Answering, OwnSource
-from prompt_r1.environments.specs import Environments
+from prompt_r1.environments.specs import open_environment
 from prompt_r1.errors import EnvError
 from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.agent import Agent, check_question_lengths, load_agent, load_codec
@@ -74,7 +74,7 @@ class OpenPair:
         text = text.encode("utf-8", "replace").decode()  # lone surrogates have no UTF-8
         question = Question(text, "asked", text, answers=())
         check_question_lengths([question], codec, agent.game)
-        game, pieces = Game(question.id), Pieces(on_piece or (lambda piece: None))
+        caller, pieces = Caller(question.id), Pieces(on_piece or (lambda piece: None))
         most = agent.game.max_turns if limits.turns is None else min(agent.game.max_turns, limits.turns)
 
         async def generate(tokens: list[int], *, max_new: int, seed: str) -> Completion:
@@ -97,11 +97,11 @@ class OpenPair:
             return completion
 
         async def ask(messages: list[Message]) -> str:
-            spent = game.spent.usd
+            spent = caller.spent.usd
             if limits.usd is not None and spent + environment.most_usd(messages) > limits.usd:
                 message = f"the next call may exceed the limit of ${limits.usd:g}; spent: ${spent:.6f}"
                 raise LimitReached("usd", message)
-            reply = await environment.ask(messages, game)
+            reply = await environment.ask(messages, caller)
             pieces.reply(reply)
             return reply
 
@@ -113,7 +113,7 @@ class OpenPair:
                     trajectory = await play(question, generate, ask, codec, rules, seed=seed_text)
         except TimeoutError:
             raise LimitReached("seconds", f"no answer within the limit of {limits.seconds:g} s") from None
-        trajectory.spent, trajectory.seconds = game.spent, time.perf_counter() - begin
+        trajectory.spent, trajectory.seconds = caller.spent, time.perf_counter() - begin
         return trajectory
 
 
@@ -154,5 +154,4 @@ def open_for_agent(
     """
     system = calls.env_system if calls.env_system != ENVIRONMENT_SYSTEM else trained.env_system
     calls = replace(calls, env_args=calls.env_args or trained.env_args, env_system=system)
-    environments = Environments(calls, seed=seed, device=device, user_specs=[spec])
-    return environments.open(spec or trained.env)
+    return open_environment(spec or trained.env, calls, typed=[spec], seed=seed, device=device)

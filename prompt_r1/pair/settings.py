@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from prompt_r1.environments.specs import Environments
+from prompt_r1.environments.specs import check_environment
 from prompt_r1.pair.names import check_agent, check_device
 from prompt_r1.pair.trained import agent_preset, newest_mini_run, trained_config
 from prompt_r1.settings.agent import EnvironmentConfig
@@ -60,4 +60,4 @@ def check_pair(config: PairConfig) -> None:
     trained = trained_config(check_agent(agent))
     spec = config.env or (trained or agent_preset(preset_of(agent))).env
     # What an agent's folder names may come from anyone, so it is no SPEC of the user's.
-    Environments(config, user_specs=[config.env]).check(spec)
+    check_environment(spec, config, typed=[config.env])

@@ -2,7 +2,7 @@
 
 import os
 
-from prompt_r1.environments.specs import Environments
+from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.names import check_agent, check_data, check_device
 from prompt_r1.programs.files import find_damage
@@ -17,9 +17,8 @@ def check_train(arguments: list[str]) -> None:
     _check_rank()
     check_device(config.device)
     check_agent(config.agent)
-    environments = Environments(config)
     if not config.dry_run:  # an estimate needs no key
-        environments.check(config.env)
+        check_environment(config.env, config, typed=arguments)
     check_data([*config.data, *config.val_data, *config.test_data])
     if launched("RANK", 0) == 0 and not config.dry_run:
         run = open_run(config.out, config.resume, f"{name}-seed{config.seed}")

@@ -13,7 +13,7 @@ from torch import Tensor
 from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.data.sampler import questions_of_step
 from prompt_r1.engine.model_check import check_model
-from prompt_r1.environments.specs import Environments
+from prompt_r1.environments.specs import open_account, open_environment
 from prompt_r1.model.distributed import Interrupt, Ranks, lost_ranks_resumable, start_ranks, stop_ranks
 from prompt_r1.model.loading import load_policy
 from prompt_r1.model.lora import ADAPTER_ALPHA, adapters_removed, add_lora
@@ -50,7 +50,7 @@ def launch(arguments: list[str], train: Callable[["Run"], None]) -> None:
             folder = ranks.from_first(lambda: open_run(config.out, config.resume, name))
             with (folder / LOCK).open("a+") as lock, asyncio.Runner() as runner:
                 ranks.from_first(lambda: claim(lock, folder))
-                train(Run(config, folder, ranks, runner, interrupt))
+                train(Run(config, folder, ranks, runner, interrupt, arguments=arguments))
         stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them
 
 
@@ -58,18 +58,33 @@ class Run:
     """A training run on this rank. Every method is called by every rank or by none."""
 
     def __init__(
-        self, config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runner, interrupt: Interrupt
+        self,
+        config: TrainConfig,
+        folder: Path,
+        ranks: Ranks,
+        runner: asyncio.Runner,
+        interrupt: Interrupt,
+        *,
+        arguments: Sequence[str] = (),
     ) -> None:
-        """Open, load and build everything. Raises UsageError, FatalEnvError or Resumable."""
+        """Open, load and build everything. Raises UsageError, FatalEnvError or Resumable.
+
+        `arguments` are those of the command line.
+        """
         self.config = config
         self.folder = folder
         self.ranks = ranks
         self.interrupt = interrupt
         self._runner = runner
         # Before a large model is loaded: a missing key, or an endpoint that does not answer.
-        self.environment = Environments(
-            config, seed=config.seed, device=ranks.device, folder=folder, rank=ranks.rank, ranks=ranks.count
-        ).open(config.env)
+        self.environment = open_environment(
+            config.env,
+            config,
+            typed=arguments,
+            account=open_account(config, folder, rank=ranks.rank, ranks=ranks.count),
+            seed=config.seed,
+            device=ranks.device,
+        )
         self.wait_for(self.environment.check())
         # The untrained agent.
         self.start = ranks.from_first(lambda: find_agent(config.agent, config.seed))

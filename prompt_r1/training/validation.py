@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import mean
 
-from prompt_r1.environments.environment import Environment, Game
+from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.errors import EnvError
 from prompt_r1.f1 import exact_match, f1
 from prompt_r1.pair.agent import Agent, load_agent, play_question
@@ -75,7 +75,7 @@ async def ask_directly(questions: Sequence[Question], environment: Environment) 
     async def ask_one(question: Question) -> Row:
         try:
             messages: list[Message] = [{"role": "user", "content": f"{question.text} Answer only."}]
-            reply = await environment.ask(messages, Game(question.id))
+            reply = await environment.ask(messages, Caller(question.id))
         except EnvError:
             return {"env/errors": 1}
         return {"em": exact_match(reply, question.answers), "f1": f1(reply, question.answers)}

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from prompt_r1.environments.budget import Price
-from prompt_r1.environments.environment import Environment, Game
+from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from tests.support.counting import HELLO, CountingSource, environment
@@ -32,7 +32,7 @@ def replies(asked: Environment, *, sessions: int = 400, samples: int = 5, epoch:
 
     async def reply(session: int, sample: int) -> str:
         try:
-            return await asked.ask(HELLO, Game(f"q{session}", sample, epoch))
+            return await asked.ask(HELLO, Caller(f"q{session}", sample, epoch))
         except EnvError as error:
             return str(error)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.environments.budget import Budget
-from prompt_r1.environments.environment import Environment, Game
+from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Outcome
 from prompt_r1.errors import EnvError
@@ -19,9 +19,9 @@ from tests.support.counting import HELLO, PRICE, CountingSource, ask, environmen
 
 def test_calls_share_a_reply_only_where_nothing_that_shapes_it_differs(tmp_path: Path) -> None:
     """A bug: two servers with a model of one name shared replies, so the second one was never asked."""
-    games = [Game("q1"), Game("q1", sample=1), Game("q1", epoch=1), Game("q2")]
+    games = [Caller("q1"), Caller("q1", sample=1), Caller("q1", epoch=1), Caller("q2")]
 
-    def paid(*sources: CountingSource, games: list[Game]) -> int:
+    def paid(*sources: CountingSource, games: list[Caller]) -> int:
         async def calls() -> int:
             for source in sources:
                 asked = environment(source, folder=tmp_path)
@@ -176,7 +176,7 @@ def test_a_game_costs_what_its_replies_cost_also_from_the_journal(tmp_path) -> N
     dialogues = [HELLO, [*HELLO, Message(role="assistant", content="There."), *HELLO]]
     costs = []
     for _ in range(2):
-        asked, game = environment(CountingSource(), folder=tmp_path), Game("q")
+        asked, game = environment(CountingSource(), folder=tmp_path), Caller("q")
         for dialogue in dialogues:
             asyncio.run(asked.ask(dialogue, game))
         costs.append(game.spent)

@@ -1,6 +1,7 @@
 """Environments by SPEC: the names, the settings that reach them, and the key."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -9,8 +10,9 @@ import torch
 
 from prompt_r1.environments.budget import Price
 from prompt_r1.environments.endpoint import Endpoint
-from prompt_r1.environments.environment import Game
-from prompt_r1.environments.specs import Environments
+from prompt_r1.environments.environment import Caller
+from prompt_r1.environments.specs import open_account
+from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.pair.playing import open_for_agent
 from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
@@ -56,7 +58,7 @@ def test_an_invalid_spec_is_a_usage_error(spec: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("spec", "other_specs", "keys"),
+    ("spec", "others", "keys"),
     [
         ("gpt-4o-mini", (), [KEY]),
         ("llama@http://gpu7:8000/v1", (), [KEY]),
@@ -68,12 +70,29 @@ def test_an_invalid_spec_is_a_usage_error(spec: str, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_the_key_of_the_default_endpoint_is_not_sent_to_other_hosts(
-    spec: str, other_specs: tuple[str, ...], keys: list[str], monkeypatch: pytest.MonkeyPatch
+    spec: str, others: tuple[str, ...], keys: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    members = open_environment(spec, other_specs=other_specs).members
+    members = open_environment(spec, others=others).members
     sources = [member.source for member in members]
     assert [source.key for source in sources if isinstance(source, Endpoint)] == keys
+
+
+@pytest.mark.parametrize(
+    ("typed", "keys"),
+    [
+        (["train.py", "--env", "llama@http://gpu7:8000/v1"], [KEY, ""]),
+        (["--env=oss@http://gpu8:8000/v1,llama@http://gpu7:8000/v1"], [KEY, KEY]),
+        (["--config", "theirs.yaml"], ["", ""]),
+        ([], ["", ""]),
+    ],
+)
+def test_a_url_that_was_read_from_a_file_does_not_get_the_key(typed, keys, monkeypatch) -> None:
+    """A bug: the URL of a YAML file from a stranger got it."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    spec = "llama@http://gpu7:8000/v1,oss@http://gpu8:8000/v1"
+    members = open_spec(spec, EnvironmentConfig(), typed=typed).members
+    assert [member.source.key for member in members] == keys
 
 
 @pytest.mark.parametrize("key", ["sk-Secret\n0123", "sk-Secret 0123", "sk-Secrét"])
@@ -96,7 +115,7 @@ def test_the_settings_of_the_command_line_reach_the_source(asking_agent, monkeyp
     assert source.parameters["temperature"] == 0.7 and "helpful assistant" in str(source.parameters["system"])
     monkeypatch.setattr("prompt_r1.environments.local.load_local", local := Mock(return_value=source))
     calls = EnvironmentConfig(env_system="Own.", env_concurrency=3)
-    Environments(calls, seed=7, device=torch.device("cpu")).open(f"hf:{asking_agent}")
+    open_spec(f"hf:{asking_agent}", calls, typed=[], seed=7, device=torch.device("cpu"))
     assert {"system": "Own.", "slots": 3, "seed": 7}.items() <= local.call_args.kwargs.items()
 
 
@@ -117,29 +136,31 @@ def test_system_message_and_fields_of_the_training_are_sent_unless_the_user_give
 
 
 def test_fields_and_prices_of_one_environment_replace_those_of_the_run() -> None:
-    opened = Environments(EnvironmentConfig(env_args='{"temperature": 0.7}', env_price="1,2"))
-    [plain] = opened.open("large@http://localhost:8000/v1").members
-    [other] = opened.open("large@http://localhost:8000/v1", fields={"top_p": 0.5}, price="3,4").members
+    config = EnvironmentConfig(env_args='{"temperature": 0.7}', env_price="1,2")
+    opened = partial(open_spec, "large@http://localhost:8000/v1", config, typed=[])
+    [plain] = opened().members
+    [other] = opened(fields={"top_p": 0.5}, price="3,4").members
     assert (plain.source.parameters["temperature"], plain.price) == (0.7, Price(1, 2))
-    [bare] = opened.open("large@http://localhost:8000/v1", fields={}).members
+    [bare] = opened(fields={}).members
     assert "temperature" not in {**other.source.parameters, **bare.source.parameters}
     assert (other.source.parameters["top_p"], other.price) == (0.5, Price(3, 4))
 
 
 def test_all_environments_of_a_run_share_one_journal_and_one_budget(tmp_path: Path) -> None:
-    opened = Environments(EnvironmentConfig(max_env_calls=2), folder=tmp_path)
+    config = EnvironmentConfig(max_env_calls=2)
+    opened = partial(open_spec, config=config, typed=[], account=open_account(config, tmp_path))
 
     async def calls() -> None:
-        first, second = opened.open("mini"), opened.open("mini-b")
+        first, second = opened("mini"), opened("mini-b")
         reply = await first.ask(HELLO)
         await second.ask(HELLO)
-        assert await opened.open("mini").ask(HELLO) == reply  # from the journal
+        assert await opened("mini").ask(HELLO) == reply  # from the journal
         with pytest.raises(Resumable, match="--max-env-calls 2 has no room"):
             await first.ask([*HELLO, *HELLO])
 
     asyncio.run(calls())
     assert (tmp_path / "journal/rank0.jsonl").read_text().count('"text"') == 2
-    assert Environments(EnvironmentConfig(), folder=tmp_path).open("mini").budget.spent.calls == 2
+    assert open_account(EnvironmentConfig(), tmp_path).budget.spent.calls == 2
 
 
 @pytest.mark.parametrize(
@@ -161,17 +182,17 @@ def test_an_environment_samples_unless_we_know_better(spec, args, samples):
 @pytest.mark.parametrize(("price", "tokens"), [("", (0, 0)), ("1,2", (1, 2))])
 def test_an_object_of_the_users_gets_the_seed_and_has_the_price_of_its_characters(price, tokens):
     environment = open_environment("py:tests.environments.test_specs:Seeded", seed=7, env_price=price)
-    game, dialogue = Game(), [Message(role="user", content="Who?")]
-    assert asyncio.run(environment.ask(dialogue, game)) == "seed 007"
+    caller, dialogue = Caller(), [Message(role="user", content="Who?")]
+    assert asyncio.run(environment.ask(dialogue, caller)) == "seed 007"
     assert dialogue == [{"role": "user", "content": "Who?"}]
     usd = (tokens[0] + 2 * tokens[1]) / 1e6
-    assert game.spent == environment.budget.spent == Spending(1, *tokens, usd=usd)
+    assert caller.spent == environment.budget.spent == Spending(1, *tokens, usd=usd)
 
 
 def test_an_object_of_the_users_that_takes_the_question_replies_to_each_of_them(tmp_path):
-    environments = Environments(EnvironmentConfig(), folder=tmp_path)
-    asked = environments.open("py:tests.environments.test_specs:Secretive")
-    replies = [asyncio.run(asked.ask(HELLO, Game(question))) for question in ("q1", "q2", "q1")]
+    config, spec = EnvironmentConfig(), "py:tests.environments.test_specs:Secretive"
+    asked = open_spec(spec, config, typed=[spec], account=open_account(config, tmp_path))
+    replies = [asyncio.run(asked.ask(HELLO, Caller(question))) for question in ("q1", "q2", "q1")]
     assert replies == ["about q1", "about q2", "about q1"]
 
 

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from prompt_r1.environments.budget import Budget, Price
-from prompt_r1.environments.environment import Environment, Game
+from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Call, Outcome, Source
 from prompt_r1.types import Ask, Message
@@ -52,7 +52,7 @@ def environment(
 
 async def text_of(asked: Environment, *, sample: int = 0) -> str:
     """The reply's text of one call."""
-    return await asked.ask(HELLO, Game("q1", sample))
+    return await asked.ask(HELLO, Caller("q1", sample))
 
 
 def ask(asked: Environment, *, sample: int = 0) -> str:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
@@ -69,7 +68,7 @@ def method(
         config=EvaluateConfig(**{"temperature": 1.0, "top_p": 1.0, **settings}),
         systems={system: played_by},
         datasets=["a"],
-        environments=SimpleNamespace(open=lambda spec, **_: environment),
+        open_environment=lambda spec, **_: environment,
         device=torch.device("cpu"),
         seed=seed,
         folder=folder,

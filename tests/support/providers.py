@@ -8,10 +8,10 @@ import httpx
 import torch
 
 from prompt_r1.environments.endpoint import Endpoint
-from prompt_r1.environments.environment import Environment, Game
+from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.environments.responses import Attempt, classify
 from prompt_r1.environments.sources import Call, Outcome, OwnSource, Source
-from prompt_r1.environments.specs import Environments
+from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.settings.agent import EnvironmentConfig
 from prompt_r1.types import Message
 
@@ -112,7 +112,7 @@ async def outcome_of(
 
 async def reply(source: Source, messages: list[Message] = HELLO) -> str:
     """The text of one call. Raises as a game's call does."""
-    return await Environment([source]).ask(messages, Game("q"))
+    return await Environment([source]).ask(messages, Caller("q"))
 
 
 def ask(source: Source, messages: list[Message] = HELLO) -> str:
@@ -126,10 +126,8 @@ def environment_of(own: object) -> Environment:
 
 
 def open_environment(
-    spec: str, *, seed: int = 0, other_specs: Collection[str] = (), **settings: object
+    spec: str, *, seed: int = 0, others: Collection[str] = (), **settings: object
 ) -> Environment:
-    """Open the environments of a SPEC without a journal. `settings` are fields of EnvironmentConfig."""
-    config = EnvironmentConfig(**settings)
-    cpu = torch.device("cpu")
-    environments = Environments(config, seed=seed, device=cpu, other_specs=other_specs)
-    return environments.open(spec)
+    """Open the environments of a SPEC that the user typed. `settings` are fields of EnvironmentConfig."""
+    config, cpu = EnvironmentConfig(**settings), torch.device("cpu")
+    return open_spec(spec, config, typed=[spec], others=others, seed=seed, device=cpu)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from prompt_r1.environments.environment import Game
+from prompt_r1.environments.environment import Caller
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.model.distributed import Interrupt, Ranks
 from prompt_r1.model.lora import adapters_of
@@ -52,7 +52,7 @@ def test_the_ranks_of_a_run_share_its_budget(tmp_path):
     run = run_of(tmp_path, config, FirstOfTwo(0, 2, CPU))
     with pytest.raises(Resumable, match="--max-env-calls"):
         for number in range(6):
-            asyncio.run(run.environment.ask([Message(role="user", content=f"{number}?")], Game()))
+            asyncio.run(run.environment.ask([Message(role="user", content=f"{number}?")], Caller()))
     assert run.environment.budget.spent.calls == 3
 
 
