@@ -1,20 +1,29 @@
-"""Score predictions, and average them with confidence intervals."""
+"""Score predictions, and average the scores with confidence intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED
-from prompt_r1.evaluation.extraction import extract_answer
-from prompt_r1.evaluation.paper_numbers import REPORTED_METRICS
-from prompt_r1.evaluation.predictions import Prediction, System
+from prompt_r1.evaluation.predictions import AMOUNTS, Prediction, System
 from prompt_r1.evaluation.similarity import SentenceEncoder
-from prompt_r1.evaluation.statistics import macro_interval
+from prompt_r1.evaluation.statistics import macro_interval, mean_interval
 from prompt_r1.f1 import exact_match, f1, substring_match
 from prompt_r1.types import Kind
 
-EXTRACTED = "em_read"  # EM after `extract_answer`
-LABELS = {"em": "EM", EXTRACTED: "EM read", "sm": "SM", "f1": "F1", "ssim": "SSim"}
+# Metrics in the order of the tables. SM stands beside EM: an environment that is asked once often answers
+# right, but in a sentence, which EM counts as wrong.
+LABELS = {"em": "EM", "sm": "SM", "f1": "F1", "ssim": "SSim"}
+
+# The metrics of each kind of question. They are the paper's, and SM.
+METRICS_OF_KIND: dict[Kind, tuple[str, ...]] = {
+    "qa": ("em", "sm", "f1"),
+    "math": ("em", "sm", "f1"),
+    "text": ("f1", "ssim"),
+}
+
+# What else is averaged over the answers.
+COUNTED = ("format", "turns", *AMOUNTS)
 
 
 @dataclass(frozen=True)
@@ -37,66 +46,121 @@ class Results:
     def __init__(self, predictions: Sequence[Prediction]) -> None:
         self.groups: dict[tuple[System, str], list[Prediction]] = {}
         kinds: dict[str, Kind] = {}
+        measured: set[str] = set()
         for prediction in predictions:
             question = prediction.question
             self.groups.setdefault((prediction.system, question.dataset), []).append(prediction)
             kinds.setdefault(question.dataset, question.kind)
-        # The paper's datasets in its order, then the others by name.
+            measured.update(prediction.metrics)
+        # The paper's datasets come first, in its order, then the others by name.
         order = dict.fromkeys([*TRAINED, *OUT_OF_DISTRIBUTION, *sorted(kinds)])
         self.kinds = {name: kinds[name] for name in order if name in kinds}
         self.systems = list(dict.fromkeys(system for system, _ in self.groups))
-        measured = {metric for prediction in predictions for metric in prediction.metrics}
         self.labels = {metric: label for metric, label in LABELS.items() if metric in measured}
 
     def predictions(self, system: System, datasets: Sequence[str]) -> list[Prediction]:
         """A system's predictions on some datasets."""
-        return [prediction for name in datasets for prediction in self.groups.get((system, name), [])]
+        found = []
+        for name in datasets:
+            found += self.groups.get((system, name), [])
+        return found
 
     def scores(self, system: System, dataset: str, metric: str) -> list[float]:
-        """The score of each question: the mean over the repeats, without failed calls."""
+        """The score of each question: the mean over its repeats, without failed calls."""
         repeats: dict[str, list[float]] = {}
-        for one in self.predictions(system, [dataset]):
-            if metric in one.metrics:
-                repeats.setdefault(one.question.id, []).append(one.metrics[metric])
-        return list(map(fmean, repeats.values()))
+        for prediction in self.predictions(system, [dataset]):
+            if metric in prediction.metrics:
+                repeats.setdefault(prediction.question.id, []).append(prediction.metrics[metric])
+        return [fmean(scores) for scores in repeats.values()]
 
     def average(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
         """The mean over the datasets that report this metric; None if one of them was not measured."""
-        reporting = [name for name in datasets if metric in REPORTED_METRICS[self.kinds[name]]]
-        groups = {name: self.scores(system, name, metric) for name in reporting}
-        if not groups or not all(groups.values()):
+        reporting = [name for name in datasets if metric in METRICS_OF_KIND[self.kinds[name]]]
+        scores = {name: self.scores(system, name, metric) for name in reporting}
+        if not scores or not all(scores.values()):
             return None
-        mean, n = fmean(map(fmean, groups.values())), sum(map(len, groups.values()))
-        errors = sum(bool(one.error) for one in self.predictions(system, reporting))
-        return Rate(mean, *macro_interval(groups), n, errors)
+        mean = fmean(fmean(of_dataset) for of_dataset in scores.values())
+        low, high = macro_interval(scores)
+        n = sum(len(of_dataset) for of_dataset in scores.values())
+        failed = [one for one in self.predictions(system, reporting) if one.error]
+        return Rate(mean, low, high, n, errors=len(failed))
 
 
 def score_predictions(
     predictions: Sequence[Prediction], *, official: bool = False, encoder: SentenceEncoder | None = None
 ) -> Results:
-    """Score predictions by EM, SM and F1 and, given an `encoder`, texts by SSim.
+    """Score predictions by EM, SM and F1 and, given an `encoder`, free texts by SSim.
 
-    A missing answer is scored as an empty one; failed calls are not scored.
+    A missing answer is scored as an empty one. Failed calls are not scored.
     """
     scored = [replace(one, metrics=text_metrics(one, official=official)) for one in predictions]
     texts = [one for one in scored if one.question.kind == "text" and not one.error]
     if encoder is not None and texts:
-        answers, golds = [one.answer or "" for one in texts], [one.question.answers for one in texts]
-        for one, ssim in zip(texts, encoder.similarity(answers, golds, official=official), strict=True):
-            one.metrics["ssim"] = ssim
+        answers = [one.answer or "" for one in texts]
+        golds = [one.question.answers for one in texts]
+        similarities = encoder.similarity(answers, golds, official=official)
+        for prediction, ssim in zip(texts, similarities, strict=True):
+            prediction.metrics["ssim"] = ssim
     return Results(scored)
 
 
 def text_metrics(prediction: Prediction, *, official: bool = False) -> dict[str, float]:
-    """The metrics that need no encoder; none after an error. From a free text no answer is extracted."""
+    """The metrics that need no encoder; none after an error."""
     if prediction.error:
         return {}
-    question, answer = prediction.question, prediction.answer or ""
-    golds, em = question.answers, exact_match(answer, question.answers, official=official)
-    read = answer if question.kind == "text" else extract_answer(answer, question.text, question.kind)
+    answer = prediction.answer or ""
+    golds = prediction.question.answers
     return {
-        "em": em,
-        EXTRACTED: max(em, exact_match(read, golds, official=official)),
+        "em": exact_match(answer, golds, official=official),
         "sm": substring_match(answer, golds, official=official),
         "f1": f1(answer, golds, official=official),
     }
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a system reached on the questions of some datasets, each of which counts alike."""
+
+    n: int  # questions with an answer
+    errors: int  # failed calls, which are in no mean
+    rates: dict[str, Rate]  # of each metric that was measured
+    counts: dict[str, float]  # means per answer: format, turns, calls, tokens and dollars, where known
+
+    def as_json(self) -> dict[str, float]:
+        """One flat object, the form of results.json."""
+        row: dict[str, float] = {"n": self.n, "errors": self.errors}
+        for metric, rate in self.rates.items():
+            row[metric] = rate.mean
+            row[f"{metric}_low"] = rate.low
+            row[f"{metric}_high"] = rate.high
+        return row | self.counts
+
+
+def means_of(results: Results, system: System, datasets: Sequence[str]) -> Means:
+    """The means of everything measured over a system's questions of some datasets."""
+    predictions = results.predictions(system, datasets)
+    answered = [one for one in predictions if not one.error]
+    questions = {(one.question.dataset, one.question.id) for one in answered}
+    errors = len(predictions) - len(answered)
+    rates = {}
+    for metric in results.labels:
+        scores: list[float] = []
+        for name in datasets:
+            scores += results.scores(system, name, metric)
+        if scores:
+            low, high = mean_interval(scores)
+            rates[metric] = Rate(fmean(scores), low, high, len(scores), errors)
+    counts = {}
+    for name in COUNTED:
+        values = [_count(one, name) for one in answered]
+        known = [value for value in values if value is not None]
+        if known:
+            counts[name] = fmean(known)
+    return Means(len(questions), errors, rates, counts)
+
+
+def _count(prediction: Prediction, name: str) -> float | None:
+    """One of COUNTED; None where a method has no such number."""
+    holder = prediction.spent if name in AMOUNTS else prediction
+    count: float | None = getattr(holder, name)
+    return count

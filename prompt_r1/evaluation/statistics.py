@@ -1,92 +1,61 @@
-"""95 % confidence intervals of rates and means.
+"""95 % confidence intervals: Wilson's over questions, Student's t over seeds.
 
-The questions are the sample. Rates get Wilson's interval, other means a bootstrap over questions, whose
-random numbers are always the same. scipy's bootstrap has no intervals widened for small samples.
+Both are wide rather than narrow. Scores that are not only 0 and 1, such as F1, get Wilson's interval too:
+values between 0 and 1 never spread more than zeros and ones with the same mean.
 """
 
-import math
-from collections.abc import Callable, Mapping
-from statistics import NormalDist
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from statistics import NormalDist, fmean, stdev
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-Floats = NDArray[np.float64]
-Z = NormalDist().inv_cdf(0.975)  # a standard normal variable is within ±Z with a probability of 95 %
-RESAMPLES = 10_000
-FEWEST = 6  # values that a bootstrap needs
-CHUNK = 2_000_000  # random numbers drawn at a time; limits the memory without changing the result
+Z = NormalDist().inv_cdf(0.975)  # A standard normal variable is within ±Z with a probability of 95 %.
+# The same bound for Student's t, by degrees of freedom.
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
-def wilson(successes: float, n: int) -> tuple[float, float]:
-    """Wilson's score interval of a rate; valid for small n and for rates near 0 and 1 (Wilson 1927)."""
-    assert n > 0 and 0 <= successes <= n, f"{successes} successes among {n}"
-    rate = successes / n
+def wilson(rate: float, n: int) -> tuple[float, float]:
+    """Wilson's score interval of a rate over `n` questions (Wilson 1927).
+
+    It is valid for small n and for rates near 0 and 1.
+    """
+    assert n > 0 and 0 <= rate <= 1, f"a rate of {rate} over {n} questions"
     centre = (rate + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    half = Z / (1 + Z * Z / n) * math.sqrt(rate * (1 - rate) / n + Z * Z / (4 * n * n))
-    # The ends are exactly 0 and 1 for 0 and n successes, but floating point misses them.
-    return 0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half
+    half = Z / (1 + Z * Z / n) * sqrt(rate * (1 - rate) / n + Z * Z / (4 * n * n))
+    # At a rate of 0 or 1 one end is exactly 0 or 1, which floating point misses.
+    low = 0.0 if rate == 0 else centre - half
+    high = 1.0 if rate == 1 else centre + half
+    return low, high
 
 
-def mean_interval(values: ArrayLike, *, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """The interval of the mean of `values`, one per question.
+def mean_interval(scores: Sequence[float]) -> tuple[float, float]:
+    """The interval of the mean of `scores`, one per question."""
+    return wilson(_as_rate(fmean(scores)), len(scores))
 
-    Wilson's interval if all values are 0 or 1, because resampling only zeros would give an interval of width
-    0; otherwise a bootstrap.
+
+def macro_interval(groups: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+    """The interval of the mean of the datasets' means. `groups`: dataset → scores, one per question.
+
+    Every dataset counts as if it had no more questions than the smallest one. If all have n questions, this
+    is Wilson's interval over all of them.
     """
-    numbers = np.asarray(values, dtype=np.float64)
-    if np.isin(numbers, (0.0, 1.0)).all():
-        return wilson(float(numbers.sum()), len(numbers))
-    return bootstrap(numbers, len(numbers), resamples)
+    means = [fmean(scores) for scores in groups.values()]
+    smallest = min(len(scores) for scores in groups.values())
+    return wilson(_as_rate(fmean(means)), smallest * len(groups))
 
 
-def macro_interval(
-    groups: Mapping[str, ArrayLike], interval: Callable[[Floats], tuple[float, float]] = mean_interval
-) -> tuple[float, float]:
-    """The interval of the mean of the datasets' means, from the `interval` of each (Zou and Donner 2008).
-
-    `groups` maps each dataset to one value per question. Datasets are not resampled: the interval is about
-    other questions from the same datasets.
-    """
-    numbers = [np.asarray(values, dtype=np.float64) for values in groups.values()]
-    means = np.array([values.mean() for values in numbers])
-    low, high = np.transpose([interval(values) for values in numbers])
-    # Distances of independent estimates add up like standard deviations.
-    below, above = (float(np.linalg.norm(end - means)) / len(means) for end in (low, high))
-    return float(means.mean()) - below, float(means.mean()) + above
+def student_interval(means: Sequence[float]) -> tuple[float, float]:
+    """Student's interval of the mean over at least two seeds. `means`: one mean per seed."""
+    assert len(means) > 1, "one seed says nothing about the spread of seeds"
+    freedom = min(len(means) - 1, max(STUDENT))  # beyond the table its last, larger value
+    half = STUDENT[freedom] * stdev(means) / sqrt(len(means))
+    return fmean(means) - half, fmean(means) + half
 
 
 def bounds_text(low: float, high: float, form: str) -> str:
     """An interval in brackets, each end in the format `form`: [0.92, 0.97]."""
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return "[too few questions]"
     return f"[{low:{form}}, {high:{form}}]"
 
 
-def bootstrap(values: Floats, n: int, resamples: int) -> tuple[float, float]:
-    """The percentile interval of the mean, widened as Student's t for n questions (Hesterberg 2015).
-
-    (-inf, inf) for fewer than six questions.
-    """
-    if n < FEWEST:
-        return -math.inf, math.inf
-    rng, size = np.random.default_rng(0), len(values)
-    rows = max(1, CHUNK // size)
-    counts = [min(rows, resamples - start) for start in range(0, resamples, rows)]
-    index_type = np.uint16 if size <= 2**16 else np.uint32  # small integers are drawn several times faster
-    drawn = (values[rng.integers(0, size, size=(count, size), dtype=index_type)] for count in counts)
-    means = np.concatenate([sample.mean(axis=1) for sample in drawn])
-    tail = NormalDist().cdf(-math.sqrt(n / (n - 1)) * student_quantile(n - 1))
-    low, high = np.quantile(means, (tail, 1 - tail))
-    return float(low), float(high)
-
-
-def student_quantile(freedom: int) -> float:
-    """The t within ±t of which a Student variable lies with a probability of 95 %.
-
-    By an expansion (Abramowitz and Stegun 26.7.5) that errs by 0.003 for 5 degrees of freedom or more.
-    """
-    first = (Z**3 + Z) / (4 * freedom)
-    second = (5 * Z**5 + 16 * Z**3 + 3 * Z) / (96 * freedom**2)
-    third = (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / (384 * freedom**3)
-    return Z + first + second + third
+def _as_rate(mean: float) -> float:
+    """A mean without rounding errors beyond 0 and 1. SSim, a cosine, may be a little below 0."""
+    return min(max(mean, 0.0), 1.0)

@@ -1,92 +1,180 @@
-"""The paper's Tables 2 to 5, from scored predictions: rows are datasets and metrics, columns systems.
+"""The tables of an evaluation, from scored predictions.
 
-Tables 2, 3    results on the trained datasets and out of distribution, with the ablations of Table 4
-Table 5        transfer: agents by the environment of their training, with each environment
+terminal_table    a row for each system
+datasets_table    a row for each system and dataset
+paper_tables      the paper's Tables 2, 3 and 5: rows are datasets and metrics, columns systems. The ablations
+                  of its Table 4 are columns of Tables 2 and 3.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED
-from prompt_r1.evaluation.paper_numbers import REPORTED_METRICS, paper_number
+from prompt_r1.evaluation.paper_numbers import paper_number
 from prompt_r1.evaluation.predictions import System, short_names
-from prompt_r1.evaluation.scores import LABELS, Rate, Results
+from prompt_r1.evaluation.scores import LABELS, METRICS_OF_KIND, Means, Rate, Results, means_of
 from prompt_r1.evaluation.statistics import bounds_text
 from prompt_r1.miniworld.world import OOD_KINDS
-from prompt_r1.programs.tables import markdown_table
+from prompt_r1.programs.tables import markdown_table, text_table
 from prompt_r1.programs.terminal import printable_line
+
+UNKNOWN = "–"
+
+
+def terminal_table(results: Results) -> str:
+    """A row for each system over all datasets. Only EM has its interval, and empty columns are left out."""
+    names = short_names(results.systems)
+    means = [means_of(results, system, list(results.kinds)) for system in results.systems]
+    columns = {"method": list(names.values()), "n": [str(one.n) for one in means]}
+    if any(one.errors for one in means):
+        columns["errors"] = [str(one.errors) for one in means]
+    for metric, label in results.labels.items():
+        columns[label] = [_rate_text(one, metric, interval=metric == "em") for one in means]
+    for name in ("format", "turns", "calls"):
+        if any(name in one.counts for one in means):
+            columns[name] = [_count_text(one, name) for one in means]
+    if any(_tokens(one) for one in means):
+        columns["tokens"] = [_tokens_text(one) for one in means]
+    if any(one.counts.get("usd") for one in means):
+        columns["$"] = [_dollars_text(one) for one in means]
+    rows = list(zip(*columns.values(), strict=True))
+    return text_table(list(columns), rows)
+
+
+def datasets_table(results: Results) -> str:
+    """A Markdown table: a row for each system and dataset, then a row for all datasets of the system."""
+    names = short_names(results.systems)
+    rows = []
+    for system in results.systems:
+        datasets = [name for name in results.kinds if (system, name) in results.groups]
+        for name in datasets:
+            rows.append([names[system], name, *_cells(results, means_of(results, system, [name]))])
+        if len(datasets) > 1:
+            rows.append([names[system], "**all**", *_cells(results, means_of(results, system, datasets))])
+    header = ["method", "dataset", "n", "errors", *results.labels.values()]
+    header += ["format", "turns", "calls", "tokens", "$"]
+    return markdown_table(header, rows, left=2)
+
+
+def _cells(results: Results, means: Means) -> list[str]:
+    """A row of `datasets_table` from the column n on."""
+    cells = [str(means.n), str(means.errors)]
+    cells += [_rate_text(means, metric, interval=True) for metric in results.labels]
+    cells += [_count_text(means, name) for name in ("format", "turns", "calls")]
+    return [*cells, _tokens_text(means), _dollars_text(means)]
+
+
+def _rate_text(means: Means, metric: str, *, interval: bool) -> str:
+    rate = means.rates.get(metric)
+    if rate is None:
+        return UNKNOWN
+    bounds = f" {bounds_text(rate.low, rate.high, '.2f')}" if interval else ""
+    return f"{rate.mean:.3f}{bounds}"
+
+
+def _count_text(means: Means, name: str) -> str:
+    return f"{means.counts[name]:.2f}" if name in means.counts else UNKNOWN
+
+
+def _tokens(means: Means) -> float:
+    return means.counts.get("tokens_in", 0) + means.counts.get("tokens_out", 0)
+
+
+def _tokens_text(means: Means) -> str:
+    return f"{_tokens(means):,.0f}"
+
+
+def _dollars_text(means: Means) -> str:
+    return f"{means.counts.get('usd', 0):.2g}"
 
 
 def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]:
     """The tables that the predictions can fill. `trained_with`: agent → the environment of its training."""
-    environments = list(dict.fromkeys(system.environment for system in results.systems if system.environment))
     held_out = [name for name in results.kinds if name in (*OUT_OF_DISTRIBUTION, *OOD_KINDS)]
     trained = [name for name in results.kinds if name not in held_out]
+    environments = list(dict.fromkeys(system.environment for system in results.systems if system.environment))
     tables = []
     for environment in environments or [""]:
-        # Systems without an environment are in the tables of each.
-        systems = {
-            system: environment for system in results.systems if system.environment in (environment, "")
-        }
+        # A system without environment is in the tables of each environment.
+        systems = [system for system in results.systems if system.environment in (environment, "")]
+        table = PaperTable(results, dict.fromkeys(systems, environment), trained_with)
         where = f", environment {environment}" if environment else ""
-        for title, datasets in (("2: results", trained), ("3: results out of distribution", held_out)):
-            if datasets:
-                tables.append(_table(f"Table {title}{where}", systems, results, datasets, trained_with))
+        if trained:
+            tables.append(table.markdown(f"Table 2: results{where}", trained))
+        if held_out:
+            tables.append(table.markdown(f"Table 3: results out of distribution{where}", held_out))
+
+    alone = [system for system in results.systems if system.method == "direct"]
     full = [system for system in results.systems if system.method == "prompt-r1"]
     if len(full) > 1:
-        alone = [system for system in results.systems if system.method == "direct"]
-        homes = [f"{agent} was trained with {home}" for agent, home in trained_with.items()]
-        title = f"Table 5: transfer between environments ({', '.join(homes)})"
-        systems = {system: system.environment for system in (*alone, *full)}
-        tables.append(_table(title, systems, results, list(results.kinds), trained_with))
+        own_environments = {system: system.environment for system in (*alone, *full)}
+        table = PaperTable(results, own_environments, trained_with)
+        homes = ", ".join(f"{agent} was trained with {home}" for agent, home in trained_with.items())
+        title = f"Table 5: transfer between environments ({homes})"
+        tables.append(table.markdown(title, list(results.kinds)))
     return tables
 
 
-def _table(
-    title: str,
-    systems: Mapping[System, str],
-    results: Results,
-    datasets: Sequence[str],
-    trained_with: Mapping[str, str],
-) -> str:
-    """A row for each dataset and metric, then averages; below each row the paper's numbers, if it has any.
+@dataclass(frozen=True)
+class PaperTable:
+    """A table in the paper's form, with the paper's numbers below ours."""
 
-    `systems`: system → the environment whose numbers of the paper it is compared with.
-    """
-    wanted = [([name], metric) for name in datasets for metric in REPORTED_METRICS[results.kinds[name]]]
-    if len(datasets) > 1:
-        wanted += [(list(datasets), metric) for metric in LABELS]
-    # The paper's averages are over all datasets of a table.
-    comparable = set(datasets) in (set(TRAINED), set(OUT_OF_DISTRIBUTION))
-    rows = []
-    for names, metric in wanted:
-        rates = {system: results.average(system, names, metric) for system in systems}
-        found = [rate for rate in rates.values() if rate is not None]
-        if not found and (len(names) > 1 or metric not in results.labels):
-            continue  # not reported, or not measured
-        n = max((rate.n for rate in found), default=0)
-        best = max((rate.mean for rate in found), default=0.0)
-        label = names[0] if len(names) == 1 else "Average"
-        cells = [_cell(rate, n, best) for rate in rates.values()]
-        rows.append([f"{label} (n = {n})", LABELS[metric], *cells])
-        papers = [
-            paper_number(system.method, where, trained_with.get(system.agent, where), names, metric)
-            for system, where in systems.items()
-            if len(names) == 1 or comparable
-        ]
-        if any(papers):
-            rows.append(["", f"{LABELS[metric]}, paper", *papers])
-    columns = short_names(systems).values()
-    table = markdown_table(["dataset", "metric", *columns], rows, left=2)
-    return f"### {printable_line(title)}\n\n{table}"
+    results: Results
+    systems: Mapping[System, str]  # a column each, compared with the paper's numbers for this environment
+    trained_with: Mapping[str, str]  # agent → environment
+
+    def markdown(self, title: str, datasets: Sequence[str]) -> str:
+        """A row for each dataset and metric, then the averages over the datasets."""
+        rows = []
+        for name in datasets:
+            for metric in METRICS_OF_KIND[self.results.kinds[name]]:
+                if metric in self.results.labels:
+                    rows.append(self._row(name, [name], metric))
+                    rows += self._paper_row([name], metric)
+        if len(datasets) > 1:
+            # The paper's averages are over all datasets of a table.
+            comparable = set(datasets) in (set(TRAINED), set(OUT_OF_DISTRIBUTION))
+            for metric in LABELS:
+                if not any(self._rates(datasets, metric)):
+                    continue
+                rows.append(self._row("Average", datasets, metric))
+                if comparable:
+                    rows += self._paper_row(datasets, metric)
+        names = short_names(self.systems)
+        table = markdown_table(["dataset", "metric", *names.values()], rows, left=2)
+        return f"### {printable_line(title)}\n\n{table}"
+
+    def _rates(self, datasets: Sequence[str], metric: str) -> list[Rate | None]:
+        return [self.results.average(system, datasets, metric) for system in self.systems]
+
+    def _row(self, label: str, datasets: Sequence[str], metric: str) -> list[str]:
+        """Our rates in percent, the best in bold."""
+        rates = self._rates(datasets, metric)
+        measured = [rate for rate in rates if rate is not None]
+        n = max((rate.n for rate in measured), default=0)
+        best = max((rate.mean for rate in measured), default=0.0)
+        return [f"{label} (n = {n})", LABELS[metric], *(_percent_text(rate, n, best) for rate in rates)]
+
+    def _paper_row(self, datasets: Sequence[str], metric: str) -> list[list[str]]:
+        """The row of the paper's numbers; no row if it has none."""
+        numbers = []
+        for system, environment in self.systems.items():
+            trained_with = self.trained_with.get(system.agent, environment)
+            numbers.append(paper_number(system.method, environment, trained_with, datasets, metric))
+        return [["", f"{LABELS[metric]}, paper", *numbers]] if any(numbers) else []
 
 
-def _cell(rate: Rate | None, n: int, best: float) -> str:
-    """A rate in percent with its interval; one over fewer than `n` questions with its own number."""
+def _percent_text(rate: Rate | None, n: int, best: float) -> str:
+    """A rate in percent with its interval. A rate over fewer than `n` questions shows its own number."""
     if rate is None:
-        return "–"
+        return UNKNOWN
     mean = f"{100 * rate.mean:.1f}"
-    parts = [f"n {rate.n}"] if rate.n != n else []
-    parts += [f"{rate.errors} errors"] if rate.errors else []
-    missing = f" ({', '.join(parts)})" if parts else ""
-    shown = f"**{mean}**" if rate.mean > best - 1e-12 else mean
-    return f"{shown} {bounds_text(100 * rate.low, 100 * rate.high, '.1f')}{missing}"
+    if rate.mean > best - 1e-12:
+        mean = f"**{mean}**"
+    notes = []
+    if rate.n != n:
+        notes.append(f"n {rate.n}")
+    if rate.errors:
+        notes.append(f"{rate.errors} errors")
+    missing = f" ({', '.join(notes)})" if notes else ""
+    return f"{mean} {bounds_text(100 * rate.low, 100 * rate.high, '.1f')}{missing}"

@@ -92,12 +92,22 @@ def cells_of(table: str) -> dict[str, list[str]]:
 
 
 def test_an_interval_of_several_seeds_is_over_seeds_and_questions():
-    """scipy.stats.t.interval(0.95, 2, loc=mean, scale=sem) of the seeds' means; Wilson's of one seed."""
+    """scipy.stats.t.interval(0.95, 2, loc=mean, scale=sem) of the seeds' means; Wilson's of one seed.
+
+    A difference within one seed has no interval.
+    """
     both = [[*answers("opro", right), *answers("prompt-r1", 100)] for right in (50, 60, 61)]
     opro = cells_of(seeds.table(both, "prompt-r1"))["opro"]
     assert opro[:2] == ["57.0 [41.9, 72.1]", "50.0, 60.0, 61.0"] and opro[3] == "2.00"
     assert opro[2].startswith("+43.0 [+27.9, +58.1]")
-    assert cells_of(seeds.table(both[:1], "prompt-r1"))["opro"][0] == "50.0 [40.4, 59.6]"
+    alone = cells_of(seeds.table(both[:1], "prompt-r1"))["opro"]
+    assert alone[0] == "50.0 [40.4, 59.6]" and alone[2] == "+50.0"
+
+
+def test_seeds_that_agree_by_chance_have_no_narrower_interval_than_their_questions():
+    """Student's interval of three equal means is a point, whatever the number of questions."""
+    same = [answers("direct", 50)] * 3
+    assert cells_of(seeds.table(same, "direct"))["direct"][0] == "50.0 [44.4, 55.6]"
 
 
 def test_datasets_have_equal_weight_and_failed_calls_none():
