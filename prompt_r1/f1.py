@@ -1,83 +1,111 @@
-"""Score an answer by EM, SM and F1.
+r"""Score an answer by EM, SM and F1.
 
-Each metric is the best over the gold answers. Texts are compared after SQuAD normalisation. The default rules
-are strict: typographic variants of a character are equal, a number keeps its sign, point and slash, an empty
-prediction scores 0, and a gold answer of which normalisation leaves nothing ("a", "$") is matched only by the
-same text. The official rules are those of the released code, for comparison with its tables; they are too
-lenient in places: "-5" = "5", "1/2" = "12", SM is 1 for an empty prediction and for "a". SSim, which needs a
-model, is in `similarity.py`.
+Each metric is the best over the gold answers. Texts are compared after SQuAD's normalisation: lower case, no
+punctuation, no articles. It was made for names, and makes wrong answers right in mathematics: "-5" equals
+"5", "1/2" equals "12", "2x+3" equals "2x-3". The strict rules are the default and those of the reward. They
+keep the punctuation that carries a value:
+
+    a minus: sign, exponent, between variables       -5   -\frac{1}{2}   1e-5   x-y
+    a point in a number                              3.14   .5
+    a slash between operands                         1/2   x/y
+    plus, power and comparison                       2x+3   x^2   <5   C++
+    # after a letter                                 C#
+
+Other punctuation between two digits separates two numbers ("18-20", "3:2"), except commas of thousands.
+Typographic forms of a character equal its plain form. An empty prediction scores 0. A gold answer that
+normalisation empties ("a", "$") is matched only by the same text.
+
+The official rules are SQuAD's as the released code has them, for comparison with the paper's tables. There,
+SM is 1 for an empty prediction. SSim, which needs a model, is in `evaluation/similarity.py`.
 """
 
-import operator
 import re
 import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import groupby
+
+Metric = Callable[[str, str], float]
+"""Compares a prediction with one gold answer, both normalised."""
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
-# Plain forms of characters that neither NFKC nor their Unicode category makes plain: accents that stand alone
-# and letters of the shape of an apostrophe, the minus, the slashes of fractions, the sign of multiplication,
-# the point and the comma of Arabic numbers, and the selectors of an emoji's colour.
-PLAIN = dict.fromkeys("´ʹʻʼ", "'") | {"\u2212": "-", "\u2044": "/", "\u2215": "/", "\u00d7": "x"}
-PLAIN |= {"\u066b": ".", "\u066c": ",", "\ufe0e": "", "\ufe0f": ""}
-OF_CATEGORY = {"Pd": "-", "Cf": ""}  # dashes, and characters without a width; other punctuation is a quote
-# "10³" is 10^3 and not 103, "3½" is 3 1/2. By the tag of the character's decomposition in Unicode.
-WRITTEN_BEFORE = {"<super>": "^", "<sub>": "_", "<fraction>": " "}
+# Plain forms that NFKC, Unicode's compatibility form, lacks: minus, two slashes, times, two apostrophes.
+PLAIN = {"\u2212": "-", "\u2044": "/", "\u2215": "/", "\u00d7": "x", "\u02bb": "'", "\u02bc": "'"}
+# NFKC alone would turn 10³ into 103 and 3½ into 31/2.
+SUPERSCRIPT = re.compile("([⁰¹²³⁴-⁻]+)")
+FRACTION_AFTER_DIGIT = re.compile(r"(?<=\d)([¼-¾⅐-⅞])")
 
-FRACTION = re.compile(r"(?<=\d)\s*/\s*(?=-?\d)")  # MathQA writes "33 1 / 3"
-THOUSANDS = re.compile(r"(?<=\d)[,'](?=\d{3}(?!\d))")
-SPACED_THOUSANDS = re.compile("(?<=\\d)[\u00a0\u2009\u202f](?=\\d{3}(?!\\d))")  # but "5 100" is two
-# "18-20", "3:2", "(1,2)" and "10^5" are two numbers each. Without a blank they would become one other number.
-BETWEEN_NUMBERS = re.compile(r"(?<=\d)(?:[,:-]|[!\"#$%&'()*+;<=>?@\[\\\]^_`{|}~]+)(?=\d)")
-NUMBER_SIGN = r"(?<!\w)-(?=\$?\.?\d)"
-NUMBER_POINT = r"(?<=\d)\.(?=\d)|(?<![\w.])\.(?=\d)"
-NUMBER_SLASH = r"(?<=\d)/(?=-?\d)"
-LEADING_SIGN = re.compile(r"^([\s$(]*)-\s+(?=\$?\s*\.?\d)")
-# Group 1 is the punctuation that is kept.
-PUNCTUATION = re.compile(f"({NUMBER_SIGN}|{NUMBER_POINT}|{NUMBER_SLASH})|[{re.escape(string.punctuation)}]")
+LEADING_MINUS = re.compile(r"^\s*-\s+(?=[\d.$\\])")  # "- 5"
+SPACED_SLASH = re.compile(r"(?<=\d)\s*/\s*(?=-?\d)")  # MathQA writes "33 1 / 3"
+THOUSANDS = re.compile(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))")  # 1,234 and, in India, 1,00,000
+KEPT = "|".join(
+    (
+        r"(?<![\w-])-(?=[^\s-])",  # the minus before an operand
+        r"(?<=\de)-(?=\d)",  # the minus of an exponent
+        r"(?<=\b[^\W\d_])-(?=[^\W\d_]\b)",  # the minus of "x-y"
+        r"(?<=\d)\.(?=\d)",
+        r"(?<![\w.])\.(?=\d)",  # the point of ".5"
+        r"(?<=[\w)}\]])/(?=[\w({\\-])",
+        r"(?<=[\w)}\]+ ])\+",  # but not the sign of "+5"
+        r"[\^<>]",
+        r"(?<=[<>])=",
+        r"(?<=[^\W\d_])#",
+    )
+)
+SEPARATOR = r"(?<=\d)[!-*,\-:;=?@\[-\]_`{-~]+?(?=-?\d)"  # punctuation between digits, unless it may be kept
+# Group 1 is what is kept, group 2 a separator.
+PUNCTUATION = re.compile(f"({KEPT})|({SEPARATOR})|[{re.escape(string.punctuation)}]")
 
 
 def normalise(text: str, *, official: bool = False) -> str:
     """Lower the case, drop punctuation and articles, and collapse white space (SQuAD).
 
-    With the strict rules typographic characters are plain, and numbers keep their sign, point and slash.
+    The strict rules keep the punctuation that carries a value, and make typographic characters plain.
     """
-    if official:
-        text = text.lower().translate(DROP_PUNCTUATION)
-    else:
-        text = plain_characters(text)
-        text = FRACTION.sub("/", LEADING_SIGN.sub(r"\1-", text.casefold()))
-        text = BETWEEN_NUMBERS.sub(" ", THOUSANDS.sub("", text))
-        text = PUNCTUATION.sub(r"\1", text)
+    text = text.lower().translate(DROP_PUNCTUATION) if official else _drop_punctuation(text)
     return " ".join(ARTICLES.sub(" ", text).split())
 
 
+def _drop_punctuation(text: str) -> str:
+    """The lower-case text without the punctuation that carries no value."""
+
+    def replacement(match: re.Match[str]) -> str:
+        kept, separator = match.groups()
+        return " " if separator else kept or ""
+
+    text = plain_characters(text).casefold()
+    text = LEADING_MINUS.sub("-", text)
+    text = SPACED_SLASH.sub("/", text)
+    text = THOUSANDS.sub("", text)
+    return PUNCTUATION.sub(replacement, text)
+
+
 def plain_characters(text: str) -> str:
-    """Replace compatibility forms (NFKC), then digits, dashes, quotes and other punctuation by ASCII ones."""
+    """Replace typographic characters: compatibility forms (NFKC), dashes, quotes, and invisible ones."""
     if text.isascii():
         return text
-    text = SPACED_THOUSANDS.sub(",", text.replace("´", "'"))
-    runs = groupby(text, lambda one: unicodedata.decomposition(one).partition(" ")[0])
-    marked = "".join(WRITTEN_BEFORE.get(tag, "") + "".join(run) for tag, run in runs)
-    return "".join(map(_plain_character, unicodedata.normalize("NFKC", marked)))
+    text = SUPERSCRIPT.sub(r"^\1", text)
+    text = FRACTION_AFTER_DIGIT.sub(r" \1", text)
+    return "".join(map(_plain_character, unicodedata.normalize("NFKC", text)))
 
 
-def _plain_character(one: str) -> str:
-    if one.isascii() or one in PLAIN:
-        return PLAIN.get(one, one)
-    category = unicodedata.category(one)
-    if category == "Nd":
-        return str(unicodedata.decimal(one))
-    return OF_CATEGORY.get(category, "'" if category.startswith("P") else one)
+def _plain_character(character: str) -> str:
+    if character.isascii() or character in PLAIN:
+        return PLAIN.get(character, character)
+    category = unicodedata.category(character)
+    if category == "Cf":  # has no width
+        return ""
+    if category == "Pd":
+        return "-"
+    # Any quote will do for other punctuation, because quotes are dropped.
+    return '"' if category.startswith("P") else character
 
 
 def exact_match(prediction: str, answers: Sequence[str], *, official: bool = False) -> float:
     """1 if the prediction equals a gold answer, else 0."""
-    return _best(operator.eq, prediction, answers, official)
+    return _best(_equals, prediction, answers, official)
 
 
 def substring_match(prediction: str, answers: Sequence[str], *, official: bool = False) -> float:
@@ -85,13 +113,7 @@ def substring_match(prediction: str, answers: Sequence[str], *, official: bool =
 
     Official rules: 1 if one of the two is a substring of the other.
     """
-
-    def matches(predicted: str, gold: str) -> bool:
-        if official:
-            return gold in predicted or predicted in gold
-        return f" {gold} " in f" {predicted} "
-
-    return _best(matches, prediction, answers, official)
+    return _best(_overlaps if official else _contains, prediction, answers, official)
 
 
 def f1(prediction: str, answers: Sequence[str], *, official: bool = False) -> float:
@@ -99,27 +121,47 @@ def f1(prediction: str, answers: Sequence[str], *, official: bool = False) -> fl
     return _best(_f1, prediction, answers, official)
 
 
-def _best(
-    metric: Callable[[str, str], float], prediction: str, answers: Sequence[str], official: bool
-) -> float:
+def _best(metric: Metric, prediction: str, answers: Sequence[str], official: bool) -> float:
+    """The highest score over the gold answers; 0 if there are none."""
     predicted = normalise(prediction, official=official)
-
-    def score(gold: str) -> float:
+    best = 0.0
+    for gold in answers:
         wanted = normalise(gold, official=official)
-        if wanted or official:
-            return metric(predicted, wanted) if predicted or official else 0.0
-        said, meant = (plain_characters(text).strip().casefold() for text in (prediction, gold))
-        return bool(meant) and said == meant
+        if official:
+            score = metric(predicted, wanted)
+        elif not wanted:
+            score = _is_the_same_text(prediction, gold)
+        else:
+            score = metric(predicted, wanted) if predicted else 0.0
+        best = max(best, float(score))
+    return best
 
-    return float(max(map(score, answers), default=0.0))
+
+def _is_the_same_text(prediction: str, gold: str) -> bool:
+    said = plain_characters(prediction).strip().casefold()
+    meant = plain_characters(gold).strip().casefold()
+    return said == meant != ""
 
 
-def _f1(prediction: str, gold: str) -> float:
-    if not prediction and not gold:
+def _equals(predicted: str, wanted: str) -> bool:
+    return predicted == wanted
+
+
+def _contains(predicted: str, wanted: str) -> bool:
+    return f" {wanted} " in f" {predicted} "
+
+
+def _overlaps(predicted: str, wanted: str) -> bool:
+    return wanted in predicted or predicted in wanted
+
+
+def _f1(predicted: str, wanted: str) -> float:
+    if not predicted and not wanted:
         return 1.0
-    predicted, wanted = prediction.split(), gold.split()
-    common = sum((Counter(predicted) & Counter(wanted)).values())
+    predicted_words, wanted_words = predicted.split(), wanted.split()
+    common = sum((Counter(predicted_words) & Counter(wanted_words)).values())
     if common == 0:
         return 0.0
-    precision, recall = common / len(predicted), common / len(wanted)
+    precision = common / len(predicted_words)
+    recall = common / len(wanted_words)
     return 2 * precision * recall / (precision + recall)
