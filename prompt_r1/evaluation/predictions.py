@@ -11,6 +11,7 @@ from typing import Any
 
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.files import is_finite_number, make_folder
+from prompt_r1.programs.lines import append_line
 from prompt_r1.programs.terminal import printable_line
 from prompt_r1.types import Question, Spending
 
@@ -21,7 +22,7 @@ FILE = "predictions.jsonl"
 
 @dataclass(frozen=True)
 class System:
-    """What answers questions: a method with its environment and agent ("": it has none)."""
+    """What answers questions: a method with its environment and its agent ("": the method has none)."""
 
     method: str
     environment: str = ""
@@ -33,12 +34,15 @@ class System:
 
 
 def short_names(systems: Iterable[System]) -> dict[System, str]:
-    """The method of each system, with its environment and agent if the method has several."""
-    names, systems = {}, list(systems)
+    """Name each system by its method, and by its environment and agent if the method has several."""
+    systems = list(systems)
+    names = {}
     for system in systems:
-        same = [other for other in systems if other.method == system.method]
-        environment = system.environment if len({other.environment for other in same}) > 1 else ""
-        agent = system.agent if len({other.agent for other in same}) > 1 else ""
+        of_method = [other for other in systems if other.method == system.method]
+        environments = {other.environment for other in of_method}
+        agents = {other.agent for other in of_method}
+        environment = system.environment if len(environments) > 1 else ""
+        agent = system.agent if len(agents) > 1 else ""
         names[system] = str(System(system.method, environment, agent))
     return names
 
@@ -56,19 +60,21 @@ class Prediction:
     sample: int = 0  # number among the repeats of the question
     stop: str = "answered"  # how a game ended (types.Stop); "env_error" for any method
     error: str = ""  # why the environment failed
-    turns: int = 1  # of the agent; 1 for a method without an agent
-    spent: Spending = field(default_factory=Spending)  # on calls of the environment
+    turns: int = 1  # turns of the agent; 1 for a method without agent
+    spent: Spending = field(default_factory=Spending)  # calls of the environment
     format: float | None = None  # 1: in the requested format, 0: not; None: no format was requested
     reward: float | None = None  # None: no game was played
-    # Filled in by the evaluation:
+    # The evaluation fills these in:
     system: System = System("")
     metrics: dict[str, float] = field(default_factory=dict)  # each from 0 to 1; empty after an error
 
 
-STORED_AS_IS = ("raw", "sample", "stop", "error", "turns", "format", "reward")  # under these names in a line
-AMOUNTS = ("calls", "tokens_in", "tokens_out", "usd")  # and these of `spent`
-NUMBERS = ("sample", "turns", *AMOUNTS)
+# The fields of a line, by their types. Those of the first tuple have the names of `Prediction`'s fields.
+STORED_AS_IS = ("raw", "sample", "stop", "error", "turns", "format", "reward")
+AMOUNTS = ("calls", "tokens_in", "tokens_out", "usd")
 TEXTS = ("method", "environment", "agent", "dataset", "kind", "id", "question", "raw", "stop", "error")
+NUMBERS = ("sample", "turns", *AMOUNTS)
+NUMBERS_OR_NONE = ("format", "reward")
 
 
 def to_row(prediction: Prediction) -> dict[str, object]:
@@ -88,36 +94,54 @@ def to_row(prediction: Prediction) -> dict[str, object]:
 
 
 def _from_row(row: Mapping[str, Any]) -> Prediction:
-    """The prediction of a line."""
+    """The prediction of a line. Raises KeyError or TypeError for a line that `to_row` did not write."""
     answers = tuple(row["answers"])
-    texts = [*(row[name] for name in TEXTS), *answers, "" if row["prediction"] is None else row["prediction"]]
+    answer = row["prediction"]
+    texts = [row[name] for name in TEXTS] + list(answers)
+    if answer is not None:
+        texts.append(answer)
     numbers = [row[name] for name in NUMBERS]
-    numbers += [row[name] for name in ("format", "reward") if row[name] is not None]
-    if not all(isinstance(text, str) for text in texts) or not all(map(is_finite_number, numbers)):
-        raise TypeError("not the types that to_row writes")
+    numbers += [row[name] for name in NUMBERS_OR_NONE if row[name] is not None]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("a text has another type")
+    if not all(is_finite_number(number) for number in numbers):
+        raise TypeError("a number has another type")
     return Prediction(
         Question(row["id"], row["dataset"], row["question"], answers, row["kind"]),
-        row["prediction"],
+        answer,
         spent=Spending(*(row[name] for name in AMOUNTS)),
         system=System(row["method"], row["environment"], row["agent"]),
         **{name: row[name] for name in STORED_AS_IS},
     )
 
 
-def _key(system: System, question: Question, sample: int) -> tuple[object, ...]:
-    """What tells an answer from others. A question with another text or other gold answers is another one."""
-    return system, question.dataset, question.id, question.text, question.answers, sample
+@dataclass(frozen=True)
+class Asked:
+    """What an answer was given to. A question with another text or other gold answers is another question."""
+
+    system: System
+    dataset: str
+    id: str
+    text: str
+    answers: tuple[str, ...]
+    sample: int
 
 
-def _parse(content: bytes) -> tuple[dict[tuple[object, ...], Prediction], int]:
-    """The predictions in a file by their keys, of each the last line, and the number of damaged lines."""
-    found, damaged = {}, 0
+def _asked(system: System, question: Question, sample: int) -> Asked:
+    return Asked(system, question.dataset, question.id, question.text, question.answers, sample)
+
+
+def _parse(content: bytes) -> tuple[dict[Asked, Prediction], int]:
+    """The predictions in a file, and the number of damaged lines. Of several answers the last counts."""
+    found: dict[Asked, Prediction] = {}
+    damaged = 0
     for line in content.splitlines():
         try:
-            one = _from_row(json.loads(line))
-            found[_key(one.system, one.question, one.sample)] = one
+            prediction = _from_row(json.loads(line))
         except (ValueError, TypeError, KeyError, RecursionError):
             damaged += 1
+            continue
+        found[_asked(prediction.system, prediction.question, prediction.sample)] = prediction
     return found, damaged
 
 
@@ -134,31 +158,38 @@ class PredictionFile:
             raise UsageError(
                 f"{path}: another evaluation is writing to this file; wait for it, or give another --out"
             ) from None
-        content = path.read_bytes()
-        if content and not content.endswith(b"\n"):
-            os.write(self._file, b"\n")  # the process was killed while it wrote the last line
-        self._predictions, damaged = _parse(content)
+        self._predictions, damaged = _parse(path.read_bytes())
         if damaged:
             logger.warning("%s: %d damaged lines are not used", path, damaged)
 
     def find(self, system: System, question: Question, sample: int) -> Prediction | None:
         """The stored answer; None if there is none, if its call failed, or if the question has changed."""
-        found = self._predictions.get(_key(system, question, sample))
-        return None if found is None or found.error else found
+        found = self._predictions.get(_asked(system, question, sample))
+        if found is None or found.error:
+            return None
+        return found
 
     def answers_to(
         self, wanted: Sequence[tuple[Question, int]], systems: Iterable[System]
     ) -> list[Prediction]:
-        """The stored answers to these questions and samples, also failed calls; those of `systems` first."""
-        order = dict.fromkeys([*systems, *(one.system for one in self._predictions.values())])
-        asked = [(system, *pair) for system in order for pair in wanted]
-        found = [(self._predictions.get(_key(*one)), one[1]) for one in asked]
-        return [replace(one, question=question) for one, question in found if one]  # it may have another kind
+        """The stored answers to these questions and samples, also failed calls.
+
+        The answers of `systems` come first, then the answers of other systems that the file has.
+        """
+        stored = [prediction.system for prediction in self._predictions.values()]
+        answers = []
+        for system in dict.fromkeys([*systems, *stored]):
+            for question, sample in wanted:
+                found = self._predictions.get(_asked(system, question, sample))
+                if found is not None:
+                    # The question may have another kind than when it was answered.
+                    answers.append(replace(found, question=question))
+        return answers
 
     def add(self, prediction: Prediction) -> None:
-        """Append a line with a single write, so that a kill leaves at most the last line incomplete."""
-        os.write(self._file, (json.dumps(to_row(prediction), default=str) + "\n").encode())
-        self._predictions[_key(prediction.system, prediction.question, prediction.sample)] = prediction
+        """Append a prediction. A kill or a full disk loses at most this one."""
+        append_line(self._file, json.dumps(to_row(prediction), default=str))
+        self._predictions[_asked(prediction.system, prediction.question, prediction.sample)] = prediction
 
     def close(self) -> None:
         os.close(self._file)

@@ -1,6 +1,7 @@
 """The file of predictions: which answers are found again and which are asked again."""
 
 import json
+import os
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,17 @@ def test_a_kill_loses_only_the_incomplete_line(tmp_path, caplog):
         again.add(predict(2))
     assert read_predictions(path) == [predict(1), predict(2)], "of several lines the last one counts"
     assert "2 damaged lines" in caplog.text, "nothing is dropped silently"
+
+
+def test_a_disk_that_is_full_for_a_moment_loses_no_answer(tmp_path, monkeypatch):
+    """`os.write` wrote half a line and raised nothing; the next answer was glued to it: both were lost."""
+    path = tmp_path / "predictions.jsonl"
+    write_all = os.write
+    with closing(PredictionFile(path)) as file, monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, content: write_all(file, content[:50]))
+        file.add(predict(1))
+        file.add(predict(2))
+    assert read_predictions(path) == [predict(1), predict(2)]
 
 
 @pytest.mark.parametrize(
