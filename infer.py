@@ -67,7 +67,7 @@ async def ask(text: str, pair: OpenPair, view: Dialogue, config: InferConfig) ->
     before = pair.environment.budget.spent
     view.question(text)
     try:
-        game = await pair.play(text, on_piece=view.piece, on_turn_end=view.end_line)
+        game = await pair.play(text, on_piece=view.piece)
     except asyncio.CancelledError:  # by Ctrl-C
         view.note("no answer", "interrupted")
         raise

@@ -1,7 +1,7 @@
-"""An agent: weights, engine, codec and rules."""
+"""Load an agent, and play one question with it: for training, evaluation and people."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,15 @@ from prompt_r1.model.policy import Policy
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
 from prompt_r1.settings.agent import MINI_AGENT, AgentConfig
-from prompt_r1.types import GameSettings, Question, Trajectory
+from prompt_r1.types import GameSettings, Message, Question, Spending, Trajectory
+
+# Characters per token: no question that people write has longer tokens on average.
+LONGEST_MEAN_TOKEN = 16
 
 
 @dataclass(frozen=True)
 class Agent:
-    """An agent that is ready to play."""
+    """An agent that is ready to play: its weights in an engine, its tokenizer in a codec, and its rules."""
 
     engine: Engine
     codec: Codec
@@ -30,15 +33,15 @@ class Agent:
 
     @property
     def policy(self) -> Policy:
-        """Its weights."""
+        """The agent's weights."""
         return self.engine.policy
 
 
 def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> Agent:
     """Load the agent of a folder or hub id, ready to play the game of `config`.
 
-    With a mini agent, torch computes in one thread from now on: more hardly help a tiny model, and hurt on a
-    busy CPU. Raises UsageError if there is no agent.
+    Raises UsageError if there is no agent. With a mini agent, torch computes in one thread from now on: more
+    threads hardly help a tiny model, and hurt on a busy CPU.
     """
     if config.agent == MINI_AGENT:
         torch.set_num_threads(1)
@@ -55,8 +58,8 @@ def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> A
     )
     check_model(policy)
     check_vocabulary(policy, codec.tokenizer)
-    # Turns end at any end token of the model, not only at those of the tokenizer. Where a model has no
-    # generation config, transformers takes a number that may be that of an ordinary token.
+    # A turn also ends at the end tokens that only the model names. They must be special tokens: without a
+    # generation config, transformers may name the id of an ordinary token.
     added = codec.tokenizer.added_tokens_decoder
     codec.stop_ids |= {end for end in policy.end_ids if end in added and added[end].special}
     engine = Engine(policy, stop_ids=codec.stop_ids, max_tokens=config.max_tokens)
@@ -64,21 +67,29 @@ def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> A
 
 
 def load_codec(path: str | Path, config: AgentConfig) -> Codec:
-    """The codec of the tokenizer of a folder or hub id."""
+    """Load the codec of an agent: the tokenizer of a folder or hub id, and the instruction of `config`."""
     return Codec(load_tokenizer(path), INSTRUCTIONS[config.instruction])
 
 
 def check_question_lengths(questions: Iterable[Question], codec: Codec, game: GameSettings) -> None:
     """Raise QuestionTooLong for a question that leaves the agent no room to write."""
     for question in questions:
-        length = len(codec.opening(question.text))
-        if length >= game.max_tokens:
+        excess = _excess(question.text, codec, game.max_tokens)
+        if excess:
             has_name = question.id not in ("", question.text)
             name = f"question {question.id!r}" if has_name else "the question"
             raise QuestionTooLong(
-                f"{name} ({question.text[:40]!r}…) takes {length} tokens of a game of {game.max_tokens}: "
-                "shorten it, or train with a larger --max-tokens"
+                f"{name} ({question.text[:40]!r}…) {excess}: shorten it, or train with a larger --max-tokens"
             )
+
+
+def _excess(question: str, codec: Codec, max_tokens: int) -> str:
+    """How a question fills a game of so many tokens; "" if the agent has room to write."""
+    # Megabytes take many seconds to encode, so they are refused before.
+    if len(question) > max_tokens * LONGEST_MEAN_TOKEN:
+        return f"has {len(question):,} characters, more than a game of {max_tokens} tokens holds"
+    length = len(codec.opening(question))
+    return f"takes {length} tokens of a game of {max_tokens}" if length >= max_tokens else ""
 
 
 async def play_question(
@@ -91,16 +102,34 @@ async def play_question(
     top_p: float = 1.0,
     sample: int = 0,
     epoch: int = 0,
+    on_token: Callable[[int], None] | None = None,
+    before_ask: Callable[[list[Message], Spending], None] | None = None,
+    on_reply: Callable[[str], None] | None = None,
 ) -> Trajectory:
-    """Play a question with an agent's engine; many may run at once. The result holds time and spending.
+    """Play one game of a question, for training, evaluation and people. Many games may run at once.
 
-    `sample` is the number of the game among those of the question. Where the environment samples, equal
-    messages of two games, or in two epochs, are two calls.
+    `sample` is the number of the game in its group, and `epoch` counts from 0. Where the environment samples,
+    equal messages of two games, or in two epochs, are two calls.
+
+    `on_token` gets each token of the agent when it is sampled. `before_ask` gets the messages of a call and
+    what the game has spent before it; an exception that it raises ends the game. `on_reply` gets each reply.
     """
-    caller, begin = Caller(question.id, sample, epoch), time.perf_counter()
-    ask = partial(environment.ask, caller=caller)
+    begin = time.perf_counter()
+    caller = Caller(question.id, sample, epoch)
+
+    async def ask(messages: list[Message]) -> str:
+        if before_ask is not None:
+            before_ask(messages, caller.spent)
+        reply = await environment.ask(messages, caller)
+        if on_reply is not None:
+            on_reply(reply)
+        return reply
+
     with agent.engine.new_game() as handle:
-        generate = partial(agent.engine.generate, game=handle, temperature=temperature, top_p=top_p)
+        generate = partial(
+            agent.engine.generate, game=handle, temperature=temperature, top_p=top_p, watch=on_token
+        )
         trajectory = await play(question, generate, ask, agent.codec, agent.game, seed=seed)
-    trajectory.spent, trajectory.seconds = caller.spent, time.perf_counter() - begin
+    trajectory.spent = caller.spent
+    trajectory.seconds = time.perf_counter() - begin
     return trajectory

@@ -1,4 +1,4 @@
-"""Show a game as text."""
+"""Show a game as text: cut it into pieces while it is played, print the pieces, or write it as JSON."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -8,6 +8,7 @@ from prompt_r1.programs.terminal import printable
 from prompt_r1.types import Trajectory
 
 TAG = re.compile("<(/?)(think|interaction_prompt|answer)>")
+LONGEST_TAG = len("</interaction_prompt>")
 LABELS = {
     "think": "agent thinks",
     "interaction_prompt": "agent asks",
@@ -15,72 +16,97 @@ LABELS = {
     "": "agent writes",
     "reply": "environment",
 }
-INDENT = 13  # width of the labels
-LONGEST_TAG = len("</interaction_prompt>")
+INDENT = 13  # columns: the longest label and a space
 
 
 @dataclass(frozen=True)
 class Piece:
     """The next part of a dialogue: of a block of the agent's turn, or the environment's whole reply."""
 
-    kind: str  # tag of the block ("": outside all tags), or "reply"
+    kind: str  # name of the block's tag ("": text outside all tags), or "reply"
     text: str
-    begins: bool  # whether it is the first of its block
+    begins: bool  # whether this is the first piece of its block
 
 
 def blocks(text: str, *, ended: bool) -> list[tuple[str, str]]:
     """Split a turn into (tag name, content) blocks, in order. Text outside all tags has the name "".
 
-    Until the turn has `ended`, text that may be the beginning of a tag or of a multi-byte character is left
-    out, so that the content of a block only grows from call to call.
+    Until the turn has `ended`, its end may be half a tag or half a character. Such an end is left out, so
+    that the content of a block only grows from call to call.
     """
-    contents, slashes, names = (TAG.split(text)[group::3] for group in range(3))
-    tags = ["", *("" if slash else name for slash, name in zip(slashes, names, strict=True))]
+    found = []
+    name = ""
+    start = 0
+    for tag in TAG.finditer(text):
+        found.append((name, text[start : tag.start()]))
+        is_closing = tag[1] == "/"
+        name = "" if is_closing else tag[2]
+        start = tag.end()
+    last = text[start:]
     if not ended:
-        *contents, last = contents
-        bracket = last.rfind("<")
-        if bracket >= 0 and len(last) - bracket < LONGEST_TAG:
-            last = last[:bracket]
-        contents.append(last.rstrip("\ufffd"))
-    return [(tag, text.strip()) for tag, text in zip(tags, contents, strict=True) if text.strip()]
+        last = _without_half_a_tag(last).rstrip("\ufffd")  # the replacement of half a character
+    found.append((name, last))
+    return [(name, content.strip()) for name, content in found if content.strip()]
+
+
+def _without_half_a_tag(text: str) -> str:
+    bracket = text.rfind("<")
+    may_become_a_tag = bracket >= 0 and len(text) - bracket < LONGEST_TAG
+    return text[:bracket] if may_become_a_tag else text
 
 
 class Pieces:
-    """Cuts a game into pieces while it is played."""
+    """Cuts a game into pieces while it is played: the agent's turns token by token, and the replies.
 
-    def __init__(self, on_piece: Callable[[Piece], object]) -> None:
+    `text_of` decodes the tokens of a turn. `on_piece` gets each piece.
+    """
+
+    def __init__(self, text_of: Callable[[list[int]], str], on_piece: Callable[[Piece], object]) -> None:
+        self._text_of = text_of
         self._on_piece = on_piece
-        self._sent: list[int] = []  # characters of each block of the turn so far
+        self._tokens: list[int] = []  # of the turn so far
+        self._shown: list[int] = []  # characters of each block of the turn that are in a piece
 
-    def turn(self, text: str, *, ended: bool) -> None:
-        """The agent's turn so far: after each token, and when it has ended."""
-        for number, (tag, content) in enumerate(blocks(text, ended=ended)):
-            begins = number == len(self._sent)
-            if begins:
-                self._sent.append(0)
-            if new := content[self._sent[number] :]:
-                self._on_piece(Piece(tag, new, begins))
-            self._sent[number] = len(content)
-        if ended:
-            self._sent = []
+    def token(self, token: int) -> None:
+        """Add the next token of the agent's turn."""
+        self._tokens.append(token)
+        self._cut(ended=False)
+
+    def end_turn(self) -> None:
+        """End the agent's turn: what might have become a tag is text."""
+        self._cut(ended=True)
+        self._tokens.clear()
+        self._shown.clear()
 
     def reply(self, text: str) -> None:
-        """The environment's reply."""
+        """Add the environment's reply."""
         self._on_piece(Piece("reply", text, begins=True))
+
+    def _cut(self, *, ended: bool) -> None:
+        turn = self._text_of(self._tokens)
+        for number, (tag, content) in enumerate(blocks(turn, ended=ended)):
+            begins = number == len(self._shown)
+            if begins:
+                self._shown.append(0)
+            new = content[self._shown[number] :]
+            self._shown[number] = len(content)
+            if new:
+                self._on_piece(Piece(tag, new, begins))
 
 
 class Dialogue:
-    """Writes a game as labelled and indented text that is safe to print."""
+    """Writes games as labelled and indented text that is safe to print."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
-        self._games = 0
-        self._in_line = False  # the agent's text has not ended yet
+        self._is_first = True  # no game has been written yet
+        self._in_line = False  # the last line has no line break yet
 
     def question(self, text: str) -> None:
         """Write the question, as the heading of its game."""
-        self._write("\n" if self._games else "")
-        self._games += 1
+        if not self._is_first:
+            self._write("\n")
+        self._is_first = False
         self.note("question", text, end="\n\n")
 
     def piece(self, piece: Piece) -> None:
@@ -89,19 +115,19 @@ class Dialogue:
             self.note(LABELS["reply"], piece.text.strip(), end="\n\n")
             return
         if piece.begins:
-            self.end_line()
+            self._end_line()
             self._write(LABELS[piece.kind].ljust(INDENT))
         self._write(_indented(piece.text))
         self._in_line = True
 
     def note(self, label: str, text: str, *, end: str = "\n") -> None:
-        """Write a text with its label; an error may have cut off the turn before it."""
-        self.end_line()
+        """Write a text with its label, on a line of its own."""
+        self._end_line()
         self._write(f"{label.ljust(INDENT)}{_indented(text)}{end}")
 
-    def end_line(self) -> None:
-        """End the line of the agent's text, so that readers of a pipe get it before the reply comes."""
-        self._write("\n" if self._in_line else "")
+    def _end_line(self) -> None:
+        if self._in_line:
+            self._write("\n")
         self._in_line = False
 
 
@@ -110,7 +136,10 @@ def _indented(text: str) -> str:
 
 
 def game_as_json(game: Trajectory, names: Mapping[str, str], *, priced: bool) -> dict[str, object]:
-    """A game for programs, with these `names`; `answer` is null without one, and `usd` without a price."""
+    """A game as an object for other programs, together with `names`.
+
+    `answer` is null if the game ended without an answer, and `usd` is null if calls have no price.
+    """
     return {
         "question": game.question.text,
         "answer": game.answer,

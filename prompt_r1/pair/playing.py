@@ -1,33 +1,34 @@
-"""Open a pair, and play one question for a person: with limits, and shown while it is played."""
+"""Open a pair, and play one question for a person: within limits, and shown while it is played."""
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from prompt_r1.environments.environment import Caller, Environment
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Answering, OwnSource
 from prompt_r1.environments.specs import open_environment
 from prompt_r1.errors import EnvError
 from prompt_r1.model.distributed import pick_device
-from prompt_r1.pair.agent import Agent, check_question_lengths, load_agent, load_codec
+from prompt_r1.pair.agent import Agent, check_question_lengths, load_agent, load_codec, play_question
 from prompt_r1.pair.dialogue import Piece, Pieces
 from prompt_r1.pair.settings import PairConfig
 from prompt_r1.pair.trained import resolve_agent
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM
-from prompt_r1.rollout import play
 from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
-from prompt_r1.types import Completion, Message, Question, Trajectory
+from prompt_r1.types import Message, Question, Spending, Trajectory
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one question may cost (None: no limit), within the turns of the agent's training."""
+    """The most that one question may cost (None: no limit).
 
-    turns: int | None = None  # one more than calls: in its last turn, a game makes none
+    A game of N turns makes at most N - 1 calls, and never has more turns than in the agent's training.
+    """
+
+    turns: int | None = None
     usd: float | None = None
     seconds: float | None = None
 
@@ -52,7 +53,7 @@ class OpenPair:
     seed: int
     temperature: float
     path: str = ""  # folder or hub id of the agent
-    about: str = ""  # which agent plays where, in one line
+    about: str = ""  # one line: which agent plays with which environment
 
     async def play(
         self,
@@ -62,59 +63,52 @@ class OpenPair:
         seed: int | None = None,
         temperature: float | None = None,
         on_piece: Callable[[Piece], object] | None = None,
-        on_turn_end: Callable[[], object] = lambda: None,
     ) -> Trajectory:
         """Play one game within limits, with the pair's seed and temperature unless others are given.
 
-        `on_piece` gets the dialogue; `on_turn_end` is called when the agent's turn is complete, before the
-        environment is asked. Raises QuestionTooLong, LimitReached, and what `Environment.ask` raises except
-        EnvError: then `stop` is "env_error".
+        `on_piece` gets the dialogue while it is played. Raises QuestionTooLong, LimitReached, and what
+        `Environment.ask` raises except EnvError: after a failed call, the game's `stop` is "env_error".
         """
-        agent, environment, codec = self.agent, self.environment, self.agent.codec
-        text = text.encode("utf-8", "replace").decode()  # lone surrogates have no UTF-8
+        agent = self._agent_within(limits)
+        text = text.encode("utf-8", "replace").decode()  # a lone surrogate has no UTF-8 and becomes "?"
         question = Question(text, "asked", text, answers=())
-        check_question_lengths([question], codec, agent.game)
-        caller, pieces = Caller(question.id), Pieces(on_piece or (lambda piece: None))
-        most = agent.game.max_turns if limits.turns is None else min(agent.game.max_turns, limits.turns)
+        # In a thread, because a long text takes seconds to encode, and other games wait for this event loop.
+        await asyncio.to_thread(check_question_lengths, [question], agent.codec, agent.game)
+        pieces = Pieces(agent.codec.turn_text, on_piece or _ignore)
 
-        async def generate(tokens: list[int], *, max_new: int, seed: str) -> Completion:
-            sampled: list[int] = []
-
-            def watch(token: int) -> None:
-                sampled.append(token)
-                pieces.turn(codec.turn_text(sampled), ended=False)
-
-            completion = await agent.engine.generate(
-                tokens,
-                max_new=max_new,
-                seed=seed,
-                game=handle,
-                temperature=self.temperature if temperature is None else temperature,
-                watch=watch if on_piece else None,
-            )
-            pieces.turn(codec.turn_text(completion.tokens), ended=True)
-            on_turn_end()
-            return completion
-
-        async def ask(messages: list[Message]) -> str:
-            spent = caller.spent.usd
-            if limits.usd is not None and spent + environment.most_usd(messages) > limits.usd:
-                message = f"the next call may exceed the limit of ${limits.usd:g}; spent: ${spent:.6f}"
+        def before_ask(messages: list[Message], spent: Spending) -> None:
+            pieces.end_turn()
+            if limits.usd is not None and spent.usd + self.environment.most_usd(messages) > limits.usd:
+                message = f"the next call may exceed the limit of ${limits.usd:g}; spent: ${spent.usd:.6f}"
                 raise LimitReached("usd", message)
-            reply = await environment.ask(messages, caller)
-            pieces.reply(reply)
-            return reply
 
-        begin, rules = time.perf_counter(), replace(agent.game, max_turns=most)
-        seed_text = str(self.seed if seed is None else seed)
         try:
             async with asyncio.timeout(limits.seconds):
-                with agent.engine.new_game() as handle:
-                    trajectory = await play(question, generate, ask, codec, rules, seed=seed_text)
+                game = await play_question(
+                    agent,
+                    self.environment,
+                    question,
+                    seed=str(self.seed if seed is None else seed),
+                    temperature=self.temperature if temperature is None else temperature,
+                    on_token=pieces.token if on_piece else None,
+                    before_ask=before_ask,
+                    on_reply=pieces.reply,
+                )
         except TimeoutError:
             raise LimitReached("seconds", f"no answer within the limit of {limits.seconds:g} s") from None
-        trajectory.spent, trajectory.seconds = caller.spent, time.perf_counter() - begin
-        return trajectory
+        pieces.end_turn()
+        return game
+
+    def _agent_within(self, limits: Limits) -> Agent:
+        """The agent, with no more turns than the limit."""
+        agent = self.agent
+        if limits.turns is None or limits.turns >= agent.game.max_turns:
+            return agent
+        return Agent(agent.engine, agent.codec, replace(agent.game, max_turns=limits.turns))
+
+
+def _ignore(piece: Piece) -> None:
+    """Show nothing."""
 
 
 def answered(game: Trajectory) -> Trajectory:
@@ -129,12 +123,14 @@ def open_pair(
 ) -> OpenPair:
     """Open an agent and its environment, and check both before a large agent is loaded.
 
-    `own` is an environment of the user's, in place of that of a SPEC. `run` runs a check to its end. Raises
-    UsageError or FatalEnvError if the pair cannot play.
+    `own` is an object of the user's that replaces the environment of a SPEC. `run` runs the check of the
+    environment to its end. Raises UsageError or FatalEnvError if the pair cannot play.
     """
     spec = resolve_agent(config.agent, max_turns=config.max_turns, max_new=config.max_new)
-    seed, device = spec.config.seed if config.seed < 0 else config.seed, pick_device(config.device)
-    load_codec(spec.path, spec.config)  # a missing agent is reported before the missing key of an environment
+    seed = spec.config.seed if config.seed < 0 else config.seed
+    device = pick_device(config.device)
+    # First the tokenizer: a missing agent is reported before a missing key of the environment.
+    load_codec(spec.path, spec.config)
     if own is None:
         environment = open_for_agent(config.env, spec.config, config, seed=seed, device=device)
     else:
@@ -148,9 +144,10 @@ def open_pair(
 def open_for_agent(
     spec: str, trained: AgentConfig, calls: EnvironmentConfig, *, seed: int, device: torch.device
 ) -> Environment:
-    """Open the environment of the SPEC of a user; "": the one that the agent was trained with.
+    """Open the environment that a user names, or for "" the environment of the agent's training.
 
-    `trained` are the settings of the agent's training, which may come from anyone.
+    `trained` are the settings of the agent's training. They were read from the agent's folder, which may come
+    from anyone, so a SPEC in them has none of the user's rights.
     """
     system = calls.env_system if calls.env_system != ENVIRONMENT_SYSTEM else trained.env_system
     calls = replace(calls, env_args=calls.env_args or trained.env_args, env_system=system)

@@ -1,12 +1,13 @@
 """The settings of an agent's games, and what a user's names mean."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from transformers import GenerationConfig
 
 from prompt_r1.data.questions import find_questions
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import QuestionTooLong, UsageError
 from prompt_r1.miniworld.world import mini_questions
 from prompt_r1.pair.agent import check_question_lengths, load_agent
 from prompt_r1.protocol import INSTRUCTIONS, Codec
@@ -47,6 +48,16 @@ def test_a_question_must_leave_room_for_one_token():
         check_question_lengths([QUESTION], CODEC, GameSettings(max_tokens=length))
     with pytest.raises(UsageError, match=r"^the question "):  # not its whole text
         check_question_lengths([replace(QUESTION, id=QUESTION.text)], CODEC, GameSettings(max_tokens=2))
+
+
+def test_megabytes_are_refused_before_they_are_encoded():
+    """A bug: 2 MB of control tokens were encoded for 13 seconds, and then refused."""
+    codec = Mock()
+    with pytest.raises(
+        QuestionTooLong, match="has 2,000,000 characters, more than a game of 8192 tokens holds"
+    ):
+        check_question_lengths([replace(QUESTION, text="x" * 2_000_000)], codec, GameSettings())
+    assert not codec.mock_calls
 
 
 def test_a_split_or_a_kind_named_after_mini_is_chosen():

@@ -21,13 +21,15 @@ GAME = Trajectory(
 def test_two_games_are_written_with_their_labels_in_a_column_of_13():
     written: list[str] = []
     view = Dialogue(written.append)
-    pieces = Pieces(view.piece)
+    pieces = Pieces("".join, view.piece)  # its tokens are texts
     for _ in range(2):
         view.question("Who?\nReally?")
-        pieces.turn("<interaction_prompt>Who is", ended=False)
-        pieces.turn("<interaction_prompt>Who is it?</interaction_prompt>", ended=True)
+        pieces.token("<interaction_prompt>Who is")
+        pieces.token(" it?</interaction_prompt>")
+        pieces.end_turn()
         pieces.reply("  Anna. ")
-        pieces.turn("<answer>An", ended=True)
+        pieces.token("<answer>An")
+        pieces.end_turn()
         view.note("note", "stopped")
     game = (
         "question     Who?\n             Really?\n\n"
