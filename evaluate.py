@@ -13,10 +13,10 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
     from prompt_r1.programs.installation import check_installation
 
     check_installation()
-    from prompt_r1.evaluation.systems import check_evaluate
-    from prompt_r1.programs.command_line import check_usage
+    from prompt_r1.evaluation.systems import read_evaluate_config
+    from prompt_r1.programs.command_line import read_settings
 
-    check_usage(check_evaluate)
+    settings = read_settings(read_evaluate_config)
 
 import asyncio
 import sys
@@ -52,13 +52,12 @@ from prompt_r1.pair.agent import check_question_lengths, load_codec
 from prompt_r1.pair.trained import trained_config
 from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.programs.terminal import printable, progress_style
-from prompt_r1.settings.fields import identifying_values, parse_arguments
+from prompt_r1.settings.fields import identifying_values
 from prompt_r1.types import Question
 
 
-def main(arguments: list[str]) -> None:
-    """Evaluate from a command line."""
-    config = parse_arguments(EvaluateConfig, arguments)
+def main(config: EvaluateConfig) -> None:
+    """Ask for the answers that are missing, and write the tables."""
     device, encoder = pick_device(config.device), None
     if config.ssim_model:  # a missing encoder is reported before any call is made
         source = REPOSITORY if config.ssim_model == "auto" else Path(config.ssim_model)
@@ -147,4 +146,4 @@ async def answer_all(
 
 
 if __name__ == "__main__":
-    run_program(main, then="asks for the missing answers")
+    run_program(main, settings, then="asks for the missing answers")

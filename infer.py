@@ -12,10 +12,10 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
     from prompt_r1.programs.installation import check_installation
 
     check_installation()
-    from prompt_r1.pair.question_input import check_infer
-    from prompt_r1.programs.command_line import check_usage
+    from prompt_r1.pair.question_input import read_infer_config
+    from prompt_r1.programs.command_line import read_settings
 
-    check_usage(check_infer)
+    settings = read_settings(read_infer_config)
 
 import asyncio
 import json
@@ -29,16 +29,14 @@ from prompt_r1.pair.question_input import given_questions, typed_questions
 from prompt_r1.pair.settings import InferConfig
 from prompt_r1.programs.command_line import run_program, teaching_command
 from prompt_r1.programs.terminal import printable
-from prompt_r1.settings.fields import parse_arguments
 from prompt_r1.types import Spending, Trajectory
 
 ACTION_TAGS = ("<interaction_prompt>", "<answer>")  # a turn that was cut off may have one, and no action
 NO_FORMAT = "the agent wrote neither <interaction_prompt> nor <answer>: it does not know the format; "
 
 
-def main(arguments: list[str]) -> None:
-    """Ask questions from a command line."""
-    config = parse_arguments(InferConfig, arguments)
+def main(config: InferConfig) -> None:
+    """Ask the question of the command line, or those of standard input or the keyboard."""
     questions = given_questions(config.question)
     # With --json, only the games are printed.
     view = Dialogue((lambda text: None) if config.json else partial(print, end="", flush=True))
@@ -84,4 +82,4 @@ async def ask(text: str, pair: OpenPair, view: Dialogue, config: InferConfig) ->
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, settings)

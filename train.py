@@ -15,10 +15,10 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
     from prompt_r1.programs.installation import check_installation
 
     check_installation()
-    from prompt_r1.programs.command_line import check_usage
-    from prompt_r1.training.preflight import check_train
+    from prompt_r1.programs.command_line import read_settings
+    from prompt_r1.training.preflight import read_train_config
 
-    check_usage(check_train)
+    settings = read_settings(read_train_config)
 
 import torch
 
@@ -27,6 +27,7 @@ from prompt_r1.pair.agent import play_question
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.reward import score_games
 from prompt_r1.rollout import play_groups
+from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.batches import Batch, micro_batches_of, mini_batches_of
 from prompt_r1.training.lifecycle import lifecycle
 from prompt_r1.training.run import Run, launch
@@ -100,10 +101,10 @@ def learn(
         update.take_step()
 
 
-def main(arguments: list[str]) -> None:
-    """Train from a command line, or only estimate its cost (--dry-run)."""
-    launch(arguments, train)
+def main(config: TrainConfig) -> None:
+    """Train, or only estimate the cost (--dry-run)."""
+    launch(config, train)
 
 
 if __name__ == "__main__":
-    run_program(main, then="resumes from the last checkpoint")
+    run_program(main, settings, then="resumes from the last checkpoint")

@@ -28,6 +28,7 @@ import asyncio
 import json
 import random
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -261,4 +262,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, sys.argv[1:])

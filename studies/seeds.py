@@ -15,6 +15,7 @@ al. 2021, eq. 1).
 """
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from math import comb
 from pathlib import Path
@@ -128,4 +129,4 @@ def means_of_seeds(scores: Mapping[tuple[int, str], Mapping[str, float]]) -> lis
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, sys.argv[1:])

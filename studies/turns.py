@@ -7,6 +7,7 @@ played for t interactions; then the agent's next turn is started for it, with a 
 
 import argparse
 import asyncio
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -109,4 +110,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, sys.argv[1:])

@@ -3,6 +3,7 @@
 import gc
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,14 +40,14 @@ def asking_agent(tmp_path_factory) -> Path:
 def call_here(monkeypatch, capfd) -> Callable[..., object]:
     """A function that runs an entry point in a folder in this process, which saves the imports."""
     from prompt_r1.programs.command_line import run_program
-    from tests.support.programs import MAINS
+    from tests.support.programs import run_here
 
     def call(folder: Path, *line: str | Path) -> subprocess.CompletedProcess[str]:
         monkeypatch.chdir(folder)
         monkeypatch.setattr("sys.argv", list(map(str, line)))
         capfd.readouterr()
         with pytest.raises(SystemExit) as exit_:
-            run_program(MAINS[str(line[0])])
+            run_program(lambda arguments: run_here(str(line[0]), *arguments), sys.argv[1:])
         return subprocess.CompletedProcess(line, exit_.value.code, *capfd.readouterr())
 
     return call

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import evaluate
-import train
 from prompt_r1.data.datasets import write_questions
 from prompt_r1.miniworld.world import mini_questions
 from prompt_r1.pair.agent import load_agent
@@ -19,7 +17,7 @@ from prompt_r1.training.log import read_metrics
 from tests.support import tiny
 from tests.support.exports import newest_tensors
 from tests.support.paths import ROOT
-from tests.support.programs import FOUR_STEPS, SMALL
+from tests.support.programs import FOUR_STEPS, SMALL, run_here
 
 pytestmark = pytest.mark.timeout(600)  # trainings in processes of their own, on a machine that may be busy
 
@@ -36,7 +34,7 @@ def trained(tmp_path_factory, asking_agent) -> Path:
     write_questions(folder / "test.jsonl", mini_questions(0, "test")[:2])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        train.main(["--agent", str(asking_agent), "--test-data", "test.jsonl", *FOUR_STEPS])
+        run_here("train.py", "--agent", asking_agent, "--test-data", "test.jsonl", *FOUR_STEPS)
     assert all(line["grad_norm"] > 0 for line in read_metrics(folder / "runs/small")[1:])
     return folder
 
@@ -137,7 +135,7 @@ def test_training_without_an_environment_makes_no_calls_and_has_one_turn_per_gam
     monkeypatch.chdir(tmp_path)
     line = ["--config", "mini", "--agent", str(agent), *SMALL, "--env", "none", "--steps", "1", *files]
     line += ["--max-new", "8"]
-    train.main([*line, "--out", "alone"])
+    run_here("train.py", *line, "--out", "alone")
     output = capfd.readouterr().out
     run_folder = tmp_path / "alone"
     table = (run_folder / "test.md").read_text("utf-8")
@@ -169,19 +167,20 @@ def test_the_papers_tables_are_printed_again_without_new_calls(trained, monkeypa
         --tables --agent runs/small --env mini mini-b --limit 2 --out tables
         --method direct untrained agent-only prompt-r1
     """
-    evaluate.main(settings.split())
+    run_here("evaluate.py", *settings.split())
     first = capsys.readouterr().out
     filled = (trained / "tables/tables.md").read_text("utf-8")
     assert all(f"### Table {number}" in filled for number in (2, 3, 5)) and "| math_ood (n = " in filled
     lines = (trained / "tables/predictions.jsonl").read_bytes()
     assert lines.count(b"\n") == 4 * (2 + 1 + 1 + 2)  # direct and prompt-r1 with both environments
-    evaluate.main(settings.split())
+    run_here("evaluate.py", *settings.split())
     assert capsys.readouterr().out == first
     assert (trained / "tables/predictions.jsonl").read_bytes() == lines
     failed = [json.loads(line) for line in lines.splitlines()]
     failed = [line | {"error": "HTTP 500"} if line["method"] == "untrained" else line for line in failed]
     (trained / "tables/predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in failed))
-    evaluate.main(settings.partition("untrained")[0].split())  # not to be continued: untrained is not asked
+    # Not to be continued: untrained is not asked.
+    run_here("evaluate.py", *settings.partition("untrained")[0].split())
 
 
 def test_evaluate_frees_an_agent_before_it_loads_the_next_and_samples_each_repeat_anew(

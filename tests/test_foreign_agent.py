@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import evaluate
-import infer
 from prompt_r1.errors import FatalEnvError
 from prompt_r1.settings.agent import GAME_FILE
 from tests.support.json_server import JsonHandler, serving
+from tests.support.programs import run_here
 from tests.support.providers import KEY, body_of, error_of
 
 ONE_QUESTION = {"id": "1", "question": "abc def?", "answer": "Anna", "data_source": "qa"}
@@ -59,11 +58,13 @@ def run(program: str, agent: Path, *flags: str) -> None:
     """Ask the agent one question with infer.py or evaluate.py."""
     if program == "infer":
         how = ["--temperature", "1", "--seed", "0", "--device", "cpu"]
-        infer.main(["--agent", str(agent), "--question", "abc def?", *how, *flags])
+        run_here("infer.py", "--agent", agent, "--question", "abc def?", *how, *flags)
     else:
         names = ["--agent", str(agent), "--method", "direct", "opro", "--device", "cpu", "--out", "results"]
         data = ["--data", "questions.jsonl", "--train-data", "questions.jsonl"]
-        evaluate.main([*names, *data, "--val-data", "questions.jsonl", "--optimize-calls", "2", *flags])
+        run_here(
+            "evaluate.py", *names, *data, "--val-data", "questions.jsonl", "--optimize-calls", "2", *flags
+        )
 
 
 @pytest.mark.parametrize("named", [(), ("large",), ("large", "small")])

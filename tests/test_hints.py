@@ -12,23 +12,24 @@ import pytest
 from prompt_r1.data.__main__ import main as data_main
 from prompt_r1.data.files import load_questions
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.systems import check_evaluate
-from prompt_r1.pair.question_input import check_infer
+from prompt_r1.evaluation.systems import read_evaluate_config
+from prompt_r1.pair.question_input import read_infer_config
 from prompt_r1.programs.command_line import command, teaching_command
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training import warm_start as sft
+from prompt_r1.training import warm_start
 from prompt_r1.training.lifecycle import summary
-from prompt_r1.training.preflight import check_train
-from prompt_r1.training.warm_start_settings import check_sft
+from prompt_r1.training.preflight import read_train_config
+from prompt_r1.training.warm_start_settings import read_warm_start_config
 from tests.support.paths import ROOT
+from tests.support.programs import run_here
 
 FOLDER = "Anna's runs"  # needs quotes
-CHECKS = {
-    "train.py": check_train,
-    "infer.py": check_infer,
-    "evaluate.py": check_evaluate,
-    "prompt_r1.training.warm_start": check_sft,
+TAKES = {
+    "train.py": read_train_config,
+    "infer.py": read_infer_config,
+    "evaluate.py": read_evaluate_config,
+    "prompt_r1.training.warm_start": read_warm_start_config,
     "prompt_r1.data": data_main,
 }
 GSM8K_ROW = {"question": "How many?", "answer": "2 and 2 are 4.\n#### 4"}
@@ -46,8 +47,8 @@ def after_training() -> None:
 
 def after_a_warm_start() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sft, "learn_games", lambda *_: Path(FOLDER))
-        sft.main(["--agent", FOLDER, "--games", "mini"])
+        patch.setattr(warm_start, "learn_games", lambda *_: Path(FOLDER))
+        run_here("warm_start.py", "--agent", FOLDER, "--games", "mini")
 
 
 def for_a_raw_row() -> None:
@@ -95,7 +96,7 @@ def assert_taken(line: str) -> None:
     words = shlex.split(line)
     assert words[0] == "python"
     program, *arguments = words[2:] if words[1] == "-m" else words[1:]
-    CHECKS[program]([*arguments, "--question", "Who?"] if program == "infer.py" else arguments)
+    TAKES[program]([*arguments, "--question", "Who?"] if program == "infer.py" else arguments)
 
 
 def test_no_command_is_printed_that_the_tests_below_do_not_try():

@@ -28,6 +28,7 @@ from prompt_r1.protocol import parse
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.types import Question, Trajectory, Turn
 from tests.support.paths import ROOT
+from tests.support.programs import run_here
 
 TAGS = ["<think>", "</think>", "<interaction_prompt>", "</interaction_prompt>", "<answer>", "</answer>"]
 PIECES = [*TAGS, "<", "</ans", "\n", "  ", "\r\n", "\x1b[2J", "\ufffd", "a", "Who is it?", "x < y"]
@@ -64,8 +65,11 @@ def ask(agent, tmp_path, monkeypatch, capsys):
 
     def call(*flags: str, typed: str | io.TextIOWrapper = "") -> str:
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr("sys.stdin", io.StringIO(typed) if isinstance(typed, str) else typed)
-        infer.main(["--agent", str(agent), "--env", "mini", "--device", "cpu", *flags])
+        if isinstance(typed, str):
+            content = io.BytesIO(typed.encode("utf-8", "surrogateescape"))
+            typed = io.TextIOWrapper(content, "utf-8", "surrogateescape")
+        monkeypatch.setattr("sys.stdin", typed)
+        run_here("infer.py", "--agent", agent, "--env", "mini", "--device", "cpu", *flags)
         return capsys.readouterr().out
 
     return call

@@ -12,23 +12,23 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.systems import check_evaluate
-from prompt_r1.pair.question_input import check_infer
-from prompt_r1.programs.command_line import run_program
+from prompt_r1.evaluation.systems import read_evaluate_config
+from prompt_r1.pair.question_input import read_infer_config
+from prompt_r1.programs.command_line import read_settings
 from prompt_r1.programs.files import seal
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import train_config
-from prompt_r1.training.preflight import check_train
+from prompt_r1.training.preflight import read_train_config
 from prompt_r1.training.run_folder import FORMAT, LOCK
-from prompt_r1.training.warm_start_settings import check_sft
+from prompt_r1.training.warm_start_settings import read_warm_start_config
 from tests.support.paths import ROOT
 
-CHECKS = {
-    "train.py": check_train,
-    "infer.py": check_infer,
-    "evaluate.py": check_evaluate,
-    "sft.py": check_sft,
+READERS = {
+    "train.py": read_train_config,
+    "infer.py": read_infer_config,
+    "evaluate.py": read_evaluate_config,
+    "sft.py": read_warm_start_config,
 }
 SEEN_BEFORE_TORCH = [
     # flags
@@ -158,7 +158,7 @@ def folder(tmp_path, asking_agent, monkeypatch) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     checkpoints = tmp_path / "trained/checkpoints"
-    write_yaml(train_config([])[0], checkpoints / "new/config.yaml")
+    write_yaml(train_config([]), checkpoints / "new/config.yaml")
     seal(checkpoints / "new", checkpoints / "step-000001")
     (tmp_path / "AGENT").symlink_to(asking_agent)
     for name, environment in (("own", "m"), ("foreign", "py:json:loads")):
@@ -177,7 +177,7 @@ def sentence_of(line: str, monkeypatch: pytest.MonkeyPatch, capfd) -> str:
     monkeypatch.setattr("sys.argv", [program, *arguments])
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO())))
     with pytest.raises(SystemExit) as left:
-        run_program(CHECKS[program])
+        read_settings(READERS[program])
     assert left.value.code == 2
     return capfd.readouterr().err
 
@@ -197,21 +197,21 @@ def test_a_mistake_is_one_sentence(folder, line, words, monkeypatch, capfd):
 def test_a_damaged_checkpoint_is_left_to_the_run_which_skips_it(folder):
     path = folder / "trained/checkpoints/step-000001/config.yaml"
     path.write_text(path.read_text()[:20])
-    check_train(["--out", "trained", "--seed", "1"])
+    read_train_config(["--out", "trained", "--seed", "1"])
 
 
 def test_what_needs_no_model_is_checked_before_torch_is_imported(tmp_path):
     """An unknown flag took seconds, and a missing file minutes."""
-    imports = "\n".join(f"from {check.__module__} import {check.__name__}" for check in CHECKS.values())
-    names = ", ".join(f"{program!r}: {check.__name__}" for program, check in CHECKS.items())
+    imports = "\n".join(f"from {read.__module__} import {read.__name__}" for read in READERS.values())
+    names = ", ".join(f"{program!r}: {read.__name__}" for program, read in READERS.items())
     code = f"""
 import sys
 {imports}
-checks = {{{names}}}
+readers = {{{names}}}
 for line in {[line for line, _ in SEEN_BEFORE_TORCH]!r}:
     program, *arguments = line.split(" ")
     try:
-        checks[program](arguments)
+        readers[program](arguments)
     except Exception as error:
         assert type(error).__name__ == "UsageError", error
     except SystemExit:
@@ -255,7 +255,7 @@ def test_what_runs_before_the_version_is_checked_runs_in_an_old_python(file):
 def test_an_estimate_needs_no_key_and_makes_no_folder(folder):
     """A bug: the price in advance was refused to those who have no key yet."""
     before = {*folder.rglob("*")}
-    check_train(["--config", "paper", "--data", "good.jsonl", "--env", "gpt-4o-mini", "--dry-run"])
+    read_train_config(["--config", "paper", "--data", "good.jsonl", "--env", "gpt-4o-mini", "--dry-run"])
     assert {*folder.rglob("*")} == before
 
 
@@ -263,10 +263,10 @@ def test_an_evaluation_that_has_begun_needs_no_key_to_write_its_tables_again(fol
     """It did without --out, though the folder is the same."""
     line = ["--method", "direct", "--data", "good.jsonl", "--env", "gpt-4o-mini"]
     with pytest.raises(UsageError, match="needs a key"):
-        check_evaluate(line)
+        read_evaluate_config(line)
     (folder / "runs/eval-environment").mkdir(parents=True)
     (folder / "runs/eval-environment/predictions.jsonl").touch()
-    check_evaluate(line)
+    read_evaluate_config(line)
 
 
 def test_a_rank_that_would_wait_in_vain_is_refused_at_once(folder, monkeypatch):
@@ -274,7 +274,7 @@ def test_a_rank_that_would_wait_in_vain_is_refused_at_once(folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "5")
     with pytest.raises(UsageError, match=r"RANK is 5 of 2 ranks \(WORLD_SIZE\), which count from 0"):
-        check_train([])
+        read_train_config([])
 
 
 def test_ranks_without_an_address_are_refused_at_once(folder, monkeypatch):
@@ -282,7 +282,7 @@ def test_ranks_without_an_address_are_refused_at_once(folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(UsageError, match="WORLD_SIZE is 2, but MASTER_ADDR does not say where rank 0 is"):
-        check_train([])
+        read_train_config([])
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(UsageError, match="WORLD_SIZE is 'two', not a number: unset it"):
-        check_train([])
+        read_train_config([])

@@ -19,6 +19,7 @@ from prompt_r1.training.update import GRADIENT_LIMIT
 from prompt_r1.types import Reward, Trajectory
 from tests.support import tiny
 from tests.support.exports import load_tensors
+from tests.support.programs import run_here
 
 SMALL = (
     "--config mini --env mini --questions 2 --group-size 4 --mini-batch 8 --max-turns 3 --max-new 80 "
@@ -43,7 +44,7 @@ def train_run(folder: Path, agent: Path, *line: object) -> Path:
     for flag, names in (("--data", "mini:validation"), ("--val-data", "none"), ("--test-data", "none")):
         if flag not in line:
             arguments += [flag, names]
-    train.main(arguments)
+    run_here("train.py", *arguments)
     return out
 
 
@@ -195,9 +196,9 @@ def test_without_a_reference_the_kl_to_the_policy_before_the_step_is_logged(
 
 
 def test_every_part_of_a_run_has_its_seed(asking_agent, tmp_path, monkeypatch):
-    """Agent, adapters, environment, questions and games; and the name of a folder that is not given."""
+    """Agent, adapters, environment, questions and games."""
     names = "find_agent add_lora open_environment training_and_validation find_questions questions_of_step"
-    originals = {name: getattr(training_run, name) for name in [*names.split(), "open_run"]}
+    originals = {name: getattr(training_run, name) for name in names.split()}
     spies = {name: Mock(wraps=original) for name, original in originals.items()}
     for name, spy in spies.items():
         monkeypatch.setattr(training_run, name, spy)
@@ -206,7 +207,6 @@ def test_every_part_of_a_run_has_its_seed(asking_agent, tmp_path, monkeypatch):
     for name in names.split():
         calls = [signature(originals[name]).bind(*one.args, **one.kwargs) for one in spies[name].mock_calls]
         assert {call.arguments["seed"] for call in calls} == {3}, name
-    assert spies["open_run"].call_args.args[2].endswith("-seed3")
     assert all(one.kwargs["seed"].startswith("3/1/") for one in played.mock_calls) and played.called
 
 

@@ -1,6 +1,7 @@
 """Convert raw dumps to question files, and draw a training mix."""
 
 import argparse
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -63,4 +64,4 @@ def _mix(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, sys.argv[1:])

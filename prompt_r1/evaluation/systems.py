@@ -26,8 +26,8 @@ IN_TABLE_5 = ("direct", "prompt-r1")  # run with every environment
 NO_AGENT = AgentSpec("", AgentConfig(), "")
 
 
-def check_evaluate(arguments: list[str]) -> None:
-    """Raise UsageError for an evaluation that cannot start; before torch is imported."""
+def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
+    """The settings of an evaluation. Raises UsageError for one that cannot start."""
     config = parse_arguments(EvaluateConfig, arguments)
     check_device(config.device)
     agents = agent_names(config)
@@ -57,6 +57,7 @@ def check_evaluate(arguments: list[str]) -> None:
         typed = [spec for spec in [*config.env, config.optimizer_env] if spec]
         for spec in typed:
             check_environment(spec, config, typed=typed, others=typed)
+    return config
 
 
 def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> dict[System, AgentSpec]:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from importlib.util import find_spec
 from ipaddress import ip_address
 
@@ -71,4 +72,4 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, sys.argv[1:])

@@ -10,13 +10,14 @@ from prompt_r1.programs.files import json_object
 from prompt_r1.settings.fields import parse_arguments
 
 
-def check_infer(arguments: list[str]) -> None:
-    """Raise UsageError for a question that cannot be asked."""
+def read_infer_config(arguments: list[str]) -> InferConfig:
+    """The settings of infer.py. Raises UsageError for a question that cannot be asked."""
     config = parse_arguments(InferConfig, arguments)
     stream = None if config.question.strip() or sys.stdin.isatty() else sys.stdin.buffer
     if isinstance(stream, BufferedReader) and not stream.peek(1):  # looks ahead: the input is the program's
         given_questions("")  # raises: there is none
     check_pair(config)
+    return config
 
 
 def given_questions(question: str) -> list[str]:

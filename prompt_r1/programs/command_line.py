@@ -12,11 +12,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line, is_out_of_memory
 from prompt_r1.programs.terminal import SHORTEST_SECRET, prepare_standard_streams, printable, scrub
 
+Settings = TypeVar("Settings")  # of a program: its config, or its arguments
 CONSOLE_COMMAND = "prompt-r1"
 # What `prompt-r1 NAME` runs.
 SCRIPTS = {"train": "train.py", "ask": "infer.py", "evaluate": "evaluate.py", "data": "-m prompt_r1.data"}
@@ -30,18 +31,18 @@ MORE_MEMORY = (
 )
 
 
-def run_program(main: Callable[[list[str]], None], *, then: str = "") -> NoReturn:
-    """Run an entry point and exit. `then` says what the same command does after a stop.
+def run_program(main: Callable[[Settings], None], settings: Settings, *, then: str = "") -> NoReturn:
+    """Run `main` with the settings of a program, and exit. `then`: what the same command does after a stop.
 
     Exit codes: 0 done, 1 a bug of ours, 2 wrong usage or out of memory, 75 stopped but resumable, 130 Ctrl-C.
     Every error is printed as one sentence on stderr; only a bug is a traceback, without keys.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # so check_usage leaves it during the imports
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `read_settings` leaves it during the imports
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if main.__module__ == "__main__":  # a program of its own, not a call inside another process
         gc.freeze()  # full collections then skip what was imported, a quarter of a second each time
     with _errors_explained(then and f"; the same command {then}"):
-        main(sys.argv[1:])
+        main(settings)
         sys.stdout.flush()
     sys.exit(0)
 
@@ -82,19 +83,22 @@ def without_secrets(text: str) -> str:
     return text
 
 
-def check_usage(read: Callable[[list[str]], object]) -> None:
-    """Read the flags of this process, for --help and usage errors. `read` returns them, or raises UsageError.
+def read_settings(read: Callable[[list[str]], Settings]) -> Settings:
+    """The settings that `read` makes of this process's arguments; --help and every error end the process.
 
-    A script calls it before its imports of torch and transformers, which take seconds. Other errors, as of a
-    file without permissions, and Ctrl-C while it reads are explained as by `run_program`.
+    A program calls it before its imports of torch and transformers, which take seconds, and passes the result
+    to `run_program`. Errors are explained as there.
     """
     with _errors_explained():
         Path.cwd()  # raises if it has been deleted
-        read(sys.argv[1:])
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # in the background it is ignored
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # imports of libraries may catch KeyboardInterrupt
+        settings = read(sys.argv[1:])
+    # Libraries catch KeyboardInterrupt while they are imported, so Ctrl-C ends the process at once until
+    # `run_program`. A shell starts its background processes with SIGINT ignored, which stays.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.stderr.isatty():  # in a log it would mean nothing
         print("Loading …", file=sys.stderr, flush=True)
+    return settings
 
 
 def program_name() -> str:

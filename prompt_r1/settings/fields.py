@@ -4,7 +4,7 @@ import argparse
 import reprlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
@@ -72,9 +72,14 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def settings_of(config: Any) -> list[Field[Any]]:
+    """The fields of a config, or of its class, that were made by `setting`."""
+    return [f for f in fields(config) if f.metadata]
+
+
 def identifying_values(config: Any) -> dict[str, Any]:
-    """The values of the fields that tell one experiment from another."""
-    return {f.name: getattr(config, f.name) for f in fields(config) if f.metadata["identifies"]}
+    """The values of the settings that tell one experiment from another."""
+    return {f.name: getattr(config, f.name) for f in settings_of(config) if f.metadata["identifies"]}
 
 
 def parse_arguments(kind: type[Config], arguments: list[str]) -> Config:
@@ -99,7 +104,7 @@ def given_values(
         parser.add_argument("--config", default="", metavar=names, help="preset or YAML file (mini)")
     # A config's own fields first, then those that it shares with others.
     order = [name for base in kind.__mro__[:-1] for name in base.__annotations__]
-    flags = {f.name: f for f in sorted(fields(kind), key=lambda f: order.index(f.name))}
+    flags = {f.name: f for f in sorted(settings_of(kind), key=lambda f: order.index(f.name))}
     show_all = "--help-all" in arguments
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for f in flags.values():
@@ -168,7 +173,7 @@ def read_mapping(path: Path) -> dict[str, object]:
 
 def read_yaml(path: Path, kind: type[Any], *, all_known: bool = True) -> dict[str, Any]:
     """Read the fields of a config in a YAML file. Raises UsageError; with `all_known` also for other keys."""
-    values, known = read_mapping(path), {f.name: f for f in fields(kind)}
+    values, known = read_mapping(path), {f.name: f for f in settings_of(kind)}
     unknown = sorted(values.keys() - known)
     if unknown and all_known:
         raise UsageError(f"{path}: unknown key {unknown[0]!r}; `train.py --help-all` lists the fields")
@@ -179,8 +184,9 @@ def read_yaml(path: Path, kind: type[Any], *, all_known: bool = True) -> dict[st
 
 
 def write_yaml(config: Any, path: Path) -> None:
-    """Write every field of a config, so that the file alone documents the run."""
-    path.write_text(yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True), "utf-8")
+    """Write every setting of a config, so that the file alone documents the run."""
+    values = {f.name: getattr(config, f.name) for f in settings_of(config)}
+    path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), "utf-8")
 
 
 def _help_line(f: Field[Any], preset: Mapping[str, Any]) -> str:

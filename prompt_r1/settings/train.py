@@ -62,6 +62,12 @@ class TrainConfig(AgentConfig):
     offload: bool = of_machine(False, "keep sharded weights and AdamW's states in CPU memory")
     tokens_per_batch: int = of_machine(16384, "tokens per micro-batch; shared openings count once", POSITIVE)
     checkpointing: bool = of_machine(True, "gradient checkpointing")
+    env_from_file: bool = False  # no setting: whether the YAML file of --config, and no flag, names `env`
+
+    @property
+    def typed_environments(self) -> tuple[str, ...]:
+        """The SPECs that the command line names. The key of OPENAI_API_KEY is sent to no other URL."""
+        return () if self.env_from_file else (self.env,)
 
     @property
     def layout(self) -> str:
@@ -157,8 +163,8 @@ def check(config: TrainConfig) -> None:
         import_reward(config.reward)
 
 
-def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
-    """Read the settings of train.py; also returns the name of the run without --out."""
+def train_config(arguments: list[str]) -> TrainConfig:
+    """Read the settings of train.py, with the run folder that follows from them where --out is not given."""
     given = given_values(TrainConfig, arguments, PRESETS)
     chosen = given.pop("config")
     source = chosen or preset_of(given.get("agent", ""), "mini")
@@ -166,7 +172,8 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
         raise UsageError(f"--config {source}: neither a preset ({', '.join(PRESETS)}) nor a YAML file")
     values = PRESETS[source] if source in PRESETS else _read_settings(Path(source), given)
     asked = {**values, **given}
-    config = TrainConfig(**asked)
+    env_from_file = source not in PRESETS and "env" in values and "env" not in given
+    config = TrainConfig(**asked, env_from_file=env_from_file)
     if has_own_questions(config) and config.agent != MINI_AGENT and not chosen:
         raise UsageError(
             f"--agent {config.agent} with {config.data[0]}: say how it learns and plays: --config paper or "
@@ -182,7 +189,10 @@ def train_config(arguments: list[str]) -> tuple[TrainConfig, str]:
     if config.env == "none":
         config = _without_environment(config, given)
     check(config)
-    return config, run_name(Path(source).stem, config, values, given)
+    if not config.out:
+        name = run_name(Path(source).stem, config, values, given)
+        config = replace(config, out=f"runs/{name}-seed{config.seed}")
+    return config
 
 
 def run_name(start: str, config: TrainConfig, preset: Mapping[str, Any], given: Mapping[str, Any]) -> str:

@@ -7,26 +7,27 @@ from prompt_r1.errors import UsageError
 from prompt_r1.pair.names import check_agent, check_data, check_device
 from prompt_r1.programs.files import find_damage
 from prompt_r1.programs.launcher import launched
-from prompt_r1.settings.train import train_config
+from prompt_r1.settings.train import TrainConfig, train_config
 from prompt_r1.training.run_folder import LOCK, check_settings, checkpoints_of, claim, open_run
 
 
-def check_train(arguments: list[str]) -> None:
-    """Raise UsageError for a training that cannot start."""
-    config, name = train_config(arguments)
+def read_train_config(arguments: list[str]) -> TrainConfig:
+    """The settings of a training. Raises UsageError for one that cannot start."""
+    config = train_config(arguments)
     _check_rank()
     check_device(config.device)
     check_agent(config.agent)
     if not config.dry_run:  # an estimate needs no key
-        check_environment(config.env, config, typed=arguments)
+        check_environment(config.env, config, typed=config.typed_environments)
     check_data([*config.data, *config.val_data, *config.test_data])
     if launched("RANK", 0) == 0 and not config.dry_run:
-        run = open_run(config.out, config.resume, f"{name}-seed{config.seed}")
+        run = open_run(config.out, config.resume)
         with (run / LOCK).open("a+") as file:
             claim(file, run)  # raises if another process trains there; the training claims it again
         newest = checkpoints_of(run)[-1:]
         if newest and not find_damage(newest[0], only=("state.json", "config.yaml")):  # else it is skipped
             check_settings(newest[0], config)
+    return config
 
 
 def _check_rank() -> None:

@@ -7,6 +7,7 @@ import base64
 import fnmatch
 import hashlib
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -234,4 +235,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, sys.argv[1:])

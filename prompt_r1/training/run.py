@@ -24,7 +24,7 @@ from prompt_r1.pair.names import find_agent
 from prompt_r1.programs.launcher import launched
 from prompt_r1.programs.terminal import printable
 from prompt_r1.protocol import Codec
-from prompt_r1.settings.train import TrainConfig, train_config, warnings_of
+from prompt_r1.settings.train import TrainConfig, warnings_of
 from prompt_r1.training.checkpoint import begin_states
 from prompt_r1.training.dry_run import estimate
 from prompt_r1.training.log import Log
@@ -34,10 +34,8 @@ from prompt_r1.types import Question
 T = TypeVar("T")
 
 
-def launch(arguments: list[str], train: Callable[["Run"], None]) -> None:
+def launch(config: TrainConfig, train: Callable[["Run"], None]) -> None:
     """Run `train` in a locked run folder, on every rank; --dry-run only prints an estimate."""
-    config, start = train_config(arguments)
-    name = f"{start}-seed{config.seed}"
     if launched("RANK", 0) == 0:
         for warning in warnings_of(config):
             print(printable(f"Note: {warning}"))
@@ -47,10 +45,10 @@ def launch(arguments: list[str], train: Callable[["Run"], None]) -> None:
     with Interrupt() as interrupt:
         ranks = start_ranks(config.device, config.layout)
         with lost_ranks_resumable(ranks):
-            folder = ranks.from_first(lambda: open_run(config.out, config.resume, name))
+            folder = ranks.from_first(lambda: open_run(config.out, config.resume))
             with (folder / LOCK).open("a+") as lock, asyncio.Runner() as runner:
                 ranks.from_first(lambda: claim(lock, folder))
-                train(Run(config, folder, ranks, runner, interrupt, arguments=arguments))
+                train(Run(config, folder, ranks, runner, interrupt))
         stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them
 
 
@@ -58,19 +56,9 @@ class Run:
     """A training run on this rank. Every method is called by every rank or by none."""
 
     def __init__(
-        self,
-        config: TrainConfig,
-        folder: Path,
-        ranks: Ranks,
-        runner: asyncio.Runner,
-        interrupt: Interrupt,
-        *,
-        arguments: Sequence[str] = (),
+        self, config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runner, interrupt: Interrupt
     ) -> None:
-        """Open, load and build everything. Raises UsageError, FatalEnvError or Resumable.
-
-        `arguments` are those of the command line.
-        """
+        """Open, load and build everything. Raises UsageError, FatalEnvError or Resumable."""
         self.config = config
         self.folder = folder
         self.ranks = ranks
@@ -80,7 +68,7 @@ class Run:
         self.environment = open_environment(
             config.env,
             config,
-            typed=arguments,
+            typed=config.typed_environments,
             account=open_account(config, folder, rank=ranks.rank, ranks=ranks.count),
             seed=config.seed,
             device=ranks.device,

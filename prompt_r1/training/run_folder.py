@@ -14,13 +14,13 @@ LOCK = ".lock"
 FORMAT = 3  # of checkpoints: increased with every change of state.json, of the tensors or the settings
 
 
-def open_run(out: str, resume: str, name: str) -> Path:
-    """Choose and make the run folder by --out ("": runs/NAME) and --resume.
+def open_run(out: str, resume: str) -> Path:
+    """Choose and make the run folder by --out and --resume.
 
     auto resumes the run in --out, a folder resumes the run there, and never begins a new run. Raises
     UsageError rather than write into a folder that holds another run or other files.
     """
-    run = Path(out or f"runs/{name}")
+    run = Path(out)
     if resume not in ("auto", "never"):
         run = Path(resume)
         if not checkpoints_of(run):

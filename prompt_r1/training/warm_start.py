@@ -15,10 +15,10 @@ training: the format, and several ways to ask, most of which fail.
 """
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
-    from prompt_r1.programs.command_line import check_usage
-    from prompt_r1.training.warm_start_settings import check_sft
+    from prompt_r1.programs.command_line import read_settings
+    from prompt_r1.training.warm_start_settings import read_warm_start_config
 
-    check_usage(check_sft)
+    settings = read_settings(read_warm_start_config)
 
 import json
 import logging
@@ -54,7 +54,7 @@ from prompt_r1.settings.agent import AgentConfig, is_mini_data
 from prompt_r1.settings.train import preset_of
 from prompt_r1.training.export import export_agent
 from prompt_r1.training.run import load_learner
-from prompt_r1.training.warm_start_settings import SftConfig, check_sft
+from prompt_r1.training.warm_start_settings import SftConfig
 from prompt_r1.types import Completion, Question, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
@@ -64,9 +64,8 @@ MINI_GAMES = 8, 6  # worlds whose demonstrations are `--games mini`, and games i
 LEAST_STEPS = 30  # fewer teach little: few examples get smaller batches
 
 
-def main(arguments: list[str]) -> None:
-    """Warm-start an agent from a command line."""
-    config = check_sft(arguments)
+def main(config: SftConfig) -> None:
+    """Warm-start an agent, and print the command that trains it."""
     if config.threads:
         torch.set_num_threads(config.threads)
     folder = learn_games(config.games, config, Path(config.out or f"runs/sft-seed{config.seed}"))
@@ -216,4 +215,4 @@ def schedule(step: int, steps: int) -> float:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, settings)

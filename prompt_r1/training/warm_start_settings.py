@@ -29,7 +29,7 @@ class SftConfig:
     threads: int = setting(0, "threads of torch on a CPU; 0: its own choice")
 
 
-def check_sft(arguments: list[str]) -> SftConfig:
+def read_warm_start_config(arguments: list[str]) -> SftConfig:
     """The settings of a warm start. Raises UsageError for one that cannot begin."""
     config = parse_arguments(SftConfig, arguments)
     if not config.games:

@@ -14,7 +14,6 @@ from unittest.mock import Mock
 
 import pytest
 
-import evaluate
 from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation import methods as make
@@ -28,6 +27,7 @@ from prompt_r1.evaluation.textgrad import rewrite
 from prompt_r1.types import Message, Question
 from tests.support.json_server import JsonHandler, serving
 from tests.support.methods import PricedSource, priced
+from tests.support.programs import run_here
 from tests.support.providers import body_of
 
 PHRASE = "Check the units."
@@ -368,7 +368,7 @@ def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(endpoint
     prices = ["--env-price", "1,1", "--optimizer-price", "5,5"]
     prices += ["--optimizer-env", spec.replace("large", "writer"), "--optimize-examples", "1"]
     line = [*methods, *data, *prices, "--env", spec, "--env-args", json.dumps(own), "--out", tmp_path / "out"]
-    evaluate.main([str(part) for part in line])
+    run_here("evaluate.py", *line)
     assert search.call_args.args[4:6] == (9, 1)
     assert {body["model"] for body in bodies} == {"large", "writer"}
     sent = defaultdict(set)

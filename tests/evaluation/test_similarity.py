@@ -10,9 +10,9 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-import evaluate
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.similarity import REPOSITORY, SentenceEncoder
+from tests.support.programs import run_here
 
 WORDS = ["the", "old", "lighthouse", "keeper", "wrote", "one", "letter", "a", "day", "and", "read", "it",
          "aloud", "to", "nobody", "at", "all", "."]  # fmt: skip
@@ -77,7 +77,7 @@ def test_an_evaluation_scores_an_empty_text_by_the_rules_given(tiny_encoder, tmp
     (tmp_path / "own.jsonl").write_text(json.dumps(row))
     asked = ["--env", "py:tests.evaluation.test_similarity:Silent", "--data", tmp_path / "own.jsonl"]
     scored = ["--metrics", rules, "--ssim-model", tiny_encoder, "--out", tmp_path / "out"]
-    evaluate.main(["--method", "direct", "--device", "cpu", *map(str, [*asked, *scored])])
+    run_here("evaluate.py", "--method", "direct", "--device", "cpu", *asked, *scored)
     [found] = json.loads((tmp_path / "out/results.json").read_text()).values()
     assert (found["sm"], found["ssim"]) == (score, score)
 

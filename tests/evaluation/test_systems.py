@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-import evaluate
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE
 from prompt_r1.evaluation.settings import METHODS, EvaluateConfig
 from prompt_r1.evaluation.systems import choose_systems, common_seed, keep_settings
 from prompt_r1.pair.trained import AgentSpec
 from prompt_r1.settings.train import TrainConfig
+from tests.support.programs import run_here
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_agents_with_other_seeds_have_other_questions_of_generated_data(agents, 
 
 
 @pytest.fixture
-def run_here(tmp_path, monkeypatch):
+def evaluate_here(tmp_path, monkeypatch):
     """Evaluate the environment alone on one question, in the same folder; returns the number of lines."""
     monkeypatch.chdir(tmp_path)
     for name in ("own", "train"):
@@ -68,7 +68,7 @@ def run_here(tmp_path, monkeypatch):
 
     def run(*arguments: str) -> int:
         line = "--method direct --env mini --data own.jsonl --out out --device cpu --train-data train.jsonl"
-        evaluate.main([*line.split(), *arguments])
+        run_here("evaluate.py", *line.split(), *arguments)
         return len(Path("out/predictions.jsonl").read_text().splitlines())
 
     assert run() == 1
@@ -79,8 +79,8 @@ def run_here(tmp_path, monkeypatch):
     "other",
     ["--limit 3", "--env-concurrency 1", "--tables --method direct", "--metrics official", "--device auto"],
 )
-def test_the_same_settings_use_the_answers_again(run_here, other):
-    assert run_here(*other.split()) == 1
+def test_the_same_settings_use_the_answers_again(evaluate_here, other):
+    assert evaluate_here(*other.split()) == 1
 
 
 @pytest.mark.parametrize(
@@ -94,18 +94,18 @@ def test_the_same_settings_use_the_answers_again(run_here, other):
         ('--env-args {"top_p":0.5}', "its answers have --env-args"),
     ],
 )
-def test_a_folder_refuses_answers_with_other_settings(run_here, other, sentence):
+def test_a_folder_refuses_answers_with_other_settings(evaluate_here, other, sentence):
     kept = Path("out/config.yaml").read_text()
     with pytest.raises(UsageError, match=sentence):
-        run_here(*other.split())
+        evaluate_here(*other.split())
     assert Path("out/config.yaml").read_text() == kept
 
 
-def test_a_folder_refuses_answers_after_a_file_has_changed(run_here):
+def test_a_folder_refuses_answers_after_a_file_has_changed(evaluate_here):
     """Only the names of the files were compared, so the answers of the old prompt were reused."""
     Path("train.jsonl").write_text('{"question": "What?", "answer": "Bob"}\n')
     with pytest.raises(UsageError, match=r"train\.jsonl has changed since its answers: give another --out"):
-        run_here()
+        evaluate_here()
 
 
 def test_a_folder_remembers_the_contents_of_all_earlier_commands(tmp_path):
@@ -116,26 +116,26 @@ def test_a_folder_remembers_the_contents_of_all_earlier_commands(tmp_path):
         keep_settings(tmp_path, {"seed": 0}, {"runs/a": "2"})
 
 
-def test_more_methods_and_questions_are_added_to_a_folder(run_here):
-    assert run_here("--method", "direct", "cot") == 2
+def test_more_methods_and_questions_are_added_to_a_folder(evaluate_here):
+    assert evaluate_here("--method", "direct", "cot") == 2
     Path("own.jsonl").write_text(
         '{"question": "Who?", "answer": "Anna"}\n{"question": "Q?", "answer": "B"}\n'
     )
-    assert run_here("--method", "direct", "cot") == 4
-    assert run_here("--method", "cot") == 4
+    assert evaluate_here("--method", "direct", "cot") == 4
+    assert evaluate_here("--method", "cot") == 4
     results = json.loads(Path("out/results.json").read_text())
     assert {name: row["n"] for name, row in results.items()} == {"cot": 2, "direct": 2}, (
         "the tables have all answers to these questions, also those of earlier commands"
     )
 
 
-def test_questions_of_two_datasets_may_have_the_same_id(run_here):
-    assert run_here("--data", "train.jsonl") == 2
+def test_questions_of_two_datasets_may_have_the_same_id(evaluate_here):
+    assert evaluate_here("--data", "train.jsonl") == 2
     with pytest.raises(UsageError, match="of own occurs twice; give each file once"):
-        run_here("--data", "own.jsonl")
+        evaluate_here("--data", "own.jsonl")
 
 
-def test_a_folder_without_its_settings_is_refused(run_here):
+def test_a_folder_without_its_settings_is_refused(evaluate_here):
     Path("out/config.yaml").unlink()
     with pytest.raises(UsageError, match="its answers are of an older version: give another --out"):
-        run_here()
+        evaluate_here()

@@ -7,10 +7,10 @@ from statistics import mean
 import pytest
 import torch
 
-import train
 from examples import minimal
 from prompt_r1.training.log import read_metrics
 from tests.support.exports import load_tensors
+from tests.support.programs import run_here
 
 
 @pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -18,7 +18,8 @@ def test_steps_on_one_page_are_those_of_the_package(tmp_path: Path, steps: int) 
     """Train both for some steps of the mini world, and compare every step, and the weights at the end."""
     run = tmp_path / "run"
     torch.set_num_threads(1)
-    train.main(f"--out {run} --steps {steps} --val-data none --test-data none --save-every {steps}".split())
+    line = f"--out {run} --steps {steps} --val-data none --test-data none --save-every {steps}"
+    run_here("train.py", *line.split())
     training = minimal.Training(seed=0)
     for number, metrics in enumerate(read_metrics(run)[1:], start=1):
         step = training.step(number)

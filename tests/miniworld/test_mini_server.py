@@ -16,6 +16,7 @@ import torch
 import train
 from prompt_r1.environments.journal import Journal
 from prompt_r1.programs.command_line import run_program
+from prompt_r1.settings.train import train_config
 from prompt_r1.training.log import read_metrics
 from tests.support.exports import load_tensors
 from tests.support.mini_server import BILLED, FAULTS, GAMES, FaultyServer, with_server
@@ -50,7 +51,7 @@ def faulty(asking_agent: Path, tmp_path_factory) -> tuple[subprocess.CompletedPr
         patch.chdir(folder)
         patch.setattr("sys.argv", ["train.py", *line])
         with pytest.raises(SystemExit) as left:
-            run_program(train.main)
+            run_program(train.main, train_config(line))
         server.kill()
     return subprocess.CompletedProcess([], left.value.code, out.getvalue(), err.getvalue()), folder / "run"
 

@@ -64,8 +64,8 @@ def test_a_model_that_does_not_fit_is_refused_with_the_size_that_does():
 
 
 def test_the_agent_smollm2_has_the_settings_of_small_models():
-    config, name = train_config(["--agent", "smollm2"])
-    assert (config, name) == (train_config(["--config", "small"])[0], "small")
+    config = train_config(["--agent", "smollm2"])
+    assert config == train_config(["--config", "small"]) and config.out == "runs/small-seed0"
     assert (config.lr, config.data, config.test_data) == (3e-5, ("mini:pop",), ("mini:pop",))
 
 

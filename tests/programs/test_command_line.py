@@ -6,8 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +16,12 @@ import torch
 from infer import InferConfig
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.programs.command_line import check_usage, command, run_program
+from prompt_r1.programs.command_line import command, read_settings, run_program
 from prompt_r1.programs.installation import check_installation
-from prompt_r1.settings.fields import flag_of
+from prompt_r1.settings.fields import flag_of, settings_of
 from prompt_r1.settings.train import TrainConfig, train_config, warnings_of
 from tests.support.paths import ROOT
-from tests.support.programs import MAINS
+from tests.support.programs import PROGRAMS
 from tests.support.providers import KEY
 
 HOSTILE = "reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b"
@@ -31,9 +30,9 @@ SHOWN = r"reply \x1b[2J\x1b]0;owned\x07 \u202eabc\r\x9b"
 
 
 def exit_code(
-    error: BaseException | None, monkeypatch: pytest.MonkeyPatch, run: Callable[..., None] = run_program
+    error: BaseException | None, monkeypatch: pytest.MonkeyPatch, *, reading: bool = False, then: str = ""
 ) -> object:
-    """The exit code of a program, or of its check, whose function raises this error (None: returns)."""
+    """The exit code of a program that raises this error in `main` or while it reads its settings."""
 
     def main(arguments: list[str]) -> None:
         assert arguments == ["--seed", "1"]
@@ -43,7 +42,10 @@ def exit_code(
     monkeypatch.setattr("sys.argv", ["/somewhere/train.py", "--seed", "1"])
     monkeypatch.setenv("WORLD_SIZE", "")  # an empty variable of a launcher was a traceback
     with pytest.raises(SystemExit) as left:
-        run(main)
+        if reading:
+            read_settings(main)
+        else:
+            run_program(main, sys.argv[1:], then=then)
     return left.value.code
 
 
@@ -72,10 +74,10 @@ def exit_code(
 def test_an_error_that_the_user_can_fix_has_an_exit_code_and_one_sentence(
     error, code, sentence, monkeypatch, capsys
 ):
-    """By the program, and by the check of its command line, which has no checkpoint to resume from."""
-    assert exit_code(error, monkeypatch, partial(run_program, then=THEN if THEN in sentence else "")) == code
+    """Also while the settings are read, when there is no checkpoint to resume from yet."""
+    assert exit_code(error, monkeypatch, then=THEN if THEN in sentence else "") == code
     assert capsys.readouterr().err == sentence
-    assert exit_code(error, monkeypatch, check_usage) == code
+    assert exit_code(error, monkeypatch, reading=True) == code
     assert capsys.readouterr().err == sentence.replace(f"; the same command {THEN}", "")
 
 
@@ -84,7 +86,7 @@ def test_ctrl_c_ends_a_program_also_during_its_imports_without_a_traceback(durin
     """A bug: numpy, while it was imported, caught the exception, and the training that was stopped began."""
     program = f"""
 import os, signal, time
-from prompt_r1.programs.command_line import check_usage, run_program
+from prompt_r1.programs.command_line import read_settings, run_program
 
 def stop(place):
     try:
@@ -95,9 +97,9 @@ def stop(place):
         if place == "main":
             raise
 
-check_usage(lambda arguments: None)
+settings = read_settings(lambda arguments: None)
 stop("imports")
-run_program(lambda arguments: stop("main"))
+run_program(lambda _: stop("main"), settings)
 """
     default = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell may start pytest without it
     start = [sys.executable, "-c", program]
@@ -134,7 +136,7 @@ def main(_):
     threading.Thread(target=time.sleep, args=(60,)).start()
     raise Resumable("stopped")
 
-run_program(main)
+run_program(main, [])
 """
     environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "2"}
     line = [sys.executable, "-c", program]
@@ -145,7 +147,7 @@ run_program(main)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_output_that_cannot_be_written_at_the_end_is_said():
     program = (
-        "from prompt_r1.programs.command_line import run_program; run_program(lambda _: print('a table'))"
+        "from prompt_r1.programs.command_line import run_program\nrun_program(lambda _: print('a table'), [])"
     )
     with open("/dev/full", "w") as full:
         line = [sys.executable, "-c", program]
@@ -172,7 +174,7 @@ def test_the_next_command_has_the_form_of_the_one_that_was_typed(typed, shown, m
 
 def test_an_error_message_cuts_a_value_of_megabytes(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
-        check_usage(lambda arguments: train_config(["--agent", "x" * 3_000_000, "--data", "own.jsonl"]))
+        read_settings(lambda arguments: train_config(["--agent", "x" * 3_000_000, "--data", "own.jsonl"]))
     assert len(capsys.readouterr().err) < 2200
 
 
@@ -198,14 +200,14 @@ def test_a_flag_is_shown_with_its_form_choices_and_defaults(monkeypatch, capsys)
     assert shown["--checkpointing"].startswith(
         "--checkpointing [true|false] gradient checkpointing (true, mini: false)"
     )
-    assert shown["--help-all"] == f"--help-all show all {len(fields(TrainConfig))} flags"
-    assert len(shown) == len(fields(TrainConfig)) + 2
+    assert shown["--help-all"] == f"--help-all show all {len(settings_of(TrainConfig))} flags"
+    assert len(shown) == len(settings_of(TrainConfig)) + 2
 
 
 def test_a_tuple_collects_every_value_and_a_boolean_takes_true_or_false():
-    config, _ = train_config("--data a.jsonl b.jsonl --data c.jsonl --checkpointing true".split())
+    config = train_config("--data a.jsonl b.jsonl --data c.jsonl --checkpointing true".split())
     assert config.data == ("a.jsonl", "b.jsonl", "c.jsonl")
-    assert config.checkpointing is True and train_config([])[0].checkpointing is False
+    assert config.checkpointing is True and train_config([]).checkpointing is False
     with pytest.raises(UsageError, match=r"--checkpointing takes true.false, not 'yes'"):
         train_config(["--checkpointing", "yes"])
 
@@ -221,9 +223,9 @@ def test_a_tuple_collects_every_value_and_a_boolean_takes_true_or_false():
     ],
 )
 def test_without_an_environment_the_agent_is_told_to_answer_in_one_turn_as_long_as_a_game(flags, game):
-    config, name = train_config(["--env", "none", *flags.split()])
+    config = train_config(["--env", "none", *flags.split()])
     assert (config.instruction, config.max_turns, config.max_new, config.rule) == game
-    assert name == ("paper-alone" if "paper --data" in flags else "mini-alone")
+    assert config.out == ("runs/paper-alone-seed0" if "paper --data" in flags else "runs/mini-alone-seed0")
 
 
 @pytest.mark.parametrize(
@@ -239,14 +241,14 @@ def test_without_an_environment_the_agent_is_told_to_answer_in_one_turn_as_long_
     ],
 )
 def test_the_folder_of_a_run_follows_from_its_parts_and_toys_beside_real_parts_are_named(flags, folder, toys):
-    config, name = train_config(flags.split())
-    assert name == folder
+    config = train_config([*flags.split(), "--seed", "3"])
+    assert config.out == f"runs/{folder}-seed3"
     assert (toys in "".join(warnings_of(config))) if toys else not "".join(warnings_of(config))
 
 
 def test_ones_own_questions_are_held_out_in_part_and_never_validated_on_those_of_the_mini_world():
     def split(flags: str) -> tuple[Sequence[str], Sequence[str]]:
-        config, _ = train_config(["--data", "mine.jsonl", *flags.split()])
+        config = train_config(["--data", "mine.jsonl", *flags.split()])
         return config.val_data, config.test_data
 
     assert split("") == split("--config paper") == (("held-out",), ())
@@ -279,7 +281,7 @@ def test_a_current_folder_that_has_been_deleted_is_reported(tmp_path, monkeypatc
     (tmp_path / "old").mkdir()
     monkeypatch.chdir(tmp_path / "old")
     (tmp_path / "old").rmdir()
-    assert exit_code(None, monkeypatch, check_usage) == 2
+    assert exit_code(None, monkeypatch, reading=True) == 2
     sentence = "the current folder has been deleted: change to one that exists"
     assert capsys.readouterr().err == f"train.py: {sentence}\n"
 
@@ -293,12 +295,12 @@ def test_help_fits_one_screen_and_help_all_has_every_flag(program, kind, monkeyp
     for flag in ("--help", "--help-all"):
         monkeypatch.setattr("sys.argv", [program, flag])
         with pytest.raises(SystemExit) as left:
-            run_program(MAINS[program])
+            read_settings(PROGRAMS[program][0])
         assert left.value.code == 0
         shown[flag] = capsys.readouterr().out
     lines = shown["--help"].splitlines()
     assert len(lines) <= 36 and max(map(len, lines)) <= 80 and "--help-all" in shown["--help"]
-    for field in fields(kind):
+    for field in settings_of(kind):
         line = re.compile(f"^  {flag_of(field.name)}( |$)", re.MULTILINE)
         assert line.search(shown["--help-all"])
         assert bool(line.search(shown["--help"])) == field.metadata["everyday"]

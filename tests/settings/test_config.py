@@ -15,16 +15,16 @@ def test_flags_override_the_file_and_the_file_overrides_the_defaults(tmp_path):
     file = tmp_path / "own.yaml"
     data = "data: mine.jsonl\nval_data: [a.jsonl, b.jsonl]\ntest_data: c.jsonl\n"
     file.write_text(f"{data}lr: 2.0e-5\nsteps: 7\ncheckpointing: false\n")
-    config, name = train_config(["--config", str(file), "--steps", "9"])
-    assert (name, config.lr, config.steps, config.group_size) == ("own", 2e-5, 9, 5)
+    config = train_config(["--config", str(file), "--steps", "9"])
+    assert (config.lr, config.steps, config.group_size, config.out) == (2e-5, 9, 5, "runs/own-seed0")
     assert config.val_data == ("a.jsonl", "b.jsonl") and config.test_data == ("c.jsonl",)
     assert config.checkpointing is False
 
 
 def test_questions_of_the_mini_world_are_validated_and_tested_with_its_other_splits():
-    config, _ = train_config(["--config", "paper", "--data", "mini"])
+    config = train_config(["--config", "paper", "--data", "mini"])
     assert config.data == config.val_data == config.test_data == ("mini",)
-    mixed, _ = train_config(["--config", "paper", "--data", "mini", "mine.jsonl"])
+    mixed = train_config(["--config", "paper", "--data", "mini", "mine.jsonl"])
     assert mixed.val_data == (HELD_OUT,) and not mixed.test_data, "a file has no other splits"
 
 
@@ -32,9 +32,9 @@ def test_validation_and_test_can_be_switched_off(tmp_path):
     file = tmp_path / "own.yaml"
     file.write_text("data: mini\nenv: mini\ntest_data: none\n")
     for flags in ([], ["--config", str(file)]):
-        config, _ = train_config([*flags, "--val-data", "none", "--test-data", "none"])
+        config = train_config([*flags, "--val-data", "none", "--test-data", "none"])
         assert config.data and not config.val_data and not config.test_data
-    assert not train_config(["--config", str(file)])[0].test_data
+    assert not train_config(["--config", str(file)]).test_data
 
 
 def test_a_config_that_is_written_reads_back_equal(tmp_path):
@@ -75,7 +75,7 @@ def test_an_error_in_a_config_file_names_the_key_and_the_value(tmp_path, text, s
 def test_a_text_in_a_config_file_is_read_as_on_the_command_line(tmp_path):
     file = tmp_path / "own.yaml"
     file.write_text("data: mini\nlr: 1e-6\nclip: 1\nsteps: '7'\ncheckpointing: 'false'\n")
-    config, _ = train_config(["--config", str(file)])
+    config = train_config(["--config", str(file)])
     assert (config.lr, config.clip, config.steps, config.checkpointing) == (1e-6, 1.0, 7, False)
     assert type(config.clip) is float
 
@@ -102,16 +102,30 @@ def test_code_is_imported_only_if_the_command_line_names_it(tmp_path, monkeypatc
         train_config(["--config", str(file)])
     assert not (tmp_path / "executed").exists()
     own = "--env mini --data mini --reward stranger:metric --val-data mini --test-data mini"
-    assert train_config(["--config", str(file), *own.split()])[0].reward == "stranger:metric"
+    assert train_config(["--config", str(file), *own.split()]).reward == "stranger:metric"
     assert (tmp_path / "executed").exists()
     sys.modules.pop("stranger")
+
+
+@pytest.mark.parametrize(
+    ("flags", "typed"),
+    [([], ()), (["--env", "m@http://gpu7/v1"], ("m@http://gpu7/v1",)), (["--env", "none"], ("none",))],
+)
+def test_an_environment_of_a_config_file_was_not_typed(tmp_path, flags, typed):
+    """The key is not sent to a URL that a file names: it may come from a stranger."""
+    file = tmp_path / "foreign.yaml"
+    file.write_text("data: mini\nenv: m@http://gpu7/v1\n")
+    config = train_config(["--config", str(file), *flags])
+    assert config.typed_environments == typed
+    write_yaml(config, file)
+    assert "env_from_file" not in file.read_text(), "it is no setting"
 
 
 def test_the_learning_rate_of_the_toy_agent_is_warned_of_with_any_other_agent():
     """A bug: `--config mini --agent REAL` kept 5e-4, and a model of 135 M parameters collapsed at step 2."""
 
     def warned(line: str) -> bool:
-        return any("--lr 0.0005" in warning for warning in warnings_of(train_config(line.split())[0]))
+        return any("--lr 0.0005" in warning for warning in warnings_of(train_config(line.split())))
 
     assert warned("--config mini --agent real")
     assert not warned("") and not warned("--config mini --agent real --lr 3e-5")

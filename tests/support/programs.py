@@ -6,11 +6,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import evaluate
 import infer
 import train
-from prompt_r1.training import report as report
+from prompt_r1.evaluation.systems import read_evaluate_config
+from prompt_r1.pair.question_input import read_infer_config
+from prompt_r1.training import report, warm_start
+from prompt_r1.training.preflight import read_train_config
+from prompt_r1.training.warm_start_settings import read_warm_start_config
 from tests.support.paths import ROOT
 
 # Settings of a training run of a few seconds: few questions (the start tokenizes each), short games.
@@ -20,12 +25,20 @@ SMALL: list[str] = (
 ).split()
 FOUR_STEPS = [*SMALL, *"--data mini:validation --out runs/small --steps 4 --save-every 2".split()]
 
-MAINS = {
-    "train.py": train.main,
-    "infer.py": infer.main,
-    "evaluate.py": evaluate.main,
-    "report.py": report.main,
+# What makes the settings of a program from its arguments, and what runs it with them.
+PROGRAMS: dict[str, tuple[Callable[[list[str]], Any], Callable[[Any], None]]] = {
+    "train.py": (read_train_config, train.main),
+    "infer.py": (read_infer_config, infer.main),
+    "evaluate.py": (read_evaluate_config, evaluate.main),
+    "report.py": (list, report.main),
+    "warm_start.py": (read_warm_start_config, warm_start.main),
 }
+
+
+def run_here(program: str, *line: object) -> None:
+    """Run an entry point in this process, which saves the imports. Raises what it raises."""
+    read, main = PROGRAMS[program]
+    main(read([str(argument) for argument in line]))
 
 
 def command(script: str, *arguments: str | Path, ranks: int = 0) -> list[str]:

@@ -24,6 +24,7 @@ import torch
 import train
 from prompt_r1.programs import files
 from prompt_r1.programs.command_line import run_program
+from prompt_r1.settings.train import train_config
 from prompt_r1.training import lifecycle
 from tests.support.json_server import free_ports
 
@@ -81,7 +82,7 @@ def run_rank(rank: int, request: dict, port: int, pipe: int) -> None:
     sys.argv = ["train.py", *request["arguments"]]
     code: object = 1
     try:
-        run_program(train.main)
+        run_program(lambda arguments: train.main(train_config(arguments)), sys.argv[1:])
     except SystemExit as exit_:
         code = exit_.code
     except BaseException:

@@ -4,11 +4,11 @@ import ast
 import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from types import FrameType
 
+from prompt_r1.settings.fields import settings_of
 from prompt_r1.settings.train import TrainConfig
 from tests.support.paths import ROOT
 
@@ -64,6 +64,7 @@ def files_of_a_step() -> list[Path]:
     """The files that the first training step of a mini run enters, in this order."""
     import train
     from prompt_r1.programs.command_line import run_program
+    from prompt_r1.settings.train import train_config
 
     entered: dict[str, None] = {}
 
@@ -78,7 +79,7 @@ def files_of_a_step() -> list[Path]:
         sys.argv = f"train.py --steps 2 --val-data none --test-data none --out {folder}/run".split()
         sys.setprofile(watch)
         try:
-            run_program(train.main)
+            run_program(train.main, train_config(sys.argv[1:]))
         except SystemExit:
             pass
         finally:
@@ -103,7 +104,7 @@ def main() -> None:
         "  and opens by name: the mini world": lines(python_in("prompt_r1/miniworld")),
         "tests, lines": lines(python_in("tests")),
         "words of the documents": words(),
-        "flags of train.py": len(fields(TrainConfig)),
+        "flags of train.py": len(settings_of(TrainConfig)),
         "web assets, lines": lines(web),
         "studies, examples and benchmarks, lines": lines(python_in("studies", "examples", "benchmarks")),
     }

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-import train
 from prompt_r1.model.lora import adapters_of, add_lora
 from prompt_r1.model.policy import Policy
 from prompt_r1.settings.train import TrainConfig
@@ -18,6 +17,7 @@ from prompt_r1.training.run_folder import checkpoints_of
 from tests.model.test_lora import TOKENS, with_random_adapters
 from tests.support import tiny
 from tests.support.exports import export, load_tensors
+from tests.support.programs import run_here
 
 SETTINGS = """
     --data mini:ood --env mini --val-data none --test-data none --device cpu --questions 1 --group-size 4
@@ -81,7 +81,7 @@ def test_peft_loads_the_adapter_folder_with_equal_outputs(base, tmp_path):
 
 
 def trained(folder: Path, agent: Path, *line: object) -> Path:
-    train.main(["--agent", str(agent), "--out", str(folder), *SETTINGS.split(), *map(str, line)])
+    run_here("train.py", "--agent", agent, "--out", folder, *SETTINGS.split(), *line)
     return folder
 
 

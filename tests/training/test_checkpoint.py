@@ -255,13 +255,13 @@ def test_replacing_a_folder_leaves_nothing_of_the_older_one(tmp_path):
 
 def test_a_run_folder_and_its_copy_without_the_lock_are_opened_again(saved, tmp_path):
     out = str(tmp_path)
-    assert open_run(out, "auto", "mini") == tmp_path  # it holds checkpoints
+    assert open_run(out, "auto") == tmp_path  # it holds checkpoints
     shutil.rmtree(saved.folder / "checkpoints")
     (tmp_path / "config.yaml").write_text("of another program: true\n")
     with pytest.raises(UsageError, match="files in it that are not of a run"):
-        open_run(out, "auto", "mini")
+        open_run(out, "auto")
     with locked(tmp_path):
-        assert open_run(out, "auto", "mini") == tmp_path
+        assert open_run(out, "auto") == tmp_path
 
 
 def test_a_run_whose_checkpoints_were_deleted_is_not_replaced(saved, tmp_path):
@@ -269,7 +269,7 @@ def test_a_run_whose_checkpoints_were_deleted_is_not_replaced(saved, tmp_path):
     (tmp_path / "report.html").touch()
     shutil.rmtree(saved.folder / "checkpoints")
     with locked(tmp_path), pytest.raises(UsageError, match="its checkpoints are gone or unreadable"):
-        open_run(str(tmp_path), "auto", "mini")
+        open_run(str(tmp_path), "auto")
 
 
 @pytest.mark.parametrize("step", [0, 3])

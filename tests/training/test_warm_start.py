@@ -11,7 +11,7 @@ import torch
 
 from prompt_r1.engine.engine import Engine
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.systems import check_evaluate
+from prompt_r1.evaluation.systems import read_evaluate_config
 from prompt_r1.model.lora import adapters_removed, add_lora
 from prompt_r1.pair.agent import Agent, load_agent, play_question
 from prompt_r1.pair.trained import resolve_agent, trained_config
@@ -22,7 +22,6 @@ from prompt_r1.training.warm_start import (
     example_of,
     fine_tune_agent,
     learn_games,
-    main,
     negative_log_likelihood,
     one_turn_config,
     read_games,
@@ -33,6 +32,7 @@ from prompt_r1.training.warm_start_settings import SftConfig
 from prompt_r1.types import Question, Trajectory, Turn
 from tests.support import tiny
 from tests.support.methods import PricedSource, method, priced
+from tests.support.programs import run_here
 from tests.support.templates import KINDS, tokenizer_of
 
 QUESTIONS = [Question(str(n), "a", f"Number {n}?", (f"it is {n}",)) for n in range(6)]
@@ -205,7 +205,7 @@ def test_the_program_teaches_our_demonstrations_and_says_how_to_train(tmp_path, 
     """It printed `--config mini`, whose learning rate destroyed the model in one step."""
     monkeypatch.setattr(torch, "set_num_threads", threads := Mock())
     line = f"--agent {tiny.save_agent(tmp_path / 'start')} --games mini:pop --epochs 1 --cutoff 450"
-    main([*line.split(), "--threads", "3", "--seed", "5", "--out", str(tmp_path / "out")])
+    run_here("warm_start.py", *line.split(), "--threads", 3, "--seed", 5, "--out", tmp_path / "out")
     threads.assert_called_once_with(3)
     folder = tmp_path / "out" / "agent"
     assert trained_config(folder).seed == 5
@@ -228,7 +228,7 @@ def test_grpo_only_without_an_agent_that_was_trained_alone_says_how_to_train_one
     agent = str(tiny.save_agent(tmp_path))
     for given in ([], ["--grpo-agent", agent]):
         with pytest.raises(UsageError, match="--env none"):
-            check_evaluate(["--method", "grpo-only", "--agent", agent, *given])
+            read_evaluate_config(["--method", "grpo-only", "--agent", agent, *given])
 
 
 def test_a_folder_with_other_files_is_refused(start, tmp_path):
