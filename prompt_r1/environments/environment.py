@@ -51,6 +51,7 @@ class Caller:
     sample: int = 0  # number of the game among those of its question
     epoch: int = 0  # of training
     spent: Spending = field(default_factory=Spending)
+    finish: str = ""  # why the last reply ended: "length" if it was cut by a limit of tokens
 
 
 @dataclass
@@ -202,6 +203,7 @@ class Environment:
         if outcome.label:
             member.counts[f"outcomes/{outcome.label}"] += 1
         caller.spent += member.price.of_call(outcome.tokens_in, outcome.tokens_out)
+        caller.finish = outcome.finish
         return outcome
 
     async def _pay(self, member: Member, key: Key, caller: Caller) -> Outcome:

@@ -10,6 +10,7 @@ optimiser (3 and none if the parent is perfect), and one per validation question
 the original, 150 calls are checked before an iteration, which may exceed them; a limit is never exceeded.
 """
 
+import itertools
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,9 @@ from prompt_r1.evaluation.searches import VALIDATED_ON, PromptSearch, mean_score
 from prompt_r1.types import Question
 
 BATCH, METRIC_CALLS = 3, 150  # training questions of an iteration, calls of the environment
-FENCE = "```"
+FENCE = re.compile("`{3,}")
+LANGUAGE = re.compile("[a-z]+")
+CLOSED_ON_OWN_LINE = re.compile(r"\n[ \t]*\Z")
 ROLE = "You improve the instructions of language models."
 REQUEST = """\
 An assistant works under this instruction:
@@ -40,14 +43,19 @@ async def gepa(search: PromptSearch, train: Sequence[Question], validation: Sequ
     """The prompt with the best mean score on the validation questions; the first of equals."""
     held_out = await search.begin(validation, VALIDATED_ON)
     rng = random.Random(search.seed)
-    batches = minibatches(train, rng)
-    while search.takes_step(2 * BATCH + 1 + len(held_out), ended=search.asked >= METRIC_CALLS):
-        parent, batch = draw_parent(search.scores, rng), next(batches)
+    batches = filled_batches(train, rng)
+    step_calls = 2 * BATCH + 1 + len(held_out)
+    while search.may_go_on(step_calls, authors_stop=search.environment_calls >= METRIC_CALLS):
+        search.steps += 1
+        parent = draw_parent(search.scores, rng)
+        batch = next(batches)
         before = await search.try_prompt(parent, batch)
         if mean_score(before) == 1:
             continue
         reply = await search.ask_optimizer(ROLE, reflection(parent, before), sample=search.steps)
-        child = read_fenced_prompt(reply)
+        child = None if reply.is_cut else read_fenced_prompt(reply.text)
+        if child is None:
+            continue
         after = await search.try_prompt(child, batch)
         if mean_score(after) > mean_score(before):
             await search.score(child, held_out)
@@ -57,40 +65,68 @@ async def gepa(search: PromptSearch, train: Sequence[Question], validation: Sequ
 def draw_parent(pool: Mapping[str, Sequence[float]], rng: random.Random) -> str:
     """Draw from the Pareto front, in proportion to the validation questions on which a prompt is best.
 
-    `pool`: prompt → its scores. A prompt is dropped if on each of its questions another remaining one does as
-    well, starting with the lowest mean.
+    `pool`: prompt → its scores, one per validation question. Going from the worst prompt to the best, each
+    prompt is dropped that is not the only best one on any question.
     """
     # For each validation question, the prompts that are best on it.
-    columns = [dict(zip(pool, column, strict=True)) for column in zip(*pool.values(), strict=True)]
-    fronts = [[prompt for prompt in pool if column[prompt] == max(column.values())] for column in columns]
-    for dropped in sorted(pool, key=lambda prompt: sum(pool[prompt])):
-        if all(len(front) > 1 for front in fronts if dropped in front):
-            fronts = [[prompt for prompt in front if prompt != dropped] for front in fronts]
+    fronts = []
+    for number in range(len(next(iter(pool.values())))):
+        highest = max(scores[number] for scores in pool.values())
+        fronts.append([prompt for prompt, scores in pool.items() if scores[number] == highest])
+    for prompt in sorted(pool, key=lambda prompt: sum(pool[prompt])):
+        is_needed = any(front == [prompt] for front in fronts)
+        if not is_needed:
+            fronts = [[other for other in front if other != prompt] for front in fronts]
     return rng.choice([prompt for front in fronts for prompt in front])
 
 
-def minibatches(questions: Sequence[Question], rng: random.Random) -> Iterator[list[Question]]:
+def filled_batches(questions: Sequence[Question], rng: random.Random) -> Iterator[list[Question]]:
     """Endless shuffled epochs; the last batch of an epoch is filled up with the questions that came last."""
     while True:
         order = rng.sample(list(questions), len(questions))
-        order += (order[::-1] * BATCH)[: -len(order) % BATCH]
-        yield from (order[start : start + BATCH] for start in range(0, len(order), BATCH))
+        last_first = itertools.cycle(order[::-1])
+        while len(order) % BATCH:
+            order.append(next(last_first))
+        for start in range(0, len(order), BATCH):
+            yield order[start : start + BATCH]
 
 
 def reflection(prompt: str, predictions: Sequence[Prediction]) -> str:
     """The optimiser's request about a minibatch. Feedback is the score; no model is involved."""
     cases = []
     for number, prediction in enumerate(predictions, start=1):
-        score, gold = task_score(prediction), prediction.question.answers[0]
-        feedback = f"This answer is not right (score {score:.2f} of 1). The right answer is {gold!r}."
+        score = task_score(prediction)
+        if score == 1:
+            feedback = "This answer is right."
+        else:
+            gold = prediction.question.answers[0]
+            feedback = f"This answer is not right (score {score:.2f} of 1). The right answer is {gold!r}."
         cases.append(
             f"# Example {number}\n## Inputs\n{prediction.question.text}\n## Generated Outputs\n"
-            f"{prediction.raw}\n## Feedback\n{'This answer is right.' if score == 1 else feedback}"
+            f"{prediction.raw}\n## Feedback\n{feedback}"
         )
     return REQUEST.format(prompt=prompt, cases="\n\n".join(cases))
 
 
-def read_fenced_prompt(reply: str) -> str:
-    """The text between the first and the last fence, without a language's name; else the whole reply."""
-    inside = reply.partition(FENCE)[2].rpartition(FENCE)[0]
-    return re.sub(r"^\S*\n", "", inside).strip() or reply.replace(FENCE, "").strip()
+def read_fenced_prompt(reply: str) -> str | None:
+    """The prompt in the optimiser's reply: its last fenced block; without any fence, the whole reply.
+
+    None if there is no prompt: the block is empty, or a fence is not closed.
+    """
+    block = None
+    opening = None
+    for fence in FENCE.finditer(reply):
+        if opening is None:
+            opening = fence
+        elif len(fence[0]) >= len(opening[0]):  # A shorter fence belongs to the text of the block.
+            block = reply[opening.end() : fence.start()]
+            opening = None
+    if opening is not None:
+        return None
+    if block is None:
+        return reply.strip() or None
+    # "```text" names a language if the closing fence is on a line of its own; "```Be short.```" does not.
+    first_line, _, rest = block.partition("\n")
+    if LANGUAGE.fullmatch(first_line.strip()) and CLOSED_ON_OWN_LINE.search(block):
+        block = rest
+    return block.strip() or None

@@ -14,11 +14,14 @@ from statistics import fmean
 from prompt_r1.evaluation.searches import PromptSearch, text_between
 from prompt_r1.types import Question
 
-STEPS, PER_STEP, SCORED_ON = 200, 8, 261  # the authors': steps, new instructions in each, questions
+# The authors' numbers:
+STEPS = 200
+PER_STEP = 8  # new instructions in a step
+SCORED_ON = 261  # training questions
 MAX_LENGTH = 500  # characters of an instruction
-SHOWN = 20  # the best instructions so far that the optimiser sees, …
-THRESHOLD = 0.3  # … if they score at least this
-EXEMPLARS = 3  # training questions that the optimiser sees
+SHOWN = 20  # best instructions so far that the optimiser sees
+THRESHOLD = 0.3  # the least score of an instruction that it sees
+EXEMPLARS = 3  # training questions that it sees
 ROLE = "You write instructions for a language model that answers questions."
 HEADER = """\
 Find an instruction <INS> under which a language model answers questions like those below correctly. These \
@@ -35,14 +38,18 @@ async def opro(search: PromptSearch, train: Sequence[Question], _: Sequence[Ques
     train = await search.begin(train, SCORED_ON)
     # In an instruction for mathematical questions, a number could give away an answer.
     digits_allowed = not all(question.kind == "math" for question in train)
-    while search.takes_step(PER_STEP + len(train), ended=search.steps == STEPS):
+    step_calls = PER_STEP + len(train)
+    while search.may_go_on(step_calls, authors_stop=search.steps == STEPS):
+        search.steps += 1
         rng = random.Random(f"opro {search.seed} {search.steps}")
         shown = rng.sample(train, min(EXEMPLARS, len(train)))
         request = meta_prompt({prompt: fmean(scores) for prompt, scores in search.scores.items()}, shown)
-        # The request is the same each time: the sample number makes each of them a call of its own.
-        samples = range(search.steps * PER_STEP, (search.steps + 1) * PER_STEP)
-        replies = await asyncio.gather(*(search.ask_optimizer(ROLE, request, sample=n) for n in samples))
-        for instruction in map(read_instruction, replies):
+        # The request is the same eight times, and in every step that scores nothing new: numbers tell
+        # the calls apart.
+        first = search.steps * PER_STEP
+        asked = [search.ask_optimizer(ROLE, request, sample=first + number) for number in range(PER_STEP)]
+        for reply in await asyncio.gather(*asked):
+            instruction = read_instruction(reply.text)
             usable = is_usable(instruction, digits_allowed=digits_allowed)
             if usable and instruction not in search.scores and search.can_afford(len(train)):
                 await search.score(instruction, train)
@@ -55,7 +62,7 @@ def meta_prompt(scores: Mapping[str, float], examples: Sequence[Question]) -> st
     As in the authors' form for GPT models, scores are whole percent, and <INS> marks where the instruction
     stands in each problem: it is the system message, before the question.
     """
-    good = [instruction for instruction, value in scores.items() if value >= THRESHOLD]
+    good = [instruction for instruction, score in scores.items() if score >= THRESHOLD]
     good.sort(key=lambda instruction: scores[instruction])
     history = [f"instruction:\n{text}\nscore:\n{round(100 * scores[text])}" for text in good[-SHOWN:]]
     problems = [f"problem:\n<INS>\n{one.text}\nright answer:\n{one.answers[0]}" for one in examples]

@@ -14,7 +14,10 @@ from prompt_r1.evaluation.ask_once import task_score
 from prompt_r1.evaluation.searches import SEED_PROMPT, VALIDATED_ON, PromptSearch, text_between
 from prompt_r1.types import Question
 
-EPOCHS, UPDATES, BATCH = 3, 4, 3  # updates in an epoch, training questions in an update
+EPOCHS = 3
+UPDATES = 4  # in an epoch
+BATCH = 3  # training questions of an update
+UPDATE_CALLS = 2 * BATCH + 1  # of the optimiser
 OPENING, CLOSING = "<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"
 
 CRITIC = """\
@@ -29,20 +32,23 @@ write a better version that keeps what works. Put it between {OPENING} and {CLOS
 async def textgrad(search: PromptSearch, train: Sequence[Question], validation: Sequence[Question]) -> str:
     """The last prompt that validation did not reject."""
     held_out = await search.begin(validation, VALIDATED_ON)
-    batches = minibatches(train, random.Random(f"textgrad {search.seed}"))
+    batches = first_batches(train, random.Random(f"textgrad {search.seed}"))
     prompt = SEED_PROMPT
-    while search.takes_step(3 * BATCH + 1 + len(held_out), ended=search.steps == EPOCHS * UPDATES):
+    step_calls = BATCH + UPDATE_CALLS + len(held_out)
+    while search.may_go_on(step_calls, authors_stop=search.steps == EPOCHS * UPDATES):
+        search.steps += 1
         proposed = await rewrite(search, prompt, next(batches))
         if await search.score(proposed, held_out) >= await search.score(prompt, held_out):
             prompt = proposed
     return prompt
 
 
-def minibatches(train: Sequence[Question], rng: random.Random) -> Iterator[list[Question]]:
-    """The batches of an epoch are the first of the shuffled training questions."""
+def first_batches(train: Sequence[Question], rng: random.Random) -> Iterator[list[Question]]:
+    """Endless epochs; the batches of each are the first of the shuffled training questions."""
     while True:
         order = rng.sample(list(train), len(train))[: UPDATES * BATCH]
-        yield from (order[start : start + BATCH] for start in range(0, len(order), BATCH))
+        for start in range(0, len(order), BATCH):
+            yield order[start : start + BATCH]
 
 
 async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question]) -> str:
@@ -51,25 +57,30 @@ async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question]) 
     The criticisms are concatenated, not summarised.
     """
 
-    async def criticise(question: Question) -> str:
+    first = search.steps * UPDATE_CALLS  # number of this update's first request to the optimiser
+
+    async def criticise(question: Question, sample: int) -> str:
         [prediction] = await search.try_prompt(prompt, [question])
         asked = f"<LM_INPUT>{question.text}</LM_INPUT>\n<LM_OUTPUT>{prediction.raw}</LM_OUTPUT>"
-        of_reply = await search.ask_optimizer(
+        of_answer = await search.ask_optimizer(
             CRITIC,
             f"A language model was asked and answered:\n{asked}\n"
             f"The right answer is {question.answers[0]!r}; compared with it the answer scores "
             f"{task_score(prediction):.2f} of 1. Criticise the answer.",
+            sample=sample,
         )
         asked = f"<LM_SYSTEM_PROMPT>{prompt}</LM_SYSTEM_PROMPT>\n{asked}"
         of_prompt = await search.ask_optimizer(
             CRITIC,
             "A language model was asked and answered under this system message:\n"
-            f"{asked}\nOf its answer it was said:\n<FEEDBACK>{of_reply}</FEEDBACK>\n"
+            f"{asked}\nOf its answer it was said:\n<FEEDBACK>{of_answer.text}</FEEDBACK>\n"
             "Criticise the system message: what about it should change so that such answers get better?",
+            sample=sample + 1,
         )
-        return f"{asked}\n<FEEDBACK>{of_prompt}</FEEDBACK>"
+        return f"{asked}\n<FEEDBACK>{of_prompt.text}</FEEDBACK>"
 
-    criticisms = await asyncio.gather(*map(criticise, batch))
+    asked = [criticise(question, first + 2 * number) for number, question in enumerate(batch)]
+    criticisms = await asyncio.gather(*asked)
     parts = [
         "The text is the system message of a language model that answers questions. Now it is:",
         f"<VARIABLE>{prompt}</VARIABLE>",
@@ -77,5 +88,5 @@ async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question]) 
         *criticisms,
         f"Write the better version between {OPENING} and {CLOSING}.",
     ]
-    reply = await search.ask_optimizer(WRITER, "\n\n".join(parts))
-    return text_between(reply, OPENING, CLOSING) or prompt
+    reply = await search.ask_optimizer(WRITER, "\n\n".join(parts), sample=first + UPDATE_CALLS - 1)
+    return text_between(reply.text, OPENING, CLOSING) or prompt

@@ -18,12 +18,11 @@ from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation import methods as make
 from prompt_r1.evaluation.ask_once import IN_TAGS
-from prompt_r1.evaluation.gepa import draw_parent, minibatches, read_fenced_prompt
+from prompt_r1.evaluation.gepa import draw_parent, filled_batches, read_fenced_prompt
 from prompt_r1.evaluation.methods import ALGORITHMS
 from prompt_r1.evaluation.opro import is_usable, meta_prompt, read_instruction
 from prompt_r1.evaluation.searches import SEED_PROMPT, PromptSearch, mean_score, optimised_prompt
-from prompt_r1.evaluation.textgrad import minibatches as textgrad_minibatches
-from prompt_r1.evaluation.textgrad import rewrite
+from prompt_r1.evaluation.textgrad import first_batches, rewrite
 from prompt_r1.types import Message, Question
 from tests.support.json_server import JsonHandler, serving
 from tests.support.methods import PricedSource, priced
@@ -106,21 +105,20 @@ def test_opro_scores_each_new_instruction_once_and_makes_no_call_that_cannot_be_
     task, writer = answering_task(), new_writer()
     search = new_search(task, writer, max_calls=1000)
     find("opro", search)
-    assert len({*writer.numbers[:8]}) == 8, "a journal knows them as eight calls"
     tried = Counter(prompts_tried(task))
     assert set(tried.values()) == {20} and len(tried) > 20
-    assert search.asked == len(task.asked) and (search.begun - search.asked) % 8 == 0
+    assert search.environment_calls == len(task.asked) and search.optimizer_calls % 8 == 0
     few = new_search(max_calls=2 * 20 + 15)  # the seed prompt, eight instructions, one of them scored
     find("opro", few)
-    assert (few.begun, few.asked) == (48, 40)
+    assert (few.calls, few.environment_calls) == (48, 40)
 
 
 def test_textgrad_makes_ten_calls_per_update_and_validates_each_update():
     search = new_search()
     find("textgrad", search)
     updates = 3 * 4
-    assert search.asked == 3 * updates + 20 * (1 + updates)
-    assert search.begun - search.asked == 2 * 3 * updates + updates
+    assert search.environment_calls == 3 * updates + 20 * (1 + updates)
+    assert search.optimizer_calls == 2 * 3 * updates + updates
 
 
 def test_textgrad_keeps_a_prompt_that_scores_as_high_and_rejects_a_lower_one():
@@ -146,7 +144,7 @@ def test_gepa_makes_seven_calls_per_iteration_and_validates_new_candidates(seed)
     task = answering_task()
     search = new_search(task, seed=seed)
     find("gepa", search)
-    rewrites, calls = search.begun - search.asked, search.asked
+    rewrites, calls = search.optimizer_calls, search.environment_calls
     validated = sum(count >= 20 for count in Counter(prompts_tried(task)).values())
     perfect = calls - 20 * validated - 6 * rewrites  # 3 calls of each parent that needs no rewrite
     assert validated > 1 and perfect >= 0 and perfect % 3 == 0
@@ -170,7 +168,7 @@ def test_no_search_exceeds_its_limit_of_calls_whatever_the_limit(name, tagged):
         assert find(name, search)
         made = len(task.asked) + len(writer.asked)
         assert made <= limit
-        assert made == search.begun
+        assert made == search.calls
         assert made or limit < 20, "nothing is asked if no prompt can be scored"
 
 
@@ -179,7 +177,7 @@ def test_a_search_with_a_limit_goes_on_until_the_next_step_might_exceed_it(name)
     search = new_search(max_calls=600)
     find(name, search)
     most = {"opro": 20 + 8, "textgrad": 3 * 3 + 1 + 20, "gepa": 2 * 3 + 1 + 20}[name]
-    assert 600 - most < search.begun <= 600
+    assert 600 - most < search.calls <= 600
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -223,14 +221,51 @@ def test_opro_shows_the_best_instructions_worst_first_with_rounded_scores():
         (read_instruction, "no tags at all", "No tags at all"),
         (read_instruction, "<INS>open", "<INS>open"),
         (read_instruction, "", ""),
-        (read_fenced_prompt, "Here: ```\nBe quick.\n``` ok", "Be quick."),
-        (read_fenced_prompt, "```text\nBe ``` quick.\n```", "Be ``` quick."),
-        (read_fenced_prompt, "no fence at all", "no fence at all"),
-        (read_fenced_prompt, "```\nopen", "open"),
     ],
 )
 def test_a_new_prompt_is_read_between_its_marks_or_else_from_the_whole_reply(read, reply, prompt):
     assert read(reply) == prompt
+
+
+FENCED = [
+    ("```\nBe short.\n```", "Be short."),
+    ("Here: ```\nBe quick.\n``` ok", "Be quick."),
+    ("First A:\n```\nA\n```\nBetter B:\n```\nB\n```", "B"),
+    ("The new prompt is:\n```\nAnswer with one na", None),
+    ("```\nA\n```\nBetter:\n```\nB", None),
+    ("``` \n\n```", None),
+    ("```text\n```", None),
+    ("```", None),
+    ("", None),
+    ("```text \nBe short.\n```", "Be short."),
+    ("```text\r\nBe short.\r\n```", "Be short."),
+    ("```Be\nshort.```", "Be\nshort."),
+    ("```Be short.```", "Be short."),
+    ("````\nAnswer as in ```x```.\n````", "Answer as in ```x```."),
+    ("no fence at all", "no fence at all"),
+]
+
+
+@pytest.mark.parametrize(("reply", "prompt"), FENCED)
+def test_gepa_reads_the_last_fenced_block_and_no_broken_one(reply, prompt):
+    """A reply cut inside a fence became the prompt whole; two blocks were joined; a word was lost."""
+    assert read_fenced_prompt(reply) == prompt
+
+
+def test_gepa_tries_no_prompt_of_a_reply_that_was_cut_by_its_length():
+    """Without a fence the whole reply is the prompt: a half one was adopted."""
+    writer = PricedSource(lambda _: f"{PHRASE} And answer with the na", finish="length")
+    search = new_search(writer=writer)
+    assert find("gepa", search) == SEED_PROMPT
+    assert search.optimizer_calls > 0 and search.tried == {SEED_PROMPT}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_request_to_the_optimiser_has_a_number_of_its_own(name):
+    """A request that is repeated in a later step would get the old reply from the journal."""
+    writer = new_writer()
+    find(name, new_search(writer=writer, max_calls=budget(name)))
+    assert len(set(writer.numbers)) == len(writer.numbers) > 8
 
 
 def test_opro_drops_instructions_that_are_empty_too_long_tagged_or_contain_digits():
@@ -242,7 +277,7 @@ def test_opro_drops_instructions_that_are_empty_too_long_tagged_or_contain_digit
 def test_textgrad_keeps_the_prompt_if_the_rewrite_has_no_tags():
     search = new_search(writer=PricedSource(lambda _: "no tags here"), max_calls=60)
     assert find("textgrad", search) == SEED_PROMPT
-    assert search.asked == 20 + 2 * 3, "a prompt is scored once"
+    assert search.environment_calls == 20 + 2 * 3, "a prompt is scored once"
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -250,9 +285,9 @@ def test_a_search_ends_when_no_prompt_is_new_or_none_can_score_higher(name):
     """It went on until the limit, though it proposed and scored nothing more."""
     search = new_search(writer=PricedSource(lambda _: "<INS>Be quick.</INS>"), max_calls=5_000)
     find(name, search)
-    assert search.begun < 200, "one new prompt, scored once"
+    assert search.calls < 200, "one new prompt, scored once"
     search = new_search(PricedSource(right_answer), max_calls=5_000)
-    assert find(name, search) == SEED_PROMPT and search.begun == 20
+    assert find(name, search) == SEED_PROMPT and search.calls == 20
 
 
 def test_textgrad_shows_the_rewriter_the_prompt_and_each_conversation():
@@ -274,13 +309,13 @@ def test_gepa_draws_parents_from_the_pareto_front_in_proportion_to_their_wins():
 
 
 def test_textgrad_uses_twelve_questions_of_each_epoch_once():
-    batches = textgrad_minibatches(QUESTIONS[:14], random.Random(0))
+    batches = first_batches(QUESTIONS[:14], random.Random(0))
     for _ in range(10):
         assert len({question for _ in range(4) for question in next(batches)}) == 12
 
 
 def test_gepa_uses_each_question_once_per_epoch_and_fills_the_last_batch():
-    batches = minibatches(QUESTIONS[:4], random.Random(0))
+    batches = filled_batches(QUESTIONS[:4], random.Random(0))
     for _ in range(10):
         epoch = [question for _ in range(2) for question in next(batches)]
         assert set(epoch[:4]) == set(QUESTIONS[:4])
@@ -303,7 +338,7 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
     environment = priced(source)
 
     async def name_datasets(search, train, validation) -> str:
-        await search.ask_optimizer("", "write")
+        await search.ask_optimizer("", "write", sample=0)
         assert not search.scores, "those on another dataset's questions"
         await search.score("shared by all", train)
         return " and ".join(sorted({question.dataset for question in train}))

@@ -28,9 +28,10 @@ class PricedSource:
     parameters: dict[str, object] = {}  # noqa: RUF012
     samples, by_session = True, False
 
-    def __init__(self, reply, tokens_in: int = 10, tokens_out: int = 3) -> None:
+    def __init__(self, reply, tokens_in: int = 10, tokens_out: int = 3, finish: str = "stop") -> None:
         self.name = "priced"
         self.reply_to = reply
+        self.finish = finish
         self.tokens = {"tokens_in": tokens_in, "tokens_out": tokens_out}  # of each call
         self.asked: list[list[Message]] = []
         self.numbers: list[int] = []  # of the game of each call
@@ -39,7 +40,7 @@ class PricedSource:
         await call.begin()
         self.numbers.append(call.sample)
         self.asked.append([dict(message) for message in call.messages])  # type: ignore[misc]
-        return Outcome("ok", text=self.reply_to(call.messages), **self.tokens)
+        return Outcome("ok", text=self.reply_to(call.messages), finish=self.finish, **self.tokens)
 
     async def check(self, ask) -> None:
         pass
