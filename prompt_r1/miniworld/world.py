@@ -13,11 +13,12 @@ There are seven kinds of questions:
 | pop        | PopQA           | Any idea who made Silver River?                                             |
 | math       | GSM8K           | Problem: Mia has 44 coins, finds 12 more and then loses 7. How many coins … |
 | gen        | BookSum, XSum   | Write a short summary of Silver River.                                      |
-| bridge_ood | MuSiQue        | pairs of relations that no training question has                            |
+| bridge_ood | MuSiQue         | pairs of relations that no training question has                            |
 | math_ood   | MathQA          | pairs of verbs that no training question has                                |
 
-A question has *slots*, which hold its meaning, and a text. The slots alone decide its split, so the splits
-are disjoint, whatever the number of questions drawn.
+The *slots* of a question hold its meaning, such as Compare("Silver River", "Paper Dream"); its text is one of
+several wordings. The slots alone decide the split, so the splits are disjoint, whatever the number of
+questions drawn.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ FIRST_NAMES = (
     "Anna Boris Clara David Elena Felix Greta Hugo Irene Jonas Karin Lukas Maria Nils Olga Peter "
     "Quinn Rosa Simon Tessa Ugo Vera Walter Yara"
 ).split()
-# Who may be mothers.
+# The first names of those who may be mothers.
 WOMEN = tuple("Anna Clara Elena Greta Irene Karin Maria Olga Quinn Rosa Tessa Vera Yara".split())
 LAST_NAMES = (
     "Keller Novak Larsen Moreno Fischer Tanaka Rossi Duval Berger Lindqvist Okafor Petrov Silva "
@@ -63,10 +64,10 @@ KIN = ("mother", "spouse", "teacher")  # person → person
 PERSON_RELATIONS = (*KIN, "birthplace")
 FILM_RELATIONS = (*CREW, "year", "genre", "hero")
 
-SPLITS = {"train": 4096, "validation": 160, "test": 320, "ood": 128}  # with their numbers of questions
+SPLITS = {"train": 4096, "validation": 160, "test": 320, "ood": 128}  # split → number of questions
 TRAINING_MIX = {"bridge": 0.25, "compare": 0.28, "pop": 0.18, "math": 0.16, "gen": 0.13}
 OOD_KINDS = ("bridge_ood", "math_ood")
-FORMS: Mapping[str, Kind] = {"gen": "text", "math": "math", "math_ood": "math"}  # of the others: qa
+SCORED_AS: Mapping[str, Kind] = {"gen": "text", "math": "math", "math_ood": "math"}  # the others: qa
 
 OOD_RELATIONS = (("director", "teacher"), ("composer", "birthplace"), ("star", "spouse"))
 # Training has every relation and every verb in each position, but not these pairs.
@@ -128,26 +129,32 @@ def make_world(seed: int | str) -> World:
     agent never starts with knowledge of a world that it plays in.
     """
     rng = random.Random(f"world {seed}")
-    cuts = (
-        _cut(rng, [f"{adjective} {noun}" for adjective in ADJECTIVES for noun in NOUNS]),
-        _cut(rng, [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]),
-        _cut(rng, [f"{prefix} {last}" for prefix in CITY_PREFIXES for last in LAST_NAMES]),
-    )
-    train, test = (Names(*names) for names in zip(*cuts, strict=True))
-    return World(seed, train, test, facts=_draw_facts(rng, train) | _draw_facts(rng, test))
+    train_films, test_films = _divide(rng, ADJECTIVES, NOUNS)
+    train_people, test_people = _divide(rng, FIRST_NAMES, LAST_NAMES)
+    train_cities, test_cities = _divide(rng, CITY_PREFIXES, LAST_NAMES)
+    train = Names(train_films, train_people, train_cities)
+    test = Names(test_films, test_people, test_cities)
+    facts = _draw_facts(rng, train)
+    facts.update(_draw_facts(rng, test))
+    return World(seed, train, test, facts)
 
 
-def _cut(rng: random.Random, names: list[str]) -> list[tuple[str, ...]]:
-    """Shuffle the names, and divide them 75/25."""
+def _divide(
+    rng: random.Random, first_words: Sequence[str], second_words: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """All names of two words, shuffled, and divided 75/25."""
+    names = [f"{first} {second}" for first in first_words for second in second_words]
     rng.shuffle(names)
     cut = len(names) * 3 // 4
-    return [tuple(names[:cut]), tuple(names[cut:])]
+    return tuple(names[:cut]), tuple(names[cut:])
 
 
 def _draw_facts(rng: random.Random, names: Names) -> dict[tuple[str, str], str]:
+    """The facts about one side, by subject and relation. Their values are names of the same side."""
     facts = {}
     for film in names.films:
-        facts.update({(film, relation): rng.choice(names.people) for relation in CREW})
+        for relation in CREW:
+            facts[film, relation] = rng.choice(names.people)
         facts[film, "year"] = rng.choice(YEARS)
         facts[film, "genre"] = rng.choice(GENRES)
         facts[film, "hero"] = rng.choice(HEROES)
@@ -155,18 +162,16 @@ def _draw_facts(rng: random.Random, names: Names) -> dict[tuple[str, str], str]:
     for person in names.people:
         mother = rng.choice([woman for woman in women if woman != person])
         others = [other for other in names.people if other not in (person, mother)]
-        kin = zip(KIN, (mother, *rng.sample(others, 2)), strict=True)
-        facts.update({(person, relation): other for relation, other in kin})
+        spouse, teacher = rng.sample(others, 2)
+        facts[person, "mother"] = mother
+        facts[person, "spouse"] = spouse
+        facts[person, "teacher"] = teacher
         facts[person, "birthplace"] = rng.choice(names.cities)
     return facts
 
 
 def _women(people: Sequence[str]) -> tuple[str, ...]:
     return tuple(person for person in people if person.startswith(WOMEN))
-
-
-# The splits depend on the repr of the slots (_split_of), and a `kind` has no other use: renaming or removing
-# one of these classes or fields moves questions to other splits.
 
 
 @dataclass(frozen=True)
@@ -184,7 +189,6 @@ class Compare:
 
     film: str
     other: str
-    kind: str = "compare"
 
 
 @dataclass(frozen=True)
@@ -193,7 +197,6 @@ class Pop:
 
     film: str
     relation: str
-    kind: str = "pop"
 
 
 @dataclass(frozen=True)
@@ -223,7 +226,6 @@ class Gen:
     """What is `film` about?"""
 
     film: str
-    kind: str = "gen"
 
 
 Slots = Bridge | Compare | Pop | Problem | Gen
@@ -235,14 +237,18 @@ def mini_questions(seed: int, split: str, part: str = "") -> list[Question]:
     `part` names another split, or the kind of questions to keep. Raises UsageError if it names neither.
     """
     check_part(part)
-    split = part if part in SPLITS else split
-    pairs = make_questions(make_world(seed), split, SPLITS[split], seed)
-    return [question for _, question in pairs if part not in TRAINING_MIX or question.dataset == part]
+    if part in SPLITS:
+        split = part
+    questions = [question for _, question in make_questions(make_world(seed), split, SPLITS[split], seed)]
+    if part in TRAINING_MIX:
+        return [question for question in questions if question.dataset == part]
+    return questions
 
 
 def check_part(part: str) -> None:
     """Raise UsageError for a part that is neither a split nor a kind of question; "" is all."""
-    if part and part not in (parts := [*SPLITS, *TRAINING_MIX]):
+    parts = [*SPLITS, *TRAINING_MIX]
+    if part and part not in parts:
         raise UsageError(f"the mini world has no part {part!r}: choose one of {', '.join(parts)}")
 
 
@@ -254,14 +260,16 @@ def make_questions(
     Their kinds have the shares of TRAINING_MIX in training, and equal shares elsewhere.
     """
     rng = random.Random(f"questions {split} {seed}")
-    kinds = list(kinds or (OOD_KINDS if split == "ood" else TRAINING_MIX))
+    if not kinds:
+        kinds = OOD_KINDS if split == "ood" else list(TRAINING_MIX)
     if split == "train":
-        drawn = rng.choices(kinds, [TRAINING_MIX[kind] for kind in kinds], k=count)
+        shares = [TRAINING_MIX[kind] for kind in kinds]
+        kind_of_each = rng.choices(kinds, shares, k=count)
     else:
-        drawn = [kinds[number % len(kinds)] for number in range(count)]
-        rng.shuffle(drawn)
+        kind_of_each = [kinds[number % len(kinds)] for number in range(count)]
+        rng.shuffle(kind_of_each)
     texts: set[str] = set()
-    return [_new_question(world, split, kind, rng, texts) for kind in drawn]
+    return [_new_question(world, split, kind, rng, texts) for kind in kind_of_each]
 
 
 def answer_of(slots: Slots, world: World) -> str:
@@ -277,30 +285,42 @@ def answer_of(slots: Slots, world: World) -> str:
         case Problem(_, _, start):
             return str(start + sum(slots.steps))
         case Gen(film):
-            genre, hero, director = (facts[film, relation] for relation in ("genre", "hero", "director"))
-            return f"a {genre} about a {hero}, directed by {director}"
+            return summary(facts[film, "genre"], facts[film, "hero"], facts[film, "director"])
+
+
+def summary(genre: str, hero: str, director: str) -> str:
+    """What a film is about, as answers write it."""
+    return f"a {genre} about a {hero}, directed by {director}"
 
 
 def put_into_words(slots: Slots, rng: random.Random) -> str:
     """The text of a question, in one of its wordings."""
     match slots:
         case Bridge(film, first, second):
-            return f"{'What' if second == 'birthplace' else 'Who'} is the {second} of the {first} of {film}?"
+            return f"{question_word(second)} is the {second} of the {first} of {film}?"
         case Compare(film, other):
             return f"Was {film} released before {other}?"
         case Pop(film, relation):
             return rng.choice(POP_WORDINGS[relation]).format(film=film)
         case Problem(owner, things, start, verbs, amounts):
-            first, second = (
-                f"{verb} {amount}{' more' if SIGNS[verb] == 'plus' else ''}"
-                for verb, amount in zip(verbs, amounts, strict=True)
-            )
+            first = _change_in_words(verbs[0], amounts[0])
+            second = _change_in_words(verbs[1], amounts[1])
             return (
                 f"Problem: {owner} has {start} {things}, {first} and then {second}. "
                 f"How many {things} does {owner} have now?"
             )
         case Gen(film):
             return rng.choice(GEN_WORDINGS).format(film=film)
+
+
+def question_word(relation: str) -> str:
+    """How a question for the value of a relation between people, or of people and places, begins."""
+    return "What" if relation == "birthplace" else "Who"
+
+
+def _change_in_words(verb: str, amount: int) -> str:
+    """A step of a word problem: "finds 12 more" or "loses 7"."""
+    return f"{verb} {amount} more" if SIGNS[verb] == "plus" else f"{verb} {amount}"
 
 
 def _new_question(
@@ -311,32 +331,41 @@ def _new_question(
     for _ in range(2000):
         slots = draw_slots(kind, world, names.films, rng)
         text = put_into_words(slots, rng)
-        if split not in ("ood", _split_of(slots, world)) or text in texts:
+        is_of_split = split == "ood" or split == _split_of(slots, world)
+        if not is_of_split or text in texts:
             continue
         texts.add(text)
-        identity = f"{kind}-{world.seed}-{_digest(text):016x}"
-        answers, form = (answer_of(slots, world),), FORMS.get(kind, "qa")
-        return slots, Question(identity, kind, text, answers, form)
+        question = Question(
+            id=f"{kind}-{world.seed}-{_digest(text):016x}",
+            dataset=kind,
+            text=text,
+            answers=(answer_of(slots, world),),
+            kind=SCORED_AS.get(kind, "qa"),
+        )
+        return slots, question
     raise AssertionError(f"the world has only {len(texts)} {split} questions with this share of {kind}")
 
 
 def draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random) -> Slots:
-    """Draw the meaning of a question about one of `films` (and others of them)."""
-    film, held_out = rng.choice(films), kind in OOD_KINDS
-    if kind in ("bridge", "bridge_ood"):
-        pairs = product(CREW, PERSON_RELATIONS)
-        return Bridge(film, *rng.choice([pair for pair in pairs if (pair in OOD_RELATIONS) == held_out]))
-    if kind == "compare":
-        year = world.facts[film, "year"]
-        return Compare(film, rng.choice([other for other in films if world.facts[other, "year"] != year]))
-    if kind == "pop":
-        return Pop(film, rng.choice(list(POP_WORDINGS)))
-    if kind in ("math", "math_ood"):
-        pairs = product(SIGNS, SIGNS)
-        verbs = rng.choice([pair for pair in pairs if (pair in OOD_VERBS) == held_out])
-        # With these numbers every total is between 2 and 97.
-        amounts = (rng.randint(2, 19), rng.randint(2, 19))
-        return Problem(rng.choice(OWNERS), rng.choice(THINGS), rng.randint(40, 59), verbs, amounts)
+    """Draw the meaning of a question of this kind about `films`."""
+    film = rng.choice(films)
+    is_ood = kind in OOD_KINDS
+    match kind:
+        case "bridge" | "bridge_ood":
+            pairs = product(CREW, PERSON_RELATIONS)
+            first, second = rng.choice([pair for pair in pairs if (pair in OOD_RELATIONS) == is_ood])
+            return Bridge(film, first, second)
+        case "compare":
+            year = world.facts[film, "year"]
+            return Compare(film, rng.choice([other for other in films if world.facts[other, "year"] != year]))
+        case "pop":
+            return Pop(film, rng.choice(list(POP_WORDINGS)))
+        case "math" | "math_ood":
+            pairs = product(SIGNS, SIGNS)
+            verbs = rng.choice([pair for pair in pairs if (pair in OOD_VERBS) == is_ood])
+            # With these numbers every total is between 2 and 97.
+            amounts = (rng.randint(2, 19), rng.randint(2, 19))
+            return Problem(rng.choice(OWNERS), rng.choice(THINGS), rng.randint(40, 59), verbs, amounts)
     assert kind == "gen", kind
     return Gen(film)
 
@@ -344,13 +373,36 @@ def draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random
 def _split_of(slots: Slots, world: World) -> str:
     """The split of a question of training's kinds, whatever its wording.
 
-    Questions about facts are divided by film; word problems, and the halves validation and test, by a digest.
+    Questions about facts are divided by film, and word problems by a digest. The digest also separates
+    validation from test.
     """
-    digest = _digest(f"{world.seed} {slots}")
-    held_out = digest % 4 == 0 if isinstance(slots, Problem) else slots.film in world.test.films
-    if not held_out:
+    digest = _digest(f"{world.seed} {_identity(slots)}")
+    is_held_out = digest % 4 == 0 if isinstance(slots, Problem) else slots.film in world.test.films
+    if not is_held_out:
         return "train"
     return "validation" if digest // 4 % 2 else "test"
+
+
+def _identity(slots: Slots) -> str:
+    """A text that identifies the meaning of a question.
+
+    The published splits, and with them all figures, depend on every character of it. It has the form of a
+    dataclass's repr for that reason alone.
+    """
+    match slots:
+        case Bridge(film, first, second):
+            return f"Bridge(film={film!r}, first={first!r}, second={second!r})"
+        case Compare(film, other):
+            return f"Compare(film={film!r}, other={other!r}, kind='compare')"
+        case Pop(film, relation):
+            return f"Pop(film={film!r}, relation={relation!r}, kind='pop')"
+        case Problem(owner, things, start, verbs, amounts):
+            return (
+                f"Problem(owner={owner!r}, things={things!r}, start={start!r}, verbs={verbs!r}, "
+                f"amounts={amounts!r})"
+            )
+        case Gen(film):
+            return f"Gen(film={film!r}, kind='gen')"
 
 
 def _digest(text: str) -> int:
