@@ -25,8 +25,6 @@ if TYPE_CHECKING:  # a wrong SPEC is reported before torch is imported
 BUILT_IN = {
     "mini": f"{MINI_WORLD}.environment:MiniEnvironment",  # the mini world of the seed
     "mini-b": f"{MINI_WORLD}.environment:MiniEnvironmentB",
-    "mini-advice": f"{MINI_WORLD}.advice:AdvisedEnvironment",  # reads instructions
-    "mini-optimizer": f"{MINI_WORLD}.advice:MiniOptimizer",  # writes prompts, for the prompt optimisers
     "mini-mute": "prompt_r1.environments.sources:MuteEnvironment",
     "none": "prompt_r1.environments.sources:MuteEnvironment",  # for agents that answer alone
 }

@@ -80,8 +80,13 @@ class MethodMaker:
             case "cot":
                 return partial(think_then_answer, environment, request)
             case "opro" | "textgrad" | "gepa":
+                if is_mini(spec) and not config.optimizer_env:
+                    raise UsageError(
+                        f"--method {name}: the mini world writes no prompts: name what does, such as "
+                        "--optimizer-env py:studies.advice:MiniOptimizer"
+                    )
                 optimizer = self.open_environment(
-                    config.optimizer_env or ("mini-optimizer" if is_mini(spec) else spec),
+                    config.optimizer_env or spec,
                     fields=OPTIMIZER_FIELDS.get(name, {}),
                     price=config.optimizer_price,
                 )

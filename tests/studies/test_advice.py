@@ -6,11 +6,12 @@ from statistics import mean
 
 import pytest
 
+from prompt_r1.evaluation.ask_once import ANSWER_ONLY, IN_TAGS
 from prompt_r1.f1 import exact_match
-from prompt_r1.miniworld.advice import ADVICE, MARKS, AdvisedEnvironment, MiniOptimizer, write_prompt
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import make_questions, make_world
 from prompt_r1.types import Message
+from studies.advice import ADVICE, MARKS, AdvisedEnvironment, MiniOptimizer, write_prompt
 
 WORLD = make_world(0)
 ENVIRONMENT = AdvisedEnvironment(WORLD, seed=0)
@@ -90,3 +91,9 @@ def test_a_new_prompt_keeps_most_of_the_old_advice_and_has_one_or_two_pieces_mor
     assert 0.65 < mean("Be quick." in prompt for prompt in prompts) < 0.85
     assert {prompt.count(".") for prompt in prompts} == {1, 2, 3, 4}
     assert all(sentence.strip().lower() in ADVICE for one in prompts for sentence in one.split(".")[:-1])
+
+
+def test_the_tags_that_evaluations_ask_for_are_read_as_a_request_for_the_answer_only():
+    """`evaluate.py` asks an environment that a user names for tags, which these rules cannot write."""
+    for _, question in make_questions(WORLD, "train", 100, 0):
+        assert ENVIRONMENT.reply(question.text + IN_TAGS) == ENVIRONMENT.reply(question.text + ANSWER_ONLY)

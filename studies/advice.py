@@ -1,0 +1,101 @@
+"""The mini world with an environment that reads instructions, in which a better prompt helps.
+
+The prompt optimisers search here, without a model or a key (docs/worlds.md, "Against searched prompts"):
+
+    python evaluate.py --env py:studies.advice:AdvisedEnvironment \\
+        --optimizer-env py:studies.advice:MiniOptimizer --method direct opro textgrad gepa …
+
+Advice is a phrase of ADVICE, in a system message or in the prompt. It changes the skills of style A, and the
+probability that "Answer only." is obeyed; otherwise the reply is a sentence. The luck of a prompt does not
+depend on its system message, so a higher skill never loses a right answer.
+
+MiniOptimizer stands in for a model that writes prompts: it draws advice, good or bad, and keeps most of what
+the request already contains. It does not read why replies were wrong.
+"""
+
+import random
+from collections.abc import Sequence
+
+from prompt_r1.miniworld.environment import (
+    ANSWER_ONLY,
+    SKILLS,
+    MiniEnvironment,
+    MiniReply,
+    Skills,
+    generator_for,
+)
+from prompt_r1.protocol import ANSWER_IN_TAGS
+from prompt_r1.types import Message
+
+# What a phrase does to probabilities: a gain closes this share of the gap to 1, a loss takes this share away.
+# "bare" is the probability that "Answer only." is obeyed, the others are skills.
+ADVICE = {
+    "step by step": {"hops": 0.5, "problem": 0.6, "compare": 0.2, "bare": -0.3},
+    "look up both years": {"compare": 0.6},
+    "rephrase casual questions": {"casual": 0.6},
+    "give all details": {"details": 0.8},
+    "reply with the name alone": {"bare": 0.9},
+    "double-check every name": {"hops": 0.1, "casual": 0.1},
+    "be quick": {"hops": -0.5, "problem": -0.5, "compare": -0.5, "bare": 0.5},
+    "explain your answer": {"bare": -0.7},
+    "be creative": {"clear": -0.2, "casual": -0.2, "details": -0.3},
+}
+BARE = 0.7  # without advice
+KEPT = 0.7  # probability that advice in the request stays in the new prompt
+# Opening and closing marks of the new prompt, by the search that asks for it: opro, textgrad, gepa.
+MARKS = (("<INS>", "</INS>"), ("<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"), ("```\n", "\n```"))
+
+
+class AdvisedEnvironment(MiniEnvironment):
+    """The mini environment of style A, with the skills that the advice in the messages gives it."""
+
+    name = "mini-advice"
+
+    def skills(self, text: str) -> Skills:
+        probabilities = advised(text)
+        del probabilities["bare"]
+        return Skills(**probabilities)
+
+    def reply(self, prompt: str, instructions: Sequence[str] = ()) -> MiniReply:
+        """Reply to a prompt; with the bare value if the prompt asks for that and the request is obeyed."""
+        # evaluate.py asks for tags, except of the built-in mini world. These rules do not know tags.
+        prompt = prompt.replace(f"\n{ANSWER_IN_TAGS}", " Answer only.")
+        bare = advised("\n".join([*instructions, prompt]))["bare"]
+        if generator_for(f"form {self.seed}", prompt).random() >= bare:
+            prompt = ANSWER_ONLY.sub("", prompt)
+        return super().reply(prompt, instructions)
+
+
+def advised(text: str) -> dict[str, float]:
+    """The skills and "bare" after the advice in a text, in any letter case. Losses come before gains."""
+    words = " ".join(text.lower().split())
+    effects = [effect for phrase in ADVICE if phrase in words for effect in ADVICE[phrase].items()]
+    probabilities = {**vars(SKILLS["A"]), "bare": BARE}
+    for name, share in effects:
+        if share < 0:
+            probabilities[name] += share * probabilities[name]
+    for name, share in effects:
+        if share > 0:
+            probabilities[name] += share * (1 - probabilities[name])
+    return probabilities
+
+
+class MiniOptimizer:
+    """Writes a new prompt between the marks that a request names; criticises where it names none."""
+
+    name = "mini-optimizer"
+
+    async def ask(self, messages: list[Message], *, sample: int = 0, seed: int = 0) -> str:
+        request = messages[-1]["content"]
+        for opening, closing in MARKS:
+            if opening in request:
+                rng = random.Random(f"{seed} {sample} {request}".encode("utf-8", "replace"))
+                return f"{opening}{write_prompt(request.lower(), rng)}{closing}"
+        return "The instruction lacks advice that would help here."
+
+
+def write_prompt(request: str, rng: random.Random) -> str:
+    """Advice of the request, most of it, and one or two pieces more."""
+    kept = [phrase for phrase in ADVICE if phrase in request and rng.random() < KEPT]
+    new = rng.sample(list(ADVICE), rng.choice((1, 1, 2)))
+    return " ".join(f"{phrase.capitalize()}." for phrase in dict.fromkeys(kept + new))
