@@ -2,13 +2,16 @@
 
 One step of Prompt-R1 (paper, section 3), in the loop of `train`:
 
-    play      G games of each question: the agent asks, the environment replies     rollout.play
-    score     each game: first its format, then its answer                          reward.score_games
-    compare   each game with the other games of its question                        grpo.compare_games
-    update    the agent towards what its better games did                           grpo.grpo_loss
+    play       G games of each question: the agent asks, the environment replies     rollout.play
+    score      each game: first its format, then its answer                          reward.score
+    compare    each game with the other games of its question (eq. 16)               grpo.group_advantages
+    learn      from the agent's own tokens: forward, loss (eq. 17), backward, step   grpo.grpo_loss
+    write down games, metrics, validation, the best agent, a checkpoint              training/run.py
+
+Every rank runs this loop. It plays its own questions, and shares only the update with the other ranks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
@@ -21,89 +24,125 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
     settings = read_settings(read_train_config)
 
 import torch
+from torch import Tensor
 
-from prompt_r1.grpo import Loss, compare_games, grpo_loss
+from prompt_r1.errors import FatalEnvError, Resumable
+from prompt_r1.grpo import LossColumns, compare_games, grpo_loss
+from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import play_question
 from prompt_r1.programs.command_line import run_program
+from prompt_r1.programs.launcher import launched
+from prompt_r1.programs.terminal import printable
 from prompt_r1.reward import score_games
 from prompt_r1.rollout import play_groups
-from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.batches import Batch, micro_batches_of, mini_batches_of
-from prompt_r1.training.lifecycle import lifecycle
-from prompt_r1.training.run import Run, launch
-from prompt_r1.training.update import Reference, Update, limit_of
+from prompt_r1.settings.train import TrainConfig, warnings_of
+from prompt_r1.training.batches import Batch
+from prompt_r1.training.dry_run import estimate
+from prompt_r1.training.run import Run, start_run
+from prompt_r1.training.update import StepStats, importance_cap, optimizer_step
 from prompt_r1.types import Question, Trajectory
 
 
 def train(run: Run) -> None:
-    """Train from the start, or from the newest checkpoint, to the last step; then test.
+    """Train from the first step that is not trained yet to the last one. Called by every rank."""
+    config, ranks, policy = run.config, run.ranks, run.policy
+    loss_of = partial(
+        grpo_loss,
+        clip=config.clip,
+        clip_high=config.clip_high,
+        kl_coef=config.kl_coef,
+        importance_cap=importance_cap(policy),
+    )
+    for step in run.remaining_steps():
+        # Play. P questions of this rank, by their numbers in the step, and G games of each.
+        questions = run.questions.of_rank(step, ranks)
+        with run.log.phase("rollout"):
+            trajectories_PG = run.wait_for(play_step(run, step, questions))  # a signal cancels it
 
-    Called by every rank. Each rank plays its own questions; only the update moves games between ranks.
+        # Score. A game that the environment broke has no reward.
+        rewards_PG = [score_games(group, rule=config.reward_rule) for group in trajectories_PG]
+
+        # Compare. The advantage of a game is its distance from the other games of its question.
+        games_PG = compare_games(trajectories_PG, rewards_PG, numbers=list(questions))
+
+        # Learn. One optimiser step for each mini-batch, which is finished even if a signal comes.
+        with run.log.phase("update"):
+            stats = StepStats()
+            mini_batches = run.mini_batches(games_PG)
+            # π_old of the later mini-batches, before any of them moves the weights.
+            old_logprobs = [logprobs_of(policy, batches) for batches in mini_batches[1:]]
+            for number, batches in enumerate(mini_batches):
+                # FSDP forwards are collective: every rank has equally many micro-batches.
+                for index, batch in enumerate(batches):
+                    scores = policy(batch.packed)
+                    # In the first mini-batch the weights have not moved: its own forward is π_old.
+                    old = scores.logprobs.detach() if number == 0 else old_logprobs[number - 1][index]
+                    # π_ref, the frozen start. Without it (kl_coef 0), the KL to π_old is logged.
+                    reference = old if run.reference is None else run.reference_logprobs(batch.packed)
+                    columns = LossColumns(
+                        old, reference, batch.sampled_logprobs, batch.advantages, batch.weights, batch.game
+                    )
+                    loss = loss_of(scores.logprobs, columns)
+                    loss.total.backward()
+                    stats.add(batch, scores, loss)
+                optimizer_step(policy, run.optimizer, ranks, stats, gap_limit=run.gap_limit)
+            run.refresh()  # play the next games with the new weights
+
+        # Write down: games, metrics, validation, the best agent, a checkpoint. Stops if a signal came.
+        run.write_down(step, games_PG, stats)
+
+
+@torch.no_grad()
+def logprobs_of(policy: Policy, batches: Sequence[Batch]) -> list[Tensor]:
+    """The log-probabilities (N,) of the agent's tokens of each micro-batch. Called by every rank.
+
+    In float32 the engine's log-probabilities would do, but their last bits depend on which games decoded at
+    the same time: no run over a network would repeat itself.
     """
-    config, ranks, rule = run.config, run.ranks, run.config.reward_rule
-    loss_of = partial(grpo_loss, clip=config.clip, clip_high=config.clip_high, kl_coef=config.kl_coef)
-    with lifecycle(run) as life:  # resumes, and tests at the end; saves when a signal or an error stops it
-        for step in life.steps():
-            questions = run.questions.of_rank(step, ranks)  # by their numbers in the step
-            with run.log.phase("rollout"):
-                trajectories_PG = run.wait_for(play_step(run, step, questions))
-            rewards_PG = [score_games(group, rule=rule) for group in trajectories_PG]
-            games_PG = compare_games(trajectories_PG, rewards_PG, numbers=list(questions))
-            with run.log.phase("update"):
-                tokens, token_mean = config.tokens_per_batch, config.loss == "token-mean"
-                mini_batches = [
-                    micro_batches_of(games, ranks, tokens_per_batch=tokens, token_mean=token_mean)
-                    for games in mini_batches_of(games_PG, ranks, mini_batch=config.mini_batch)
-                ]
-                update = Update(run.policy, run.optimizer, ranks, gap_limit=limit_of(run.policy))
-                learn(update, mini_batches, run.reference_logprobs, loss_of)
-                run.refresh()  # play with the new weights
-            life.finish_step(step, games_PG, update)
+    return [policy(batch.packed).logprobs for batch in batches]
 
 
 async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> list[list[Trajectory]]:
-    """The games of this rank's questions of a step, which are given by their numbers in the step."""
-    config, epoch = run.config, run.questions.epoch(step)
-    # Seeds do not depend on the rank: any number of ranks plays the same games.
+    """Play G games of each question of this rank, all concurrently: P × G trajectories.
+
+    Seeds follow from seed, step and the question's number in the step, so any number of ranks plays the same
+    games.
+    """
+    config = run.config
     seeds = [f"{config.seed}/{step}/{number}" for number in questions]
-    play = partial(play_question, run.agent, run.environment, temperature=config.temperature, epoch=epoch)
+    epoch = run.questions.epoch(step)
 
     async def play_one(question: Question, *, seed: str, sample: int) -> Trajectory:
-        game = await play(question, seed=seed, sample=sample)
-        run.log.progress.update(1 / (len(questions) * config.group_size))
+        game = await play_question(
+            run.agent,
+            run.environment,
+            question,
+            seed=seed,
+            temperature=config.temperature,
+            sample=sample,
+            epoch=epoch,
+        )
+        run.log.progress.update()
         return game
 
     return await play_groups(list(questions.values()), config.group_size, play_one, seeds=seeds)
 
 
-def learn(
-    update: Update, mini_batches: Sequence[list[Batch]], reference: Reference, loss_of: Callable[..., Loss]
-) -> None:
-    """One optimiser step on the loss of eq. 17 for each mini-batch; `update` collects the metrics.
-
-    `loss_of` is `grpo_loss` with its settings. Called by every rank. FSDP forwards are collective: every rank
-    has equally many micro-batches.
-    """
-    policy, cap = update.policy, update.importance_cap
-    # π_old, the policy before the first of these steps. In float32 the engine's log-probabilities would do,
-    # but their last bits depend on which games decoded together: no run over a network would repeat itself.
-    with torch.no_grad():
-        old_of = [[policy(batch.packed).logprobs for batch in batches] for batches in mini_batches[1:]]
-    for number, batches in enumerate(mini_batches):
-        for index, batch in enumerate(batches):
-            scores = policy(batch.packed)
-            # In the first mini-batch the weights have not moved yet: its own forward is the old one.
-            old = old_of[number - 1][index] if number else scores.logprobs.detach()
-            ref = reference(batch.packed)  # None if kl_coef is 0: then the KL to π_old is logged
-            loss = loss_of(scores.logprobs, old, old if ref is None else ref, batch, importance_cap=cap)
-            loss.total.backward()
-            update.record(batch, scores, loss)
-        update.take_step()
-
-
 def main(config: TrainConfig) -> None:
     """Train, or only estimate the cost (--dry-run)."""
-    launch(config, train)
+    if launched("RANK", 0) == 0:
+        for warning in warnings_of(config):
+            print(printable(f"Note: {warning}"))
+    if config.dry_run:
+        print(estimate(config))
+        return
+    with start_run(config) as run:  # resumes from the newest checkpoint, if there is one
+        try:
+            run.finish_unlogged_step()  # step 0 measures the agent before training
+            train(run)
+            run.test()
+        except (Resumable, FatalEnvError) as error:  # a signal, or an environment that no longer replies
+            raise run.save_and_stop(error) from None
 
 
 if __name__ == "__main__":

@@ -103,10 +103,9 @@ class Variant:
 def most_tokens(games: list[ScoredGame]) -> int:
     """The largest number of tokens that the games of a question have, with the opening once."""
     played = [game.trajectory for game in games]
-    own = [len(game.tokens) - game.opening for game in played]
-    return max(
-        played[start].opening + sum(own[start : start + GAMES]) for start in range(0, len(games), GAMES)
-    )
+    own = [len(game.tokens) - game.opening_length for game in played]
+    openings = [game.opening_length for game in played]
+    return max(openings[start] + sum(own[start : start + GAMES]) for start in range(0, len(games), GAMES))
 
 
 def some_entries(model: torch.nn.Module) -> list[float]:

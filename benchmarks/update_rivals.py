@@ -22,10 +22,10 @@ def padded(scored_games: Sequence[ScoredGame], references: Sequence[Tensor] | No
     tokens of each game.
     """
     games = [scored.trajectory for scored in scored_games]
-    prompts = [torch.tensor(game.tokens[: game.opening]) for game in games]
-    completions = [torch.tensor(game.tokens[game.opening :]) for game in games]
-    own = [torch.tensor(game.sampled[game.opening :]) for game in games]
-    old = [torch.tensor(game.logprobs[game.opening :]) for game in games]
+    prompts = [torch.tensor(game.tokens[: game.opening_length]) for game in games]
+    completions = [torch.tensor(game.tokens[game.opening_length :]) for game in games]
+    own = [torch.tensor(game.sampled[game.opening_length :]) for game in games]
+    old = [torch.tensor(game.logprobs[game.opening_length :]) for game in games]
     rows = {
         "prompt_ids": _pad(prompts, side="left"),
         "prompt_mask": _pad([torch.ones_like(prompt) for prompt in prompts], side="left"),

@@ -9,22 +9,20 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch.optim import Optimizer
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from prompt_r1.engine.engine import Engine
-from prompt_r1.grpo import grpo_loss
+from prompt_r1.grpo import LossColumns, grpo_loss
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.names import find_agent
 from prompt_r1.settings.agent import SMOLLM2
 from prompt_r1.training.batches import micro_batches_of
-from prompt_r1.training.update import GAP, Limit, Update
+from prompt_r1.training.update import GAP, Limit, StepStats, importance_cap, optimizer_step
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
-from train import learn
 
 CPU = torch.device("cpu")
 VOCABULARY = 8192
@@ -190,10 +188,17 @@ def learn_from(
     ranks = Ranks(0, 1, policy.device)
     batches = micro_batches_of(games, ranks, tokens_per_batch=tokens_per_batch, token_mean=False)
     any_gap = Limit(GAP, math.inf, math.inf)  # no engine played these games
-    update = Update(policy, optimizer, ranks, gap_limit=any_gap)
-    loss_of = partial(grpo_loss, clip=0.2, clip_high=0.0, kl_coef=0.0)
-    learn(update, [batches], lambda packed: None, loss_of)
-    return update.metrics()
+    settings = {"clip": 0.2, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": importance_cap(policy)}
+    stats = StepStats()
+    for batch in batches:
+        scores = policy(batch.packed)
+        old = scores.logprobs.detach()
+        columns = LossColumns(old, old, batch.sampled_logprobs, batch.advantages, batch.weights, batch.game)
+        loss = grpo_loss(scores.logprobs, columns, **settings)
+        loss.total.backward()
+        stats.add(batch, scores, loss)
+    optimizer_step(policy, optimizer, ranks, stats, gap_limit=any_gap)
+    return stats.metrics(ranks)
 
 
 Generate = Callable[[list[int], int], Awaitable[list[int]]]

@@ -145,8 +145,8 @@ class Trajectory:
         self.logprobs += completion.logprobs
 
     @property
-    def opening(self) -> int:
-        """The number of tokens before the agent's first: the same in all games of a question."""
+    def opening_length(self) -> int:
+        """The number of tokens before the agent's first token. All games of a question share them."""
         return self.sampled.index(True)
 
     @property

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_r1.grpo import Loss, compare_games, group_advantages, grpo_loss
+from prompt_r1.grpo import Loss, LossColumns, compare_games, group_advantages, grpo_loss
 from prompt_r1.training.batches import Batch, make_batch, micro_batches_of
 from prompt_r1.types import Reward, ScoredGame
 from tests.support import tiny
@@ -27,16 +27,24 @@ def batches_of(
 
 def loss_of(batch: Batch, logprobs: torch.Tensor, **changes) -> Loss:
     """The loss of a batch, with the engine's log-probabilities as the old ones and as the reference."""
-    columns = {"old": batch.engine, "ref": batch.engine}
+    sampled = batch.sampled_logprobs
+    columns = LossColumns(
+        changes.pop("old", sampled),
+        changes.pop("ref", sampled),
+        sampled,
+        batch.advantages,
+        batch.weights,
+        batch.game,
+    )
     settings = {"clip": CLIP, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": 0.0}
-    return grpo_loss(logprobs, batch=batch, **columns | settings | changes)
+    return grpo_loss(logprobs, columns, **settings | changes)
 
 
-def batch_of(advantages: torch.Tensor, weights: torch.Tensor, engine: torch.Tensor | None = None) -> Batch:
+def batch_of(advantages: torch.Tensor, weights: torch.Tensor) -> Batch:
     """A micro-batch of these tokens."""
-    engine = torch.zeros_like(weights) if engine is None else engine
-    nothing = make_batch([], lambda game: 1.0, CPU)
-    return replace(nothing, advantages=advantages, weights=weights, engine=engine)
+    empty = make_batch([], lambda game: 1.0, CPU)
+    sampled_logprobs = torch.zeros_like(weights)
+    return replace(empty, advantages=advantages, weights=weights, sampled_logprobs=sampled_logprobs)
 
 
 @pytest.mark.parametrize("token_mean", [False, True])
@@ -48,7 +56,8 @@ def test_the_loss_equals_a_loop_over_tokens_in_float64(token_mean, cap, clip_hig
     """
     games, total = random_scored_games(), 0.0
     for batch in batches_of(games, token_mean=token_mean, tokens_per_batch=tokens_per_batch):
-        old, new, ref = (batch.engine + shift * torch.sin(c * batch.engine) for shift, c in SHIFTS)
+        sampled = batch.sampled_logprobs
+        old, new, ref = (sampled + shift * torch.sin(c * sampled) for shift, c in SHIFTS)
         settings = {"clip_high": clip_high, "kl_coef": KL_COEF, "importance_cap": cap}
         total += loss_of(batch, new, old=old, ref=ref, **settings).total.item()
     expected, tokens = 0.0, sum(sum(game.trajectory.sampled) for game in games)

@@ -63,9 +63,9 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
     sizes: list[list[int]] = []
     for games in groups:
         shared: list[int] = []  # columns of the opening, once the first game is in the row
-        sizes.append([games[0].opening])
+        sizes.append([games[0].opening_length])
         for game in games:
-            assert game.tokens[: game.opening] == games[0].tokens[: games[0].opening]
+            assert game.tokens[: game.opening_length] == games[0].tokens[: games[0].opening_length]
             begin, end = len(shared), len(game.tokens) - 1
             columns = [*shared, *range(len(tokens), len(tokens) + end - begin)]
             own = [position for position, sampled in enumerate(game.sampled) if sampled]
@@ -75,6 +75,6 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
             positions += range(begin, end)
             if begin < end:
                 sizes[-1].append(end - begin)
-            shared = columns[: game.opening]
+            shared = columns[: game.opening_length]
     row, scored = (torch.tensor(pair, device=device) for pair in ([tokens, positions], [sources, targets]))
     return Packed(row[0], row[1], sizes, sources=scored[0], targets=scored[1])

@@ -1,7 +1,10 @@
-"""The games that each rank computes together, as tensors.
+"""Divide the games of a step into mini-batches, ranks and micro-batches of tensors.
 
-Games of a question are stored in one row with their opening once (`agent.packing`), so they stay together
-unless the ranks would wait for each other: then they are split, and each part repeats the opening.
+    mini-batch    the games of one optimiser step, over all ranks
+    micro-batch   the games that a rank computes in one forward: one packed row (`model.packing`)
+
+A packed row stores the opening of a question's games once, so these games stay together. The exception are
+several ranks that would wait for each other: then groups are split, and each part repeats the opening.
 """
 
 import math
@@ -24,7 +27,26 @@ class Batch:
     packed: Packed
     weights: Tensor  # (N,) sum to 1 over the micro-batches of an optimiser step and all ranks
     advantages: Tensor  # (N,) of each token's game
-    engine: Tensor  # (N,) log-probabilities that the tokens were sampled with
+    sampled_logprobs: Tensor  # (N,) nats, recorded by the engine when it sampled the token
+    game: Tensor  # (N,) int64 number of each token's game in this micro-batch
+
+
+def make_mini_batches(
+    games_PG: Sequence[Sequence[ScoredGame]],
+    ranks: Ranks,
+    *,
+    mini_batch: int,
+    tokens_per_batch: int,
+    token_mean: bool,
+) -> list[list[Batch]]:
+    """This rank's micro-batches of each optimiser step, from the games that this rank played.
+
+    Called by every rank. Settings: see `mini_batches_of` and `micro_batches_of`.
+    """
+    return [
+        micro_batches_of(games, ranks, tokens_per_batch=tokens_per_batch, token_mean=token_mean)
+        for games in mini_batches_of(games_PG, ranks, mini_batch=mini_batch)
+    ]
 
 
 def mini_batches_of(
@@ -33,14 +55,14 @@ def mini_batches_of(
     """The games of all ranks to train on, by optimiser step of `mini_batch` games that were played.
 
     Called by every rank with the games that it played. A game's place follows from its index, so it does not
-    depend on how many ranks there are. Groups stay whole where `mini_batch` is a multiple of their size.
+    depend on the number of ranks. Groups stay whole where `mini_batch` is a multiple of their size.
     """
-    played = [
-        replace(game, trajectory=replace(game.trajectory, turns=[]))  # the loss needs no text
-        for group in games_PG
-        for game in group
-        if game.advantage is not None
-    ]
+    played = []
+    for group in games_PG:
+        for game in group:
+            if game.advantage is not None:
+                without_text = replace(game.trajectory, turns=[])  # the loss reads tokens only
+                played.append(replace(game, trajectory=without_text))
     games = sorted(ranks.gather_lists(played), key=lambda game: game.index)
     return [list(step) for _, step in groupby(games, key=lambda game: game.index // mini_batch)]
 
@@ -50,102 +72,165 @@ def micro_batches_of(
 ) -> list[Batch]:
     """This rank's micro-batches of an optimiser step on these games of all ranks.
 
-    Every rank gets equally many, some of them perhaps empty: sharded weights are gathered by all ranks for
-    each forward. Eq. 17: each of M games counts 1 / M, each of its |u| tokens 1 / |u|. With `token_mean` all
-    tokens of the mini-batch count alike. Over all micro-batches and ranks the weights of the tokens sum to 1,
-    so neither can change the loss.
+    Every rank gets equally many, some of them perhaps empty, because sharded weights are gathered by all
+    ranks for each forward. Eq. 17: each of M games has the weight 1 / M, and each of its |u| agent tokens
+    1 / |u| of it. With `token_mean` every token of the mini-batch has the same weight. The weights sum to 1
+    over all micro-batches and ranks, so neither can change the loss.
     """
     trajectories = [game.trajectory for game in games]
-    tokens = sum(sum(trajectory.sampled) for trajectory in trajectories)
+    agent_tokens = sum(sum(trajectory.sampled) for trajectory in trajectories)
 
-    def weight(trajectory: Trajectory) -> float:
-        """The weight w of each agent token of a game."""
-        return 1 / (tokens if token_mean else len(games) * sum(trajectory.sampled))
+    def token_weight(trajectory: Trajectory) -> float:
+        if token_mean:
+            return 1 / agent_tokens
+        return 1 / (len(games) * sum(trajectory.sampled))
 
     shares = divide(trajectories, ranks=ranks.count, tokens_per_batch=tokens_per_batch)
-    return [make_batch([games[n] for n in batch], weight, ranks.device) for batch in shares[ranks.rank]]
+    batches = []
+    for numbers in shares[ranks.rank]:
+        batches.append(make_batch([games[number] for number in numbers], token_weight, ranks.device))
+    return batches
+
+
+@dataclass(frozen=True)
+class Row:
+    """Games that are packed into one row, by their numbers, and how many columns they take."""
+
+    games: tuple[int, ...]
+    own_tokens: int  # columns that the games add to their openings
+    openings: dict[int, int]  # number of the group → tokens of its opening, which is stored once
+
+    @property
+    def size(self) -> int:
+        """The columns of the row."""
+        return self.own_tokens + sum(self.openings.values())
+
+    def __add__(self, other: "Row") -> "Row":
+        return Row(
+            self.games + other.games, self.own_tokens + other.own_tokens, self.openings | other.openings
+        )
+
+
+EMPTY_ROW = Row((), 0, {})
 
 
 def divide(games: Sequence[Trajectory], *, ranks: int, tokens_per_batch: int) -> list[list[list[int]]]:
-    """The numbers of the games of each micro-batch of each rank; greedy, longest first.
+    """The numbers of the games of each micro-batch of each rank.
 
-    A micro-batch has at most `tokens_per_batch` packed tokens or a single game. One rank gets as few as
-    possible: whole groups, each in the first micro-batch that has room. Several ranks wait for each other at
-    every micro-batch, so all get equally many of about equal size (some may be empty): groups are cut to half
-    of that size, and each part goes to the micro-batch that stays smallest with it. The result depends on the
-    arguments alone.
+    A micro-batch has at most `tokens_per_batch` columns or a single game. One rank gets as few micro-batches
+    as possible. Several ranks wait for each other at every micro-batch, so they get equally many of about
+    equal size, some of them perhaps empty. The result depends on the arguments alone.
     """
-    groups = by_opening(games)
-    openings = {n: (key, games[n].opening) for key, group in enumerate(groups) for n in group}
-
-    def size(numbers: Iterable[int]) -> int:
-        """Columns of a packed row of these games: each opening once, and no last token."""
-        own = [len(games[n].tokens) - 1 - openings[n][1] for n in numbers]
-        return sum(own) + sum(length for _, length in {openings[n] for n in numbers})
-
-    total = size(range(len(games)))
-    per_rank = math.ceil(total / (ranks * tokens_per_batch))
-    most = tokens_per_batch if ranks == 1 else min(tokens_per_batch, total // (2 * ranks * max(per_rank, 1)))
-    parts: list[list[int]] = []
-    for group in groups:
-        longest_first = sorted(group, key=lambda n: len(games[n].tokens), reverse=True)
-        parts += first_fit([[n] for n in longest_first], lambda part: size(part) <= most)
-    parts.sort(key=size, reverse=True)
+    groups = group_rows(games)
     if ranks == 1:
-        return [first_fit(parts, lambda batch: size(batch) <= tokens_per_batch)]
-    while True:
-        batches: list[list[int]] = [[] for _ in range(ranks * per_rank)]
-        for part in parts:
-            # Of equal ones the emptiest: else games without tokens of their own would never be spread.
-            smallest = min(batches, key=lambda batch: (size([*batch, *part]), len(batch)))
-            smallest += part
-        if all(len(batch) == 1 or size(batch) <= tokens_per_batch for batch in batches):
-            batches.sort(key=size, reverse=True)  # those of one time are about equally large
-            return [batches[rank::ranks] for rank in range(ranks)]
-        per_rank += 1
+        parts = split_groups(groups, tokens_per_batch)
+        rows = first_fit(parts, tokens_per_batch)
+        return [[list(row.games) for row in rows]]
+    # Half of an average micro-batch: parts of that size can be balanced, and few openings are repeated.
+    total = sum(sum(group, EMPTY_ROW).size for group in groups)
+    per_rank = math.ceil(total / (ranks * tokens_per_batch))
+    half = total // (2 * ranks * max(per_rank, 1))
+    parts = split_groups(groups, min(tokens_per_batch, half))
+    rows = balance(parts, ranks=ranks, per_rank=per_rank, limit=tokens_per_batch)
+    return [[list(row.games) for row in rows[rank::ranks]] for rank in range(ranks)]
 
 
-def first_fit(parts: Iterable[list[int]], fits: Callable[[list[int]], bool]) -> list[list[int]]:
-    """Put each part into the first bin that still fits with it, or into a new one."""
-    bins: list[list[int]] = []
+def group_rows(games: Sequence[Trajectory]) -> list[list[Row]]:
+    """Each game as a row of its own, grouped by opening, the longest game of a group first."""
+    groups = []
+    for group, numbers in enumerate(by_opening(games)):
+        rows = []
+        for number in sorted(numbers, key=lambda number: len(games[number].tokens), reverse=True):
+            opening = games[number].opening_length
+            own = len(games[number].tokens) - 1 - opening  # the last token is only a target
+            rows.append(Row((number,), own, {group: opening}))
+        groups.append(rows)
+    return groups
+
+
+def split_groups(groups: Iterable[Sequence[Row]], limit: int) -> list[Row]:
+    """Cut each group into rows of at most `limit` columns (or one game); the largest rows first."""
+    parts = [row for group in groups for row in first_fit(group, limit)]
+    return sorted(parts, key=lambda row: row.size, reverse=True)
+
+
+def first_fit(parts: Iterable[Row], limit: int) -> list[Row]:
+    """Add each part to the first row that stays within `limit` columns with it, or begin a new row."""
+    rows: list[Row] = []
     for part in parts:
-        roomy = next((one for one in bins if fits([*one, *part])), None)
-        if roomy is None:
-            bins.append(list(part))
+        for number, row in enumerate(rows):
+            if (row + part).size <= limit:
+                rows[number] = row + part
+                break
         else:
-            roomy += part
-    return bins
+            rows.append(part)
+    return rows
+
+
+def balance(parts: Sequence[Row], *, ranks: int, per_rank: int, limit: int) -> list[Row]:
+    """Put the parts into equally many rows for each rank; the largest rows first.
+
+    Each part goes to the row that stays smallest with it. There are `per_rank` rows for a rank, or more if a
+    row of several games would exceed `limit` columns.
+    """
+    while True:
+        rows = [EMPTY_ROW] * (ranks * per_rank)
+        for part in parts:
+            # Of rows of equal size, the one with the fewest games: games may add no column at all.
+            smallest = min(range(len(rows)), key=lambda n: ((rows[n] + part).size, len(rows[n].games)))
+            rows[smallest] += part
+        if all(row.size <= limit or len(row.games) == 1 for row in rows):
+            return sorted(rows, key=lambda row: row.size, reverse=True)
+        per_rank += 1
 
 
 def by_opening(games: Sequence[Trajectory]) -> list[list[int]]:
     """The numbers of the games with each opening."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for number, game in enumerate(games):
-        groups.setdefault(tuple(game.tokens[: game.opening]), []).append(number)
+        groups.setdefault(tuple(game.tokens[: game.opening_length]), []).append(number)
     return list(groups.values())
 
 
 def make_batch(
-    games: Sequence[ScoredGame], weight: Callable[[Trajectory], float], device: torch.device
+    games: Sequence[ScoredGame], token_weight: Callable[[Trajectory], float], device: torch.device
 ) -> Batch:
-    """One micro-batch of these games, in which those with a common opening share it.
+    """One micro-batch of these games. Games with the same opening share it.
 
-    `weight` is that of each agent token of a game. Without games nothing is scored: loss and gradients are 0.
+    `token_weight` gives the weight of each agent token of a game. Without games the batch is a row of one
+    token, of which none is scored: loss and gradients are 0.
     """
-    groups = [
-        [games[number] for number in group] for group in by_opening([game.trajectory for game in games])
-    ]
-    columns: list[tuple[float, float, float]] = []
-    for game in (game for group in groups for game in group):
-        trajectory = game.trajectory
+    groups = []
+    for numbers in by_opening([game.trajectory for game in games]):
+        groups.append([games[number] for number in numbers])
+    weights: list[float] = []
+    advantages: list[float] = []
+    sampled_logprobs: list[float] = []
+    game_numbers: list[int] = []
+    in_row_order = [game for group in groups for game in group]
+    for number, game in enumerate(in_row_order):
         assert game.advantage is not None, "a game that left its group is not trained on"
-        token = weight(trajectory), game.advantage
-        pairs = zip(trajectory.logprobs, trajectory.sampled, strict=True)
-        columns += [(*token, logprob) for logprob, sampled in pairs if sampled]
-    if games:
+        trajectory = game.trajectory
+        agent_tokens = sum(trajectory.sampled)
+        weights += [token_weight(trajectory)] * agent_tokens
+        advantages += [game.advantage] * agent_tokens
+        game_numbers += [number] * agent_tokens
+        for logprob, sampled in zip(trajectory.logprobs, trajectory.sampled, strict=True):
+            if sampled:
+                sampled_logprobs.append(logprob)
+    if groups:
         packed = pack([[game.trajectory for game in group] for group in groups], device)
-    else:  # a row of one token, of which none is scored
+    else:
         token_0 = torch.zeros(1, dtype=torch.long, device=device)
         packed = Packed(token_0, token_0, [[0, 1]], sources=token_0[:0], targets=token_0[:0])
-    rows = torch.tensor(columns, dtype=torch.float32, device=device).view(len(columns), 3).T.contiguous()
-    return Batch(packed, weights=rows[0], advantages=rows[1], engine=rows[2])
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)
+
+    return Batch(
+        packed,
+        weights=column(weights),
+        advantages=column(advantages),
+        sampled_logprobs=column(sampled_logprobs),
+        game=torch.tensor(game_numbers, dtype=torch.long, device=device),
+    )

@@ -41,8 +41,10 @@ FILE_BYTES = 2**27  # DCP builds a whole file in memory before it writes it
 class State:
     """The state of a run besides weights and optimiser."""
 
-    step: int = 0  # the last one whose update is in the weights
-    line: dict[str, float] = field(default_factory=dict)  # metrics of `step` that are not logged yet
+    trained_step: int = 0  # the last step whose update is in the weights
+    logged_step: int = -1  # the last step whose metrics are in metrics.jsonl
+    # The metrics of `trained_step`, while they are not in metrics.jsonl.
+    unlogged_metrics: dict[str, float] = field(default_factory=dict)
     best_step: int = -1
     best_em: float = -1.0
     best_reward: float = 0.0
@@ -53,11 +55,11 @@ class State:
 def save_checkpoint(
     run: Path, state: State, policy: Policy, optimizer: Optimizer, config: AgentConfig, ranks: Ranks
 ) -> None:
-    """Write the checkpoint of `state.step` in files of about FILE_BYTES, and remove old ones.
+    """Write the checkpoint of `state.trained_step` in files of about FILE_BYTES, and remove old ones.
 
     Called by every rank, which writes its share. Raises Resumable if that fails.
     """
-    folder = run / "checkpoints" / f"step-{state.step:06d}"
+    folder = run / "checkpoints" / f"step-{state.trained_step:06d}"
     tensors, file_of, size = tensors_of(policy, optimizer), {}, 0
     for name, tensor in tensors.items():
         size += tensor.nbytes

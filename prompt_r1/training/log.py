@@ -57,15 +57,15 @@ class Log:
     """Writes trajectories on every rank; metrics and messages on the first rank only.
 
     Metrics also go to Weights & Biases (`wandb`), and a row of them to stdout (`priced`: with dollars). A bar
-    on stderr shows the progress of `steps`, on a terminal only (that is what `disable=None` says).
+    on stderr shows how many of the run's `games` are played, on a terminal only (`disable=None` says so).
     """
 
     def __init__(
-        self, folder: Path, *, first: bool, steps: int = 0, priced: bool = False, wandb: bool = False
+        self, folder: Path, *, first: bool, games: int = 0, priced: bool = False, wandb: bool = False
     ) -> None:
         self.seconds = defaultdict[str, float](float)  # of each phase, since the last metrics
-        bar = "{l_bar}{bar:10}| {remaining} left"  # no numbers of steps: it moves by parts of them
-        self.progress = tqdm(total=steps, disable=not first or None, leave=False, bar_format=bar)
+        bar = "{l_bar}{bar:10}| {remaining} left"
+        self.progress = tqdm(total=games, disable=not first or None, leave=False, bar_format=bar)
         self.folder = folder
         self._first, self._priced = first, priced
         self._rows = 0

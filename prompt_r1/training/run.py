@@ -1,54 +1,81 @@
-"""How a training starts, and what it has: folder, log, environment, models, questions, optimiser."""
+"""A training run on this rank: its parts, and what it does around the steps of train.py."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from prompt_r1.data.questions import find_questions, training_and_validation
-from prompt_r1.data.sampler import questions_of_step
+from prompt_r1.data.sampler import digest_of
 from prompt_r1.engine.model_check import check_model
 from prompt_r1.environments.specs import open_account, open_environment
-from prompt_r1.model.distributed import Interrupt, Ranks, lost_ranks_resumable, start_ranks, stop_ranks
+from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError
+from prompt_r1.model.distributed import (
+    Interrupt,
+    RankLost,
+    Ranks,
+    lost_ranks_resumable,
+    start_ranks,
+    stop_ranks,
+)
 from prompt_r1.model.loading import load_policy
 from prompt_r1.model.lora import ADAPTER_ALPHA, adapters_removed, add_lora
 from prompt_r1.model.packing import Packed
 from prompt_r1.model.policy import Policy
-from prompt_r1.pair.agent import check_question_lengths, load_agent
+from prompt_r1.pair.agent import Agent, load_agent
 from prompt_r1.pair.names import find_agent
-from prompt_r1.programs.launcher import launched
-from prompt_r1.programs.terminal import printable
-from prompt_r1.protocol import Codec
-from prompt_r1.settings.train import TrainConfig, warnings_of
-from prompt_r1.training.checkpoint import begin_states
-from prompt_r1.training.dry_run import estimate
-from prompt_r1.training.log import Log
+from prompt_r1.settings.fields import write_yaml
+from prompt_r1.settings.train import TrainConfig
+from prompt_r1.training.alarms import Alarms
+from prompt_r1.training.batches import Batch, make_batch, make_mini_batches
+from prompt_r1.training.checkpoint import (
+    State,
+    begin_states,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
+from prompt_r1.training.export import export_agent
+from prompt_r1.training.log import Log, read_metrics, trim_run
+from prompt_r1.training.metrics import Row, metrics_of_game, spending, step_metrics
+from prompt_r1.training.questions import RunQuestions
 from prompt_r1.training.run_folder import LOCK, claim, open_run
-from prompt_r1.types import Question
+from prompt_r1.training.summary import summary
+from prompt_r1.training.update import StepStats, limit_of
+from prompt_r1.training.validation import (
+    TEST_FILE,
+    ask_directly,
+    play_greedily,
+    tables_of_test,
+    validation_metrics,
+)
+from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
 
 T = TypeVar("T")
 
+IDLE_STEPS = 3  # this many consecutive steps without an optimiser step end the run
 
-def launch(config: TrainConfig, train: Callable[["Run"], None]) -> None:
-    """Run `train` in a locked run folder, on every rank; --dry-run only prints an estimate."""
-    if launched("RANK", 0) == 0:
-        for warning in warnings_of(config):
-            print(printable(f"Note: {warning}"))
-    if config.dry_run:
-        print(estimate(config))
-        return
+
+@contextmanager
+def start_run(config: TrainConfig) -> Iterator["Run"]:
+    """Start a run on every rank, in its locked folder, or resume it from its newest checkpoint.
+
+    Raises UsageError, FatalEnvError or Resumable. An error that is raised inside `with` ends the ranks.
+    """
     with Interrupt() as interrupt:
         ranks = start_ranks(config.device, config.layout)
         with lost_ranks_resumable(ranks):
             folder = ranks.from_first(lambda: open_run(config.out, config.resume))
             with (folder / LOCK).open("a+") as lock, asyncio.Runner() as runner:
                 ranks.from_first(lambda: claim(lock, folder))
-                train(Run(config, folder, ranks, runner, interrupt))
+                run = Run(config, folder, ranks, runner, interrupt)
+                with closing(run.log):
+                    run.resume()
+                    yield run
         stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them
 
 
@@ -92,11 +119,7 @@ class Run:
         if config.kl_coef and config.adapter_rank:
             self.reference = self.policy
         elif config.kl_coef:
-            played = self.agent.policy
-            # Sharded weights are gathered in the compute dtype: a start stored in it is the same model.
-            weights = torch.float32 if ranks.mesh is None else played.compute
-            reference = load_share(self.start, played, ranks, weights=weights, offload=config.offload)
-            self.reference = reference.requires_grad_(False)
+            self.reference = load_reference(self.start, self.agent.policy, ranks, offload=config.offload)
         self.questions = RunQuestions.load(config, self.agent.codec)
         self.optimizer = torch.optim.AdamW(
             self.policy.trained_parameters(),
@@ -106,9 +129,71 @@ class Run:
             fused=ranks.device.type == "cuda",  # one kernel, no temporary tensors as large as the weights
         )
         begin_states(self.optimizer)  # before the memory for the KV cache is measured
+        # The progress bar counts the games of this rank, of which every step has equally many.
+        self.games_per_step = len(self.questions.of_rank(1, ranks)) * config.group_size
         self.log = Log(
-            folder, first=ranks.first, steps=config.steps, priced=bool(config.env_price), wandb=config.wandb
+            folder,
+            first=ranks.first,
+            games=config.steps * self.games_per_step,
+            priced=bool(config.env_price),
+            wandb=config.wandb,
         )
+        self.gap_limit = limit_of(self.policy)
+        self.alarms = Alarms(config.agent, self.gap_limit)
+        # Step 0 measures the agent before training: nothing was trained, and nothing is logged yet.
+        self.state = State(unlogged_metrics={"step": 0}, questions=digest_of(self.questions.training))
+        self.saved: State | None = None  # of the checkpoint that was written or loaded last
+        self.idle_steps = 0  # consecutive steps without an optimiser step
+
+    # Before the first step
+
+    def resume(self) -> None:
+        """Go on from the newest valid checkpoint of the run folder, or begin with step 0."""
+        config, ranks = self.config, self.ranks
+        where = f"{ranks.count} × {ranks.device.type}"
+        self.log.say(f"{self.folder}: agent {config.agent}, environment {config.env}, {where}")
+        if ranks.device.type == "cuda":
+            self.warm_up(game_tokens=config.max_tokens, tokens=config.tokens_per_batch)
+        found = ranks.from_first(lambda: newest_checkpoint(self.folder, say=self.log.say))
+        if found is not None:
+            saved = load_checkpoint(found, self.policy, self.optimizer, config, ranks)
+            if saved.questions != self.state.questions:
+                raise UsageError(
+                    f"{found} was made with other questions: give the data that the run began with, or "
+                    "start a new run with another --out"
+                )
+            self.state, self.saved = saved, replace(saved)
+            self.log.say(f"Resuming after step {saved.trained_step} of {config.steps}, from {found}")
+            self.refresh()
+        state = self.state
+        self.log.progress.initial = self.log.progress.n = state.trained_step * self.games_per_step
+        ranks.from_first(lambda: trim_run(self.folder, trained=state.trained_step, logged=state.logged_step))
+        ranks.from_first(lambda: write_yaml(config, self.folder / "config.yaml"))
+        for line in read_metrics(self.folder):
+            self.alarms.read(line)
+        self.interrupt.deferred = True  # from here on there is something to save
+
+    def warm_up(self, *, game_tokens: int, tokens: int) -> None:
+        """Compute one full micro-batch, of games of `game_tokens`, so that the KV cache leaves room for it.
+
+        On GPUs the cache takes a share of what is free beside this process's own peak so far
+        (`engine.kv_cache`). Adam has its states by now. The gradients are 0 and dropped.
+        """
+        game = Trajectory(Question("warm-up", "", "", ()))
+        game.add_context([0])
+        game.add_sampled(Completion([0] * (game_tokens - 1), [0.0] * (game_tokens - 1), finished=True))
+        games = [ScoredGame(game, None, 0.0)] * max(1, tokens // game_tokens)
+        batch = make_batch(games, lambda trajectory: 0.0, self.policy.device)
+        if self.reference is not None:
+            self.reference_logprobs(batch.packed)
+        (batch.weights * self.policy(batch.packed).logprobs).sum().backward()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    # During a step
+
+    def remaining_steps(self) -> range:
+        """The numbers of the steps that are not trained yet."""
+        return range(self.state.trained_step + 1, self.config.steps + 1)
 
     def wait_for(self, work: Coroutine[None, None, T]) -> T:
         """Run this rank's share of some asynchronous work.
@@ -118,49 +203,203 @@ class Run:
         """
         return self.ranks.run(lambda: self._runner.run(self.interrupt.guard(work)))
 
-    def refresh(self) -> None:
-        """Play with the weights as they are now. Called by every rank: sharded weights are gathered."""
-        self.agent.engine.policy.copy_weights_from(self.policy)
-        self.agent.engine.clear_cache()  # it was computed with the old weights
+    def mini_batches(self, games_PG: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
+        """This rank's micro-batches of each optimiser step of a training step."""
+        return make_mini_batches(
+            games_PG,
+            self.ranks,
+            mini_batch=self.config.mini_batch,
+            tokens_per_batch=self.config.tokens_per_batch,
+            token_mean=self.config.loss == "token-mean",
+        )
 
     @torch.no_grad()
-    def reference_logprobs(self, packed: Packed) -> Tensor | None:
-        """The frozen reference's log-probabilities (N,) of the agent's tokens; None without a KL."""
-        if self.reference is None:
-            return None
-        is_policy = self.reference is self.policy  # which adapters have changed
+    def reference_logprobs(self, packed: Packed) -> Tensor:
+        """The log-probabilities (N,) of the agent's tokens under the frozen reference."""
+        assert self.reference is not None, "without a KL there is no reference"
+        # With adapters, the reference is the policy without them.
+        is_policy = self.reference is self.policy
         with adapters_removed(self.policy.model) if is_policy else nullcontext():
             return self.reference(packed).logprobs
 
+    def refresh(self) -> None:
+        """Play with the weights as they are now. Sharded weights are gathered from all ranks."""
+        self.agent.engine.policy.copy_weights_from(self.policy)
+        self.agent.engine.clear_cache()  # it was computed with the old weights
 
-@dataclass(frozen=True)
-class RunQuestions:
-    """Questions to train on, to validate and to test with."""
+    # After a step
 
-    training: Sequence[Question]
-    validation: Sequence[Question]
-    test: Sequence[Question]
-    per_step: int
-    seed: int
+    def write_down(self, step: int, games_PG: list[list[ScoredGame]], stats: StepStats) -> None:
+        """Record a step whose update is in the weights: games, metrics, best agent, checkpoint, alarms.
 
-    @classmethod
-    def load(cls, config: TrainConfig, codec: Codec) -> "RunQuestions":
-        """Read the questions. Raises UsageError, also for one that leaves the agent no room to write."""
-        training, validation = training_and_validation(
-            config.data, config.val_data, seed=config.seed, limit=config.val_limit
+        Raises Resumable if a signal came, if nothing was learned for several steps, or if a file cannot be
+        written.
+        """
+        name = f"step-{step:06d}-rank{self.ranks.rank}"
+        self.ranks.run(lambda: self.log.trajectories(name, games_PG))
+        measured = step_metrics(games_PG, self.ranks, rollout_seconds=self.log.seconds["rollout"])
+        self.state.trained_step = step
+        self.state.unlogged_metrics = {"step": step, **stats.metrics(self.ranks), **measured}
+        self.finish_step()
+        self.stop_if_idle(stats)
+
+    def finish_unlogged_step(self) -> None:
+        """Finish step 0, or a step whose update is in the checkpoint, but whose metrics are not logged."""
+        if self.state.logged_step < self.state.trained_step:
+            self.finish_step()
+
+    def finish_step(self) -> None:
+        """Validate, log, export the best agent, save and sound alarms; then stop if a signal came.
+
+        A run that is interrupted in here finishes the step when it is resumed.
+        """
+        state, config = self.state, self.config
+        step = state.trained_step
+        due = step == config.steps or step % config.save_every == 0
+        metrics = dict(state.unlogged_metrics)
+        if config.val_data and due:
+            metrics |= self.validate()
+        metrics |= spending(self.environment, self.ranks)
+        metrics = self.ranks.run(lambda: self.log.metrics(metrics))
+        is_best = self.is_best(metrics)
+        is_newest = due and step > 0 and not config.val_data  # without validation, the newest agent counts
+        if is_best or is_newest:
+            self.export(metrics)
+        state.logged_step, state.unlogged_metrics = step, {}
+        if is_best or (due and step > 0):
+            self.save()
+            self.update_report()
+        self.log.progress.n = step * self.games_per_step
+        for alarm in self.alarms.read(metrics):
+            self.log.say(f"Alarm at step {step}: {alarm} (docs/running.md says what to do)")
+        self.stop_if_asked()
+
+    def validate(self) -> dict[str, float]:
+        """Play greedy games of the validation questions: the metrics val/*."""
+        with self.log.phase("validation"):
+            name = f"validation-{self.state.trained_step:06d}"
+            return validation_metrics(self.play_share(self.agent, self.questions.validation, name=name))
+
+    def is_best(self, metrics: dict[str, float]) -> bool:
+        """Whether the agent of this step is the best so far, by validation.
+
+        EM decides, and the reward between agents of equal EM. A user's own reward comes first, because EM may
+        know only one of several right answers. Of equal agents the first stays the best: an agent that has
+        collapsed must not replace it.
+        """
+        if "val/em" not in metrics:
+            return False
+        best_before = (self.state.best_em, self.state.best_reward)
+        now = (metrics["val/em"], metrics.get("val/reward", 0.0))
+        if self.config.reward:
+            best_before, now = best_before[::-1], now[::-1]
+        return self.state.best_step < 0 or now > best_before
+
+    def export(self, metrics: dict[str, float]) -> None:
+        """Write the agent of this step to agent/, and remember it as the best one."""
+        with self.log.phase("save"):
+            export_agent(
+                self.policy,
+                str(self.start),
+                self.config,
+                self.folder / "agent",
+                metrics=metrics,
+                ranks=self.ranks,
+            )
+        self.state.best_step = self.state.trained_step
+        self.state.best_em = metrics.get("val/em", -1.0)
+        self.state.best_reward = metrics.get("val/reward", 0.0)
+
+    def save(self) -> None:
+        """Write a checkpoint, unless this state is saved. Raises Resumable if it cannot be written."""
+        if self.state != self.saved:
+            with self.log.phase("save"):
+                save_checkpoint(self.folder, self.state, self.policy, self.optimizer, self.config, self.ranks)
+            self.saved = replace(self.state)
+
+    def update_report(self) -> None:
+        """Write report.html. A failure does not stop the run: the report can be made again."""
+        if not self.ranks.first:
+            return
+        from prompt_r1.training.report import write_report  # jinja2 is slow to import
+
+        try:
+            write_report(self.folder)
+        except OSError as error:
+            self.log.say(f"report.html could not be written: {error.strerror}")
+        except UsageError as error:
+            self.log.say(f"report.html could not be written: {error}")
+
+    def stop_if_asked(self) -> None:
+        """Raise Resumable on every rank if any rank has received a signal."""
+        for stop in self.ranks.gather(self.interrupt.stop):
+            if stop is not None:
+                raise stop
+
+    def stop_if_idle(self, stats: StepStats) -> None:
+        """Raise Resumable after IDLE_STEPS consecutive steps in which nothing was learned."""
+        self.idle_steps = 0 if stats.taken else self.idle_steps + 1
+        if self.idle_steps < IDLE_STEPS:
+            return
+        if stats.skipped:
+            reason = f"the loss or its gradient was not finite in {IDLE_STEPS} steps in a row"
+            raise Resumable(f"{reason}: try a smaller --lr")
+        raise Resumable(f"the environment broke every group of {IDLE_STEPS} steps in a row")
+
+    # After the last step
+
+    def test(self) -> None:
+        """Compare environment, untrained and trained agent on the test questions; print where everything is.
+
+        The rows by dataset are written to test.md in the run folder.
+        """
+        if self.questions.test:
+            self.log.say("\n" + self.compare_on_test(self.questions.test))
+        self.update_report()  # with the games of the test
+        self.log.say("\n" + summary(self.folder, self.state.best_step, self.config))
+
+    def compare_on_test(self, questions: Sequence[Question]) -> str:
+        """The table of the test, for a terminal."""
+        rows: dict[str, list[Row]] = {}
+        if self.config.env != "none":
+            own = self.ranks.share(questions)
+            alone = self.wait_for(ask_directly(own, self.environment))
+            rows["environment alone"] = self.ranks.gather_lists(alone)
+        for name, path in [("untrained", self.start), ("trained", self.folder / "agent")]:
+            agent = load_agent(path, self.config, self.ranks.device)
+            rows[f"{name} agent"] = self.play_share(agent, questions, name=f"test-{name}")
+            del agent  # before the next one is loaded
+        by_dataset, total = tables_of_test(rows, [question.dataset for question in questions])
+        self.ranks.from_first(lambda: (self.folder / TEST_FILE).write_text(by_dataset, "utf-8"))
+        return total
+
+    def play_share(self, agent: Agent, questions: Sequence[Question], *, name: str) -> list[Row]:
+        """Metrics of a greedy game of each question, in the order of the questions, on every rank.
+
+        Each rank plays its share, and writes it to trajectories/NAME-rankN.jsonl.
+        """
+        own = self.ranks.share(questions)
+        games = self.wait_for(play_greedily(agent, self.environment, own, self.config.reward_rule))
+        agent.engine.clear_cache()
+        file = f"{name}-rank{self.ranks.rank}"
+        self.ranks.run(lambda: self.log.trajectories(file, [[game] for game in games]))
+        return self.ranks.gather_lists([metrics_of_game(game) for game in games])
+
+    def save_and_stop(self, error: Resumable | FatalEnvError) -> Resumable | FatalEnvError:
+        """Save after an error that ended the run on every rank; returns the error to raise.
+
+        It says that the same command resumes the run. The error itself is returned if there is nothing to
+        save: a fatal error before the first step needs the user, and without a lost rank the others cannot
+        even save.
+        """
+        if isinstance(error, RankLost) or (isinstance(error, FatalEnvError) and self.state.trained_step == 0):
+            return error
+        self.save()
+        stop_ranks(self.ranks)  # all ranks have agreed on this stop
+        kind = Interrupted if isinstance(error, Interrupted) else Resumable
+        return kind(
+            f"{error}; stopped after step {self.state.trained_step}, the same command resumes the run"
         )
-        test = find_questions(config.test_data, "test", config.seed)
-        check_question_lengths([*training, *validation, *test], codec, config.game)
-        return cls(training, validation, test, config.questions, config.seed)
-
-    def epoch(self, step: int) -> int:
-        """The epoch, from 0, in which a step begins."""
-        return (step - 1) * self.per_step // len(self.training)
-
-    def of_rank(self, step: int, ranks: Ranks) -> dict[int, Question]:
-        """This rank's questions of a step, by their numbers among the questions of all ranks."""
-        questions = questions_of_step(self.training, step, count=self.per_step, seed=self.seed)
-        return {number: questions[number] for number in range(ranks.rank, len(questions), ranks.count)}
 
 
 def load_learner(start: Path | str, played: Policy, ranks: Ranks, *, offload: bool) -> Policy:
@@ -168,6 +407,13 @@ def load_learner(start: Path | str, played: Policy, ranks: Ranks, *, offload: bo
     if ranks.mesh is None and played.compute == torch.float32:
         return played
     return load_share(start, played, ranks, weights=torch.float32, offload=offload)
+
+
+def load_reference(start: Path | str, played: Policy, ranks: Ranks, *, offload: bool) -> Policy:
+    """The frozen start, from which the KL is measured."""
+    # Sharded weights are gathered in the compute dtype: a start stored in it is the same model.
+    weights = torch.float32 if ranks.mesh is None else played.compute
+    return load_share(start, played, ranks, weights=weights, offload=offload).requires_grad_(False)
 
 
 def load_share(
@@ -179,8 +425,9 @@ def load_share(
     checked: this is the same model, so it is not checked again.
     """
     device = ranks.device if ranks.mesh is None else torch.device("cpu")
-    compute, temperature = played.compute, played.temperature
-    policy = load_policy(start, device=device, compute=compute, weights=weights, temperature=temperature)
+    policy = load_policy(
+        start, device=device, compute=played.compute, weights=weights, temperature=played.temperature
+    )
     if ranks.mesh is not None:
         policy.shard(ranks.mesh, ranks.device, offload=offload)
     return policy

@@ -11,7 +11,7 @@ from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import identifying_values, read_mapping
 
 LOCK = ".lock"
-FORMAT = 3  # of checkpoints: increased with every change of state.json, of the tensors or the settings
+FORMAT = 4  # of checkpoints: increased with every change of state.json, of the tensors or the settings
 
 
 def open_run(out: str, resume: str) -> Path:

@@ -1,12 +1,11 @@
-"""The update of one training step: its optimiser steps, and what is measured of them.
+"""One optimiser step: is the engine the model that learns, is the gradient finite, step; and its metrics.
 
-The loop over micro-batches stands in train.py. Every method is called by every rank or by none.
+The loop over mini-batches stands in train.py. Every function is called by every rank or by none.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from torch.optim import Optimizer
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss
 from prompt_r1.model.distributed import Ranks, full_tensor
-from prompt_r1.model.packing import Packed
 from prompt_r1.model.policy import Policy, TokenScores, blocks_of
 from prompt_r1.training.batches import Batch
 
@@ -24,16 +22,6 @@ GRADIENT_LIMIT = 1.0  # the largest norm of a gradient
 IMPORTANCE_CAP = 2.0  # of the loss in 16 bits; in float32 the engine samples from the policy itself
 GAP = "engine/logprob_gap"
 GAP_MEAN = f"{GAP}_mean"
-# Weighted sums over a micro-batch: over all micro-batches and ranks they are means over the agent's tokens.
-MEANS = ("loss", "kl", "clip_frac", "entropy")
-
-
-class Measured(NamedTuple):
-    """What is measured of a micro-batch."""
-
-    means: dict[str, float]  # its part of MEANS
-    moved: Tensor  # (N,) nats, the engine's minus the policy's log-probability; (0,) until a step is taken
-    token_kl: Tensor  # (N,) k3 of each agent token
 
 
 @dataclass(frozen=True)
@@ -88,86 +76,118 @@ def gap_metrics(differences: Sequence[Tensor], *, cap: float) -> dict[str, float
     }
 
 
-Reference = Callable[[Packed], Tensor | None]  # the reference's log-probabilities (N,); None: no reference
+def importance_cap(policy: Policy) -> float:
+    """The cap of the importance weights in the loss; 0 in float32, where engine and policy agree."""
+    return 0.0 if policy.compute.itemsize >= 4 else IMPORTANCE_CAP
 
 
-class Update:
-    """Takes the optimiser steps of one training step, and collects their metrics."""
+@dataclass(frozen=True)
+class BatchStats:
+    """What is measured of a micro-batch. Shares add up to means over all micro-batches and ranks."""
 
-    def __init__(self, policy: Policy, optimizer: Optimizer, ranks: Ranks, *, gap_limit: Limit) -> None:
-        self.policy = policy
-        self.importance_cap = 0.0 if policy.compute.itemsize >= 4 else IMPORTANCE_CAP
-        self.taken = self.skipped = 0  # optimiser steps
-        self._optimizer = optimizer
-        self._ranks = ranks
-        self._gap_limit = gap_limit
-        self._gap = gap_metrics([], cap=self.importance_cap)  # measured before the first optimiser step
-        self._current: list[Measured] = []  # micro-batches of the next optimiser step
-        self._used: list[Measured] = []  # those of the steps that were taken
-        self._grad_norm = 0.0  # summed over these steps
-        # Policy's minus engine's log-probabilities of each micro-batch's tokens, in nats.
-        self._differences: list[Tensor] = []
+    shares: dict[str, float]  # of loss, kl, clip_frac and entropy
+    # (N,) log π_engine - log π_θ. Empty before the first optimiser step, when both are the same weights.
+    moved: Tensor
+    token_kl: Tensor  # (N,) k3 of each agent token
 
-    def record(self, batch: Batch, scores: TokenScores, loss: Loss) -> None:
-        """Add a micro-batch to the metrics of its optimiser step."""
-        gap = scores.logprobs.detach() - batch.engine
-        if self.taken + self.skipped == 0:  # the weights have not moved yet
-            self._differences.append(gap.cpu())
-        parts = loss.total, loss.kl, loss.clip_frac, (batch.weights * scores.entropy).sum()
-        means = {name: part.item() for name, part in zip(MEANS, parts, strict=True)}
-        moved = -gap.double() if self.taken else gap[:0]
-        self._current.append(Measured(means, moved.cpu(), loss.token_kl.cpu()))
 
-    def take_step(self) -> None:
-        """Sum the gradients over the ranks, clip them, and step.
+@dataclass
+class StepStats:
+    """Adds up what is measured of the micro-batches and the optimiser steps of one training step."""
 
-        When loss or gradient is not finite on any rank, no rank takes the step. Raises UsageError, the same
-        on every rank, before a step on games of another model than the policy, and when the weights are not
-        finite afterwards: they must not be saved.
-        """
-        if self.taken + self.skipped == 0:
-            self._check_gap()
-        step, self._current = self._current, []
-        self._ranks.sum_gradients(self.policy)
-        # The norm over all weights and ranks, before it is clipped.
-        grad_norm = full_tensor(clip_grad_norm_(self.policy.parameters(), GRADIENT_LIMIT)).item()
-        broken = not math.isfinite(grad_norm + sum(batch.means["loss"] for batch in step))
-        if any(self._ranks.gather(broken)):
-            self.skipped += 1
-        else:
-            self._optimizer.step()
+    taken: int = 0  # optimiser steps
+    skipped: int = 0  # optimiser steps whose loss or gradient was not finite
+    grad_norms: float = 0.0  # summed over the steps that were taken
+    # (N,) log π_θ - log π_engine of each micro-batch before the first optimiser step.
+    differences: list[Tensor] = field(default_factory=list)
+    gap: dict[str, float] = field(default_factory=lambda: gap_metrics([], cap=0.0))
+    pending: list[BatchStats] = field(default_factory=list)  # micro-batches of the next optimiser step
+    used: list[BatchStats] = field(default_factory=list)  # micro-batches of the steps that were taken
+
+    @property
+    def weights_have_moved(self) -> bool:
+        """Whether an optimiser step has ended. A skipped step counts: the gap is measured only once."""
+        return self.taken + self.skipped > 0
+
+    def add(self, batch: Batch, scores: TokenScores, loss: Loss) -> None:
+        """Add a micro-batch, after its backward."""
+        difference = scores.logprobs.detach() - batch.sampled_logprobs
+        if not self.weights_have_moved:
+            self.differences.append(difference.cpu())
+        shares = {
+            "loss": loss.total.item(),
+            "kl": loss.kl.item(),
+            "clip_frac": loss.clip_frac.item(),
+            "entropy": (batch.weights * scores.entropy).sum().item(),
+        }
+        moved = -difference.double() if self.taken else difference[:0]
+        self.pending.append(BatchStats(shares, moved.cpu(), loss.token_kl.cpu()))
+
+    def end_step(self, *, taken: bool, grad_norm: float) -> None:
+        """End an optimiser step. Only the micro-batches of the steps that were taken count."""
+        if taken:
             self.taken += 1
-            self._used += step
-            self._grad_norm += grad_norm
-        self._optimizer.zero_grad(set_to_none=True)
-        if not math.isfinite(self._ranks.weight_norm(self.policy)):  # the same number on every rank
-            raise UsageError(
-                "the weights are not finite after an optimiser step: they are not saved, and the last "
-                "checkpoint is kept; start a new run with a smaller --lr"
-            )
+            self.grad_norms += grad_norm
+            self.used += self.pending
+        else:
+            self.skipped += 1
+        self.pending = []
 
-    def _check_gap(self) -> None:
-        """Measure the gap. Raises UsageError if engine and policy are plainly different models."""
-        differences = self._ranks.gather_lists(self._differences)
-        self._gap, limit = gap_metrics(differences, cap=self.importance_cap), self._gap_limit
-        value = self._gap[limit.metric]
-        if value > limit.stop:
-            raise UsageError(
-                f"the engine does not play the model that learns: {limit.metric} is {value:.3g} nats, above "
-                f"{limit.stop:g}; no update was made, and the last checkpoint is kept: train another agent, "
-                "or try --dtype float32"
-            )
-
-    def metrics(self) -> dict[str, float]:
-        """Means over the optimiser steps that were taken and over all ranks."""
-        used, count = self._ranks.gather_lists(self._used), max(1, self.taken)
+    def metrics(self, ranks: Ranks) -> dict[str, float]:
+        """Means over the optimiser steps that were taken and over all ranks. Called by every rank."""
+        used = ranks.gather_lists(self.used)
+        steps = max(1, self.taken)
+        means = {}
+        for name in ("loss", "kl", "clip_frac", "entropy"):
+            means[name] = sum(batch.shares[name] for batch in used) / steps
+        moved = sum(batch.moved.sum().item() for batch in used)
         moved_tokens = sum(len(batch.moved) for batch in used)
         token_kl = torch.cat([torch.zeros(0), *(batch.token_kl for batch in used)])
         return {
-            **{name: sum(batch.means[name] for batch in used) / count for name in MEANS},
-            "grad_norm": self._grad_norm / count,
+            **means,
+            "grad_norm": self.grad_norms / steps,
             "update/skipped": float(self.skipped),
-            "update/kl": sum(batch.moved.sum().item() for batch in used) / max(moved_tokens, 1),
-            **self._gap,
+            "update/kl": moved / max(moved_tokens, 1),
+            **self.gap,
             "kl_median": token_kl.median().item() if len(token_kl) else 0.0,
         }
+
+
+def optimizer_step(
+    policy: Policy, optimizer: Optimizer, ranks: Ranks, stats: StepStats, *, gap_limit: Limit
+) -> None:
+    """Sum the gradients over the ranks, clip them, and step.
+
+    If loss or gradient is not finite on any rank, no rank takes the step. Raises UsageError, the same on
+    every rank, if the games come from another model than the policy (before the first step), and if the
+    weights are not finite after the step: they must not be saved.
+    """
+    if not stats.weights_have_moved:
+        stats.gap = gap_metrics(ranks.gather_lists(stats.differences), cap=importance_cap(policy))
+        check_gap(stats.gap, gap_limit)
+    ranks.sum_gradients(policy)
+    # The norm over all weights and ranks, before it is clipped.
+    grad_norm = full_tensor(clip_grad_norm_(policy.parameters(), GRADIENT_LIMIT)).item()
+    loss = sum(batch.shares["loss"] for batch in stats.pending)
+    is_broken = not math.isfinite(grad_norm + loss)
+    taken = not any(ranks.gather(is_broken))
+    if taken:
+        optimizer.step()
+    stats.end_step(taken=taken, grad_norm=grad_norm)
+    optimizer.zero_grad(set_to_none=True)
+    if not math.isfinite(ranks.weight_norm(policy)):  # the same number on every rank
+        raise UsageError(
+            "the weights are not finite after an optimiser step: they are not saved, and the last "
+            "checkpoint is kept; start a new run with a smaller --lr"
+        )
+
+
+def check_gap(gap: dict[str, float], limit: Limit) -> None:
+    """Raise UsageError if engine and policy are plainly different models."""
+    value = gap[limit.metric]
+    if value > limit.stop:
+        raise UsageError(
+            f"the engine does not play the model that learns: {limit.metric} is {value:.3g} nats, above "
+            f"{limit.stop:g}; no update was made, and the last checkpoint is kept: train another agent, "
+            "or try --dtype float32"
+        )

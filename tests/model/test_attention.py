@@ -58,8 +58,8 @@ some_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size
 @given(some_groups)
 def test_a_row_holds_each_opening_once_and_every_token_of_each_game(groups):
     row = pack(groups, CPU)
-    own = sum(len(game.tokens) - 1 - game.opening for group in groups for game in group)
-    assert len(row.tokens) == sum(group[0].opening for group in groups) + own
+    own = sum(len(game.tokens) - 1 - game.opening_length for group in groups for game in group)
+    assert len(row.tokens) == sum(group[0].opening_length for group in groups) + own
     expected = [
         (token, game.tokens[t - 1], t - 1)
         for group in groups

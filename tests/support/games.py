@@ -2,27 +2,28 @@
 
 import math
 import random
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from prompt_r1.engine.engine import Engine
-from prompt_r1.grpo import compare_games, grpo_loss
+from prompt_r1.grpo import compare_games
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.packing import Packed, pack
 from prompt_r1.model.policy import Policy, TokenScores
 from prompt_r1.protocol import parse
 from prompt_r1.reward import Rule, score_games
 from prompt_r1.training.batches import Batch, micro_batches_of
-from prompt_r1.training.update import GAP, Limit, Update
+from prompt_r1.training.update import GAP, Limit, StepStats
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory, Turn
 from tests.support import tiny
 from tests.support.at_once import at_once
 from tests.support.tiny import think
-from train import learn
+from train import train
 
 CPU = torch.device("cpu")
 ONE_RANK = Ranks(rank=0, count=1, device=CPU)
@@ -140,7 +141,7 @@ def play_with(engine: Engine, openings: list[list[int]], *, turns: int = 2, **ho
 
 
 class Learner:
-    """AdamW, and updates of a policy by the loop of train.py, by default on games of any policy."""
+    """A run of train.py's loop whose games are given: by default any policy may have played them."""
 
     def __init__(
         self,
@@ -152,34 +153,53 @@ class Learner:
         gap_limit: Limit = ANY_GAP,
         **settings: Any,
     ) -> None:
-        """`settings` are those of `learn` and `Update` that differ from SETTINGS."""
+        """`settings` are those of SETTINGS that have other values here."""
         chosen = SETTINGS | settings
         assert len(chosen) == len(SETTINGS), f"unknown settings among {settings}"
-        loss = {name: chosen.pop(name) for name in ("clip", "clip_high", "kl_coef")}
-        self.loss_of = partial(grpo_loss, **loss)
-        self.batching = chosen
+        self.config = SimpleNamespace(**chosen, reward_rule=None)
         self.policy, self.ranks, self.reference = policy, ranks, reference
         self.optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
         self.gap_limit = gap_limit
-        self.update = self.new_update()
+        self.questions = SimpleNamespace(of_rank=lambda step, ranks: {})
+        self.log = SimpleNamespace(phase=lambda name: nullcontext())
+        self.games: list[list[ScoredGame]] = []
+        self.stats = StepStats()
+
+    def remaining_steps(self) -> range:
+        return range(1, 2)
+
+    def wait_for(self, work: Coroutine[Any, Any, Any]) -> list[list[Trajectory]]:
+        work.close()
+        return []
+
+    def mini_batches(self, games_PG: list[list[ScoredGame]]) -> list[list[Batch]]:
+        assert games_PG == [], "the games of a learner are given"
+        return [self.micro_batches(games) for games in self.games if games]
 
     @torch.no_grad()
-    def reference_logprobs(self, packed: Packed) -> Tensor | None:
-        return None if self.reference is None else self.reference(packed).logprobs
+    def reference_logprobs(self, packed: Packed) -> Tensor:
+        return self.reference(packed).logprobs
+
+    def refresh(self) -> None:
+        """No engine plays."""
+
+    def write_down(self, step: int, games_PG: list[list[ScoredGame]], stats: StepStats) -> None:
+        self.stats = stats
 
     def learn(self, mini_batches: list[list[ScoredGame]]) -> dict[str, float]:
-        """Take an optimiser step on each mini-batch, as one `update`; the metrics."""
-        self.update = self.new_update()
-        batches = [self.micro_batches(games) for games in mini_batches if games]
-        learn(self.update, batches, self.reference_logprobs, self.loss_of)
-        return self.update.metrics()
-
-    def new_update(self) -> Update:
-        return Update(self.policy, self.optimizer, self.ranks, gap_limit=self.gap_limit)
+        """Take an optimiser step on each mini-batch, in one training step; the metrics."""
+        self.games = mini_batches
+        train(self)
+        return self.stats.metrics(self.ranks)
 
     def micro_batches(self, games: list[ScoredGame]) -> list[Batch]:
         """This rank's micro-batches of an optimiser step."""
-        return micro_batches_of(games, self.ranks, **self.batching)
+        return micro_batches_of(
+            games,
+            self.ranks,
+            tokens_per_batch=self.config.tokens_per_batch,
+            token_mean=self.config.token_mean,
+        )
 
 
 def score_and_compare(trajectories_PG: list[list[Trajectory]], rule: Rule) -> list[list[ScoredGame]]:

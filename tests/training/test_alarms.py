@@ -1,4 +1,4 @@
-"""`Watchdog`: no alarm for a run that learns, an alarm for each metric that collapses."""
+"""`Alarms`: no alarm for a run that learns, an alarm for each metric that collapses."""
 
 import math
 import random
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prompt_r1.model.policy import Policy
-from prompt_r1.training.metrics import SIGNS, Watchdog
+from prompt_r1.training.alarms import LIMITS, Alarms
 from prompt_r1.training.update import limit_of
 from tests.support import tiny
 from tests.support.games import ANY_GAP
@@ -39,8 +39,8 @@ def noisy_run(later_curves: dict[str, Curve] = HEALTHY) -> list[dict[str, float]
 
 def alarms(lines: list[dict[str, float]]) -> list[tuple[int, str]]:
     """The step and text of each alarm."""
-    watchdog = Watchdog("my-agent", ANY_GAP)
-    return [(int(line["step"]), alarm) for line in lines for alarm in watchdog.see(line)]
+    watch = Alarms("my-agent", ANY_GAP)
+    return [(int(line["step"]), alarm) for line in lines for alarm in watch.read(line)]
 
 
 def alarms_for(name: str, values: Sequence[float]) -> list[tuple[int, str]]:
@@ -55,7 +55,7 @@ def test_a_run_that_learns_gives_no_alarm():
 FINE = {"format": 1.0, "stop/answered": 1.0, "reward/mean": 0.5, "kl": 0.0, "entropy": 0.2, "grad_norm": 0.3}
 
 # Metric, its usual value, a value just without an alarm and one just with it.
-LIMITS = [
+EDGES = [
     ("format", 1.0, 0.51, 0.49),
     ("stop/answered", 0.6, 0.31, 0.29),
     ("reward/mean", 0.5, 0.01, -0.01),
@@ -69,7 +69,7 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "usual", "fine", "collapsed"), LIMITS)
+@pytest.mark.parametrize(("name", "usual", "fine", "collapsed"), EDGES)
 def test_each_metric_has_its_limit(name, usual, fine, collapsed):
     def alarming_after(value: float) -> list[str]:
         values = [usual] * 10 + [value] * 5
@@ -143,21 +143,21 @@ def test_a_metric_that_recovers_and_collapses_again_is_reported_again():
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 def test_a_gap_between_engine_and_policy_is_an_alarm_from_the_first_step(compute):
-    """A bug: the watchdog had no rule for it. It is reported once, until it is small again."""
+    """A bug: the watch had no rule for it. It is reported once, until it is small again."""
     limit = limit_of(Policy(tiny.model(), compute=compute))
-    watchdog = Watchdog("my-agent", limit)
+    watch = Alarms("my-agent", limit)
     seen = [
-        watchdog.see({"step": step, limit.metric: share * limit.alarm})
+        watch.read({"step": step, limit.metric: share * limit.alarm})
         for step, share in enumerate([1.01, 2, 0.99, 3])
     ]
     assert [len(alarms) for alarms in seen] == [1, 0, 0, 1]
     assert seen[0][0].startswith(f"{limit.metric} is ") and "disagree" in seen[0][0]
 
 
-@pytest.mark.parametrize("name", SIGNS)
+@pytest.mark.parametrize("name", LIMITS)
 def test_a_sign_is_an_alarm_in_its_first_step(name):
     """EM may fall within two steps, before a window of five is full."""
-    limit, meaning = SIGNS[name]
+    limit, meaning = LIMITS[name]
     seen = alarms_for(name, [0.0, limit, limit + 0.01, limit + 0.02, limit, limit + 0.01])
     assert [step for step, _ in seen] == [2, 5]
     assert all(alarm.startswith(f"{name} is ") and alarm.endswith(meaning) for _, alarm in seen)

@@ -33,7 +33,8 @@ def tokens_of(games: list[Trajectory], numbers: list[int]) -> int:
     """Columns of the packed row of a micro-batch."""
     groups: dict[tuple[int, ...], list[Trajectory]] = {}
     for number in numbers:
-        groups.setdefault(tuple(games[number].tokens[: games[number].opening]), []).append(games[number])
+        one = games[number]
+        groups.setdefault(tuple(one.tokens[: one.opening_length]), []).append(one)
     return len(pack(list(groups.values()), CPU).tokens) if numbers else 0
 
 
@@ -130,7 +131,7 @@ def test_advantages_and_logprobs_stay_with_their_tokens_where_games_of_two_quest
     played = [random_game(seed) for seed in (0, 3, 1, 4)]  # 0 and 1 share an opening, 3 and 4 another
     games = [ScoredGame(game, Reward(0, 0, 0), float(number), number) for number, game in enumerate(played)]
     batch = make_batch(games, lambda game: float(sum(game.sampled)), CPU)
-    rows = zip(batch.packed.targets, batch.engine, batch.advantages, batch.weights, strict=True)
+    rows = zip(batch.packed.targets, batch.sampled_logprobs, batch.advantages, batch.weights, strict=True)
     assert Counter((int(token), *map(float, row)) for token, *row in rows) == Counter(
         (token, logprob, float(number), float(sum(game.sampled)))
         for number, game in enumerate(played)
@@ -139,13 +140,18 @@ def test_advantages_and_logprobs_stay_with_their_tokens_where_games_of_two_quest
         )
         if sampled
     )
+    games_of_advantages = {
+        (int(game), float(advantage)) for game, advantage in zip(batch.game, batch.advantages, strict=True)
+    }
+    assert sorted(games_of_advantages) == [(0, 0.0), (1, 2.0), (2, 1.0), (3, 3.0)], "in the order of the row"
 
 
 def test_nothing_is_scored_in_an_empty_batch_and_its_gradients_are_zero():
     """The pass of a rank that has no game, while the others have one."""
     policy, batch = tiny.policy(), make_batch([], lambda game: 1.0, CPU)
     logprobs = policy(batch.packed).logprobs
-    assert logprobs.shape == batch.weights.shape == batch.advantages.shape == batch.engine.shape == (0,)
+    columns = (batch.weights, batch.advantages, batch.sampled_logprobs, batch.game)
+    assert [column.shape for column in (logprobs, *columns)] == [(0,)] * 5
     logprobs.sum().backward()
     gradients = [weight.grad for weight in policy.parameters()]
     assert all(gradient is not None and not gradient.any() for gradient in gradients)

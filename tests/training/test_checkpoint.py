@@ -311,7 +311,7 @@ def test_a_run_can_be_resumed_for_more_steps_and_on_another_machine(saved):
     changeable = vars(CONFIG).keys() - identifying_values(CONFIG).keys()
     changes = {setting: another(getattr(CONFIG, setting)) for setting in changeable}
     other = TinyRun(saved.folder, config=replace(CONFIG, **changes))
-    assert other.load(saved.folder / "checkpoints" / "step-000002").step == 2
+    assert other.load(saved.folder / "checkpoints" / "step-000002").trained_step == 2
 
 
 def test_weights_of_another_shape_are_refused(saved):

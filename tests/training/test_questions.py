@@ -10,7 +10,7 @@ from prompt_r1.data.sampler import questions_of_step
 from prompt_r1.errors import QuestionTooLong
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.run import RunQuestions
+from prompt_r1.training.questions import RunQuestions
 from prompt_r1.types import Question
 from tests.support import tiny
 from tests.support.games import ONE_RANK

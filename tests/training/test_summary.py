@@ -5,8 +5,8 @@ import re
 import pytest
 
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.lifecycle import summary
 from prompt_r1.training.log import COLUMNS, Log, header, row
+from prompt_r1.training.summary import summary
 
 STEP = {
     "step": 12,

@@ -14,13 +14,12 @@ They differ: TRL's default KL is multiplied by the ratio, its advantages divide 
 """
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
 
 from benchmarks.update_rivals import padded, trl_backward, trl_trainer
-from prompt_r1.grpo import grpo_loss
+from prompt_r1.grpo import LossColumns, grpo_loss
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
 from prompt_r1.training.batches import divide, make_batch
@@ -89,8 +88,9 @@ def test_loss_and_gradient_equal_those_of_trl(loss_type, kl_coef, cap):
         with torch.no_grad():
             ref = reference(batch.packed).logprobs
         logprobs = policy(batch.packed).logprobs
-        old = batch.engine
-        loss_of_batch = grpo_loss(logprobs, old, ref, replace(batch, engine=engine_of(old)), **settings)
+        old = batch.sampled_logprobs
+        columns = LossColumns(old, ref, engine_of(old), batch.advantages, batch.weights, batch.game)
+        loss_of_batch = grpo_loss(logprobs, columns, **settings)
         loss_of_batch.total.backward()
         loss += loss_of_batch.total.item()
 

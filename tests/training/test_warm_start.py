@@ -81,7 +81,7 @@ def test_an_example_is_the_question_in_the_chat_template_and_the_gold_answer_in_
 def test_an_example_closes_the_think_block_that_a_template_opens():
     codec = Codec(tokenizer_of(KINDS["DeepSeek-R1-distill"], "byte level"), "Answer.")
     example = example_of(QUESTIONS[0], codec)
-    text = codec.turn_text(example.tokens[example.opening :])
+    text = codec.turn_text(example.tokens[example.opening_length :])
     assert text == "<think>\n</think>\n<answer>it is 0</answer>" and parse(text).answer == "it is 0"
 
 

@@ -8,20 +8,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from prompt_r1.data.sampler import digest_of
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.model.distributed import Interrupt
 from prompt_r1.pair.names import exported_step
 from prompt_r1.programs import files
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training import lifecycle
+from prompt_r1.training.alarms import Alarms
 from prompt_r1.training.checkpoint import State
-from prompt_r1.training.lifecycle import IDLE_STEPS, Lifecycle, warm_up
 from prompt_r1.training.log import Log, read_metrics
+from prompt_r1.training.run import IDLE_STEPS, Run
 from prompt_r1.training.run_folder import checkpoints_of
 from prompt_r1.types import Question
 from tests.support import tiny
 from tests.support.exports import file_size_limit
-from tests.support.games import ONE_RANK
+from tests.support.games import ANY_GAP, ONE_RANK
 from tests.support.providers import environment_of
 
 CONFIG = TrainConfig(
@@ -36,55 +37,54 @@ def base(tmp_path_factory) -> Path:
     return tiny.save_agent(tmp_path_factory.mktemp("base"))
 
 
-@pytest.fixture(autouse=True)
-def scripted_validation(monkeypatch):
-    """A validation has the metrics of the scripted step."""
-    monkeypatch.setattr(lifecycle, "validation_metrics", lambda run, *, step: run.validation)
-
-
-class ScriptedRun:
-    """A `Lifecycle` with scripted steps: each writes its number into a weight, and has the given metrics."""
+class ScriptedRun(Run):
+    """A run with scripted steps: each writes its number into a weight, and has the given metrics."""
 
     def __init__(self, folder: Path, base: Path, *, questions: list[Question] = QUESTIONS, **options) -> None:
-        config, log = replace(CONFIG, **options), Log(folder, first=True)
+        """Start, or resume from the newest checkpoint in the folder."""
+        self.config = replace(CONFIG, **options)
+        self.folder = folder
+        self.ranks = ONE_RANK
+        self.interrupt = Interrupt()
+        self.environment = environment_of(tiny.ScriptedEnvironment([]))
+        self.start = base
         self.policy = tiny.policy()
+        self.reference = None
+        self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=self.config.lr)
+        self.questions = SimpleNamespace(training=questions)
+        self.log = Log(folder, first=True)
+        self.games_per_step = 1
+        self.alarms = Alarms(self.config.agent, ANY_GAP)
+        self.state = State(unlogged_metrics={"step": 0}, questions=digest_of(questions))
+        self.saved = None
+        self.idle_steps = 0
         self.refreshed: list[float] = []  # the first weight at each refresh of the engine
-        self.run = SimpleNamespace(
-            config=config,
-            folder=folder,
-            ranks=ONE_RANK,
-            interrupt=Interrupt(),
-            environment=environment_of(tiny.ScriptedEnvironment([])),
-            start=base,
-            policy=self.policy,
-            optimizer=torch.optim.AdamW(self.policy.parameters(), lr=config.lr),
-            questions=SimpleNamespace(training=questions),
-            log=log,
-            refresh=lambda: self.refreshed.append(self.weight()),
-            validation={},  # metrics of the step that is being completed
-        )
-        self.lifecycle = Lifecycle(self.run)
+        self.validation: dict[str, float] = {}  # metrics of the next validation
+        self.resume()
 
-    @property
-    def state(self) -> State:
-        return self.lifecycle.state
+    def refresh(self) -> None:
+        self.refreshed.append(self.weight())
+
+    def validate(self) -> dict[str, float]:
+        return self.validation
 
     def weight(self) -> float:
         return next(self.policy.parameters())[0, 0].item()
 
     def step(self, **metrics: float) -> None:
-        """Take the next step and complete it with metrics; `val_em` stands for "val/em"."""
-        number = self.state.step + (0 if self.state.line else 1)  # a new run begins in step 0
+        """Take the next step and finish it with metrics; `val_em` stands for "val/em"."""
+        is_logged = self.state.logged_step == self.state.trained_step  # a new run begins in step 0
+        number = self.state.trained_step + is_logged
         with torch.no_grad():
             next(self.policy.parameters())[0, 0] = number
-        line, self.run.validation = {"step": number, **HEALTHY}, {}
+        line, self.validation = {"step": number, **HEALTHY}, {}
         for name, value in metrics.items():
             if name.startswith("val_"):
-                self.run.validation[name.replace("_", "/")] = value
+                self.validation[name.replace("_", "/")] = value
             else:
                 line[name] = value
-        self.state.step, self.state.line = number, line
-        self.lifecycle.complete()
+        self.state.trained_step, self.state.unlogged_metrics = number, line
+        self.finish_step()
 
     def steps(self, count: int) -> None:
         """Take healthy steps."""
@@ -132,12 +132,12 @@ def test_a_full_disk_in_an_export_stops_the_run_which_exports_the_step_when_it_i
         run.step(val_em=0.5, val_reward=0.3)
     assert not (tmp_path / files.TEMPORARY).exists()  # the room that it took is free again
     assert exported_step(tmp_path / "agent") == 0
-    run.lifecycle.save()
+    run.save()
     resumed = ScriptedRun(tmp_path, base)
-    assert resumed.state.step == 1 and resumed.state.line["step"] == 1
+    assert resumed.state.trained_step == 1 and resumed.state.unlogged_metrics["step"] == 1
     assert [line["step"] for line in read_metrics(tmp_path)] == [0]
-    resumed.run.validation = {"val/em": 0.5}
-    resumed.lifecycle.complete()
+    resumed.validation = {"val/em": 0.5}
+    resumed.finish_step()
     assert exported_step(tmp_path / "agent") == 1
 
 
@@ -173,7 +173,7 @@ def test_a_run_whose_questions_have_changed_is_not_resumed(base, tmp_path):
         changed = [*QUESTIONS[:-1], replace(QUESTIONS[-1], **change)]
         with pytest.raises(UsageError, match=r"step-000004 was made with other questions: give the data"):
             ScriptedRun(tmp_path, base, questions=changed)
-    assert ScriptedRun(tmp_path, base).state.step == 4
+    assert ScriptedRun(tmp_path, base).state.trained_step == 4
 
 
 def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(base, tmp_path):
@@ -192,8 +192,8 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(base, tmp_p
 def test_a_signal_during_a_step_ends_the_run_after_the_step_and_its_alarm(base, tmp_path, capsys):
     """A bug: the alarm was left to the resumed run, which takes it as reported when it reads the line."""
     run = ScriptedRun(tmp_path, base)
-    assert run.run.interrupt.deferred  # there is something to save
-    run.run.interrupt.stop = Resumable("SIGTERM was received")
+    assert run.interrupt.deferred  # there is something to save
+    run.interrupt.stop = Resumable("SIGTERM was received")
     with pytest.raises(Resumable, match="SIGTERM was received"):
         run.step(kl=float("nan"))
     assert [line["step"] for line in read_metrics(tmp_path)] == [0]
@@ -225,7 +225,7 @@ def test_an_alarm_is_reported_once_with_its_page_and_the_run_continues(base, tmp
     ("skipped", "reason"), [(0, "broke every group of 3 steps"), (2, "was not finite in 3 steps in a row")]
 )
 def test_consecutive_steps_without_an_optimiser_step_end_the_run(base, tmp_path, skipped, reason):
-    run = ScriptedRun(tmp_path, base).lifecycle
+    run = ScriptedRun(tmp_path, base)
     idle, trained = SimpleNamespace(taken=0, skipped=skipped), SimpleNamespace(taken=1, skipped=skipped)
     for update in (*[idle] * (IDLE_STEPS - 1), trained, *[idle] * (IDLE_STEPS - 1)):
         run.stop_if_idle(update)
@@ -235,10 +235,11 @@ def test_consecutive_steps_without_an_optimiser_step_end_the_run(base, tmp_path,
 
 def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(base, tmp_path):
     run = run_to_step_5(base, tmp_path)
-    run.state.line = {"step": 5, "em": 0.25}  # updated, but not completed: its line is in the state
-    run.lifecycle.save()
+    run.state.logged_step = 4
+    run.state.unlogged_metrics = {"step": 5, "em": 0.25}  # updated, but not finished
+    run.save()
     resumed = ScriptedRun(tmp_path, base)
-    assert resumed.state.step == 5 and resumed.state.line == {"step": 5, "em": 0.25}
+    assert resumed.state.trained_step == 5 and resumed.state.unlogged_metrics == {"step": 5, "em": 0.25}
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4]
 
 
@@ -246,10 +247,9 @@ def test_a_warm_up_leaves_weights_gradients_and_optimiser_as_they_were():
     policy, reference = tiny.policy(), tiny.policy()
     before = {name: weight.clone() for name, weight in policy.named_parameters()}
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2, weight_decay=0.1)
-    run = SimpleNamespace(
-        policy=policy, optimizer=optimizer, reference_logprobs=lambda packed: reference(packed).logprobs
-    )
-    warm_up(run, game_tokens=20, tokens=100)
+    run = Run.__new__(Run)  # only these parts of a run are warmed up
+    run.policy, run.reference, run.optimizer = policy, reference, optimizer
+    run.warm_up(game_tokens=20, tokens=100)
     for name, weight in policy.named_parameters():
         assert torch.equal(weight, before[name]) and weight.grad is None, name
     assert not optimizer.state

@@ -1,0 +1,145 @@
+"""Alarms for metrics that have collapsed. The run continues; docs/running.md says what to do."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from statistics import median
+
+from prompt_r1.programs.command_line import teaching_command
+from prompt_r1.training.update import Limit
+
+# A metric that collapses within one step: the highest value without an alarm, and what a higher one means.
+# In 72 healthy runs all of them were 0, except update/kl, which was at most 0.0006.
+LIMITS = {
+    "groups/dropped": (0.0, "over a quarter of their games failed (`error` in trajectories/ says why)"),
+    "reward/misranked": (0.2, "the reward prefers worse answers"),
+    # 1.5 times the usual target of PPO (0.01), at which Spinning Up ends an update.
+    "update/kl": (0.015, "the steps are too large, or games are used too often"),
+}
+
+
+def _has_halved(now: float, before: Sequence[float]) -> bool:
+    return max(before) > 0.2 and now < 0.5 * max(before)
+
+
+# A metric that is judged by the median of its last WINDOW values, because a single bad step is noise: whether
+# the median `now` is an alarm after the medians `before`.
+WINDOW = 5
+COLLAPSES: dict[str, Callable[[float, Sequence[float]], bool]] = {
+    "format": _has_halved,
+    "stop/answered": _has_halved,
+    # By more than a quarter of the range of rewards, -1 to 1.
+    "reward/mean": lambda now, before: now < max(before) - 0.5,
+    # In nats per token: the text has lost the language of the start model.
+    "kl": lambda now, before: now > 1.0,
+    # In nats per token. Too low: all games of a group are the same. Too high: the text is noise.
+    "entropy": lambda now, before: now < 1e-3 or now > max(1.0, 3 * before[0]),
+    "grad_norm": lambda now, before: now > 10 * median(before) > 0,
+    # In all groups: every advantage is 0, and nothing is learned.
+    "groups/no_spread": lambda now, before: now >= 1.0,
+}
+
+CHANCE = 1e-3  # zero well-formed games are an alarm if chance would give them less often than this
+LEARNED_EM = 0.9  # from this EM of the sampled games on, groups without spread are right
+OUTCOMES = "env/outcomes/"  # counts of replies that are filtered, cut or empty, by label
+MOST_ODD = 0.2  # the highest share of such replies without an alarm
+
+
+@dataclass
+class Alarms:
+    """Reads the metrics of a run, line by line, and says which of them have collapsed.
+
+    Its state follows from the lines alone: a resumed run reads the earlier lines again.
+    """
+
+    agent: str  # as the user named it, for the command that teaches it the format
+    gap: Limit  # of the distance between engine and policy
+    recent: dict[str, list[float]] = field(default_factory=dict)  # last values of each metric
+    medians: dict[str, list[float]] = field(default_factory=dict)  # of each full window so far
+    highest_format: float = 0.0  # share of well-formed games
+    active: set[str] = field(default_factory=set)  # metrics that have collapsed and not recovered
+
+    def read(self, line: Mapping[str, float]) -> list[str]:
+        """A short description of each metric that collapses with this line. It is repeated after a recovery.
+
+        A step whose games the environment broke says nothing about the agent.
+        """
+        if line.get("groups/dropped") == 1:
+            line = {"groups/dropped": 1.0}
+        # What is wrong with each metric that this line judges; "" for nothing.
+        wrong = {**self._above_limits(line), **self._collapses(line)}
+        wrong |= self._lost_format(line)
+        wrong |= _odd_replies(line)
+        new = [text for name, text in wrong.items() if text and name not in self.active]
+        self.active -= wrong.keys()
+        self.active |= {name for name, text in wrong.items() if text}
+        return new
+
+    def _above_limits(self, line: Mapping[str, float]) -> dict[str, str]:
+        """Metrics that are judged by a single step."""
+        limits = LIMITS | {self.gap.metric: (self.gap.alarm, "engine and policy disagree")}
+        wrong = {}
+        for name, (highest, meaning) in limits.items():
+            if name in line:
+                is_fine = line[name] <= highest  # not for NaN
+                wrong[name] = "" if is_fine else f"{name} is {line[name]:.3g}, above {highest:g}: {meaning}"
+        return wrong
+
+    def _collapses(self, line: Mapping[str, float]) -> dict[str, str]:
+        """Metrics that are judged by the median of a window, from their sixth value on."""
+        has_learned = line.get("em", 0.0) >= LEARNED_EM
+        wrong = {}
+        for name, has_collapsed in COLLAPSES.items():
+            if name in line and not (name == "groups/no_spread" and has_learned):
+                wrong[name] = self._judge_window(name, line[name], has_collapsed)
+        return wrong
+
+    def _judge_window(
+        self, name: str, value: float, has_collapsed: Callable[[float, Sequence[float]], bool]
+    ) -> str:
+        recent = self.recent.setdefault(name, [])
+        medians = self.medians.setdefault(name, [])
+        before = list(medians)
+        usual = f"; its median over the run is {median(before):.3g}" if before else ""
+        if isfinite(value):
+            recent.append(value)
+            del recent[:-WINDOW]
+        now = median(recent) if recent else value
+        if len(recent) == WINDOW:
+            medians.append(now)
+        if not isfinite(value):  # a collapse at once
+            return f"{name} is {value:.3g}{usual}"
+        if before and has_collapsed(now, before):
+            return f"{name} is {now:.3g}{usual}"
+        return ""
+
+    def _lost_format(self, line: Mapping[str, float]) -> dict[str, str]:
+        """A step without a well-formed game. A far too large learning rate destroys the format at once."""
+        self.highest_format = max(self.highest_format, line.get("format", 0.0))
+        if line.get("format") != 0:
+            return {}
+        by_chance = (1 - self.highest_format) ** line.get("games", 0.0)
+        if by_chance < CHANCE:
+            text = f"format is 0, after {self.highest_format:.3g}: no game is well formed any more"
+        elif line.get("step") == 1:
+            text = (
+                "no game is well formed: the agent does not know the format; "
+                f"`{teaching_command(self.agent)}` teaches it"
+            )
+        else:
+            return {}
+        return {"format": text}
+
+
+def _odd_replies(line: Mapping[str, float]) -> dict[str, str]:
+    """An alarm for too many replies that are filtered, cut or empty."""
+    calls = line.get("env/calls", 0.0) + line.get("val/calls", 0.0)
+    if not calls:
+        return {}
+    counts = {name: count for name, count in line.items() if name.startswith(OUTCOMES)}
+    share = min(sum(counts.values()) / calls, 1.0)  # the start check makes a call that no game counts
+    if share <= MOST_ODD:
+        return {"env/outcomes": ""}
+    most = max(counts, key=counts.__getitem__).removeprefix(OUTCOMES)
+    text = f"{share:.0%} of the environment's replies are filtered, cut or empty, most of them: {most}"
+    return {"env/outcomes": text}

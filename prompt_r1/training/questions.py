@@ -1,0 +1,42 @@
+"""The questions of a run, and which of them a rank plays in a step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prompt_r1.data.questions import find_questions, training_and_validation
+from prompt_r1.data.sampler import questions_of_step
+from prompt_r1.model.distributed import Ranks
+from prompt_r1.pair.agent import check_question_lengths
+from prompt_r1.protocol import Codec
+from prompt_r1.settings.train import TrainConfig
+from prompt_r1.types import Question
+
+
+@dataclass(frozen=True)
+class RunQuestions:
+    """Questions to train on, to validate and to test with."""
+
+    training: Sequence[Question]
+    validation: Sequence[Question]
+    test: Sequence[Question]
+    per_step: int
+    seed: int
+
+    @classmethod
+    def load(cls, config: TrainConfig, codec: Codec) -> "RunQuestions":
+        """Read the questions. Raises UsageError, also for one that leaves the agent no room to write."""
+        training, validation = training_and_validation(
+            config.data, config.val_data, seed=config.seed, limit=config.val_limit
+        )
+        test = find_questions(config.test_data, "test", config.seed)
+        check_question_lengths([*training, *validation, *test], codec, config.game)
+        return cls(training, validation, test, config.questions, config.seed)
+
+    def epoch(self, step: int) -> int:
+        """The epoch, from 0, in which a step begins."""
+        return (step - 1) * self.per_step // len(self.training)
+
+    def of_rank(self, step: int, ranks: Ranks) -> dict[int, Question]:
+        """This rank's questions of a step, by their numbers among the questions of all ranks."""
+        questions = questions_of_step(self.training, step, count=self.per_step, seed=self.seed)
+        return {number: questions[number] for number in range(ranks.rank, len(questions), ranks.count)}

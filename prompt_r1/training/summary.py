@@ -1,0 +1,31 @@
+"""What a run prints at its end: where its results are, and what to type next."""
+
+from pathlib import Path
+
+from prompt_r1.programs.command_line import command
+from prompt_r1.settings.agent import HELD_OUT, AgentConfig
+from prompt_r1.settings.functions import OBJECT_PREFIX
+from prompt_r1.training.validation import TEST_FILE
+
+
+def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
+    """Where the results are, and the next commands."""
+    mini = config.env == "mini" and set(config.data) <= {"mini"}
+    validated = tuple(name for name in config.val_data if name != HELD_OUT)
+    other = ("mini:ood",) if mini else config.test_data or validated or config.data
+    # A folder names no code to import, so the user's own objects must be named again.
+    own = ["--env", config.env] if OBJECT_PREFIX in config.env else []
+    text = [
+        "Where it is",
+        f"  {folder}/report.html: counts, curves and games, to open in a browser",
+        f"  {folder}/agent: the agent of step {best_step}, a Hugging Face folder",
+        f"  {folder}/metrics.jsonl: the curves; trajectories/: every game",
+    ]
+    if config.test_data:
+        text.append(f"  {folder}/{TEST_FILE}: the test by dataset")
+    text += [
+        "What to type next",
+        f"  {command('ask', '--agent', folder, *own)}",
+        f"  {command('evaluate', '--agent', folder, *own, '--data', *other)}",
+    ]
+    return "\n".join(text)
