@@ -1,29 +1,71 @@
-"""The rules of the layout that a machine can check: imports."""
+"""The layout that a machine can check: which room may import which, and that each has a sign at its door."""
+
+import ast
+from pathlib import Path
 
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.sizes import LIBRARY, files_imported_by, imported
 
-# The method in one sitting, in this order; then train.py.
-METHOD = ("types", "protocol", "rollout", "reward", "grpo")
-# Training and asking work without these; the mini world they open by name, as they do a user's.
-EXTRA = {"evaluation", "baselines", "api.py", "serving", "miniworld"}
+PACKAGE = ROOT / "prompt_r1"
+# The method, in reading order. Its files import nothing but each other.
+METHOD = ("types", "errors", "f1", "chat_template", "protocol", "rollout", "reward", "grpo")
+# From the ground up: a room imports the method, itself and the rooms below it.
+FLOORS = (
+    ("programs",),
+    ("settings",),
+    ("model",),
+    ("engine", "miniworld"),
+    ("data", "environments"),
+    ("pair",),
+    ("training",),
+    ("evaluation",),
+)
+ROOMS = [room for floor in FLOORS for room in floor]
 
 
-def test_no_file_of_the_package_imports_a_script_a_study_or_a_test():
-    outside = {"train", "infer", "evaluate", "tests", "benchmarks", "studies", "examples"}
-    modules = [(path.name, module) for path in LIBRARY for module in imported(path)]
-    assert not [(file, module) for file, module in modules if module.split(".")[0] in outside]
+def imported(path: Path) -> set[str]:
+    """The full names of the modules that a file imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
-@pytest.mark.parametrize("program", ["train.py", "infer.py"])
-def test_training_and_asking_import_no_extra(program):
-    rooms = {path.relative_to(ROOT).parts[1] for path in files_imported_by(ROOT / program)}
-    assert not rooms & EXTRA
+def rooms_imported(path: Path) -> set[str]:
+    """The rooms of the package, or files at its root, that a file imports."""
+    modules = [name.split(".") for name in imported(path) if name.startswith("prompt_r1.")]
+    return {module[1] for module in modules if (PACKAGE / module[1]).is_dir() or module[1] in METHOD}
+
+
+def files_of(room: str) -> list[Path]:
+    return sorted((PACKAGE / room).rglob("*.py"))
+
+
+def test_every_folder_of_the_package_is_a_room_with_a_floor():
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert folders == set(ROOMS)
+    assert {path.stem for path in PACKAGE.glob("*.py")} - {"__main__"} == {"__init__", *METHOD}
 
 
 @pytest.mark.parametrize("name", METHOD)
-def test_a_file_of_the_method_imports_none_that_is_read_after_it(name):
-    later = METHOD[METHOD.index(name) + 1 :]
-    assert not {f"prompt_r1.{other}" for other in later} & set(imported(ROOT / f"prompt_r1/{name}.py"))
+def test_a_file_of_the_method_imports_no_room(name):
+    assert rooms_imported(PACKAGE / f"{name}.py") <= set(METHOD)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_rooms_below_it(room):
+    floor = next(number for number, rooms in enumerate(FLOORS) if room in rooms)
+    allowed = {*METHOD, room, *(below for rooms in FLOORS[:floor] for below in rooms)}
+    for path in files_of(room):
+        assert rooms_imported(path) <= allowed, path
+
+
+def test_no_file_of_the_package_imports_a_program_a_study_or_a_test():
+    outside = {"train", "infer", "evaluate", "tests", "benchmarks", "studies", "examples"}
+    for path in PACKAGE.rglob("*.py"):
+        assert not outside & {name.split(".")[0] for name in imported(path)}, path
