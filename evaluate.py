@@ -51,7 +51,8 @@ from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.agent import check_question_lengths, load_codec
 from prompt_r1.pair.trained import trained_config
 from prompt_r1.programs.command_line import command, run_program
-from prompt_r1.programs.terminal import printable, progress_style
+from prompt_r1.programs.progress import progress_style
+from prompt_r1.programs.text import printable
 from prompt_r1.settings.fields import identifying_values
 from prompt_r1.types import Question
 
@@ -96,7 +97,7 @@ def main(config: EvaluateConfig) -> None:
         print(write_results(folder, results, trained_with))
     errors = Counter(one.error for one in predictions if one.error and one.system in systems)
     if config.tables and not config.method and not config.grpo_agent:
-        train = command("train", "--env", "none")
+        train = command("train.py", "--env", "none")
         print(f"\ngrpo-only is left out: `{train}` trains its agent for --grpo-agent RUN")
     print(f"\nIn {folder / TABLES}: all datasets, and the paper's tables")
     if errors:

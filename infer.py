@@ -28,7 +28,7 @@ from prompt_r1.pair.playing import OpenPair, open_pair
 from prompt_r1.pair.question_input import given_questions, typed_questions
 from prompt_r1.pair.settings import InferConfig
 from prompt_r1.programs.command_line import run_program, teaching_command
-from prompt_r1.programs.terminal import printable
+from prompt_r1.programs.text import printable
 from prompt_r1.types import Spending, Trajectory
 
 ACTION_TAGS = ("<interaction_prompt>", "<answer>")  # a turn that was cut off may have one, and no action

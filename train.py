@@ -32,7 +32,7 @@ from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import play_question
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.launcher import launched
-from prompt_r1.programs.terminal import printable
+from prompt_r1.programs.text import printable
 from prompt_r1.reward import score_games
 from prompt_r1.rollout import play_groups
 from prompt_r1.settings.train import TrainConfig, warnings_of

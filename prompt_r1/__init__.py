@@ -5,20 +5,41 @@
     with prompt_r1.load("runs/mini-seed0") as pair:
         print(pair.ask("Who is the mother of the director of Silent Valley?").answer)
 
+The method, in reading order; these files import nothing but each other:
+
+    types          question, turn, trajectory, reward
+    protocol       what a turn may hold, and the codec between text and tokens
+    chat_template  the frame of roles that a model's own template puts around a turn
+    rollout        play a game: the agent asks, the environment replies
+    reward         score a game, with the comparison of answers in f1
+    grpo           compare the games of a question, and the loss
+    errors         what ends a call, a game or a run
+
+The rooms:
+
+    programs       what the programs share: command line, safe output, files
+    settings       the settings: dataclasses, presets, flags, YAML
+    model          the weights: policy, attention, packing, adapters, distribution
+    engine         sample turns: scheduler, KV cache, CUDA graphs
+    environments   what the agent asks: endpoints, local models, budget, journal
+    miniworld      the toy world and its agent
+    data           questions: files, datasets, sampling
+    pair           an agent and its environment, which answer a person: API, server
+    training       a run: batches, metrics, validation, checkpoints, report, warm start
+    evaluation     compare methods: searches, imitation, scores, tables
+
+The programs are train.py, infer.py and evaluate.py, and the modules prompt_r1.data, prompt_r1.pair,
+prompt_r1.training.report and prompt_r1.training.warm_start.
+
 The names of `_HOMES` are imported on first use: torch takes seconds.
 """
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
-from prompt_r1.programs.installation import check_installation
 
 __version__ = "0.3.0"
-
-if sys.argv[:1] == ["-m"]:  # `python -m prompt_r1.…` imports this file before its own
-    check_installation()
 
 if TYPE_CHECKING:
     from prompt_r1.pair.api import Pair as Pair

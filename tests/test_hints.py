@@ -62,6 +62,7 @@ PRINTING: dict[str, Callable[[], None]] = {
     "prompt_r1/training/summary.py": after_training,
     "prompt_r1/training/warm_start.py": after_a_warm_start,
     "prompt_r1/data/files.py": for_a_raw_row,
+    "prompt_r1/programs/command_line.py": lambda: print(teaching_command(FOLDER)),
 }
 
 
@@ -119,7 +120,3 @@ def test_a_command_that_is_always_the_same_can_be_pasted(folder):
     assert len(fixed) >= 3
     for call in fixed:
         assert_taken(command(*(ast.literal_eval(argument) for argument in call.args)))
-
-
-def test_the_command_that_teaches_the_format_can_be_pasted(folder):
-    assert_taken(teaching_command(FOLDER))

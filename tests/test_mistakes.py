@@ -227,11 +227,8 @@ for line in {[line for line, _ in SEEN_BEFORE_TORCH]!r}:
 @pytest.mark.parametrize(
     "program",
     [
-        "train.py",
-        "infer.py",
-        "evaluate.py",
-        "-m prompt_r1.training.report",
-        "-m prompt_r1.training.warm_start",
+        *("train.py", "infer.py", "evaluate.py", "-m prompt_r1.data", "-m prompt_r1.pair"),
+        *("-m prompt_r1.training.report", "-m prompt_r1.training.warm_start"),
     ],
 )
 def test_a_python_without_the_packages_is_named_in_one_line(program):
@@ -247,7 +244,7 @@ def test_a_python_without_the_packages_is_named_in_one_line(program):
 @pytest.mark.parametrize("file", ["__init__.py", "errors.py", "programs/installation.py"])
 def test_what_runs_before_the_version_is_checked_runs_in_an_old_python(file):
     """A bug: list[str] as an annotation was a traceback of Python 3.8."""
-    tree = ast.parse((ROOT / "prompt_r1" / file).read_text("utf-8"), feature_version=(3, 7))
+    tree = ast.parse((ROOT / "prompt_r1" / file).read_text("utf-8"), feature_version=(3, 8))
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     assert not [node.name for node in functions if isinstance(node.returns, ast.Subscript | ast.BinOp)]
 

@@ -74,7 +74,7 @@ COMMANDS = {
     ),
     "python evaluate.py --agent runs/mini-seed0 --method direct untrained prompt-r1": "{SAME} --limit 4",
     "pip install '.[serve]'": f"{PIP} '.[serve]'",
-    "prompt-r1 serve": "",  # tests/pair/test_program.py
+    "python -m prompt_r1.pair": "",  # tests/pair/test_program.py
     "report.html": "test -s runs/mini-seed0/report.html",
     "--help-all": "python train.py --help-all",
     f"{SET_UP} -r requirements-dev.txt && python -m pytest": (

@@ -1,5 +1,10 @@
 """Convert raw dumps to question files, and draw a training mix."""
 
+if __name__ == "__main__":  # before the imports below, which an old Python or an empty environment lacks
+    from prompt_r1.programs.installation import check_installation
+
+    check_installation()
+
 import argparse
 import sys
 from collections import Counter
@@ -9,7 +14,7 @@ from prompt_r1.data.datasets import CONVERTED, TRAINED, convert, mix, write_ques
 from prompt_r1.data.files import load_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.command_line import Parser, program_name, run_program
-from prompt_r1.programs.terminal import printable
+from prompt_r1.programs.text import printable
 from prompt_r1.settings.fields import POSITIVE, check_number
 
 

@@ -103,7 +103,7 @@ def load_questions(path: Path | str) -> list[Question]:
         for number, row in read_rows(path):
             if isinstance(row, Mapping) and (name := _raw_dataset(row)):
                 out = re.sub(r"[^\w-]+", "-", f"{Path(path).stem}-{name}") + ".jsonl"
-                convert = command("data", "convert", "--from", name, "--in", path, "--out", out)
+                convert = command("-m prompt_r1.data", "convert", "--from", name, "--in", path, "--out", out)
                 raise UsageError(f"{path}, row {number}: a raw row of {name}: `{convert}` converts such rows")
             yield number, row
 

@@ -9,7 +9,7 @@ from prompt_r1.data.files import as_questions, load_questions, question_key
 from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.launcher import launched
-from prompt_r1.programs.terminal import printable
+from prompt_r1.programs.text import printable
 from prompt_r1.settings.agent import HELD_OUT, MINI_WORLD, is_mini_data
 from prompt_r1.settings.functions import OBJECT_PREFIX, described, import_object
 from prompt_r1.types import Question

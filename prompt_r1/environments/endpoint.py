@@ -24,7 +24,8 @@ from prompt_r1.environments.environment import BILLED_CHARACTERS_PER_TOKEN
 from prompt_r1.environments.responses import MOST_BYTES, Attempt, back_off, classify, failed
 from prompt_r1.environments.sources import AskOutcome, Call, Outcome, Source
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
-from prompt_r1.programs.terminal import SHORTEST_SECRET, printable, scrub
+from prompt_r1.programs.keys import SHORTEST_SECRET, scrub
+from prompt_r1.programs.text import printable
 from prompt_r1.types import Message
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.files import is_finite_number, make_folder
 from prompt_r1.programs.lines import append_line
-from prompt_r1.programs.terminal import printable_line
+from prompt_r1.programs.text import printable_line
 from prompt_r1.types import Question, Spending
 
 logger = logging.getLogger(__name__)

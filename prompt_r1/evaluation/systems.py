@@ -40,7 +40,7 @@ def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
         if alone is None or alone.env != "none":
             raise UsageError(
                 "grpo-only needs an agent that was trained without environment: run "
-                f"`{command('train', '--env', 'none')}` and give --grpo-agent RUN"
+                f"`{command('train.py', '--env', 'none')}` and give --grpo-agent RUN"
             )
     if config.ssim_model not in ("", "auto") and not (Path(config.ssim_model) / "config.json").is_file():
         raise UsageError(f"--ssim-model {config.ssim_model}: not a folder with a config.json")

@@ -16,7 +16,7 @@ from prompt_r1.evaluation.scores import LABELS, METRICS_OF_KIND, Means, Rate, Re
 from prompt_r1.evaluation.statistics import bounds_text
 from prompt_r1.miniworld.world import OOD_KINDS
 from prompt_r1.programs.tables import markdown_table, text_table
-from prompt_r1.programs.terminal import printable_line
+from prompt_r1.programs.text import printable_line
 
 UNKNOWN = "–"
 

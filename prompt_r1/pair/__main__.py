@@ -1,4 +1,9 @@
-"""`prompt-r1 serve`: a pair as one OpenAI-compatible model."""
+"""Serve a pair of agent and environment as one OpenAI-compatible model: `python -m prompt_r1.pair`."""
+
+if __name__ == "__main__":  # before the imports below, which an old Python or an empty environment lacks
+    from prompt_r1.programs.installation import check_installation
+
+    check_installation()
 
 import asyncio
 import os
@@ -11,7 +16,7 @@ from ipaddress import ip_address
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.settings import ServeConfig, check_pair
 from prompt_r1.programs.command_line import run_program
-from prompt_r1.programs.terminal import printable
+from prompt_r1.programs.text import printable
 from prompt_r1.settings.fields import parse_arguments
 
 PACKAGES = ("starlette", "uvicorn")

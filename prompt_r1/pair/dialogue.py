@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
-from prompt_r1.programs.terminal import printable
+from prompt_r1.programs.text import printable
 from prompt_r1.types import Trajectory
 
 TAG = re.compile("<(/?)(think|interaction_prompt|answer)>")

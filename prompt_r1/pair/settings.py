@@ -1,4 +1,4 @@
-"""Settings of infer.py and `prompt-r1 serve`, which load a pair of agent and environment; their check."""
+"""Settings of infer.py and of the server, which load a pair of agent and environment; their check."""
 
 from dataclasses import dataclass
 

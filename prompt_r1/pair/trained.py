@@ -34,7 +34,7 @@ def newest_mini_run() -> Path:
         if config is not None and config.agent == MINI_AGENT and config.env != "none":
             return file.parent.parent
     raise UsageError(
-        f"no trained agent under {RUNS}/: run `{command('train')}` first, or give --agent and --env"
+        f"no trained agent under {RUNS}/: run `{command('train.py')}` first, or give --agent and --env"
     )
 
 

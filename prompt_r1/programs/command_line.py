@@ -1,10 +1,9 @@
-"""The programs' command line: error messages, exit codes, and the parser of their flags."""
+"""The programs' command line: the parser of their flags, exit codes, and one sentence for each error."""
 
 import argparse
 import errno
 import gc
 import os
-import re
 import shlex
 import signal
 import sys
@@ -15,20 +14,35 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line, is_out_of_memory
-from prompt_r1.programs.terminal import SHORTEST_SECRET, prepare_standard_streams, printable, scrub
+from prompt_r1.programs.keys import without_keys
+from prompt_r1.programs.text import printable
 
 Settings = TypeVar("Settings")  # of a program: its config, or its arguments
-CONSOLE_COMMAND = "prompt-r1"
-# What `prompt-r1 NAME` runs.
-SCRIPTS = {"train": "train.py", "ask": "infer.py", "evaluate": "evaluate.py", "data": "-m prompt_r1.data"}
+PACKAGE = Path(__file__).parents[1]
 LONGEST_SENTENCE = 2000  # characters of an error message
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # often without a path
-# Environment variables that hold a secret, such as OPENAI_API_KEY, HF_TOKEN and WANDB_API_KEY.
-SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 MORE_MEMORY = (
     "in training, give a smaller --tokens-per-batch, --parallel fsdp --offload, or more GPUs, and resume "
     "from the last checkpoint; otherwise start fewer processes, take a smaller agent or --device cpu"
 )
+
+
+def read_settings(read: Callable[[list[str]], Settings]) -> Settings:
+    """The settings that `read` makes of this process's arguments; --help and every error end the process.
+
+    A program calls it before its imports of torch and transformers, which take seconds, and passes the result
+    to `run_program`. Errors are explained as there.
+    """
+    with errors_explained():
+        Path.cwd()  # raises if it has been deleted
+        settings = read(sys.argv[1:])
+    # Libraries catch KeyboardInterrupt while they are imported, so Ctrl-C ends the process at once until
+    # `run_program`. A shell starts its background processes with SIGINT ignored, which stays.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.stderr.isatty():  # in a log file the line would be noise
+        print("Loading …", file=sys.stderr, flush=True)
+    return settings
 
 
 def run_program(main: Callable[[Settings], None], settings: Settings, *, then: str = "") -> NoReturn:
@@ -41,92 +55,58 @@ def run_program(main: Callable[[Settings], None], settings: Settings, *, then: s
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if main.__module__ == "__main__":  # a program of its own, not a call inside another process
         gc.freeze()  # full collections then skip what was imported, a quarter of a second each time
-    with _errors_explained(then and f"; the same command {then}"):
+    with errors_explained(then):
         main(settings)
         sys.stdout.flush()
     sys.exit(0)
 
 
 @contextmanager
-def _errors_explained(then: str = "") -> Iterator[None]:
-    """Exit with the code and the sentence of an error, which `then` ends, or with the traceback of a bug."""
+def errors_explained(then: str = "") -> Iterator[None]:
+    """Exit with the code and the sentence of an error that is raised inside; a bug shows its traceback."""
     prepare_standard_streams()
     try:
         yield
-    except (UsageError, FatalEnvError) as error:
-        _exit(2, error)
-    except Resumable as error:
-        _exit(130 if isinstance(error, Interrupted) else 75, error)
-    except KeyboardInterrupt:
-        _exit(130, f"interrupted{then}")
-    except BrokenPipeError:
-        _exit(75, f"nobody reads the output any more{then}")
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            _exit(75, f"{error}: free some space or check the disk{then}")
-        if isinstance(error, OSError) and error.errno == errno.ENOENT and not error.filename:  # of getcwd
-            _exit(2, "the current folder has been deleted: change to one that exists")
-        if isinstance(error, OSError) and error.filename:
-            path = error.filename2 or error.filename
-            _exit(2, f"{path}: {error.strerror}; check the path and its permissions")
-        if is_out_of_memory(error):
-            _exit(2, f"{first_line(error)}: {MORE_MEMORY}")
-        print(printable(without_secrets("".join(traceback.format_exception(error)))), file=sys.stderr)
-        _exit(1, "this is a bug: please report it with the traceback above")
+    except (Exception, KeyboardInterrupt) as error:
+        code, sentence = explain(error, then=then)
+        if code == 1:
+            print(printable(without_keys("".join(traceback.format_exception(error)))), file=sys.stderr)
+        exit_with(code, sentence)
 
 
-def without_secrets(text: str) -> str:
-    """The text without the values of environment variables that hold a secret."""
-    for name, value in os.environ.items():
-        if SECRET_NAME.search(name) and len(value.strip()) >= SHORTEST_SECRET:
-            text = scrub(text, value.strip())
-    return text
+def explain(error: BaseException, *, then: str = "") -> tuple[int, str]:
+    """The exit code of an error, and its sentence. `then`: what the same command does after a stop."""
+    after_a_stop = f"; the same command {then}" if then else ""
+    match error:
+        case UsageError() | FatalEnvError():
+            return 2, str(error)
+        case Interrupted():
+            return 130, str(error)
+        case Resumable():
+            return 75, str(error)
+        case KeyboardInterrupt():
+            return 130, f"interrupted{after_a_stop}"
+        case BrokenPipeError():
+            return 75, f"nobody reads the output any more{after_a_stop}"
+        case OSError() if error.errno in DISK_ERRORS:
+            return 75, f"{error}: free some space or check the disk{after_a_stop}"
+        case OSError(errno=errno.ENOENT, filename=None):  # getcwd raises it without a name
+            return 2, "the current folder has been deleted: change to one that exists"
+        case OSError() if error.filename:
+            path = error.filename2 or error.filename  # the second name is where a file was to be moved
+            return 2, f"{path}: {error.strerror}; check the path and its permissions"
+    if is_out_of_memory(error):
+        return 2, f"{first_line(error)}: {MORE_MEMORY}"
+    return 1, "this is a bug: please report it with the traceback above"
 
 
-def read_settings(read: Callable[[list[str]], Settings]) -> Settings:
-    """The settings that `read` makes of this process's arguments; --help and every error end the process.
-
-    A program calls it before its imports of torch and transformers, which take seconds, and passes the result
-    to `run_program`. Errors are explained as there.
-    """
-    with _errors_explained():
-        Path.cwd()  # raises if it has been deleted
-        settings = read(sys.argv[1:])
-    # Libraries catch KeyboardInterrupt while they are imported, so Ctrl-C ends the process at once until
-    # `run_program`. A shell starts its background processes with SIGINT ignored, which stays.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.stderr.isatty():  # in a log it would mean nothing
-        print("Loading …", file=sys.stderr, flush=True)
-    return settings
-
-
-def program_name() -> str:
-    """How this program was called: `prompt-r1 NAME`, `train.py` or `python -m prompt_r1.NAME`."""
-    path, package = Path(sys.argv[0]), Path(__file__).parents[1]
-    if not path.is_relative_to(package):
-        return path.name
-    module = ".".join(path.relative_to(package.parent).with_suffix("").parts)
-    return f"python -m {module.removesuffix('.__main__')}"
-
-
-def command(program: str, *arguments: object) -> str:
-    """A command to type next, as this process was started: one of SCRIPTS with its arguments, quoted."""
-    installed = (Path(__file__).parents[1] / "scripts").is_dir()  # its user has no files to name
-    by_name = installed or sys.argv[0].startswith(f"{CONSOLE_COMMAND} ")
-    start = [CONSOLE_COMMAND, program] if by_name else ["python", *SCRIPTS[program].split()]
-    return shlex.join([*start, *map(str, arguments)])
-
-
-def teaching_command(agent: str) -> str:
-    """The command, as a shell reads it, that teaches an agent the format of the game."""
-    return shlex.join(["python", "-m", "prompt_r1.training.warm_start", "--agent", agent, "--games", "mini"])
-
-
-def _exit(code: int, reason: object) -> NoReturn:
-    sentence = printable(f"{program_name()}: {reason}").replace("\n", "\\n")  # of a file's name
+def exit_with(code: int, reason: str) -> NoReturn:
+    """Print the name of the program and why it ends, on one line of stderr, and exit."""
+    sentence = printable(f"{program_name()}: {reason}")
+    sentence = sentence.replace("\n", "\\n")  # the name of a file may have line breaks
     if len(sentence) > LONGEST_SENTENCE:  # it repeats a value of the command line or of a file
-        sentence = f"{sentence[: LONGEST_SENTENCE // 2]} … {sentence[-LONGEST_SENTENCE // 2 :]}"
+        half = LONGEST_SENTENCE // 2
+        sentence = f"{sentence[:half]} … {sentence[-half:]}"
     print(sentence, file=sys.stderr, flush=True)
     try:
         sys.stdout.flush()
@@ -137,6 +117,35 @@ def _exit(code: int, reason: object) -> NoReturn:
         # that do not know yet that this one leaves.
         os._exit(code)
     sys.exit(code)
+
+
+def prepare_standard_streams() -> None:
+    """Let stdout and stderr escape what their encoding lacks; a closed stream (`>&-`) is the null device."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def program_name() -> str:
+    """How this program was started: `train.py` or `python -m prompt_r1.NAME`."""
+    path = Path(sys.argv[0])
+    if not path.is_relative_to(PACKAGE):
+        return path.name
+    module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    return f"python -m {module.removesuffix('.__main__')}"
+
+
+def command(program: str, *arguments: object) -> str:
+    """A command to type next, quoted for a shell. A program is `train.py` or `-m prompt_r1.data`."""
+    return shlex.join(["python", *program.split(), *map(str, arguments)])
+
+
+def teaching_command(agent: str) -> str:
+    """The command that teaches an agent the format of the game."""
+    return command("-m prompt_r1.training.warm_start", "--agent", agent, "--games", "mini")
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,4 +1,7 @@
-"""The start of a program, before its imports. Imports only the standard library, of any version."""
+"""What a program checks before its imports: the Python that runs it, and the packages that are installed.
+
+Runs in old Pythons, and imports only the standard library.
+"""
 
 import sys
 from importlib.util import find_spec
@@ -22,6 +25,5 @@ def check_installation() -> None:
         repair = "unset PYTHONOPTIMIZE, or omit -OO"
     else:
         return
-    name = "prompt_r1" if sys.argv[0] == "-m" else sys.argv[0]
-    print(f"{name}: {problem}; {repair}", file=sys.stderr)
+    print(f"{problem}; {repair}", file=sys.stderr)
     sys.exit(2)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from prompt_r1.programs.terminal import printable_line
+from prompt_r1.programs.text import printable_line
 
 Rows = Sequence[Sequence[str]]
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.files import is_finite_number, json_object, replace_file
-from prompt_r1.programs.terminal import printable
+from prompt_r1.programs.text import printable
 from prompt_r1.types import ScoredGame
 
 HEADER_EVERY = 25  # rows

@@ -3,6 +3,11 @@
 It shows curves of metrics as static SVG charts, and games from the files of the run.
 """
 
+if __name__ == "__main__":  # before the imports below, which an old Python or an empty environment lacks
+    from prompt_r1.programs.installation import check_installation
+
+    check_installation()
+
 import base64
 import fnmatch
 import hashlib
@@ -23,7 +28,7 @@ from prompt_r1.f1 import exact_match
 from prompt_r1.pair.names import exported_step
 from prompt_r1.programs.command_line import Parser, program_name, run_program
 from prompt_r1.programs.files import json_object, replace_file
-from prompt_r1.programs.terminal import printable
+from prompt_r1.programs.text import printable
 from prompt_r1.training.log import read_metrics
 
 HERE = Path(__file__).parent

@@ -25,7 +25,7 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
         text.append(f"  {folder}/{TEST_FILE}: the test by dataset")
     text += [
         "What to type next",
-        f"  {command('ask', '--agent', folder, *own)}",
-        f"  {command('evaluate', '--agent', folder, *own, '--data', *other)}",
+        f"  {command('infer.py', '--agent', folder, *own)}",
+        f"  {command('evaluate.py', '--agent', folder, *own, '--data', *other)}",
     ]
     return "\n".join(text)

@@ -15,6 +15,9 @@ training: the format, and several ways to ask, most of which fail.
 """
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
+    from prompt_r1.programs.installation import check_installation
+
+    check_installation()
     from prompt_r1.programs.command_line import read_settings
     from prompt_r1.training.warm_start_settings import read_warm_start_config
 
@@ -48,7 +51,7 @@ from prompt_r1.pair.names import find_agent
 from prompt_r1.pair.trained import agent_preset
 from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.programs.files import TEMPORARY, make_folder
-from prompt_r1.programs.terminal import progress_style
+from prompt_r1.programs.progress import progress_style
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.settings.agent import AgentConfig, is_mini_data
 from prompt_r1.settings.train import preset_of
@@ -69,7 +72,7 @@ def main(config: SftConfig) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     folder = learn_games(config.games, config, Path(config.out or f"runs/sft-seed{config.seed}"))
-    then = command("train", "--config", preset_of(config.agent, config.preset), "--agent", folder)
+    then = command("train.py", "--config", preset_of(config.agent, config.preset), "--agent", folder)
     print(f"The agent is saved in {folder}. Train it:\n{then}")
 
 

@@ -1,4 +1,4 @@
-"""`prompt-r1 serve` as a program: usage errors, and a real process that drains."""
+"""The server as a program: usage errors, and a real process that drains."""
 
 import os
 import re
@@ -55,7 +55,7 @@ def test_a_port_in_use_is_reported_before_the_agent_is_loaded():
 
 @pytest.mark.slow
 def test_sigterm_lets_running_questions_end(asking_agent: Path):
-    line = [sys.executable, "-m", "prompt_r1", "serve", "--agent", str(asking_agent), "--env", "mini"]
+    line = [sys.executable, "-m", "prompt_r1.pair", "--agent", str(asking_agent), "--env", "mini"]
     line += ["--port", "0", "--device", "cpu"]
     with subprocess.Popen(
         line, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}

@@ -70,7 +70,7 @@ def test_openais_client_streams_the_dialogue_as_reasoning_and_then_the_answer(ur
 
 
 def test_a_request_samples_with_its_own_temperature_and_seed():
-    """A bug: without a seed it was sampled with 0, not with that of `prompt-r1 serve --seed`."""
+    """A bug: without a seed it was sampled with 0, not with that of `--seed`."""
     agent = EchoAgent()
     with serving(pair_of(agent, seed=3, temperature=0.7)) as url:
         for fields in ({}, {"temperature": 0, "seed": 3}, {"temperature": 1.5, "seed": 4}, {"seed": 0}):

@@ -158,18 +158,9 @@ def test_output_that_cannot_be_written_at_the_end_is_said():
     assert done.returncode == 75 and "No space left on device: free some space" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("typed", "shown"),
-    [
-        ("train.py", "python infer.py --agent 'my runs/a b'"),
-        ("/somewhere/train.py", "python infer.py --agent 'my runs/a b'"),
-        ("prompt-r1 train", "prompt-r1 ask --agent 'my runs/a b'"),
-    ],
-)
-def test_the_next_command_has_the_form_of_the_one_that_was_typed(typed, shown, monkeypatch):
-    """The installed `prompt-r1 train` advised `python infer.py`, which its user does not have."""
-    monkeypatch.setattr("sys.argv", [typed, "--steps", "3"])
-    assert command("ask", "--agent", Path("my runs/a b")) == shown
+def test_a_command_to_type_next_is_quoted_for_a_shell():
+    shown = "python -m prompt_r1.data mix --in 'my runs/a b'"
+    assert command("-m prompt_r1.data", "mix", "--in", Path("my runs/a b")) == shown
 
 
 def test_an_error_message_cuts_a_value_of_megabytes(monkeypatch, capsys):

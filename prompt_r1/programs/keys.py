@@ -1,0 +1,25 @@
+"""Keep keys out of what is printed or written."""
+
+import os
+import re
+
+# Characters. A shorter key ("EMPTY", "ollama") is a placeholder, which replies may contain.
+SHORTEST_SECRET = 12
+# Names of environment variables that hold a secret, such as OPENAI_API_KEY, HF_TOKEN and WANDB_API_KEY.
+SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+
+
+def scrub(text: str, key: str) -> str:
+    """Replace the key in a text, in upper or lower case, by "[key]"."""
+    if not key or key.lower() not in text.lower():  # much faster than the search below in a long text
+        return text
+    return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE)
+
+
+def without_keys(text: str) -> str:
+    """The text without the values of environment variables that hold a secret."""
+    for name, value in os.environ.items():
+        secret = value.strip()
+        if SECRET_NAME.search(name) and len(secret) >= SHORTEST_SECRET:
+            text = scrub(text, secret)
+    return text

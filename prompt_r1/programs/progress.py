@@ -1,0 +1,22 @@
+"""Progress bars that are also readable in a log file."""
+
+import io
+import sys
+from typing import Any
+
+
+class _Lines(io.TextIOBase):
+    """Writes each state of a progress bar on a line of its own: a log file shows no carriage return."""
+
+    def write(self, text: str) -> int:
+        line = text.strip("\r\n ")
+        if line:
+            print(line, file=sys.stderr, flush=True)
+        return len(text)
+
+
+def progress_style() -> dict[str, Any]:
+    """Arguments of tqdm: without a terminal, a line every ten seconds, and none in the first ten."""
+    if sys.stderr.isatty():
+        return {}
+    return {"file": _Lines(), "mininterval": 10, "delay": 10}
