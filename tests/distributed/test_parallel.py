@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from unittest.mock import patch
@@ -27,6 +27,7 @@ from prompt_r1.model.distributed import (
     stop_ranks,
 )
 from prompt_r1.model.lora import add_lora
+from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
 from prompt_r1.training.batches import mini_batches_of
 from prompt_r1.types import Reward, ScoredGame, Trajectory
@@ -245,17 +246,58 @@ def test_four_ranks_train_like_one_process(tmp_path):
     check_same_training(on_ranks(4, ["fsdp"], tmp_path)["fsdp"], one)
 
 
-def test_an_error_in_a_collective_can_be_resumed_and_another_one_is_a_bug():
-    def fail(work: Callable[[], object], count: int = 2) -> None:
-        with lost_ranks_resumable(replace(ONE_RANK, count=count)):
-            work()
+def lost_rank(work: Callable[[], object]) -> None:
+    with lost_ranks_resumable(Ranks(0, 2, CPU)):
+        work()
 
+
+def wait_for_a_rank_that_never_comes() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=2, timeout=SHORT)
+
+
+def test_a_collective_that_fails_makes_the_run_resumable():
+    with pytest.raises(RankLost, match=r"rank 0 of 2 could not communicate \(.*the same command resumes"):
+        lost_rank(wait_for_a_rank_that_never_comes)
+
+
+def leave_at_once(rank: int, sharded: bool, port: int, folder: Path) -> None:
+    """Rank 1 leaves; rank 0 writes down how its next collective fails."""
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = start_ranks("cpu", "fsdp" if sharded else "ddp", timeout=TIMEOUT)
+    policy = tiny.policy()
+    if sharded:
+        policy.shard(ranks.mesh, ranks.device, offload=False)
+    batch = pack([siblings(0, 2)], ranks.device)
+    loss = policy(batch).logprobs.sum()
+    if rank == 1:
+        os._exit(0)
+    try:
+        with lost_ranks_resumable(ranks):
+            loss.backward()
+            ranks.sum_gradients(policy)
+    except RankLost as error:
+        (folder / "error").write_text(str(error))
+    os._exit(0)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_rank_that_dies_in_a_backward_makes_the_run_of_the_others_resumable(sharded, tmp_path):
+    """Sharded weights communicate inside torch's own backward, out of reach of the collectives of `Ranks`."""
+    [port] = free_ports(1)
+    mp.start_processes(leave_at_once, (sharded, port, tmp_path), nprocs=2, start_method="fork")
+    assert "rank 0 of 2 could not communicate" in (tmp_path / "error").read_text()
+
+
+def test_an_error_outside_of_a_collective_stays_as_it_is():
     def bug() -> None:
         raise RuntimeError("Connection closed by peer")
 
-    def collective() -> None:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=2, timeout=SHORT)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        lost_rank(bug)
 
+
+def test_memory_that_runs_out_in_a_collective_is_no_lost_rank():
     class Large:
         def __reduce__(self):
             raise torch.OutOfMemoryError
@@ -267,14 +309,8 @@ def test_an_error_in_a_collective_can_be_resumed_and_another_one_is_a_bug():
         finally:
             dist.destroy_process_group()
 
-    with pytest.raises(RankLost, match=r"could not communicate \(.*the same command resumes"):
-        fail(collective)
     with pytest.raises(torch.OutOfMemoryError):
-        fail(gather_large_object)
-    with pytest.raises(RuntimeError, match="closed by peer"):
-        fail(bug)
-    with pytest.raises(RuntimeError):
-        fail(collective, count=1)
+        lost_rank(gather_large_object)
 
 
 @pytest.mark.parametrize("kind", [UsageError, Resumable, FatalEnvError, OSError])

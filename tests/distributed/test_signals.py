@@ -19,8 +19,12 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+ANNOUNCED = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT]
+
+
+@pytest.mark.parametrize("number", ANNOUNCED, ids=lambda number: number.name)
 def test_a_signal_cancels_calls_that_wait_for_the_environment(number):
+    """SIGUSR2 (submitit) and SIGHUP (a closed terminal) lost the steps since the last checkpoint."""
     cancelled = []
 
     async def ask() -> str:
@@ -63,18 +67,23 @@ def test_the_first_ctrl_c_saves_with_its_own_exit_code_and_the_second_one_ends_t
     with Interrupt() as interrupt:
         interrupt.deferred = True
         os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)  # the same one: torchrun sends it again
+        os.kill(os.getpid(), signal.SIGINT)  # torchrun sends the same Ctrl-C again
         assert isinstance(interrupt.stop, Interrupted) and str(interrupt.stop) == "SIGINT was received"
-        interrupt.received -= 2
+        interrupt.received_at -= 2
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_stays_ignored_in_the_background():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with Interrupt() as interrupt:
-        os.kill(os.getpid(), signal.SIGINT)
-    assert not interrupt.stop and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_is_ignored_stays_ignored(number):
+    """A shell ignores Ctrl-C for jobs in the background, and nohup ignores SIGHUP."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with Interrupt() as interrupt:
+            os.kill(os.getpid(), number)
+        assert not interrupt.stop and signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
 
 
 def test_guard_returns_the_result_and_raises_the_errors_of_its_work():
