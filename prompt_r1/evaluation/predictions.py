@@ -1,6 +1,5 @@
 """Predictions: one JSON line for each answer. A repeated evaluation asks only for what is missing."""
 
-import fcntl
 import json
 import logging
 import os
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_r1.errors import UsageError
-from prompt_r1.programs.files import is_finite_number, make_folder
+from prompt_r1.programs.files import is_finite_number, lock, make_folder
 from prompt_r1.programs.lines import append_line
 from prompt_r1.programs.text import printable_line
 from prompt_r1.types import Question, Spending
@@ -151,13 +150,11 @@ class PredictionFile:
     def __init__(self, path: Path) -> None:
         make_folder(path.parent, lambda folder: path.exists(), "an evaluation")
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(self._file, path):
             os.close(self._file)
             raise UsageError(
                 f"{path}: another evaluation is writing to this file; wait for it, or give another --out"
-            ) from None
+            )
         self._predictions, damaged = _parse(path.read_bytes())
         if damaged:
             logger.warning("%s: %d damaged lines are not used", path, damaged)

@@ -15,7 +15,7 @@ from prompt_r1.evaluation.settings import METHODS, EvaluateConfig
 from prompt_r1.pair.names import check_agent, check_data, check_device
 from prompt_r1.pair.trained import AgentSpec, newest_mini_run, resolve_agent, trained_config
 from prompt_r1.programs.command_line import command
-from prompt_r1.programs.files import checksum, make_folder, replace_file
+from prompt_r1.programs.files import make_folder, replace_file
 from prompt_r1.settings.agent import AgentConfig, is_mini_data
 from prompt_r1.settings.fields import flag_of, identifying_values, parse_arguments, read_mapping
 from prompt_r1.settings.functions import OBJECT_PREFIX
@@ -156,4 +156,11 @@ def digest_of(path: Path) -> str:
     """A digest of a file, or of the files of an agent's folder."""
     folder = path / "agent" if (path / "agent").is_dir() else path
     files = [path] if path.is_file() else sorted(filter(Path.is_file, folder.iterdir()))
-    return hashlib.sha256(json.dumps(list(map(checksum, files))).encode()).hexdigest()[:16]
+    contents = [checksum(file) for file in files]
+    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:16]
+
+
+def checksum(path: Path) -> list[int | str]:
+    """The bytes and the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]

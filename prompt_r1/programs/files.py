@@ -1,25 +1,30 @@
-"""Files and folders: read what is sound of them, write them whole or not at all.
+"""Files and folders: read from others what is sound, write our own whole or not at all.
 
-A folder is written under a temporary name, synced to the disk and renamed. A kill while it is written leaves
-only the temporary folder, which the next writer beside it removes. An older folder of the same name is moved
-aside first: after a kill between the two renames, `remove_leftovers` moves it back.
+A folder is written under a temporary name, synced to the disk and renamed when it is complete. A kill while
+it is written leaves only the temporary folder, which the next writer beside it removes. If an older folder
+has the same name, it is moved aside first; after a kill between the two renames, `remove_leftovers` moves it
+back.
 """
 
-import hashlib
+import fcntl
+import functools
 import json
+import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import IO, Any, TypeGuard
 
 from prompt_r1.errors import UsageError
 
-LFS_POINTER = b"version https://git-lfs"  # how a file begins that Git LFS has not fetched
+logger = logging.getLogger(__name__)
+
+LFS_POINTER = b"version https://git-lfs"  # the first bytes of a file that Git LFS has not fetched
 LFS_ADVICE = "a pointer of Git LFS: `git lfs pull` fetches the file itself"
-LARGEST = 1e300  # of a number that is believed: larger integers overflow a float
+LARGEST = 1e300  # larger integers overflow a float
 TEMPORARY = ".unfinished.tmp"
-MANIFEST = "manifest.json"  # {name: [bytes, SHA-256]}
+MANIFEST = "manifest.json"  # the size in bytes of each file of a sealed folder, by name
 
 
 def is_finite_number(value: object) -> TypeGuard[float]:
@@ -28,7 +33,7 @@ def is_finite_number(value: object) -> TypeGuard[float]:
 
 
 def json_object(text: str | bytes) -> dict[str, Any]:
-    """The JSON object of a text; {} for anything else: cut short, nested too deep, or a list."""
+    """Parse a JSON object. Anything else, such as a list or a text that was cut short, gives {}."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -52,9 +57,10 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def make_folder(folder: Path, holds: Callable[[Path], bool], what: str) -> None:
-    """Make the folder of `what`, such as "a run", or find it again.
+    """Make the folder of `what` (such as "a run"), or open it again.
 
-    Raises UsageError if there are files in it and it does not hold one, and if it cannot be made.
+    Raises UsageError if the folder has files and `holds` says that they belong to something else, and if it
+    cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,26 +72,70 @@ def make_folder(folder: Path, holds: Callable[[Path], bool], what: str) -> None:
         raise UsageError(f"--out {folder}: {error.strerror}; give a folder that can be written") from None
 
 
+def lock(file: int | IO[str], path: Path, *, wait: bool = False) -> bool:
+    """Lock the open file of `path` until it is closed. Returns False if another process holds its lock.
+
+    With `wait`, wait for that process instead. The system frees the lock when a process ends in any way, so a
+    lock is never stale. Some network file systems have no locks: there we warn and go on without.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        _warn_of_missing_locks(path, error.strerror)
+    return True
+
+
+@functools.cache  # once, although a program checks the lock before it takes it
+def _warn_of_missing_locks(path: Path, reason: str) -> None:
+    logger.warning("%s cannot be locked (%s): let no second process write to this folder", path, reason)
+
+
 def new_temporary(folder: Path) -> Path:
     """Make an empty folder beside `folder`, to be filled and then moved to that name."""
     remove_leftovers(folder.parent)
-    folder.parent.mkdir(exist_ok=True)  # without its parents: a run folder that is gone stays so
+    # Only the last part of the path is made: if the run folder is deleted during the run, it stays deleted.
+    folder.parent.mkdir(exist_ok=True)
     temporary = folder.with_name(TEMPORARY)
     temporary.mkdir()
     return temporary
 
 
 def seal(temporary: Path, folder: Path) -> None:
-    """Write the checksums of all files, and move the temporary folder to `folder`."""
-    checksums = {path.name: checksum(path) for path in sorted(temporary.iterdir())}
-    (temporary / MANIFEST).write_text(json.dumps(checksums, indent=1), "utf-8")
+    """List all files with their sizes in a last one, and move the temporary folder to `folder`."""
+    (temporary / MANIFEST).write_text(json.dumps(_sizes_in(temporary), indent=1), "utf-8")
     sync_and_move(temporary, folder)
 
 
+def find_damage(folder: Path) -> str:
+    """Say what is wrong with a sealed folder; "" if it holds exactly the listed files in their sizes.
+
+    This notices files that are cut short, missing or added. It does not notice changed bytes.
+    """
+    try:
+        listed = json_object((folder / MANIFEST).read_bytes())
+        sizes = _sizes_in(folder)
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    if not listed:
+        return f"{MANIFEST} is incomplete"
+    for name in sorted(listed.keys() | sizes.keys()):
+        if listed.get(name) != sizes.get(name):
+            return f"{name} has another size than was written"
+    return ""
+
+
+def _sizes_in(folder: Path) -> dict[str, int]:
+    """The size in bytes of each file of a folder but its list, by name."""
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != MANIFEST}
+
+
 def sync_and_move(temporary: Path, folder: Path) -> None:
-    """Sync a folder, and rename it to `folder`, which may exist."""
-    for path in (*sorted(temporary.rglob("*")), temporary):
+    """Sync a folder to the disk, and rename it to `folder`, which may exist."""
+    for path in sorted(temporary.rglob("*")):
         _sync(path)
+    _sync(temporary)
     if folder.exists():
         os.replace(folder, folder.with_name(f".{folder.name}.old"))
     os.replace(temporary, folder)
@@ -94,31 +144,16 @@ def sync_and_move(temporary: Path, folder: Path) -> None:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove what a kill or a full disk has left of a folder in `parent`; move an older one back."""
+    """Remove what a kill or a full disk has left of a folder in `parent`, and move an older one back."""
     for replaced in parent.glob(".*.old"):
-        folder = parent / replaced.name[1:-4]
+        folder = parent / replaced.name.removeprefix(".").removesuffix(".old")
         if not folder.exists():
             os.replace(replaced, folder)
         shutil.rmtree(replaced, ignore_errors=True)
-    shutil.rmtree(parent / TEMPORARY, ignore_errors=True)
-
-
-def find_damage(folder: Path, *, only: Sequence[str] = ()) -> str:
-    """Verify a sealed folder, or `only` some of its files. Returns what is wrong with it, or ""."""
-    try:
-        written = json_object((folder / MANIFEST).read_bytes())
-        there = only or [path.name for path in folder.iterdir() if path.name != MANIFEST]
-        found = {name: checksum(folder / name) for name in there}
-    except OSError as error:
-        return f"it cannot be read: {error.strerror}"
-    changed = [name for name in only or written.keys() | found.keys() if written.get(name) != found.get(name)]
-    return f"{min(changed)} has changed since it was written" if changed else ""
-
-
-def checksum(path: Path) -> list[int | str]:
-    """The bytes and the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+    temporary = parent / TEMPORARY
+    if temporary.is_symlink():  # not ours: rmtree refuses to follow it
+        temporary.unlink()
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

@@ -5,10 +5,9 @@ import os
 from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.names import check_agent, check_data, check_device
-from prompt_r1.programs.files import find_damage
 from prompt_r1.programs.launcher import launched
 from prompt_r1.settings.train import TrainConfig, train_config
-from prompt_r1.training.run_folder import LOCK, check_settings, checkpoints_of, claim, open_run
+from prompt_r1.training.run_folder import LOCK, check_newest, claim, open_run
 
 
 def read_train_config(arguments: list[str]) -> TrainConfig:
@@ -24,9 +23,7 @@ def read_train_config(arguments: list[str]) -> TrainConfig:
         run = open_run(config.out, config.resume)
         with (run / LOCK).open("a+") as file:
             claim(file, run)  # raises if another process trains there; the training claims it again
-        newest = checkpoints_of(run)[-1:]
-        if newest and not find_damage(newest[0], only=("state.json", "config.yaml")):  # else it is skipped
-            check_settings(newest[0], config)
+        check_newest(run, config)
     return config
 
 

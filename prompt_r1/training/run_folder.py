@@ -1,24 +1,24 @@
-"""A run's folder: choose, check, lock. It is checked before torch is imported."""
+"""The folder of a run: choose, check and lock it. Imports no torch, so that mistakes are named at once."""
 
-import fcntl
 import os
 from pathlib import Path
 from typing import TextIO
 
 from prompt_r1.errors import UsageError
-from prompt_r1.programs.files import json_object, make_folder
+from prompt_r1.programs.files import find_damage, json_object, lock, make_folder
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import identifying_values, read_mapping
 
 LOCK = ".lock"
-FORMAT = 4  # of checkpoints: increased with every change of state.json, of the tensors or the settings
+# The version of checkpoints. It rises with every change of state.json, of tensors' names or of settings.
+FORMAT = 4
 
 
 def open_run(out: str, resume: str) -> Path:
-    """Choose and make the run folder by --out and --resume.
+    """Choose the run folder by --out and --resume, and make it if necessary.
 
-    auto resumes the run in --out, a folder resumes the run there, and never begins a new run. Raises
-    UsageError rather than write into a folder that holds another run or other files.
+    --resume auto resumes the run in --out if there is one, a folder resumes the run in that folder, and never
+    begins a new run. Raises UsageError if the folder holds another run or other files.
     """
     run = Path(out)
     if resume not in ("auto", "never"):
@@ -27,11 +27,11 @@ def open_run(out: str, resume: str) -> Path:
             raise UsageError(f"--resume {run}: there is no checkpoint in it")
     elif resume == "never" and ((run / "config.yaml").exists() or checkpoints_of(run)):
         raise UsageError(f"--resume never: {run} holds a run already; choose another --out or delete it")
-    # A copy of a run may lack the hidden file.
-    make_folder(run, lambda run: (run / LOCK).exists() or bool(checkpoints_of(run)), "a run")
+    make_folder(run, _holds_a_run, "a run")
     if not os.access(run, os.W_OK):
         raise UsageError(f"--out {run}: Permission denied; give a folder that can be written")
-    if (run / "report.html").exists() and not checkpoints_of(run):  # it is written after a checkpoint
+    # A report is written only after a checkpoint.
+    if (run / "report.html").exists() and not checkpoints_of(run):
         raise UsageError(
             f"{run}: its checkpoints are gone or unreadable, and a new run would replace its agent: put them "
             "back, or give another --out"
@@ -39,25 +39,54 @@ def open_run(out: str, resume: str) -> Path:
     return run
 
 
+def _holds_a_run(folder: Path) -> bool:
+    """Whether a run was started in a folder. `cp run/*` does not copy the lock file, but the checkpoints."""
+    return (folder / LOCK).exists() or bool(checkpoints_of(folder))
+
+
 def checkpoints_of(run: Path) -> list[Path]:
-    """The checkpoints of a run folder, valid or not, oldest first."""
+    """The checkpoints of a run folder, damaged ones too, oldest first."""
     found = [path for path in (run / "checkpoints").glob("step-*") if path.name[5:].isdecimal()]
-    return sorted(found, key=lambda path: int(path.name[5:]))
+    return sorted(found, key=step_of)
 
 
-def check_settings(checkpoint: Path, config: AgentConfig) -> None:
-    """Raise UsageError for a checkpoint of another version, or of a run that other settings identify.
+def step_of(checkpoint: Path) -> int:
+    """The step in the name of a checkpoint's folder."""
+    return int(checkpoint.name.removeprefix("step-"))
 
-    Settings that do not identify a run may differ: it may be resumed with more steps or on another machine.
+
+def check_newest(run: Path, config: AgentConfig) -> None:
+    """Raise UsageError if the newest checkpoint of a run cannot be resumed with these settings.
+
+    A damaged checkpoint raises nothing: training skips it for the one before.
     """
-    if json_object((checkpoint / "state.json").read_text("utf-8")).get("format") != FORMAT:
+    checkpoints = checkpoints_of(run)
+    if checkpoints:
+        newest = checkpoints[-1]
+        check_version(newest)
+        if not find_damage(newest):
+            check_settings(newest, config)
+
+
+def check_version(checkpoint: Path) -> None:
+    """Raise UsageError for a checkpoint of another version of this program."""
+    file = checkpoint / "state.json"
+    state = json_object(file.read_bytes()) if file.is_file() else {}
+    if state and state.get("format") != FORMAT:
         raise UsageError(
             f"{checkpoint} was written by another version: its agent can play, but its training cannot be "
             "resumed; start a new run with another --out"
         )
+
+
+def check_settings(checkpoint: Path, config: AgentConfig) -> None:
+    """Raise UsageError for a checkpoint that was made with other settings of the experiment.
+
+    Settings that do not identify a run may differ: it may be resumed for more steps or on another machine.
+    """
     before = read_mapping(checkpoint / "config.yaml")
-    for name, now in identifying_values(config).items():
-        now = list(now) if isinstance(now, tuple) else now
+    for name, value in identifying_values(config).items():
+        now = list(value) if isinstance(value, tuple) else value
         if before.get(name) != now:
             raise UsageError(
                 f"{checkpoint} was made with {name} = {before.get(name)!r}, not {now!r}: "
@@ -66,20 +95,14 @@ def check_settings(checkpoint: Path, config: AgentConfig) -> None:
 
 
 def claim(file: TextIO, run: Path) -> None:
-    """Lock the open file LOCK of a run folder, until it is closed. Raises UsageError if it is locked.
+    """Lock a run folder by its open file LOCK, until the file is closed, and write this process into it.
 
-    The operating system releases the lock when this process ends in any way, so a lock is never stale.
+    Raises UsageError, which names the other process, if the folder is locked.
     """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not lock(file, run / LOCK):
         file.seek(0)
-        raise UsageError(
-            f"{run} is in use by {file.read() or 'another process'}: wait until it has ended, or choose "
-            "another --out"
-        ) from None
-    except OSError:
-        pass  # a file system without locks: train without one
+        owner = file.read() or "another process"
+        raise UsageError(f"{run} is in use by {owner}: wait until it has ended, or choose another --out")
     file.truncate(0)
     file.write(f"process {os.getpid()} on {os.uname().nodename}")
     file.flush()

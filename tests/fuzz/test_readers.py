@@ -18,7 +18,6 @@ from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, to_row
 from prompt_r1.pair.trained import trained_config
 from prompt_r1.pair.wire import Failure, read_request
-from prompt_r1.programs.files import json_object, replace_file
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import TrainConfig, train_config
@@ -86,15 +85,3 @@ def test_a_damaged_body_is_classified_or_refused_in_a_sentence(tmp_path):
                 read_request(file.read_bytes())
             except Failure as refused:
                 assert len(str(refused)) < 1000
-
-
-@pytest.mark.parametrize("text", ["", "[1]", "null", '{"a": 1', "[" * 100_000, b"\xff", '{"a": ' * 5_000])
-def test_a_text_that_holds_no_json_object_is_read_as_an_empty_one(text):
-    assert json_object(text) == {}
-    assert json_object('{"a": 1}') == {"a": 1}
-
-
-def test_a_file_that_cannot_be_written_is_called_by_its_own_name(tmp_path):
-    with pytest.raises(FileNotFoundError) as error:
-        replace_file(tmp_path / "none/report.html", b"")
-    assert error.value.filename == str(tmp_path / "none/report.html")

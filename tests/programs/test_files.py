@@ -1,0 +1,129 @@
+"""Files and folders that are written whole or not at all, damage in them, and locks."""
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prompt_r1.programs import files
+from prompt_r1.programs.files import find_damage, json_object, lock, new_temporary, replace_file, seal
+
+
+def write_folder(folder: Path, text: str) -> None:
+    """Write a sealed folder of two files."""
+    temporary = new_temporary(folder)
+    (temporary / "a.txt").write_text(text)
+    (temporary / "b.txt").write_text(text)
+    seal(temporary, folder)
+
+
+def test_a_sealed_folder_lists_its_files_and_their_sizes(tmp_path):
+    write_folder(tmp_path / "agent", "four")
+    listed = json.loads((tmp_path / "agent" / files.MANIFEST).read_text())
+    assert listed == {"a.txt": 4, "b.txt": 4} and find_damage(tmp_path / "agent") == ""
+
+
+def test_a_file_that_is_cut_short_missing_or_added_is_damage(tmp_path):
+    folder = tmp_path / "agent"
+    write_folder(folder, "four")
+    (folder / "b.txt").write_text("fou")
+    assert find_damage(folder) == "b.txt has another size than was written"
+    (folder / "b.txt").unlink()
+    assert find_damage(folder) == "b.txt has another size than was written"
+    (folder / "b.txt").write_text("four")
+    (folder / "c.txt").touch()
+    assert find_damage(folder) == "c.txt has another size than was written"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a.txt": 4', "{}"])
+def test_a_damaged_list_of_files_is_damage(content, tmp_path):
+    write_folder(tmp_path / "agent", "four")
+    (tmp_path / "agent" / files.MANIFEST).write_text(content)
+    assert find_damage(tmp_path / "agent") == "manifest.json is incomplete"
+
+
+def test_replacing_a_folder_leaves_nothing_of_the_older_one(tmp_path):
+    folder = tmp_path / "agent"
+    write_folder(folder, "older")
+    for left in (files.TEMPORARY, ".agent.old"):  # by kills
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "torn.txt").touch()
+    write_folder(folder, "newer")
+    assert find_damage(folder) == "" and (folder / "a.txt").read_text() == "newer"
+    assert [path.name for path in tmp_path.iterdir()] == ["agent"]
+
+
+def test_a_link_in_the_place_of_the_temporary_folder_is_removed_and_not_followed(tmp_path):
+    """In a run folder from elsewhere, no checkpoint could be written any more."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / files.TEMPORARY).symlink_to(tmp_path / "mine")
+    write_folder(tmp_path / "run" / "agent", "new")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["agent"]
+    assert (tmp_path / "mine" / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "null", '{"a": 1', "[" * 100_000, b"\xff", '{"a": ' * 5_000])
+def test_a_text_that_holds_no_json_object_is_read_as_an_empty_one(text):
+    assert json_object(text) == {}
+    assert json_object('{"a": 1}') == {"a": 1}
+
+
+def test_a_file_that_cannot_be_written_is_called_by_its_own_name(tmp_path):
+    with pytest.raises(FileNotFoundError) as error:
+        replace_file(tmp_path / "none/report.html", b"")
+    assert error.value.filename == str(tmp_path / "none/report.html")
+
+
+def test_a_lock_is_held_until_its_file_is_closed(tmp_path):
+    path = tmp_path / "lock"
+    with path.open("w") as first, path.open("w") as second:
+        assert lock(first, path)
+        assert not lock(second, path)
+        first.close()
+        assert lock(second, path)
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from prompt_r1.programs.files import lock
+path = Path(sys.argv[1])
+with path.open("w") as file:
+    print(lock(file, path), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_lock_of_a_process_that_is_killed_is_free_again(tmp_path):
+    path = tmp_path / "lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout.readline() == "True\n"
+        with path.open("w") as file:
+            assert not lock(file, path)
+            os.kill(holder.pid, signal.SIGKILL)
+            holder.wait()
+            assert lock(file, path)
+
+
+def test_a_file_system_without_locks_is_warned_of_once_and_used_without(tmp_path, monkeypatch, caplog):
+    """ENOLCK ended evaluations with "this is a bug"."""
+
+    def no_locks(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    path = tmp_path / "lock"
+    with path.open("w") as file:
+        assert lock(file, path) and lock(file, path, wait=True)
+    [warning] = caplog.messages
+    assert f"{path} cannot be locked (No locks available)" in warning
