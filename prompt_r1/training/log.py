@@ -1,5 +1,6 @@
-"""A run's log: metrics, trajectories, times, console messages. Resuming trims it."""
+"""The log of a run: metrics, games, times of phases, and messages on the console. Resuming trims it."""
 
+import errno
 import json
 import re
 import sys
@@ -8,7 +9,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,50 +23,75 @@ from prompt_r1.types import ScoredGame
 
 HEADER_EVERY = 25  # rows
 
-# The table of steps, in 80 columns: label, metric and format.
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of steps: its label, its metric, its width and the format of its numbers."""
+
+    label: str
+    metric: str
+    width: int
+    number: str
+
+    def shown(self, metrics: Mapping[str, float]) -> str:
+        """The metric in the width of the column; blank if it was not measured."""
+        if self.metric not in metrics:
+            return " " * self.width
+        return f"{metrics[self.metric]:{self.width}{self.number}}"
+
+
+# The table has 80 characters in a line.
 COLUMNS = (
-    ("step", "step", "4.0f"),
-    ("reward", "reward/mean", "6.3f"),
-    ("EM", "em", "5.3f"),
-    ("format", "format", "6.3f"),
-    ("turns", "turns", "5.2f"),
-    ("KL", "kl", "6.4f"),
+    Column("step", "step", width=4, number=".0f"),
+    Column("reward", "reward/mean", width=6, number=".3f"),
+    Column("EM", "em", width=5, number=".3f"),
+    Column("format", "format", width=6, number=".3f"),
+    Column("turns", "turns", width=5, number=".2f"),
+    Column("KL", "kl", width=6, number=".4f"),
 )
-SPEED = ("games/s", "games/s", "7.4g")
-DOLLARS = ("dollars", "env/usd", "9.4f")  # of the whole run, in place of the speed
-VALIDATION = (("EM", "val/em", "5.3f"), ("reward", "val/reward", "6.3f"), ("format", "val/format", "6.3f"))
+SPEED = Column("games/s", "games/s", width=7, number=".4g")
+DOLLARS = Column("dollars", "env/usd", width=9, number=".4f")  # of the whole run
+VALIDATION = (
+    Column("EM", "val/em", width=5, number=".3f"),
+    Column("reward", "val/reward", width=6, number=".3f"),
+    Column("format", "val/format", width=6, number=".3f"),
+)
 
 
 def header(*, priced: bool) -> str:
-    """The labels above the rows; `priced` shows dollars in place of the speed."""
-    columns = [(*COLUMNS, DOLLARS if priced else SPEED), VALIDATION]
-    step, validation = (" ".join(label.rjust(int(form[0])) for label, _, form in part) for part in columns)
+    """The labels above the rows. With `priced`, dollars take the place of the speed."""
+    step = " ".join(column.label.rjust(column.width) for column in _step_columns(priced))
+    validation = " ".join(column.label.rjust(column.width) for column in VALIDATION)
     return f"{step} | val {validation}"
 
 
 def row(metrics: Mapping[str, float], *, priced: bool) -> str:
-    """One step under `header`. A missing metric is blank, as in step 0, which only validates."""
-    columns = [(*COLUMNS, DOLLARS if priced else SPEED), VALIDATION]
-    step, validation = (
-        " ".join(f"{metrics[m]:{form}}" if m in metrics else " " * int(form[0]) for _, m, form in part)
-        for part in columns
-    )
-    return f"{step} |     {validation}" if "val/em" in metrics else step.rstrip()
+    """One step in the table of `header`. A metric that was not measured is blank; step 0 only validates."""
+    step = " ".join(column.shown(metrics) for column in _step_columns(priced))
+    if "val/em" not in metrics:
+        return step.rstrip()
+    validation = " ".join(column.shown(metrics) for column in VALIDATION)
+    return f"{step} |     {validation}"
+
+
+def _step_columns(priced: bool) -> tuple[Column, ...]:
+    return (*COLUMNS, DOLLARS if priced else SPEED)
 
 
 class Log:
-    """Writes trajectories on every rank; metrics and messages on the first rank only.
+    """Writes games on every rank, and metrics and messages on the first rank.
 
-    Metrics also go to Weights & Biases (`wandb`), and a row of them to stdout (`priced`: with dollars). A bar
-    on stderr shows how many of the run's `games` are played, on a terminal only (`disable=None` says so).
+    Metrics go to metrics.jsonl, as a row to stdout (with dollars if `priced`), and to Weights & Biases if
+    `wandb` is set. On a terminal, a bar on stderr shows how many of the `games` of the run are played.
     """
 
     def __init__(
         self, folder: Path, *, first: bool, games: int = 0, priced: bool = False, wandb: bool = False
     ) -> None:
-        self.seconds = defaultdict[str, float](float)  # of each phase, since the last metrics
+        self.seconds = defaultdict[str, float](float)  # of each phase since the last metrics
         bar = "{l_bar}{bar:10}| {remaining} left"
-        self.progress = tqdm(total=games, disable=not first or None, leave=False, bar_format=bar)
+        # With disable=None, tqdm shows the bar on a terminal only.
+        self.progress = tqdm(total=games, disable=None if first else True, leave=False, bar_format=bar)
         self.folder = folder
         self._first, self._priced = first, priced
         self._rows = 0
@@ -73,25 +99,32 @@ class Log:
 
     def say(self, text: str = "") -> None:
         """Print text on stdout, above the progress bar."""
-        if self._first:
+        if not self._first:
+            return
+        try:
             tqdm.write(printable(text), file=sys.stdout)
+        except OSError as error:
+            # The terminal has been closed. The run still has to save, or to go on under nohup.
+            if error.errno != errno.EIO:
+                raise
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Show a phase of a step beside the progress bar, and add its time to the next metrics."""
+        """Show the name of a phase beside the progress bar, and add its time to the next metrics."""
         begin = time.perf_counter()
         self.progress.set_description_str(name)
         yield
         self.seconds[name] += time.perf_counter() - begin
 
     def metrics(self, values: dict[str, float]) -> dict[str, float]:
-        """Append the metrics of one step, and time/PHASE, to metrics.jsonl and print their row.
+        """Append the metrics of one step to metrics.jsonl, with the seconds of its phases; print their row.
 
-        Returns them as written, with six digits; integers, such as the step, are kept.
+        Returns the metrics as they are written: rounded to six digits, but integers, such as the step, whole.
         """
-        values = values | {f"time/{phase}": seconds for phase, seconds in self.seconds.items()}
+        rounded = {name: _six_digits(value) for name, value in values.items()}
+        for phase, seconds in self.seconds.items():
+            rounded[f"time/{phase}"] = _six_digits(seconds)
         self.seconds.clear()
-        rounded = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
         if not self._first:
             return rounded
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -105,13 +138,13 @@ class Log:
         return rounded
 
     def close(self) -> None:
-        """Remove the progress bar, and finish the run of Weights & Biases."""
+        """Remove the progress bar, and end the run of Weights & Biases."""
         self.progress.close()
         if self._wandb is not None:
             self._wandb.finish()
 
     def trajectories(self, name: str, games_PG: list[list[ScoredGame]]) -> None:
-        """Write trajectories/NAME.jsonl with one game per line, group by group. Called by every rank."""
+        """Write trajectories/NAME.jsonl, a game per line, group by group. Called by every rank."""
         path = self.folder / "trajectories" / f"{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
         with path.open("w", encoding="utf-8") as file:
@@ -121,9 +154,9 @@ class Log:
 
 
 def open_wandb(folder: Path) -> Any:
-    """Open the W&B run of a run folder, in the project prompt-r1; a resumed training continues the same one.
+    """Open the W&B run of a run folder, in the project prompt-r1. A resumed training continues its W&B run.
 
-    Raises UsageError without the package or an account.
+    Raises UsageError if the package or an account is missing.
     """
     if find_spec("wandb") is None:
         raise UsageError("--wandb: `pip install wandb`, or omit it: metrics.jsonl has the same numbers")
@@ -141,14 +174,19 @@ def open_wandb(folder: Path) -> Any:
 
 
 def _row(game: ScoredGame) -> dict[str, object]:
-    """A game as a row of trajectories/*.jsonl; one that no update used has no advantage.
+    """A game as a row of trajectories/*.jsonl.
 
-    `sampled` has one digit per token, 1 for the agent's own; `logprobs` has only the agent's tokens.
+    `sampled` has one digit per token: 1 if the agent sampled it, else 0. `logprobs` has the sampled tokens
+    only. The advantage is null if no update used the game.
     """
-    trajectory, question = game.trajectory, vars(game.trajectory.question)
-    logprobs = zip(trajectory.logprobs, trajectory.sampled, strict=True)
+    trajectory = game.trajectory
+    question = {name: value for name, value in vars(trajectory.question).items() if name != "extra"}
+    logprobs = []
+    for logprob, is_sampled in zip(trajectory.logprobs, trajectory.sampled, strict=True):
+        if is_sampled:
+            logprobs.append(round(logprob, 3))
     return {
-        "question": {name: value for name, value in question.items() if name != "extra"},
+        "question": question,
         "turns": [asdict(turn) for turn in trajectory.turns],
         "stop": trajectory.stop,
         "error": trajectory.error,
@@ -158,25 +196,42 @@ def _row(game: ScoredGame) -> dict[str, object]:
         "usd": trajectory.spent.usd,
         "tokens": trajectory.tokens,
         "sampled": "".join("1" if flag else "0" for flag in trajectory.sampled),
-        "logprobs": [round(logprob, 3) for logprob, flag in logprobs if flag],
+        "logprobs": logprobs,
     }
+
+
+def _six_digits(value: float) -> float:
+    """A number with six significant digits; an integer as it is."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """Read the lines of a run's metrics.jsonl; [] if there is none.
 
-    Skips damaged lines, and values that are no numbers. A run may have logged nan: it raises an alarm.
+    Damaged lines and values that are no numbers are left out. NaN and infinity are kept: a run logs them, and
+    they raise an alarm.
     """
     path = folder / "metrics.jsonl"
-    texts = path.read_text("utf-8", errors="replace").split("\n") if path.exists() else []
-    lines = [line for line in map(json_object, texts) if is_finite_number(line.get("step"))]
-    return [{k: v for k, v in line.items() if isinstance(v, float) or is_finite_number(v)} for line in lines]
+    if not path.exists():
+        return []
+    lines = []
+    for text in path.read_text("utf-8", errors="replace").split("\n"):
+        line = json_object(text)
+        if is_finite_number(line.get("step")):
+            lines.append({name: value for name, value in line.items() if is_metric(value)})
+    return lines
+
+
+def is_metric(value: object) -> bool:
+    """Whether a value of a JSON file is a number, NaN and infinity included."""
+    return isinstance(value, float) or is_finite_number(value)
 
 
 def trim_run(run: Path, *, trained: int, logged: int) -> None:
     """Remove what a resumed run writes again: games after step `trained`, metric lines after step `logged`.
 
-    Another number of ranks would not overwrite all files of games. The test is played again too.
+    Overwriting would not do: another number of ranks writes other files. The games of the test are removed
+    too, because the test is played again.
     """
     kept_up_to = {"step": trained, "validation": logged, "test": -1}
     for path in (run / "trajectories").glob("*.jsonl"):
