@@ -1,24 +1,28 @@
 """Export the agent as a Hugging Face folder."""
 
 import json
+import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from transformers import AutoConfig, PreTrainedModel
-from transformers.utils import cached_file
+from transformers import AutoConfig
 
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.lora import LoRA, adapters_removed
 from prompt_r1.model.policy import Policy
-from prompt_r1.programs import files
+from prompt_r1.programs.files import new_temporary, sync_and_move
 from prompt_r1.settings.agent import GAME_FILE, STEP_FILE, AgentConfig
 from prompt_r1.settings.fields import write_yaml
-from prompt_r1.training.checkpoint import resumable_writes
+from prompt_r1.training.checkpoint import model_folder, resumable_writes
+
+logger = logging.getLogger(__name__)
 
 # Copied from the base model: training changes neither the architecture nor the tokenizer.
 COPIED = (
@@ -31,70 +35,129 @@ COPIED = (
     "*.model",
     "chat_template*",
     "generation_config.json",
-    "*processor_config.json",  # of a model that also sees: servers refuse it without
+    "*processor_config.json",  # servers refuse a model that also sees without it
 )
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+ROUNDED_AWAY = "export/rounded_away"  # in STEP_FILE, beside the metrics of the step
+MOST_ROUNDED_AWAY = 0.5  # above this share a warning is printed
 
 
 def export_agent(
     policy: Policy, base: str, config: AgentConfig, folder: Path, *, metrics: dict[str, float], ranks: Ranks
 ) -> None:
-    """Write the agent in the dtype of its base model, replacing an older one atomically.
+    """Write the agent as a Hugging Face folder, which replaces an older one when it is complete.
 
-    Adapters are merged into the weights, and also written to its folder `adapter`, so that both are replaced
-    at once. `base` is the folder or hub id of the base model, `metrics` the metric line of the agent's step.
-    Called by every rank. Raises Resumable if it fails.
+    The weights have the dtype that the agent plays with, so validation has played what is written: float32,
+    or 16 bits where both the base model and the agent's products have them. Adapters are merged into the
+    weights; the folder `adapter` has them once more for peft.
+
+    `base` is the folder or hub id of the base model, `metrics` are those of the agent's step. Called by every
+    rank. Raises Resumable if a file cannot be written.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
     def write() -> None:
         with resumable_writes(folder, ranks):
-            # The folder of the base model: its own, or the one in the hub cache.
-            home = Path(str(cached_file(base, "config.json"))).parent
-            temporary = files.new_temporary(folder)
+            home = model_folder(base)
+            temporary = new_temporary(folder)
             merged = {f"{name}.weight": layer.merged_weight().cpu() for name, layer in adapted.items()}
-            _save(policy.model, weights | merged, home, temporary)
-            for pattern in COPIED:
-                for path in home.glob(pattern):
-                    if path.is_file():
-                        shutil.copyfile(path, temporary / path.name)
+            _write_model(policy, weights | merged, home, temporary, metrics)
             write_yaml(config, temporary / GAME_FILE)
-            (temporary / STEP_FILE).write_text(json.dumps(metrics, indent=1), "utf-8")
             if adapted:
                 save_adapters(adapted, temporary / "adapter", base=base)
-            files.sync_and_move(temporary, folder)
+            sync_and_move(temporary, folder)
 
     with adapters_removed(policy.model) as adapted:
-        weights = get_model_state_dict(policy.model, options=options)  # empty on other ranks than the first
+        weights = get_model_state_dict(policy.model, options=options)  # empty on all ranks but the first
         ranks.from_first(write)
 
 
-def _save(model: PreTrainedModel, weights: Mapping[str, Any], home: Path, folder: Path) -> None:
-    """Write the weights in the dtype of the base model."""
-    dtype = AutoConfig.from_pretrained(home).dtype
-    if dtype not in (torch.bfloat16, torch.float16):  # trained weights fit into no integers
-        dtype = torch.float32
-    kept = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in weights.items()
-        if name not in model.all_tied_weights_keys  # second names of weights
-    }
-    model.save_pretrained(folder, state_dict=kept)
+def _write_model(
+    policy: Policy, weights: Mapping[str, Any], home: Path, folder: Path, metrics: Mapping[str, float]
+) -> None:
+    """Write the weights, the metrics, and copies of the files of the base model in `home`."""
+    dtype = _exported_dtype(policy, home)
+    if dtype != torch.float32:
+        share = share_rounded_away(weights, home, dtype)
+        metrics = {**metrics, ROUNDED_AWAY: share}
+        if share > MOST_ROUNDED_AWAY:
+            logger.warning(
+                "%.0f %% of the weights that training has changed have their old value in the export: "
+                "%s has too few digits for such small changes; give --dtype float32, or a larger --lr",
+                100 * share,
+                str(dtype).removeprefix("torch."),
+            )
+    tied = policy.model.all_tied_weights_keys  # second names of weights
+    exported = {}
+    for name, tensor in weights.items():
+        if name not in tied:
+            exported[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+    policy.model.save_pretrained(folder, state_dict=exported)
+    for pattern in COPIED:
+        for path in home.glob(pattern):
+            if path.is_file():
+                shutil.copyfile(path, folder / path.name)
+    _set_dtype(folder / "config.json", dtype)
+    (folder / STEP_FILE).write_text(json.dumps(metrics, indent=1), "utf-8")
+
+
+def _exported_dtype(policy: Policy, home: Path) -> torch.dtype:
+    """The dtype of the base model, if the agent plays in 16 bits too; float32 otherwise."""
+    stored = AutoConfig.from_pretrained(home).dtype
+    both_16_bits = stored in SIXTEEN_BITS and policy.compute in SIXTEEN_BITS
+    return stored if both_16_bits else torch.float32
+
+
+def _set_dtype(file: Path, dtype: torch.dtype) -> None:
+    """Name the dtype of the weights in config.json, under the keys that it has; other files stay as copied.
+
+    Loaders convert the weights to the dtype that they find here.
+    """
+    config = json.loads(file.read_text("utf-8"))
+    name = str(dtype).removeprefix("torch.")
+    changed = False
+    for part in (config, config.get("text_config") or {}):
+        for key in ("dtype", "torch_dtype"):
+            if part.get(key) not in (None, name):
+                part[key] = name
+                changed = True
+    if changed:
+        file.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+
+
+def share_rounded_away(weights: Mapping[str, Tensor], home: Path, dtype: torch.dtype) -> float:
+    """The share of changed weights that have their old value again once they are rounded to `dtype`.
+
+    The old values are read from the folder `home`, one tensor at a time.
+    """
+    changed = 0
+    rounded_away = 0
+    for path in sorted(home.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as start:
+            for name in weights.keys() & set(start.keys()):
+                old, new = start.get_tensor(name), weights[name]
+                is_changed = new != old
+                changed += int(is_changed.sum())
+                rounded_away += int((is_changed & (new.to(dtype) == old.to(dtype))).sum())
+    return rounded_away / changed if changed else 0.0
 
 
 def save_adapters(adapted: Mapping[str, LoRA], folder: Path, *, base: str) -> None:
-    """Write adapters, by the names of their layers, in float32, as a folder that peft loads."""
+    """Write the adapters of layers, by the layers' names, as a folder that peft loads; in float32."""
     folder.mkdir()
     tensors = {}
     for name, layer in adapted.items():
         for part, weight in (("lora_A", layer.a), ("lora_B", layer.b)):
             tensors[f"base_model.model.{name}.{part}.weight"] = weight.detach().cpu().contiguous()
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    first = next(iter(adapted.values()))  # all layers have the same rank and scale
+    rank = len(first.a)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
-        "r": len(layer.a),
-        "lora_alpha": layer.scale * len(layer.a),
+        "r": rank,
+        "lora_alpha": first.scale * rank,
         "target_modules": sorted(adapted),
     }
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
