@@ -1,20 +1,22 @@
 """Save and resume a run bit for bit.
 
-`checkpoints/step-000040/` holds the weights that learn and Adam's states (safetensors files, written by
-torch.distributed.checkpoint), `state.json`, `config.yaml` and the checksums; a folder without valid checksums
-is ignored. Nothing else needs to be saved: sampling and the order of questions are seeded by (seed, step,
-number of the game), so there is no random state; spending is in the journal; the state of the alarms follows
-from the metric lines.
+A checkpoint is a folder such as `checkpoints/step-000040/`. It holds the weights that learn and Adam's states
+(safetensors files, written by torch.distributed.checkpoint), `state.json` and `config.yaml`. Its last file,
+`manifest.json`, lists the others with their sizes; a folder that does not match its list is skipped.
+
+Nothing else has to be saved. Sampling and the order of questions are seeded by (seed, step, number of the
+game), so there is no random state; the journal has the spending; the alarms follow from metrics.jsonl.
 
 Each rank writes its share of sharded weights. Any number of ranks can read the files.
 """
 
+import hashlib
 import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -23,18 +25,22 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.optim import Optimizer
+from transformers.utils import cached_file
 
 from prompt_r1.errors import Resumable, UsageError, first_line
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy
 from prompt_r1.programs import files
-from prompt_r1.programs.files import json_object
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import write_yaml
-from prompt_r1.training.run_folder import FORMAT, check_settings, checkpoints_of
+from prompt_r1.training.log import is_metric
+from prompt_r1.training.run_folder import FORMAT, check_settings, check_version, checkpoints_of, step_of
 
-KEPT = 2  # newest checkpoints, beside the best one
+KEPT = 2  # the newest checkpoints that are kept, beside the best one
 FILE_BYTES = 2**27  # DCP builds a whole file in memory before it writes it
+FIRST_BYTES = 1024  # of each tensor of the start are in its digest
+# What torch and safetensors raise for files that do not hold the tensors of this agent.
+NOT_THESE_TENSORS = (SafetensorError, LookupError, ValueError, TypeError, dcp.CheckpointException)
 
 
 @dataclass
@@ -49,50 +55,68 @@ class State:
     best_em: float = -1.0
     best_reward: float = 0.0
     questions: str = ""  # digest of the training questions
+    start: str = ""  # digest of the agent that the run started from
     format: int = FORMAT
 
 
 def save_checkpoint(
     run: Path, state: State, policy: Policy, optimizer: Optimizer, config: AgentConfig, ranks: Ranks
 ) -> None:
-    """Write the checkpoint of `state.trained_step` in files of about FILE_BYTES, and remove old ones.
+    """Write the checkpoint of `state.trained_step`, and remove old ones.
 
-    Called by every rank, which writes its share. Raises Resumable if that fails.
+    Called by every rank, which writes its share. Raises Resumable on every rank if any of them fails.
     """
     folder = run / "checkpoints" / f"step-{state.trained_step:06d}"
-    tensors, file_of, size = tensors_of(policy, optimizer), {}, 0
-    for name, tensor in tensors.items():
-        size += tensor.nbytes
-        file_of[name] = 1 + size // FILE_BYTES
+    tensors = tensors_of(policy, optimizer)
 
     def finish() -> None:
         (temporary / "state.json").write_text(json.dumps(asdict(state)), "utf-8")
         write_yaml(config, temporary / "config.yaml")
         files.seal(temporary, folder)
-        for old in checkpoints_of(run)[:-KEPT]:
-            if old.name != f"step-{state.best_step:06d}":
-                shutil.rmtree(old)
+        _remove_old(run, best_step=state.best_step)
 
     with resumable_writes(folder, ranks):
         temporary = ranks.from_first(lambda: files.new_temporary(folder))
-        writer = HuggingFaceStorageWriter(str(temporary), fqn_to_index_mapping=file_of, save_distributed=True)
-        dcp.save(tensors, storage_writer=writer, no_dist=ranks.count == 1)
+        writer = HuggingFaceStorageWriter(
+            str(temporary), fqn_to_index_mapping=_file_numbers(tensors), save_distributed=True
+        )
+        with _no_warning_of_one_process():
+            dcp.save(tensors, storage_writer=writer, no_dist=ranks.count == 1)
         ranks.from_first(finish)
 
 
-def newest_checkpoint(run: Path, *, say: Callable[[str], None]) -> Path | None:
-    """The newest valid checkpoint, or None if there is no checkpoint at all. For rank 0 alone.
+def _file_numbers(tensors: dict[str, Tensor]) -> dict[str, int]:
+    """The number of the file of each tensor, from 1, so that a file has about FILE_BYTES."""
+    numbers = {}
+    size = 0
+    for name, tensor in tensors.items():
+        size += tensor.nbytes
+        numbers[name] = 1 + size // FILE_BYTES
+    return numbers
 
-    Reports each damaged checkpoint that it skips. Raises UsageError if all are damaged.
+
+def _remove_old(run: Path, *, best_step: int) -> None:
+    """Remove all checkpoints but the KEPT newest ones and the one of the best step."""
+    for checkpoint in checkpoints_of(run)[:-KEPT]:
+        if step_of(checkpoint) != best_step:
+            shutil.rmtree(checkpoint)
+
+
+def newest_checkpoint(run: Path, *, say: Callable[[str], None]) -> Path | None:
+    """Find the newest undamaged checkpoint; None if there is no checkpoint at all. For rank 0 alone.
+
+    Says which damaged checkpoints it skips. Raises UsageError if all are damaged, or if one is of another
+    version.
     """
-    for parent in (run, run / "checkpoints"):
-        files.remove_leftovers(parent)
+    files.remove_leftovers(run)
+    files.remove_leftovers(run / "checkpoints")
     found = checkpoints_of(run)
-    for folder in reversed(found):
-        damage = files.find_damage(folder)
+    for checkpoint in reversed(found):
+        check_version(checkpoint)
+        damage = files.find_damage(checkpoint)
         if not damage:
-            return folder
-        say(f"Skipping {folder}: {damage}")
+            return checkpoint
+        say(f"Skipping {checkpoint}: {damage}")
     if found:
         raise UsageError(
             f"none of the {len(found)} checkpoints in {run}/checkpoints is valid: repair them, or start a "
@@ -104,68 +128,147 @@ def newest_checkpoint(run: Path, *, say: Callable[[str], None]) -> Path | None:
 def load_checkpoint(
     folder: Path, policy: Policy, optimizer: Optimizer, config: AgentConfig, ranks: Ranks
 ) -> State:
-    """Load a checkpoint into policy and optimiser. Called by every rank.
+    """Load a checkpoint into policy and optimizer. Called by every rank.
 
-    Raises UsageError if a setting that identifies the run differs, or the checkpoint's version.
+    Raises UsageError if the checkpoint is of another version, of a run with other settings, or of an agent
+    with other tensors, and if its state holds what no run writes.
     """
+    check_version(folder)
     check_settings(folder, config)
-    tensors, reader = tensors_of(policy, optimizer), HuggingFaceStorageReader(str(folder))
+    state = read_state(folder)
+    tensors = tensors_of(policy, optimizer)
+    reader = HuggingFaceStorageReader(str(folder))
     try:
-        dcp.load(tensors, storage_reader=reader, no_dist=ranks.count == 1)  # in place
-    except (SafetensorError, LookupError, ValueError, TypeError, dcp.CheckpointException) as error:
+        # DCP loads the tensors that it is given, and would ignore others in the files.
+        saved = ranks.from_first(lambda: set(reader.read_metadata().state_dict_metadata))
+        if other := saved - tensors.keys():
+            raise LookupError(f"it has {len(other)} tensors more, such as {min(other)}")
+        with _no_warning_of_one_process():
+            dcp.load(tensors, storage_reader=reader, no_dist=ranks.count == 1)  # in place
+    except NOT_THESE_TENSORS as error:
         raise UsageError(
             f"{folder} does not fit the agent ({first_line(_cause(error))}): give the agent that the run "
             "started from"
         ) from None
-    return State(**json_object((folder / "state.json").read_text("utf-8")))
+    return state
+
+
+def read_state(checkpoint: Path) -> State:
+    """Read state.json. Raises UsageError for values of another type or range than a run writes."""
+    values = files.json_object((checkpoint / "state.json").read_bytes())
+    kinds = {f.name: f.type for f in fields(State)}
+    wrong = sorted(name for name in values.keys() ^ kinds.keys())
+    wrong += [name for name, kind in kinds.items() if name in values and not _has_type(values[name], kind)]
+    if not wrong:
+        state = State(**values)
+        if state.trained_step != step_of(checkpoint):
+            wrong.append("trained_step")
+        if not -1 <= state.logged_step <= state.trained_step:
+            wrong.append("logged_step")
+        if not -1 <= state.best_step <= state.trained_step:
+            wrong.append("best_step")
+    if wrong:
+        raise UsageError(
+            f"{checkpoint}/state.json holds no value that a run writes for {wrong[0]}: remove this "
+            "checkpoint, and the run resumes from the one before"
+        )
+    return state
+
+
+def _has_type(value: object, kind: object) -> bool:
+    """Whether a value of a JSON file has the type of a field of `State`."""
+    if kind is float:
+        return is_metric(value)
+    if kind == dict[str, float]:
+        return isinstance(value, dict) and all(is_metric(number) for number in value.values())
+    return type(value) is kind
 
 
 def tensors_of(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The tensors to save: weights/NAME and adam/NAME/ENTRY, of the weights that learn.
+    """The tensors of a checkpoint, not copied: weights/NAME, and adam/NAME/ENTRY of each weight that learns.
 
-    Frozen weights are those of the untrained agent.
+    Frozen weights are left out: they are those of the agent that the run started from.
     """
-    warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-    begin_states(optimizer)
     tensors = {}
     for name, weight in policy.named_parameters():
         if weight.requires_grad:
+            assert optimizer.state[weight], f"{name} has no Adam state: call begin_states"
             tensors[f"weights/{name}"] = weight.detach()
-            tensors |= {f"adam/{name}/{entry}": value for entry, value in optimizer.state[weight].items()}
+            for entry, value in optimizer.state[weight].items():
+                tensors[f"adam/{name}/{entry}"] = value
     return tensors
 
 
 def begin_states(optimizer: Optimizer) -> None:
-    """Give Adam the states that its first step would begin with, so that others can be loaded into them.
+    """Give Adam its states before its first step, with the values that this step would begin with.
 
-    Keeps those that it has. PyTorch's `get_state_dict` would take an empty step instead, which changes Adam's
-    bias correction.
+    The memory that is left for the KV cache is measured before the first step, and a checkpoint is loaded
+    into these states. torch's `get_optimizer_state_dict` would make them by an empty step, which counts in
+    Adam's bias correction.
     """
     for group in optimizer.param_groups:
         for weight in group["params"]:
-            if weight not in optimizer.state:
-                step = torch.zeros((), device=weight.device if group["fused"] else "cpu")
-                moments = {name: torch.zeros_like(weight.detach()) for name in ("exp_avg", "exp_avg_sq")}
-                optimizer.state[weight] = {"step": step, **moments}
+            optimizer.state[weight] = {
+                "step": torch.zeros((), device=weight.device if group["fused"] else "cpu"),
+                "exp_avg": torch.zeros_like(weight.detach()),
+                "exp_avg_sq": torch.zeros_like(weight.detach()),
+            }
+
+
+def model_folder(start: Path | str) -> Path:
+    """The folder of a model's files: its own or, for a hub id, the one in the cache of the Hub."""
+    return Path(str(cached_file(start, "config.json"))).parent
+
+
+def digest_of_start(start: Path | str) -> str:
+    """Identify the agent that a run starts from, by a digest that reads little of its weights.
+
+    It covers the name, type, shape and first bytes of every tensor. A folder whose model is replaced by one
+    of other weights gets another digest.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(model_folder(start).glob("*.safetensors")):
+        with path.open("rb") as file:
+            # The format of safetensors: eight bytes with the size of the header, the header, the tensors.
+            header_size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(header_size))
+            header.pop("__metadata__", None)
+            for name, tensor in sorted(header.items()):
+                begin, end = tensor["data_offsets"]
+                file.seek(8 + header_size + begin)
+                digest.update(json.dumps([name, tensor["dtype"], tensor["shape"]]).encode())
+                digest.update(file.read(min(FIRST_BYTES, end - begin)))
+    return digest.hexdigest()[:16]
 
 
 @contextmanager
 def resumable_writes(folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Raise Resumable if a folder cannot be written, and free the room that its part takes."""
+    """Raise Resumable if a folder cannot be written, and remove the part that was written."""
     try:
         yield
     except (OSError, SafetensorError, dcp.CheckpointException) as error:
         if ranks.first:
             files.remove_leftovers(folder.parent)
         cause = _cause(error)
+        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else first_line(cause)
         raise Resumable(
-            f"{folder} could not be written: {getattr(cause, 'strerror', None) or first_line(cause)}: "
-            "make room, and the same command goes on from the last checkpoint, if there is one"
+            f"{folder} could not be written: {reason}: make room, and the same command goes on from the last "
+            "checkpoint, if there is one"
         ) from None
 
 
+@contextmanager
+def _no_warning_of_one_process() -> Iterator[None]:
+    """Silence DCP, which warns in every call of a process that has no process group."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        yield
+
+
 def _cause(error: BaseException) -> BaseException:
-    """The error of the rank where DCP failed."""
+    """The error on the first rank that failed in DCP; any other error as it is."""
     if isinstance(error, dcp.CheckpointException):
-        return next(iter(error.failures.values()))[0]
+        failures = list(error.failures.values())
+        exception, _traceback = failures[0]
+        return exception
     return error

@@ -35,6 +35,7 @@ from prompt_r1.training.batches import Batch, make_batch, make_mini_batches
 from prompt_r1.training.checkpoint import (
     State,
     begin_states,
+    digest_of_start,
     load_checkpoint,
     newest_checkpoint,
     save_checkpoint,
@@ -141,7 +142,11 @@ class Run:
         self.gap_limit = limit_of(self.policy)
         self.alarms = Alarms(config.agent, self.gap_limit)
         # Step 0 measures the agent before training: nothing was trained, and nothing is logged yet.
-        self.state = State(unlogged_metrics={"step": 0}, questions=digest_of(self.questions.training))
+        self.state = State(
+            unlogged_metrics={"step": 0},
+            questions=digest_of(self.questions.training),
+            start=ranks.from_first(lambda: digest_of_start(self.start)),
+        )
         self.saved: State | None = None  # of the checkpoint that was written or loaded last
         self.idle_steps = 0  # consecutive steps without an optimiser step
 
@@ -161,6 +166,11 @@ class Run:
                 raise UsageError(
                     f"{found} was made with other questions: give the data that the run began with, or "
                     "start a new run with another --out"
+                )
+            if saved.start != self.state.start:
+                raise UsageError(
+                    f"{found} was made with another agent than there is now in {self.start}: put the agent "
+                    "back that the run began with, or start a new run with another --out"
                 )
             self.state, self.saved = saved, replace(saved)
             self.log.say(f"Resuming after step {saved.trained_step} of {config.steps}, from {found}")

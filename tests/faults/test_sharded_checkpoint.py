@@ -13,6 +13,7 @@ from prompt_r1.model.policy import Policy
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.checkpoint import (
     State,
+    begin_states,
     load_checkpoint,
     newest_checkpoint,
     save_checkpoint,
@@ -40,6 +41,7 @@ def train_or_resume(rank: int, count: int, parallel: str, port: int, folder: Pat
     if ranks.mesh is not None:
         policy.shard(ranks.mesh, ranks.device, offload=False)
     optimizer = torch.optim.AdamW(policy.trained_parameters(), lr=1e-2)
+    begin_states(optimizer)
     config = TrainConfig(agent="tiny", data=("own",), lr=1e-2)
     step = 1
     if begins:
@@ -50,7 +52,7 @@ def train_or_resume(rank: int, count: int, parallel: str, port: int, folder: Pat
             optimizer.step()
     else:
         newest = ranks.from_first(lambda: newest_checkpoint(folder, say=print))
-        step += load_checkpoint(newest, policy, optimizer, config, ranks).step
+        step += load_checkpoint(newest, policy, optimizer, config, ranks).trained_step
     tensors = {name: full_tensor(tensor).clone() for name, tensor in tensors_of(policy, optimizer).items()}
     if begins and ranks.first:
         torch.save(tensors, folder / "tensors.pt")

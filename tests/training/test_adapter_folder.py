@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from prompt_r1.errors import UsageError
 from prompt_r1.model.lora import adapters_of, add_lora
 from prompt_r1.model.policy import Policy
 from prompt_r1.settings.train import TrainConfig
@@ -109,6 +110,15 @@ def test_a_run_with_adapters_resumes_bit_for_bit_from_the_checkpoint_before_a_ki
     same = ("step", "reward/mean", "loss", "kl", "grad_norm")
     lines = [[[line.get(name) for name in same] for line in read_metrics(folder)] for folder in (whole, run)]
     assert lines[0] == lines[1] and len(lines[0]) == 4
+
+
+def test_a_run_is_not_resumed_on_another_start(whole, tmp_path):
+    """The folder of --agent got other weights, and the run went on: its KL rose from 0 to 5.6."""
+    start = shutil.copytree(whole.parent / "start", tmp_path / "start")
+    run = trained(tmp_path / "run", start, "--steps", 1)
+    tiny.save_agent(start, seed=1)
+    with pytest.raises(UsageError, match="step-000001 was made with another agent than there is now in"):
+        trained(run, start, "--steps", 2)
 
 
 def test_a_checkpoint_holds_the_adapters_and_their_moments_only(whole):

@@ -15,7 +15,7 @@ from prompt_r1.pair.names import exported_step
 from prompt_r1.programs import files
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.alarms import Alarms
-from prompt_r1.training.checkpoint import State
+from prompt_r1.training.checkpoint import State, begin_states
 from prompt_r1.training.log import Log, read_metrics
 from prompt_r1.training.run import IDLE_STEPS, Run
 from prompt_r1.training.run_folder import checkpoints_of
@@ -51,6 +51,7 @@ class ScriptedRun(Run):
         self.policy = tiny.policy()
         self.reference = None
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=self.config.lr)
+        begin_states(self.optimizer)
         self.questions = SimpleNamespace(training=questions)
         self.log = Log(folder, first=True)
         self.games_per_step = 1
