@@ -10,7 +10,6 @@ game is only a target, so it is not in the row.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -20,12 +19,20 @@ from prompt_r1.types import Trajectory
 
 
 @dataclass(frozen=True)
+class Group:
+    """The columns of games with the same opening."""
+
+    opening: int  # tokens of the opening, which is in the row once
+    new_tokens: list[int]  # tokens that each game adds to the row; the first game adds the opening too
+
+
+@dataclass(frozen=True)
 class Packed:
     """A row of T tokens, and its N scored tokens: the agent's own, in the order of the games."""
 
     tokens: Tensor  # (T,) int64
     positions: Tensor  # (T,) of each token in its game
-    sizes: Sequence[Sequence[int]]  # of each group: tokens of its opening, then those that each game adds
+    groups: Sequence[Group]
     sources: Tensor  # (N,) columns whose next-token distributions are scored
     targets: Tensor  # (N,) int64 the tokens that followed
 
@@ -41,40 +48,57 @@ class Packed:
         # Query and key norms computed in float32 return float32: back to the compute dtype.
         query, key = query.to(value.dtype), key.to(value.dtype)
         # Split once: the gradient of a slice is as large as the row.
-        sizes = [size for _, *games in self.sizes for size in games]
+        sizes = [count for group in self.groups for count in group.new_tokens]
         parts = zip(query.split(sizes, 1), key.split(sizes, 1), value.split(sizes, 1), strict=True)
         out: list[Tensor] = []
-        for opening, *games in self.sizes:
-            keys, values = key.detach()[:, :0], value.detach()[:, :0]  # the first game brings the opening
-            for queries, own_keys, own_values in islice(parts, len(games)):
-                keys = torch.cat([keys[:, :opening], own_keys], 1)
-                values = torch.cat([values[:, :opening], own_values], 1)
+        for group in self.groups:
+            queries, keys, values = next(parts)  # the first game, which begins with the opening
+            out.append(attend_in_window(queries, keys, values, scale, window, mask))
+            for _ in group.new_tokens[1:]:
+                queries, own_keys, own_values = next(parts)
+                keys = torch.cat([keys[:, : group.opening], own_keys], 1)
+                values = torch.cat([values[:, : group.opening], own_values], 1)
                 out.append(attend_in_window(queries, keys, values, scale, window, mask))
         # Most kernels of SDPA write (T, H, D), so nothing is copied twice.
         return torch.cat([part.transpose(0, 1) for part in out])
 
 
 def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed:
-    """Pack groups of games into one row. The games of a group must have the same opening."""
+    """Pack groups of games into one row. The games of a group must have the same opening.
+
+    Without games the row has one token, which is not scored.
+    """
     tokens: list[int] = []
     positions: list[int] = []
     sources: list[int] = []
     targets: list[int] = []
-    sizes: list[list[int]] = []
+    packed_groups: list[Group] = []
     for games in groups:
-        shared: list[int] = []  # columns of the opening, once the first game is in the row
-        sizes.append([games[0].opening_length])
-        for game in games:
-            assert game.tokens[: game.opening_length] == games[0].tokens[: games[0].opening_length]
-            begin, end = len(shared), len(game.tokens) - 1
-            columns = [*shared, *range(len(tokens), len(tokens) + end - begin)]
-            own = [position for position, sampled in enumerate(game.sampled) if sampled]
-            sources += [columns[position - 1] for position in own]  # the token before predicts it
-            targets += [game.tokens[position] for position in own]
-            tokens += game.tokens[begin:end]
-            positions += range(begin, end)
-            if begin < end:
-                sizes[-1].append(end - begin)
-            shared = columns[: game.opening_length]
-    row, scored = (torch.tensor(pair, device=device) for pair in ([tokens, positions], [sources, targets]))
-    return Packed(row[0], row[1], sizes, sources=scored[0], targets=scored[1])
+        opening = games[0].opening_length
+        group_start = len(tokens)
+        new_tokens: list[int] = []
+        for number, game in enumerate(games):
+            assert game.tokens[: game.opening_length] == games[0].tokens[:opening], "games of different openings"
+            start = 0 if number == 0 else opening  # position of the first token that the game adds
+            end = len(game.tokens) - 1
+            shift = len(tokens) - start  # from the positions of these tokens to their columns
+            for position, sampled in enumerate(game.sampled):
+                if sampled:
+                    # The token before predicts it: a token of this game, or the last of the opening.
+                    before = position - 1
+                    sources.append(before + shift if before >= start else before + group_start)
+                    targets.append(game.tokens[position])
+            tokens += game.tokens[start:end]
+            positions += range(start, end)
+            if start < end:
+                new_tokens.append(end - start)
+        packed_groups.append(Group(opening, new_tokens))
+    if not groups:
+        tokens, positions, packed_groups = [0], [0], [Group(0, [1])]
+    return Packed(
+        torch.tensor(tokens, device=device),
+        torch.tensor(positions, device=device),
+        packed_groups,
+        sources=torch.tensor(sources, dtype=torch.int64, device=device),
+        targets=torch.tensor(targets, dtype=torch.int64, device=device),
+    )

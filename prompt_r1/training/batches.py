@@ -218,11 +218,7 @@ def make_batch(
         for logprob, sampled in zip(trajectory.logprobs, trajectory.sampled, strict=True):
             if sampled:
                 sampled_logprobs.append(logprob)
-    if groups:
-        packed = pack([[game.trajectory for game in group] for group in groups], device)
-    else:
-        token_0 = torch.zeros(1, dtype=torch.long, device=device)
-        packed = Packed(token_0, token_0, [[0, 1]], sources=token_0[:0], targets=token_0[:0])
+    packed = pack([[game.trajectory for game in group] for group in groups], device)
 
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from prompt_r1.model import attention
 from prompt_r1.model.attention import attend, attend_in_window
-from prompt_r1.model.packing import Packed, pack
+from prompt_r1.model.packing import Group, Packed, pack
 from tests.support.games import CPU, siblings
 
 
@@ -79,8 +79,10 @@ def test_attention_in_a_row_equals_a_loop_over_the_queries_of_each_game(kv_heads
     groups = [[7, 40, 3, 9], [25, 0], [1, 1, 30]]
     torch.manual_seed(0)
     rows = [torch.randn(heads, 116, 16, dtype=torch.float64) for heads in (4, kv_heads, kv_heads)]
-    sizes = [(opening, opening + first, *others) for opening, first, *others in groups]
-    found = Packed(*[torch.empty(0)] * 2, sizes, *[torch.empty(0)] * 2).attend(0, *rows, 0.3, window)
+    none = torch.empty(0)
+    packed_groups = [Group(opening, [opening + first, *others]) for opening, first, *others in groups]
+    row = Packed(none, none, packed_groups, sources=none, targets=none)
+    found = row.attend(0, *rows, 0.3, window)
     columns = iter(range(116))
     for opening_size, *games in groups:
         opening = [*islice(columns, opening_size)]
