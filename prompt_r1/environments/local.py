@@ -8,6 +8,7 @@ agent can become a control token.
 import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from prompt_r1.engine.model_check import check_model
 from prompt_r1.environments.sources import Call, Outcome, Source
 from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_file, gguf_folder
-from prompt_r1.model.loading import check_vocabulary, load_policy, load_tokenizer, longest_game
+from prompt_r1.model.loading import load_policy, load_tokenizer, longest_game, vocabulary_of
 from prompt_r1.model.policy import Policy
 from prompt_r1.settings.agent import SMOLLM2
 from prompt_r1.types import Message
@@ -60,15 +61,19 @@ class LocalEnvironment(Source):
         self._opened = opened_think(render(self.tokenizer, [{"role": "user", "content": "b"}]))
         self._encoder = PieceEncoder(self.tokenizer)
         self._stop_ids = self.policy.end_ids | ({self.tokenizer.eos_token_id} - {None})
-        self._engine = Engine(
-            self.policy, stop_ids=self._stop_ids, max_tokens=self.capacity, max_games=self.slots
+
+    @cached_property
+    def _engine(self) -> Engine:
+        """The engine, made at the first call: its KV cache takes a share of the memory that is free then."""
+        return Engine(
+            self.policy, stop_ids=self._stop_ids, max_tokens=self.capacity, max_sequences=self.slots
         )
 
     async def reply(self, call: Call) -> Outcome:
         """Generate the reply. A dialogue that is too long for the model is an "outcome" without text."""
         await call.begin()
         tokens = self.encode(call.messages)
-        room = self._engine.max_tokens - len(tokens)
+        room = self.capacity - len(tokens)
         if room < 1:
             reason = f"a dialogue of {len(tokens)} tokens"
             return Outcome("outcome", label="context_length", reason=reason, tokens_in=len(tokens))
@@ -127,9 +132,10 @@ def load_local(
         sent[field] = value
     compute = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = load_tokenizer(folder)
-    policy = load_policy(folder, device=device, compute=compute, weights=compute)
+    policy = load_policy(
+        folder, device=device, compute=compute, weights=compute, vocabulary=vocabulary_of(tokenizer)
+    )
     check_model(policy)
-    check_vocabulary(policy, tokenizer)
     model = policy.model.config
     longest = longest_game(model) or getattr(model, "max_position_embeddings", None) or LONGEST_DIALOGUE
     return LocalEnvironment(

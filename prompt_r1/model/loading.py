@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import torch
 from huggingface_hub import file_exists, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -24,7 +26,7 @@ from prompt_r1.model import attention
 from prompt_r1.model.policy import Policy
 
 # Kinds of RoPE whose frequencies depend on the length of the row.
-LENGTH_DEPENDENT = ("dynamic", "longrope")
+LENGTH_DEPENDENT = {"dynamic", "longrope"}
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
@@ -35,13 +37,15 @@ def load_policy(
     compute: torch.dtype = torch.float32,
     weights: torch.dtype = torch.float32,
     temperature: float = 1.0,
+    vocabulary: int = 0,
     max_tokens: int = 0,
 ) -> Policy:
     """Load the Hugging Face causal model of a folder or hub id, with our attention, in evaluation mode.
 
-    `max_tokens`: of the longest game (0: not known). The caller compares it with the unmodified model
-    (`engine.model_check`), unless the same model was checked before. Raises UsageError if there is no such
-    model, or if its files are broken. Code that comes with a model is never executed.
+    `vocabulary`: tokens of its tokenizer; 0: as many as the model has. `max_tokens`: tokens of the longest
+    game; 0: not known. The caller compares the model with the unmodified one (`engine.model_check`), unless
+    the same model was checked before. Raises UsageError if there is no such model, or if its files are
+    broken. Code that comes with a model is never executed.
     """
     attention.register()
     transformers_logging.disable_progress_bar()
@@ -50,11 +54,38 @@ def load_policy(
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # a foreign folder may raise anything
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
+    _check_config(path, config, max_tokens)
+    stored = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))  # 0: on the Hub
+    stored_dtype = getattr(torch, str(config.dtype).split(".")[-1], torch.float32)
+    gc.collect()  # frees earlier engines and models, which are parts of reference cycles
+    check_room(path, stored * weights.itemsize // stored_dtype.itemsize, free_memory(device), "of memory")
+    model = _load_weights(path, config, weights)
+    embedded = len(next(model.get_input_embeddings().parameters()))
+    if vocabulary > embedded:
+        raise UsageError(
+            f"{str(path)!r}: the tokenizer has {vocabulary} tokens, and the model embeds {embedded}: resize "
+            "the model's embeddings, or give it its own tokenizer"
+        )
+    model.to(device)  # type: ignore[arg-type]  # transformers wraps it, and its type loses `self`
+    return Policy(model.eval(), compute=compute, temperature=temperature, vocabulary=vocabulary)
+
+
+def _check_config(path: str | Path, config: PretrainedConfig, max_tokens: int) -> None:
+    """Raise UsageError for a kind of model, or a length of games, that we would compute wrongly.
+
+    Warns of games that are longer than the model was made for.
+    """
     text = config.get_text_config()
     if any(getattr(part, "quantization_config", None) for part in (config, text)):
         raise UsageError(f"the weights at {str(path)!r} are quantised: give the model in 16 or 32 bits")
-    # The games of our check may be too short for other kinds.
-    if unknown := {*(getattr(text, "layer_types", None) or ())} - LAYER_TYPES:
+    model_class = cast(type[PreTrainedModel] | None, MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None))
+    if model_class is not None and not model_class.is_backend_compatible():
+        raise unsupported(config, "its attention cannot be replaced")
+    if getattr(text, "final_logit_softcapping", None):
+        raise unsupported(config, "its logits have a soft cap")
+    # The games of our check may be too short to show what other kinds of layers do.
+    unknown = {*(getattr(text, "layer_types", None) or ())} - LAYER_TYPES
+    if unknown:
         raise unsupported(config, f"it has layers of the kind {', '.join(sorted(unknown))}")
     limit = longest_game(config)
     if limit is not None and max_tokens > limit:
@@ -62,13 +93,13 @@ def load_policy(
             f"games of {max_tokens} tokens exceed the {limit} positions of the model at {str(path)!r}: "
             f"train it with --max-tokens {limit} or less"
         )
-    stored = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))  # 0: on the Hub
-    dtype = getattr(torch, str(config.dtype).split(".")[-1], torch.float32)  # of the files
-    gc.collect()  # frees earlier engines and models, which are parts of reference cycles
-    check_room(path, stored * weights.itemsize // dtype.itemsize, free_memory(device), "of memory")
-    model = _load_weights(path, config, weights)
-    model.to(device)  # type: ignore[arg-type]  # transformers wraps it, and its type loses `self`
-    return Policy(model.eval(), compute=compute, temperature=temperature)
+    trained = getattr(text, "max_position_embeddings", None)
+    if trained and max_tokens > trained:
+        warnings.warn(
+            f"games may have {max_tokens} tokens, but the model at {str(path)!r} was made for {trained}: "
+            f"what it writes after that may make no sense (--max-tokens {trained} ends games there)",
+            stacklevel=3,
+        )
 
 
 def check_room(path: str | Path, needed: int, free: int, where: str) -> None:
@@ -81,7 +112,10 @@ def check_room(path: str | Path, needed: int, free: int, where: str) -> None:
 
 
 def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dtype) -> PreTrainedModel:
-    """The model with its weights. Pickled files are refused, because loading them may execute code."""
+    """The model with its weights. Raises UsageError for files that do not hold exactly the model's tensors.
+
+    Pickled files are refused, because loading them may execute code.
+    """
     try:
         loaded = AutoModelForCausalLM.from_pretrained(
             path,
@@ -90,27 +124,35 @@ def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dty
             attn_implementation=attention.NAME,
             trust_remote_code=False,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # reported below
+            ignore_mismatched_sizes=True,  # transformers would name all of them; we name one
             output_loading_info=True,
         )
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a foreign folder may raise anything
-        if error.args == (attention.NAME,):  # a table of attention classes
-            raise unsupported(config, "its attention cannot be replaced") from None
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
     model, found = cast(tuple[PreTrainedModel, dict[str, set[Any]]], loaded)
-    layers = {name.rpartition(".")[0] for name in model.state_dict()}
-    unknown = [name for name in sorted(found["unexpected_keys"]) if name.rpartition(".")[0] in layers]
-    for problem, names in (
-        ("have tensors of layers that the model computes without", unknown),
-        ("lack tensors of the model", sorted(found["missing_keys"])),
-        ("have tensors of other shapes than config.json says", sorted(found["mismatched_keys"])),
-    ):
+    layers = {_layer_of(name) for name in model.state_dict()}
+    problems = {
+        "have tensors of layers that the model computes without": [
+            name for name in found["unexpected_keys"] if _layer_of(name) in layers
+        ],
+        "lack tensors of the model": [*found["missing_keys"]],
+        "have tensors of other shapes than config.json says": [
+            name for name, *_shapes in found["mismatched_keys"]
+        ],
+    }
+    for problem, names in problems.items():
         if names:
-            example = names[0] if isinstance(names[0], str) else names[0][0]
-            raise UsageError(f"the weight files at {str(path)!r} {problem}: {len(names)}, such as {example}")
+            raise UsageError(
+                f"the weight files at {str(path)!r} {problem}: {len(names)}, such as {min(names)}"
+            )
     return model
+
+
+def _layer_of(name: str) -> str:
+    """The layer that a tensor of a model is in."""
+    return name.rpartition(".")[0]
 
 
 def longest_game(config: PretrainedConfig) -> int | None:
@@ -121,12 +163,15 @@ def longest_game(config: PretrainedConfig) -> int | None:
     """
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
-    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # of the types of layers
-    if rope and not any(kind.get("rope_type") in LENGTH_DEPENDENT for kind in kinds):
+    # Where the types of layers have their own RoPE, `rope` has a dictionary for each type.
+    ropes = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    kinds = {one.get("rope_type") for one in ropes}
+    if rope and kinds.isdisjoint(LENGTH_DEPENDENT):
         return None
-    long = [kind for kind in kinds if kind.get("rope_type") == "longrope"]
-    limits = [kind.get("original_max_position_embeddings") for kind in long]
-    limits.append(getattr(text, "max_position_embeddings", None))
+    limits = [getattr(text, "max_position_embeddings", None)]
+    for one in ropes:
+        if one.get("rope_type") == "longrope":
+            limits.append(one.get("original_max_position_embeddings"))
     return min([limit for limit in limits if limit and limit > 0], default=None)
 
 
@@ -144,7 +189,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         if Path(path).is_dir() and not (Path(path) / "tokenizer.json").exists():
             reason = "there is no tokenizer.json (sentencepiece reads a tokenizer.model, if it is installed)"
         raise UsageError(f"no tokenizer at {str(path)!r}: {reason}") from None
-    tokenizer.model_max_length = sys.maxsize  # ours is that of the model; theirs may be missing, or a text
+    tokenizer.model_max_length = sys.maxsize  # theirs may be missing or a text; the model's length counts
     return tokenizer
 
 
@@ -164,15 +209,9 @@ def _ask_hub_once(name: str) -> None:
     raise UsageError(f"there is no folder {name!r}, and {reason}")
 
 
-def check_vocabulary(policy: Policy, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise UsageError for a tokenizer with tokens that the model does not know."""
-    rows = len(next(policy.model.get_input_embeddings().parameters()))
-    largest = max(tokenizer.get_vocab().values())
-    if largest >= rows:
-        raise UsageError(
-            f"{tokenizer.name_or_path!r}: the tokenizer has {largest + 1} tokens, and the model embeds "
-            f"{rows}: resize the model's embeddings, or give it its own tokenizer"
-        )
+def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The number of token ids of a tokenizer: the largest id, and one."""
+    return max(tokenizer.get_vocab().values()) + 1
 
 
 def free_memory(device: torch.device) -> int:

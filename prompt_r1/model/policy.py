@@ -5,21 +5,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from prompt_r1.model.attention import Row
+from prompt_r1.model.cpu_linear import linear, speed_up_linear_layers
 from prompt_r1.model.distributed import full_tensor, shard
 from prompt_r1.model.packing import Packed
 
 # Tokens whose logits are computed at a time: few enough for a CPU's cache, many enough to fill a GPU.
 CHUNK_TOKENS = {"cpu": 128, "cuda": 1024}
-# Rows of x, and least entries of W, with which MKL computes (W @ x.T).T up to 2.6 times as fast as x @ W.T.
-FEW_ROWS = range(4, 49 if torch.backends.mkl.is_available() else 4)
-LARGE_MATRIX = 2**18
 
 
 class TokenScores(NamedTuple):
@@ -45,24 +42,27 @@ class Policy(nn.Module):
     The logits of a whole row, [tokens × vocabulary], never exist.
     """
 
-    def __init__(self, model: PreTrainedModel, *, compute: torch.dtype, temperature: float = 1.0) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, compute: torch.dtype, temperature: float = 1.0, vocabulary: int = 0
+    ) -> None:
         """`compute` is the dtype of matrix products. The weights keep their own dtype: float32 for weights
         that are trained, because bfloat16 rounds a step of 1e-6 away.
+
+        `vocabulary` is the number of tokens of the tokenizer; 0: as many as the head has rows. Heads are
+        often padded. The rows beyond the tokenizer have no logits: they are neither sampled nor scored.
         """
         super().__init__()
+        text = model.config.get_text_config()
         self.model = model
         self.device = model.device  # of the computation; sharded weights may be elsewhere
         self.compute = compute
         self.temperature = temperature  # logits are divided by it, so we train the distribution we sample
+        self.vocabulary = vocabulary or text.vocab_size
+        multiplier = getattr(text, "logit_scale", None) or 1.0  # in Cohere's models
+        divisor = getattr(text, "logits_scaling", None) or 1.0  # in Granite's models
+        self.logit_scale = multiplier / divisor
         if self.device.type == "cpu" and compute == torch.float32:
-            for layer in model.modules():
-                if type(layer) is nn.Linear and layer.weight.numel() >= LARGE_MATRIX:
-                    layer.forward = partial(_linear, layer)  # type: ignore[method-assign]
-        text = model.config.get_text_config()
-        # Logits are scale · product (Cohere, Granite), then cap · tanh(logits / cap) (nanochat).
-        scale, divisor = (getattr(text, name, None) or 1.0 for name in ("logit_scale", "logits_scaling"))
-        self.logit_scale = scale / divisor
-        self.logit_cap: float = getattr(text, "final_logit_softcapping", None) or 0.0
+            speed_up_linear_layers(model)
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -78,10 +78,10 @@ class Policy(nn.Module):
     def forward(self, packed: Packed) -> TokenScores:
         """Score the agent's tokens in a packed row."""
         hidden = self.hidden_states(packed)
-        weight = self.model.get_output_embeddings().weight  # (V, hidden)
-        rows = hidden.index_select(0, packed.sources).to(self.compute)  # (N, hidden)
-        scale, cap = self.logit_scale / self.temperature, self.logit_cap / self.temperature
-        return TokenScores(*_ChunkedLogprobs.apply(rows, weight, packed.targets, scale, cap))
+        head = self.model.get_output_embeddings().weight  # (rows, hidden)
+        scored = hidden.index_select(0, packed.sources).to(self.compute)  # (N, hidden)
+        scale = self.logit_scale / self.temperature
+        return TokenScores(*_ChunkedLogprobs.apply(scored, head, packed.targets, scale, self.vocabulary))
 
     def hidden_states(self, row: Row) -> Tensor:
         """Last hidden states (T, hidden) of a row of T tokens."""
@@ -96,13 +96,13 @@ class Policy(nn.Module):
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits (R, V) in float32 from hidden states (R, hidden)."""
-        head = self.model.get_output_embeddings().weight.to(self.compute)
-        out = torch.empty(len(hidden), len(head), dtype=torch.float32, device=hidden.device)
-        return _logits(hidden.to(self.compute), head, self.logit_scale, self.logit_cap, out=out)
+        head = self.model.get_output_embeddings().weight[: self.vocabulary]
+        return _logits(hidden.to(self.compute), head.to(self.compute), self.logit_scale)
 
     def checkpoint_activations(self) -> None:
         """Enable gradient checkpointing: keep only each layer's input, and recompute the rest in backward."""
-        # transformers' own switch acts in training mode only, in which models have dropout and noise.
+        # HF's gradient_checkpointing_enable() works only in train() mode. We stay in eval(), so that dropout
+        # is off.
         for block in blocks_of(self.model):
             block.forward = partial(_recomputed, block.forward)
 
@@ -117,18 +117,10 @@ class Policy(nn.Module):
 
         Sharded weights are gathered one at a time: no second full copy exists, and every rank must call this.
         """
-        if learner is not self:
-            for mine, new in zip(self.parameters(), learner.parameters(), strict=True):
-                mine.copy_(full_tensor(new.to(mine.device, mine.dtype)))
-
-
-def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """The forward of a large linear layer on a CPU, (…, K) → contiguous (…, N), for SDPA's fast kernel."""
-    rows = x.reshape(-1, x.shape[-1])
-    if len(rows) not in FEW_ROWS:
-        return F.linear(x, layer.weight, layer.bias)
-    out = (layer.weight @ rows.T.contiguous()).T.contiguous().view(*x.shape[:-1], -1)
-    return out if layer.bias is None else out + layer.bias
+        if learner is self:
+            return
+        for mine, new in zip(self.parameters(), learner.parameters(), strict=True):
+            mine.copy_(full_tensor(new.to(mine.device, mine.dtype)))
 
 
 def _recomputed(forward: Callable[..., Any], *inputs: Any, **keywords: Any) -> Any:
@@ -138,26 +130,40 @@ def _recomputed(forward: Callable[..., Any], *inputs: Any, **keywords: Any) -> A
     return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **keywords)
 
 
-class _ChunkedLogprobs(torch.autograd.Function):
-    """log_softmax(logits)[target], and the entropy, chunk by chunk. `_logits` explains `scale` and `cap`.
+def _logits(hidden: Tensor, head: Tensor, scale: float) -> Tensor:
+    """scale · hidden @ head.T, (R, K) and (V, K) → (R, V), in float32 if the inputs have 16 bits.
 
-    The logits of a chunk are dropped at once and recomputed in backward. This costs one more product with the
-    head, and saves memory that would grow with tokens × vocabulary.
+    In bfloat16, logits of 8 to 16 would be off by up to 0.03.
+    """
+    if hidden.dtype.itemsize > 2:
+        logits = linear(hidden, head)
+    elif hidden.is_cuda:
+        logits = torch.mm(hidden, head.T, out_dtype=torch.float32)
+    else:  # a CPU has no product of two dtypes
+        logits = linear(hidden.float(), head.float())
+    return logits if scale == 1 else logits.mul_(scale)
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """log_softmax(scale · hidden @ head.T)[target], and the entropy without gradient, in chunks of tokens.
+
+    Equals `torch.utils.checkpoint` of these two lines for each chunk: the logits of a chunk are dropped at
+    once and recomputed in backward. MEASURED
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float = 1.0, cap: float = 0.0
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, scale: float, vocabulary: int
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden, weight, targets)
-        ctx.scale, ctx.cap = scale, cap
+        ctx.scale, ctx.vocabulary = scale, vocabulary
+        head = weight[:vocabulary].to(hidden.dtype)
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(logprobs)
-        head = weight.to(hidden.dtype)
-        for rows, (logits, log_p) in _chunks(len(targets), head):
-            torch.log_softmax(_logits(hidden[rows], head, scale, cap, out=logits), -1, out=log_p)
+        for rows in _chunks(hidden):
+            log_p = torch.log_softmax(_logits(hidden[rows], head, scale), -1)
             logprobs[rows] = log_p.gather(1, targets[rows, None])[:, 0]
-            entropy[rows] = -torch.exp(log_p, out=logits).mul_(log_p).sum(1)
+            entropy[rows] = -log_p.exp().mul_(log_p).sum(1)
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
@@ -165,54 +171,31 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         hidden, weight, targets = ctx.saved_tensors
         grad = ctx.scale * grad
+        head = weight[: ctx.vocabulary].to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
-        grad_head = None
+        grad_weight = None
         if ctx.needs_input_grad[1]:  # not beside adapters, where the head is frozen
             scaled = grad[:, None].to(hidden.dtype) * hidden
             # float32: a sum over many chunks loses bits in bfloat16.
-            grad_head = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-        head = weight.to(hidden.dtype)
-        for rows, (logits, p) in _chunks(len(targets), head):
-            torch.softmax(_logits(hidden[rows], head, ctx.scale, ctx.cap, out=logits), -1, out=p)
+            grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+            grad_head = grad_weight[: ctx.vocabulary]
+        for rows in _chunks(hidden):
+            p = torch.softmax(_logits(hidden[rows], head, ctx.scale), -1)
             # d log p[target] / d logits = one-hot - p. We compute p - one-hot, in float32 before rounding.
             p[torch.arange(len(p), device=p.device), targets[rows]] -= 1
-            if ctx.cap:  # d cap · tanh(x / cap) / dx = 1 - tanh²
-                p *= 1 - (logits / ctx.cap).square_()
             slope = p.to(hidden.dtype)
             grad_hidden[rows] = (slope @ head).mul_(-grad[rows, None])
-            if grad_head is not None and grad_head.dtype == hidden.dtype:  # no second matrix of its size
+            if grad_weight is None:
+                continue
+            if grad_weight.dtype == hidden.dtype:  # without a second matrix of its size
                 grad_head.addmm_(slope.T, scaled[rows], alpha=-1)
-            elif grad_head is not None:
+            else:
                 grad_head -= slope.T @ scaled[rows]
-            del slope  # before the next chunk allocates its own
-        return grad_hidden, None if grad_head is None else grad_head.to(weight.dtype), None, None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
 
 
-def _logits(hidden: Tensor, head: Tensor, scale: float, cap: float, *, out: Tensor) -> Tensor:
-    """Write scale · hidden @ head.T to the float32 `out` (R, V); with a cap, cap · tanh(that / cap).
-
-    Not to bfloat16: there logits of 8 to 16 are off by up to 0.03.
-    """
-    if hidden.dtype.itemsize > out.dtype.itemsize:  # float64, in tests
-        out.copy_(hidden @ head.T)
-    elif hidden.device.type == "cpu" and len(hidden) in FEW_ROWS and head.numel() >= LARGE_MATRIX:
-        out.copy_((head.to(out.dtype) @ hidden.to(out.dtype).T.contiguous()).T)
-    elif hidden.dtype == out.dtype or hidden.device.type == "cpu":  # a CPU has no product of two dtypes
-        torch.mm(hidden.to(out.dtype), head.to(out.dtype).T, out=out)
-    else:
-        torch.mm(hidden, head.T, out_dtype=out.dtype, out=out)
-    if scale != 1:
-        out.mul_(scale)
-    return out.div_(cap).tanh_().mul_(cap) if cap else out
-
-
-def _chunks(count: int, head: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Divide `count` tokens into chunks of R rows, each with two float32 buffers (2, R, V) to compute in.
-
-    All chunks share these buffers: fresh memory costs page faults.
-    """
-    size = max(1, min(count, CHUNK_TOKENS[head.device.type]))
-    buffers = torch.empty(2, size, len(head), dtype=torch.float32, device=head.device)
-    for start in range(0, count, size):
-        rows = slice(start, min(start + size, count))
-        yield rows, buffers[:, : rows.stop - start]
+def _chunks(hidden: Tensor) -> Iterator[slice]:
+    """Divide the rows of a tensor into chunks of CHUNK_TOKENS."""
+    size = CHUNK_TOKENS[hidden.device.type]
+    for start in range(0, len(hidden), size):
+        yield slice(start, start + size)

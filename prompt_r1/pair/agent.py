@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.model_check import check_model
 from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.errors import QuestionTooLong
-from prompt_r1.model.loading import check_vocabulary, load_policy, load_tokenizer
+from prompt_r1.model.loading import load_policy, load_tokenizer, vocabulary_of
 from prompt_r1.model.policy import Policy
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.rollout import play
@@ -27,14 +27,18 @@ LONGEST_MEAN_TOKEN = 16
 class Agent:
     """An agent that is ready to play: its weights in an engine, its tokenizer in a codec, and its rules."""
 
-    engine: Engine
+    policy: Policy
     codec: Codec
     game: GameSettings
 
-    @property
-    def policy(self) -> Policy:
-        """The agent's weights."""
-        return self.engine.policy
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine, which is made when the agent first plays.
+
+        Its KV cache takes a share of the memory that is free then. In a training the optimiser's states and
+        the peak of an update are in memory by that time.
+        """
+        return Engine(self.policy, stop_ids=self.codec.stop_ids, max_tokens=self.game.max_tokens)
 
 
 def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> Agent:
@@ -54,16 +58,15 @@ def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> A
         compute=compute,
         weights=compute,
         temperature=config.temperature,
+        vocabulary=vocabulary_of(codec.tokenizer),
         max_tokens=config.max_tokens,
     )
     check_model(policy)
-    check_vocabulary(policy, codec.tokenizer)
     # A turn also ends at the end tokens that only the model names. They must be special tokens: without a
     # generation config, transformers may name the id of an ordinary token.
     added = codec.tokenizer.added_tokens_decoder
     codec.stop_ids |= {end for end in policy.end_ids if end in added and added[end].special}
-    engine = Engine(policy, stop_ids=codec.stop_ids, max_tokens=config.max_tokens)
-    return Agent(engine, codec, config.game)
+    return Agent(policy, codec, config.game)
 
 
 def load_codec(path: str | Path, config: AgentConfig) -> Codec:
@@ -125,9 +128,9 @@ async def play_question(
             on_reply(reply)
         return reply
 
-    with agent.engine.new_game() as handle:
+    with agent.engine.new_sequence() as sequence:
         generate = partial(
-            agent.engine.generate, game=handle, temperature=temperature, top_p=top_p, watch=on_token
+            agent.engine.generate, sequence=sequence, temperature=temperature, top_p=top_p, watch=on_token
         )
         trajectory = await play(question, generate, ask, agent.codec, agent.game, seed=seed)
     trajectory.spent = caller.spent

@@ -436,7 +436,12 @@ def load_share(
     """
     device = ranks.device if ranks.mesh is None else torch.device("cpu")
     policy = load_policy(
-        start, device=device, compute=played.compute, weights=weights, temperature=played.temperature
+        start,
+        device=device,
+        compute=played.compute,
+        weights=weights,
+        temperature=played.temperature,
+        vocabulary=played.vocabulary,
     )
     if ranks.mesh is not None:
         policy.shard(ranks.mesh, ranks.device, offload=offload)

@@ -168,10 +168,10 @@ def played(smollm2) -> list[Trajectory]:
         game = Trajectory(question)
         game.add_context(smollm2.codec.opening(question.text))
         for turn in range(2):
-            with smollm2.engine.new_game() as handle:
+            with smollm2.engine.new_sequence() as handle:
                 game.add_sampled(
                     await smollm2.engine.generate(
-                        game.tokens, max_new=16, seed="0", game=handle, temperature=0.0
+                        game.tokens, max_new=16, seed="0", sequence=handle, temperature=0.0
                     )
                 )
             if turn == 0:

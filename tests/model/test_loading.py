@@ -180,6 +180,26 @@ def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(tmp_path)
         load_agent(tmp_path, AgentConfig(), CPU)
 
 
+def test_games_that_are_longer_than_a_model_was_made_for_are_said_once(tmp_path):
+    """A bug: a model of 64 positions played games of 78 tokens without a word."""
+    file = tiny.save_agent(tmp_path) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 64}))
+    load_agent(tmp_path, AgentConfig(max_tokens=64), CPU)
+    with pytest.warns(UserWarning, match="games may have 78 tokens, but the model at .* made for 64") as said:
+        load_agent(tmp_path, AgentConfig(max_tokens=78), CPU)
+    assert len(said) == 1
+
+
+def test_an_agent_scores_and_samples_only_the_tokens_of_its_tokenizer(tmp_path):
+    model = tiny.model()
+    model.resize_token_embeddings(300, mean_resizing=False)
+    model.save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    agent = load_agent(tmp_path, AgentConfig(), CPU)
+    assert agent.policy.vocabulary == len(tiny.tokenizer()) == 261
+    assert agent.policy.logits(torch.ones(1, 32)).shape == (1, 261)
+
+
 def test_a_tokenizer_whose_longest_text_is_no_number_encodes(tmp_path):
     file = tiny.save_agent(tmp_path) / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": "many"}))

@@ -25,7 +25,7 @@ LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] *
 # Kinds of a type that its default config does not have, under the name in the table.
 VARIANTS: dict[str, dict[str, object]] = {
     "cohere with larger logits": {"logit_scale": 0.3},
-    "gemma2 with capped logits": {"attn_logit_softcapping": None, "final_logit_softcapping": 2.0},
+    "gemma2 without soft caps": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
     "gpt_bigcode with several key heads": {"multi_query": False, "num_key_value_heads": 4},
     "granite with smaller logits": {"logits_scaling": 3.0},
     "llama with RoPE llama3": {
@@ -130,7 +130,7 @@ REFUSED = (
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3", "qwen2 with windows", "gemma2 with capped logits", "granite with smaller logits", "opt"]
+    "name", ["qwen3", "qwen2 with windows", "gemma2 without soft caps", "granite with smaller logits", "opt"]
 )
 def test_a_type_of_model_is_computed_as_the_unmodified_model_does(name):
     """A bug: models without num_key_value_heads (GPT-2, GPT-NeoX, OPT) ended in a traceback."""

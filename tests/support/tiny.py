@@ -12,6 +12,7 @@ from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from prompt_r1.engine.kv_cache import BlockPool
 from prompt_r1.errors import EnvError
 from prompt_r1.model import attention
 from prompt_r1.model.policy import Policy
@@ -54,7 +55,7 @@ def model(*, seed: int = 0, layers: int = 2, kv_heads: int = 2, tied: bool = Tru
         num_key_value_heads=kv_heads,
         head_dim=16,
         intermediate_size=64,
-        max_position_embeddings=4096,
+        max_position_embeddings=8192,
         tie_word_embeddings=tied,
         initializer_range=0.3,
         attn_implementation=attention.NAME,
@@ -68,6 +69,17 @@ def model(*, seed: int = 0, layers: int = 2, kv_heads: int = 2, tied: bool = Tru
 
 def policy(**options) -> Policy:
     return Policy(model(**options), compute=torch.float32)
+
+
+def pool(*, blocks: int, block_size: int, layers: int = 2) -> BlockPool:
+    """A KV cache for the tiny model."""
+    return BlockPool(
+        model(layers=layers).config,
+        blocks=blocks,
+        block_size=block_size,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
 
 
 def save_agent(folder: Path, **options) -> Path:
@@ -144,8 +156,8 @@ class ScriptedAgent:
         self.limits: list[int] = []  # max_new of each call
         self.seeds: list[str] = []
 
-    def new_game(self) -> AbstractContextManager[None]:
-        """The handle of a game, which a script does not need."""
+    def new_sequence(self) -> AbstractContextManager[None]:
+        """A sequence, which a script does not need."""
         return nullcontext()
 
     async def generate(self, tokens: list[int], *, max_new: int, seed: str, **options: object) -> Completion:

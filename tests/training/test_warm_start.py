@@ -9,7 +9,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from prompt_r1.engine.engine import Engine
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.systems import read_evaluate_config
 from prompt_r1.model.lora import adapters_removed, add_lora
@@ -42,8 +41,7 @@ SMALL = SftConfig(agent="", lr=1e-2, epochs=8, batch_size=4, micro_batch=2, devi
 def tiny_agent() -> Agent:
     game = replace(one_turn_config(SMALL).game, max_tokens=400)
     codec = Codec(tiny.tokenizer(), "Answer.")
-    engine = Engine(tiny.policy(), stop_ids=codec.stop_ids, max_tokens=game.max_tokens)
-    return Agent(engine, codec, game)
+    return Agent(tiny.policy(), codec, game)
 
 
 def examples(agent: Agent) -> list[Trajectory]:
