@@ -16,10 +16,10 @@ from benchmarks.measuring import clock, memory
 from benchmarks.workload import learn_from, plan, random_games, random_model
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.kv_cache import (
-    PAGE_SIZE,
-    CachedGame,
+    BLOCK_SIZE,
+    BlockPool,
     PagedBatch,
-    PagePool,
+    Sequence,
     _flash,
     _sequence_by_sequence,
 )
@@ -46,15 +46,21 @@ def random_policy() -> Policy:
 def paged_attention(policy: Policy) -> str:
     """FlashAttention with a block table against SDPA, sequence by sequence."""
     torch.manual_seed(0)
-    pool = PagePool(policy, pages=64, page_size=PAGE_SIZE["cuda"])
+    pool = BlockPool(
+        policy.model.config,
+        blocks=64,
+        block_size=BLOCK_SIZE["cuda"],
+        dtype=policy.compute,
+        device=policy.device,
+    )
     pool.keys.normal_()
     pool.values.normal_()
     worst = 0.0
     for counts in ((1, 1, 1), (1, 300, 40)):
-        games = [CachedGame(number, [0] * length) for number, length in enumerate((700, 513, 40))]
-        for game in games:
-            pool.extend(game, len(game.tokens))
-        batch = PagedBatch(dict(zip(games, counts, strict=True)), pool)
+        sequences = [Sequence(number, [0] * length) for number, length in enumerate((700, 513, 40))]
+        for sequence in sequences:
+            pool.allocate(sequence, len(sequence.tokens))
+        batch = PagedBatch(dict(zip(sequences, counts, strict=True)), pool)
         heads = policy.model.config.num_attention_heads
         query = torch.randn(
             sum(counts), heads, pool.keys.shape[4], device=policy.device, dtype=pool.keys.dtype
@@ -77,10 +83,10 @@ def play(engine: Engine, games: int, new: int) -> list[tuple[list[int], Tensor]]
 
     async def one(number: int) -> tuple[list[int], Tensor]:
         tokens, found = [100 + number // 5] * 60, []
-        with engine.new_game() as game:
+        with engine.new_sequence() as game:
             for turn in range(2):
                 seed = f"{number}/{turn}"
-                completion = await engine.generate(tokens, max_new=new, seed=seed, game=game)
+                completion = await engine.generate(tokens, max_new=new, seed=seed, sequence=game)
                 found.append((len(tokens), completion))
                 tokens = [*tokens, *completion.tokens, 7, 8, 9]
         logprobs = torch.full((len(tokens),), torch.nan)
@@ -118,8 +124,7 @@ def decode(policy: Policy) -> str:
     played = play(rollout, games, new)
     seconds = clock() - start
     speed = sum(int((~logprobs.isnan()).sum()) for _, logprobs in played) / seconds
-    assert rollout._pool is not None
-    cached = rollout._pool.count * rollout._pool.page_size
+    cached = rollout._pool.count * rollout._pool.block_size
     return f"{speed:,.0f} sampled tokens/s, {games} games at once; the KV cache holds {cached:,} tokens"
 
 

@@ -23,6 +23,7 @@ from benchmarks.workload import (
     LENGTHS,
     SHAPES,
     PlannedGame,
+    count_work,
     greedy_game,
     longest,
     plan,
@@ -46,8 +47,9 @@ def play_ours(policy: Policy, games: list[PlannedGame], *, latency: bool) -> Pla
     run = PlayedRun()
     with measuring(run):
         engine = Engine(policy, stop_ids=frozenset(), max_tokens=longest(games), kv_tokens=kv_tokens)
+        work = count_work(engine)
         run.tokens = asyncio.run(play_async(games, partial(greedy_game, engine), latency=latency))
-    run.prefilled = engine._scheduler.prefilled
+    run.prefilled = work.prefilled
     return run
 
 

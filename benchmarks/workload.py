@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from prompt_r1.engine.engine import Engine
+from prompt_r1.engine.scheduler import Job, Scheduler
 from prompt_r1.grpo import LossColumns, grpo_loss
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy
@@ -227,10 +228,39 @@ async def play_async(
 @contextmanager
 def greedy_game(engine: Engine) -> Iterator[Generate]:
     """A game of our engine, for `play_async`."""
-    with engine.new_game() as game:
+    with engine.new_sequence() as game:
 
         async def generate(tokens: list[int], max_new: int) -> list[int]:
-            completion = await engine.generate(tokens, max_new=max_new, seed="", game=game, temperature=0.0)
+            completion = await engine.generate(
+                tokens, max_new=max_new, seed="", sequence=game, temperature=0.0
+            )
             return completion.tokens
 
         yield generate
+
+
+class CountingScheduler(Scheduler):
+    """Counts the prompt tokens that are computed, and the jobs that are preempted."""
+
+    prefilled = 0
+    preempted = 0
+
+    def schedule(self) -> dict[Job, int]:
+        prefilling = [job for job in self.running if job.uncached > 1]
+        counts = super().schedule()
+        self.prefilled += sum(counts.get(job, 0) for job in prefilling)
+        return counts
+
+    def preempt(self, job: Job) -> None:
+        self.preempted += 1
+        super().preempt(job)
+
+
+def count_work(engine: Engine) -> CountingScheduler:
+    """Count what an engine computes from now on."""
+    scheduler = engine._scheduler
+    counting = CountingScheduler(
+        engine._pool, max_sequences=scheduler.max_sequences, prefill_tokens=scheduler.prefill_tokens
+    )
+    engine._scheduler = counting
+    return counting

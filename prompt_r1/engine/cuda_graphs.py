@@ -1,8 +1,9 @@
 """Decode steps as CUDA graphs, one for each batch size.
 
-A decode step (one new token for each sequence) launches about 20 kernels in each layer, and launching them
-one by one takes longer than running them. A graph launches them all at once. It reads the batch that it was
-captured with, to which new ones are copied, padded to its size with idle rows that write to the spare page.
+A decode step computes one new token for each sequence. It launches about 20 kernels in each layer, and to
+launch them one by one takes longer than to run them. A graph launches them all at once. A graph reads the
+buffers of the batch that it was captured with: each new batch is padded to the size of the graph with idle
+sequences, which write to the spare block, and copied to these buffers.
 
 The first replay of each graph is compared with the same step run directly; if they differ, none is used.
 """
@@ -14,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from prompt_r1.engine.kv_cache import CachedGame, PagedBatch, PagePool
+from prompt_r1.engine.kv_cache import BlockPool, PagedBatch, Sequence
 
 SIZES = (1, 2, 4, 8, *range(16, 257, 16))  # batch sizes
 TOLERANCE = 0.05  # largest relative difference in norm between replayed and direct hidden states
@@ -29,21 +30,27 @@ Capture = Callable[[Replay], Replay]
 class DecodeGraphs:
     """Runs decode steps. A batch size is captured when it first occurs, and replayed from then on."""
 
-    def __init__(self, forward: Forward, pool: PagePool, *, longest: int, capture: Capture) -> None:
+    def __init__(self, forward: Forward, pool: BlockPool, *, longest: int, capture: Capture) -> None:
         """`longest` is the largest number of tokens in a sequence."""
-        self._forward, self._pool, self._longest, self._capture = forward, pool, longest, capture
-        self._broken = False  # True: a graph differed, and graphs are no longer used
-        # Of each batch size: the batch that its graph reads, and the graph.
+        self._forward = forward
+        self._pool = pool
+        self._longest = longest
+        self._capture = capture
+        self._broken = False  # a graph computed something else, so graphs are not used any longer
+        # For each batch size: the batch whose buffers its graph reads, and the graph.
         self._graphs: dict[int, tuple[PagedBatch, Replay]] = {}
 
-    def __call__(self, games: Mapping[CachedGame, int]) -> Tensor:
-        """The last hidden states (R, hidden) of the new tokens of R games, one of each."""
-        count, pool = len(games), self._pool
+    def __call__(self, new_tokens: Mapping[Sequence, int]) -> Tensor:
+        """The last hidden states (R, hidden) of R sequences, each with one new token."""
+        count = len(new_tokens)
         if self._broken or count > SIZES[-1]:
-            return self._forward(PagedBatch(games, pool))
+            return self._forward(PagedBatch(new_tokens, self._pool))
         size = next(size for size in SIZES if size >= count)
-        idle = {CachedGame(-1, [0], [pool.spare]): 1 for _ in range(count, size)}
-        batch = PagedBatch({**games, **idle}, pool, longest=self._longest)
+        padded = dict(new_tokens)
+        for _ in range(count, size):
+            idle = Sequence(number=-1, tokens=[0], block_table=[self._pool.spare])
+            padded[idle] = 1
+        batch = PagedBatch(padded, self._pool, longest=self._longest)
         if size not in self._graphs:
             self._graphs[size] = batch, self._captured(partial(self._forward, batch))
         fixed, replay = self._graphs[size]
@@ -58,7 +65,7 @@ class DecodeGraphs:
         difference = float((replay().float() - expected).norm() / expected.norm())
         if difference <= TOLERANCE:
             return replay
-        self._broken = True  # also when it is NaN
+        self._broken = True  # also when the difference is NaN
         warnings.warn(f"a captured decode step differs by {difference:.1%}: no CUDA graphs", stacklevel=2)
         return forward
 

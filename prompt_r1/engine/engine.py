@@ -1,40 +1,43 @@
 """Batched generation with a KV cache, on an unmodified Hugging Face model.
 
-The interface is stateless: `generate(tokens)`. A game passes its handle, under which its sequence stays
-cached between its turns: only the tokens that are not cached yet are computed. The longest prefix that any
-cached game has in common with it is copied. A step has three parts:
+The interface is stateless: `generate(tokens)`. A game passes its sequence, which stays cached between its
+turns, so only the tokens that are not cached yet are computed. A game without a cached sequence copies the
+longest prefix that it has in common with any cached one. A step has three parts:
 
     schedule   choose the tokens of the step: one for each job that decodes, and prompt tokens in chunks
     run        one forward over these tokens, packed into one row
-    sample     append a token to each job that can; jobs that are finished leave the batch at once
+    sample     append a token to each job whose tokens are all cached; finished jobs leave the batch at once
 
-A game that waits for its environment keeps its pages while memory allows, but has no place in the batch.
+A game that waits for its environment keeps its blocks while memory allows, but has no place in the batch.
 """
 
 import asyncio
 import itertools
+import math
 import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from prompt_r1.engine.cuda_graphs import Capture, DecodeGraphs, capture_cuda_graph
-from prompt_r1.engine.kv_cache import CachedGame, PagedBatch, PagePool, allocate_pool, upload
+from prompt_r1.engine.kv_cache import PagedBatch, Sequence, allocate_pool, upload
 from prompt_r1.engine.sampling import draw
 from prompt_r1.engine.scheduler import Job, Scheduler
+from prompt_r1.errors import Resumable
 from prompt_r1.model.policy import Policy
 from prompt_r1.types import Completion
 
 # Prompt tokens in a forward: enough to fill the device, few enough that decoding does not wait long.
 PREFILL_TOKENS = {"cpu": 512, "cuda": 8192}
+# Lower temperatures are greedy: float32 would round 1e-46 to 0, and divide by it.
+LOWEST_TEMPERATURE = 1e-6
 
 
 class Engine:
-    """Generates for many games at once."""
+    """Generates for many games at once. Allocates its KV cache when it is made."""
 
     def __init__(
         self,
@@ -43,41 +46,41 @@ class Engine:
         stop_ids: frozenset[int],
         max_tokens: int,
         kv_tokens: int = 0,
-        max_games: int = 256,
+        max_sequences: int = 256,
         prefill_tokens: int = 0,
-        page_size: int = 0,
+        block_size: int = 0,
         capture: Capture = capture_cuda_graph,
     ) -> None:
-        """Memory is allocated at the first request: an engine that never plays takes none.
+        """`max_tokens`: tokens of the longest game. `kv_tokens`: tokens in the KV cache; 0: as many as the
+        memory allows that is free now. `max_sequences`: games that decode at the same time. `prefill_tokens`:
+        prompt tokens in a forward. `block_size`: tokens in a block of the cache. For both, 0 is the default
+        of the device. `capture`: captures decode steps on GPUs in 16 bits.
 
-        `max_tokens`: of a game. `kv_tokens`: of the KV cache (0: as much as free memory allows). `max_games`:
-        that decode at the same time. `prefill_tokens`: prompt tokens in a forward, `page_size`: tokens of a
-        page of the cache (0: defaults for the device). `capture`: captures decode steps on GPUs in 16 bits.
+        Raises UsageError if the free memory does not hold the cache of one game.
         """
         self.policy = policy
         self.stop_ids = stop_ids
         self.max_tokens = max_tokens
-        self._max_games = max_games
+        self._max_sequences = max_sequences
         self._prefill_tokens = prefill_tokens or PREFILL_TOKENS[policy.device.type]
-        self._capture = capture
-        self._allocate_pool = partial(
-            allocate_pool, policy, tokens=kv_tokens, longest=max_tokens, games=max_games, page_size=page_size
+        self._pool = allocate_pool(
+            policy, tokens=kv_tokens, longest=max_tokens, sequences=max_sequences, block_size=block_size
         )
-        self._numbers = itertools.count()  # of games
-        self._pool: PagePool | None = None
-        self._graphs: DecodeGraphs  # made with the pool, as the scheduler
-        self._scheduler: Scheduler
+        self._graphs = DecodeGraphs(policy.hidden_states, self._pool, longest=max_tokens, capture=capture)
+        self._scheduler = Scheduler(
+            self._pool, max_sequences=max_sequences, prefill_tokens=self._prefill_tokens
+        )
+        self._sequence_numbers = itertools.count()
         self._loop: asyncio.Task[None] | None = None
 
     @contextmanager
-    def new_game(self) -> Iterator[CachedGame]:
-        """The handle of a new game. What is cached of the game is dropped at the end of the context."""
-        game = CachedGame(next(self._numbers))
+    def new_sequence(self) -> Iterator[Sequence]:
+        """The sequence of a new game. Its cache is dropped at the end of the context."""
+        sequence = Sequence(next(self._sequence_numbers))
         try:
-            yield game
+            yield sequence
         finally:
-            if self._pool is not None:
-                self._scheduler.evict([game])
+            self._scheduler.evict([sequence])
 
     async def generate(
         self,
@@ -85,7 +88,7 @@ class Engine:
         *,
         max_new: int,
         seed: str,
-        game: CachedGame | None = None,
+        sequence: Sequence | None = None,
         temperature: float = 1.0,
         top_p: float = 1.0,
         watch: Callable[[int], None] | None = None,
@@ -96,8 +99,9 @@ class Engine:
         temperature) over the whole vocabulary, or of softmax(logits) at temperature 0. The result depends on
         the weights, the tokens and these arguments only, not on the games that run at the same time.
 
-        `game`: the handle of the game whose turn it is, one turn at a time; None: a game of this call alone.
-        `watch` is called with each token as it is sampled. Raises ValueError if the tokens do not fit.
+        `sequence`: the sequence of the game whose turn this is, which has one turn at a time; None: a new
+        sequence for this call alone. `watch` is called with each token as it is sampled. Raises ValueError if
+        the tokens do not fit, and Resumable if the model's logits are not finite.
         """
         if not (temperature >= 0 and 0 < top_p <= 1):
             raise ValueError(f"{temperature=} must be at least 0, and {top_p=} in (0, 1]")
@@ -105,47 +109,37 @@ class Engine:
             raise ValueError(
                 f"{len(tokens)} tokens and {max_new} new ones do not fit a game of {self.max_tokens}"
             )
-        if self._pool is None:
-            self._allocate()
+        if temperature < LOWEST_TEMPERATURE:
+            temperature = 0.0
         numbers = random.Random(seed)
-        with self.new_game() if game is None else nullcontext(game) as cached:
+        with self.new_sequence() if sequence is None else nullcontext(sequence) as cached:
             job = Job(
-                cached,
-                [*tokens],
-                max_new,
-                temperature,
-                top_p,
-                numbers,
-                numbers.random(),
-                asyncio.get_running_loop().create_future(),
-                watch,
+                sequence=cached,
+                tokens=[*tokens],
+                max_new=max_new,
+                temperature=temperature,
+                top_p=top_p,
+                random=numbers,
+                uniform=numbers.random(),
+                done=asyncio.get_running_loop().create_future(),
+                watch=watch,
             )
             self._scheduler.add(job)
             if self._loop is None or self._loop.done():
                 self._loop = asyncio.create_task(self._run())
             return await job.done
 
-    def clear_cache(self) -> None:
-        """Drop every cached sequence: call it when the weights have changed.
+    def begin_rollout(self) -> None:
+        """Prepare for games with new weights: drop every cached sequence, and restore the limits.
 
-        Limits that were halved because memory ran out are restored: the next rollout may have more of it.
+        The limits were halved if memory ran out in the last rollout. No game may be running.
         """
-        if self._pool is None:
-            return
-        self._scheduler.drop_done()
-        assert not (self._scheduler.waiting or self._scheduler.running), "the weights changed during a game"
-        self._scheduler.drop_cache()
-        self._scheduler.max_games = self._max_games
-        self._scheduler.prefill_tokens = self._prefill_tokens
-
-    def _allocate(self) -> None:
-        self._pool = self._allocate_pool()
-        self._graphs = DecodeGraphs(
-            self.policy.hidden_states, self._pool, longest=self.max_tokens, capture=self._capture
-        )
-        self._scheduler = Scheduler(
-            self._pool, max_games=self._max_games, prefill_tokens=self._prefill_tokens
-        )
+        scheduler = self._scheduler
+        scheduler.drop_done()
+        assert not (scheduler.waiting or scheduler.running), "the weights changed during a game"
+        scheduler.drop_cache()
+        scheduler.max_sequences = self._max_sequences
+        scheduler.prefill_tokens = self._prefill_tokens
 
     async def _run(self) -> None:
         """Run steps until no job is left. After each step, games and environments get their turn."""
@@ -169,16 +163,16 @@ class Engine:
             self._run_schedule(scheduler.schedule())
             return
         except torch.OutOfMemoryError:
-            if scheduler.max_games == 1 and scheduler.prefill_tokens == 1:
+            if scheduler.max_sequences == 1 and scheduler.prefill_tokens == 1:
                 raise
         # After the handler, because the exception keeps the tensors of the forward alive.
-        scheduler.max_games = max(1, len(scheduler.running) // 2)
+        scheduler.max_sequences = max(1, len(scheduler.running) // 2)
         scheduler.prefill_tokens = max(1, scheduler.prefill_tokens // 2)
         scheduler.drop_cache()  # the forward may not have written all rows
         torch.cuda.empty_cache()  # has no effect where CUDA is not in use
         warnings.warn(
-            f"out of memory: in the rest of this rollout at most {scheduler.max_games} games decode at the "
-            f"same time, and {scheduler.prefill_tokens} prompt tokens are computed beside them",
+            f"out of memory: in the rest of this rollout at most {scheduler.max_sequences} games decode at "
+            f"the same time, and {scheduler.prefill_tokens} prompt tokens are computed beside them",
             stacklevel=2,
         )
 
@@ -187,28 +181,43 @@ class Engine:
         """Run the forward over these numbers of new tokens, and sample a token for each job that can."""
         if not counts:
             return
-        assert self._pool is not None, "the pool is allocated before the first step"
-        games = {job.game: count for job, count in counts.items()}
-        ends = [*itertools.accumulate(counts.values())]
-        # Of the jobs whose tokens are all cached, the column of the last one.
-        columns = {job: end - 1 for job, end in zip(counts, ends, strict=True) if not job.uncached}
-        if self._pool.flash and len(columns) == ends[-1]:  # a decode step; graphs need FlashAttention
-            states = self._graphs(games)
+        # 1. Pack the new tokens of all jobs into one row. `columns` has the last column of each job whose
+        #    tokens are all cached after this step: its hidden state gives the next token.
+        new_tokens: dict[Sequence, int] = {}
+        sampling: list[Job] = []
+        columns: list[int] = []
+        width = 0
+        for job, count in counts.items():
+            new_tokens[job.sequence] = count
+            width += count
+            if job.uncached == 0:
+                sampling.append(job)
+                columns.append(width - 1)
+        # 2. One forward. If every job has one token, this is a decode step, which a CUDA graph can replay.
+        only_decodes = len(sampling) == width
+        if self._pool.flash and only_decodes:  # graphs need FlashAttention
+            hidden = self._graphs(new_tokens)
         else:
-            states = self.policy.hidden_states(PagedBatch(games, self._pool))
-        if columns:
-            sampled = upload(list(columns.values()), torch.int64, self._pool.device)
-            self._sample(list(columns), states.index_select(0, sampled))
+            hidden = self.policy.hidden_states(PagedBatch(new_tokens, self._pool))
+        # 3. Sample.
+        if sampling:
+            chosen = upload(columns, torch.int64, self._pool.device)
+            self._sample(sampling, hidden.index_select(0, chosen))
 
     def _sample(self, jobs: list[Job], hidden: Tensor) -> None:
         """Sample a token of each job from its last hidden state (R, hidden); resolve finished jobs."""
         drawn = draw(
             self.policy.logits(hidden),
-            [job.temperature for job in jobs],
-            [job.top_p for job in jobs],
-            [job.uniform for job in jobs],
+            temperatures=[job.temperature for job in jobs],
+            top_ps=[job.top_p for job in jobs],
+            numbers=[job.uniform for job in jobs],
         )
         for job, (number, logprob) in zip(jobs, drawn.tolist(), strict=True):
+            if not math.isfinite(logprob):
+                raise Resumable(
+                    "the model's logits are NaN or infinite, so no token can be sampled: its weights have "
+                    "diverged (give a smaller --lr) or do not suit 16 bits (give --dtype float32)"
+                )
             token = int(number)
             job.tokens.append(token)
             job.logprobs.append(logprob)
@@ -217,5 +226,6 @@ class Engine:
                 job.watch(token)
             finished = token in self.stop_ids
             if finished or len(job.logprobs) == job.max_new:
-                self._scheduler.running.remove(job)  # its sequence stays cached for the game's next call
-                job.done.set_result(Completion(job.tokens[-len(job.logprobs) :], job.logprobs, finished))
+                self._scheduler.running.remove(job)  # its sequence stays cached for the game's next turn
+                sampled = job.tokens[-len(job.logprobs) :]
+                job.done.set_result(Completion(sampled, job.logprobs, finished))

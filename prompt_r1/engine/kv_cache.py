@@ -1,14 +1,14 @@
-"""The KV cache in pages, as in vLLM, and attention over it.
+"""The KV cache in blocks, as in vLLM, and attention over it.
 
-    pool          pages of S tokens, for all layers
-    block table   the pages of a sequence: its token t is in row t % S of page number t // S
-    users         how many sequences hold each page
+    pool          blocks of S tokens, with the keys and values of all layers
+    block table   the blocks of a sequence: its token t is in row t % S of block block_table[t // S]
+    ref count     how many sequences use a block
 
-Of the longest prefix that a new game has in common with a cached one, full pages are held by both, and the
-rest is copied into a page of its own.
+A new sequence may begin with a prefix of a cached one. Both sequences then use the full blocks of the prefix;
+the rest of the prefix is copied into a block of the new sequence's own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 
@@ -22,87 +22,108 @@ from prompt_r1.model.attention import Window, attend_in_window, causal_mask
 from prompt_r1.model.loading import free_memory
 from prompt_r1.model.policy import Policy
 
-# Tokens of a page. On a CPU a page holds a whole game, which attention reads as a view: the keys and values
-# of a sequence over several pages are copied in every step and layer, which takes longer than the attention.
-# On GPUs it has the size that FlashAttention wants.
-PAGE_SIZE = {"cpu": 4096, "cuda": 256}
+# Tokens of a block. On a CPU a block holds a whole game, which attention reads as a view: the keys and values
+# of a sequence over several blocks are copied in every step and layer, which takes longer than the attention.
+# On GPUs FlashAttention wants blocks of 256 tokens.
+BLOCK_SIZE = {"cpu": 4096, "cuda": 256}
 # Share of the free memory that the cache takes if no size is given.
 MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.6}
 
 
 @dataclass(eq=False)
-class CachedGame:
-    """A game in the engine: the handle that its calls of `generate` pass, and its cached sequence."""
+class Sequence:
+    """The tokens of a game whose keys and values are cached: the handle of the game in the engine."""
 
-    number: int  # in the order of their beginnings: older games are served first
-    tokens: list[int] = field(default_factory=list)  # those whose keys and values are in the pages
-    pages: list[int] = field(default_factory=list)  # block table
+    number: int  # in the order of creation: older sequences are served first
+    tokens: list[int] = field(default_factory=list)
+    block_table: list[int] = field(default_factory=list)
 
 
-class PagePool:
-    """Keys and values of all layers, in pages, in the compute dtype, on the policy's device.
+class BlockPool:
+    """Blocks of keys and values for all layers. Allocates all of its memory when it is made.
 
-    One more page, `spare`, belongs to no sequence: the idle rows of a CUDA graph write to it.
+    One more block, `spare`, belongs to no sequence: the idle rows of a CUDA graph write to it.
     """
 
-    def __init__(self, policy: Policy, *, pages: int, page_size: int) -> None:
-        layers, kv_heads, dim = shape_of_a_token(policy.model.config)
-        on_cpu = policy.device.type == "cpu"
-        # A CPU reads a head's rows of one sequence fastest if they are contiguous.
-        middle = (kv_heads, page_size) if on_cpu else (page_size, kv_heads)
-        size = (2, layers, pages + 1, *middle, dim)
-        cache = torch.empty(size, dtype=policy.compute, device=policy.device)
-        self.cache = cache.transpose(3, 4) if on_cpu else cache  # (2, L, P, S, Hkv, D)
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        *,
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        layers, kv_heads, dim = shape_of_a_token(config)
+        if device.type == "cpu":
+            # A CPU reads the rows of one head fastest if they are contiguous.
+            contiguous = torch.empty(
+                (2, layers, blocks + 1, kv_heads, block_size, dim), dtype=dtype, device=device
+            )
+            self.cache = contiguous.transpose(3, 4)
+        else:
+            self.cache = torch.empty(
+                (2, layers, blocks + 1, block_size, kv_heads, dim), dtype=dtype, device=device
+            )
+        # (2, layers, blocks, rows, key heads, D): keys, then values.
         self.keys, self.values = self.cache
-        self.device = policy.device
-        self.flash = policy.device.type == "cuda" and policy.compute.itemsize == 2  # what FlashAttention has
-        self.page_size = page_size
-        self.count = pages
-        self.spare = pages
-        self.free = list(range(pages))
-        self.users = [0] * pages
+        self.device = device
+        self.flash = device.type == "cuda" and dtype.itemsize == 2  # what FlashAttention computes
+        self.block_size = block_size
+        self.count = blocks
+        self.spare = blocks
+        self.free = list(range(blocks))
+        self.ref_counts = [0] * blocks
 
-    def pages_for(self, tokens: int) -> int:
-        """The number of pages of so many tokens."""
-        return -(-tokens // self.page_size)
+    def blocks_for(self, tokens: int) -> int:
+        """The number of blocks that hold so many tokens."""
+        return -(-tokens // self.block_size)
 
-    def extend(self, game: CachedGame, tokens: int) -> None:
-        """Give a game pages for so many tokens. There must be enough free ones."""
-        while len(game.pages) < self.pages_for(tokens):
-            page = self.free.pop()
-            self.users[page] = 1
-            game.pages.append(page)
+    def allocate(self, sequence: Sequence, tokens: int) -> None:
+        """Extend the block table of a sequence to so many tokens. There must be enough free blocks."""
+        while len(sequence.block_table) < self.blocks_for(tokens):
+            block = self.free.pop()
+            self.ref_counts[block] = 1
+            sequence.block_table.append(block)
 
-    def truncate(self, game: CachedGame, length: int) -> None:
-        """Keep at most the first tokens of a sequence, in pages to which it may append.
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Keep at most the first `length` tokens of a sequence, so that it can append to them.
 
-        A page that others hold is not written to: what is cut inside of one is computed again.
+        A block that other sequences use must not be written to. If the cut is inside of such a block, all of
+        its tokens are dropped.
         """
-        if length % self.page_size and self.users[game.pages[length // self.page_size]] > 1:
-            length -= length % self.page_size
-        del game.tokens[length:]
-        for page in game.pages[self.pages_for(length) :]:
-            self.users[page] -= 1
-            if not self.users[page]:
-                self.free.append(page)
-        del game.pages[self.pages_for(length) :]
+        rest = length % self.block_size
+        if rest:
+            last_block = sequence.block_table[length // self.block_size]
+            if self.ref_counts[last_block] > 1:
+                length -= rest
+        kept = self.blocks_for(length)
+        for block in sequence.block_table[kept:]:
+            self.ref_counts[block] -= 1
+            if self.ref_counts[block] == 0:
+                self.free.append(block)
+        del sequence.block_table[kept:]
+        del sequence.tokens[length:]
 
-    def fork(self, source: CachedGame, target: CachedGame, length: int) -> None:
-        """Let a game without a sequence begin with the first tokens of another one's.
+    def fork(self, source: Sequence, target: Sequence, length: int) -> None:
+        """Begin an empty sequence with the first `length` tokens of another one.
 
-        Full pages are shared; the rest is copied to a new page, which must be free.
+        Full blocks are shared. The rest is copied to a new block, which must be free.
         """
-        full = length // self.page_size
-        target.tokens, target.pages = source.tokens[:length], source.pages[:full]
-        for page in target.pages:
-            self.users[page] += 1
-        self.extend(target, length)
-        if rows := length % self.page_size:
-            self.cache[:, :, target.pages[full], :rows] = self.cache[:, :, source.pages[full], :rows]
+        full = length // self.block_size
+        target.tokens = source.tokens[:length]
+        target.block_table = source.block_table[:full]
+        for block in target.block_table:
+            self.ref_counts[block] += 1
+        self.allocate(target, length)
+        rest = length % self.block_size
+        if rest:
+            copy, original = target.block_table[full], source.block_table[full]
+            self.cache[:, :, copy, :rest] = self.cache[:, :, original, :rest]
 
 
 def shape_of_a_token(config: PretrainedConfig) -> torch.Size:
-    """The shape (L, Hkv, D) of the keys of one token, and of its values."""
+    """The shape (layers, key heads, D) of the keys of one token, and of its values."""
     text = config.get_text_config()
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
@@ -110,94 +131,121 @@ def shape_of_a_token(config: PretrainedConfig) -> torch.Size:
     return torch.Size([text.num_hidden_layers, kv_heads, head_dim])
 
 
-def allocate_pool(policy: Policy, *, tokens: int, longest: int, games: int, page_size: int = 0) -> PagePool:
-    """A pool for so many tokens (0: what free memory allows, but no more than these games can fill).
+def allocate_pool(
+    policy: Policy, *, tokens: int, longest: int, sequences: int, block_size: int = 0
+) -> BlockPool:
+    """A pool for `tokens` tokens; 0: for as many as free memory allows, but no more than are ever used.
 
-    `longest`: tokens of the longest game. `page_size` 0: the default of the device. Raises UsageError if the
-    memory does not hold one game.
+    `longest`: tokens of the longest sequence; `sequences`: how many there can be at the same time;
+    `block_size` 0: the default of the device. Raises UsageError if the memory does not hold one sequence.
     """
-    kind = policy.device.type
-    page_size = page_size or (min(longest, PAGE_SIZE["cpu"]) if kind == "cpu" else PAGE_SIZE["cuda"])
-    pages_of_game = -(-longest // page_size)
-    page_bytes = 2 * page_size * shape_of_a_token(policy.model.config).numel() * policy.compute.itemsize
-    affordable = int(MEMORY_SHARE[kind] * free_memory(policy.device)) // page_bytes
-    # A game never takes more pages than `longest` needs, so a cache that holds one game always holds it.
-    pages = max(tokens // page_size, pages_of_game) if tokens else min(affordable, games * pages_of_game)
-    if pages < pages_of_game:
+    config, kind = policy.model.config, policy.device.type
+    if not block_size:
+        block_size = min(longest, BLOCK_SIZE["cpu"]) if kind == "cpu" else BLOCK_SIZE["cuda"]
+    most_of_one = -(-longest // block_size)  # blocks of the longest sequence
+    if tokens:
+        # A sequence never takes more blocks than this, so a cache that holds one sequence always holds it.
+        blocks = max(tokens // block_size, most_of_one)
+    else:
+        bytes_of_block = 2 * block_size * shape_of_a_token(config).numel() * policy.compute.itemsize
+        affordable = int(MEMORY_SHARE[kind] * free_memory(policy.device)) // bytes_of_block
+        blocks = min(affordable, sequences * most_of_one)
+    if blocks < most_of_one:
         raise UsageError(
-            f"the free memory holds a KV cache of {pages * page_size} tokens, but a game may have {longest}: "
-            "lower --max-tokens, or --tokens-per-batch if this is a training"
+            f"the free memory holds a KV cache of {blocks * block_size} tokens, but a game may have "
+            f"{longest}: lower --max-tokens, or --tokens-per-batch if this is a training"
         )
-    return PagePool(policy, pages=pages, page_size=page_size)
+    return BlockPool(config, blocks=blocks, block_size=block_size, dtype=policy.compute, device=policy.device)
 
 
-# Attention of new tokens over the pages
+# Attention of new tokens over the blocks
 
 
-def upload(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
+def upload(
+    numbers: Collection[int] | Collection[Collection[float]], dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """Copy numbers, or rows of numbers, to the device. The host does not wait for the copy."""
     pinned = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
     return pinned.to(device, non_blocking=True)
 
 
 class PagedBatch:
-    """A packed row of T new tokens of B games, and the pages that hold their sequences."""
+    """A packed row of the T new tokens of B sequences, and the blocks that hold these sequences."""
 
-    def __init__(self, games: Mapping[CachedGame, int], pool: PagePool, *, longest: int = 0) -> None:
-        """`games`: how many of the last tokens of each are new.
+    def __init__(self, new_tokens: Mapping[Sequence, int], pool: BlockPool, *, longest: int = 0) -> None:
+        """`new_tokens`: how many of the last tokens of each sequence are new.
 
-        `longest`: tokens of a game that the block tables have room for (0: of the longest of these).
+        `longest`: tokens that a row of the block tables has room for; 0: the longest of these sequences.
         """
-        self.games, self.pool = games, pool
-        self.mask = cache(causal_mask)  # made once for all layers
-        new: list[tuple[int, ...]] = []
-        starts, lengths = [0], [len(game.tokens) for game in games]
-        for game, count in games.items():
-            for position in range(len(game.tokens) - count, len(game.tokens)):
-                page, row = divmod(position, pool.page_size)
-                new.append((game.tokens[position], position, game.pages[page], row))
-            starts.append(len(new))
-        self.most_new = max(games.values())  # tokens of one game
-        self.longest = max(longest, *lengths)
-        spare = [pool.spare] * pool.pages_for(self.longest)
-        tables = [[*game.pages, *spare][: len(spare)] for game in games]
-        # (T,) each: the new tokens, their positions in their games, their pages, and their rows in the pages.
-        columns = upload([*zip(*new, strict=True)], torch.int64, pool.device)
-        self.tokens, self.positions, self.pages, self.rows = columns
-        self.starts = upload(starts, torch.int32, pool.device)  # (B + 1,) first column of each game, then T
+        self.new_tokens, self.pool = new_tokens, pool
+        self.mask = cache(causal_mask)  # all layers share their masks
+        self.most_new = max(new_tokens.values())  # tokens of one sequence
+        self.longest = max(longest, *(len(sequence.tokens) for sequence in new_tokens))
+        table_length = pool.blocks_for(self.longest)
+
+        tokens: list[int] = []
+        positions: list[int] = []
+        blocks: list[int] = []
+        rows: list[int] = []
+        starts = [0]
+        lengths: list[int] = []
+        block_tables: list[list[int]] = []
+        for sequence, count in new_tokens.items():
+            length, table = len(sequence.tokens), sequence.block_table
+            new = range(length - count, length)
+            tokens += sequence.tokens[new.start :]
+            positions += new
+            blocks += [table[position // pool.block_size] for position in new]
+            rows += [position % pool.block_size for position in new]
+            starts.append(len(tokens))
+            lengths.append(length)
+            # A sequence has blocks for its whole prompt, also while the prompt is computed in chunks.
+            used = table[:table_length]
+            block_tables.append(used + [pool.spare] * (table_length - len(used)))
+
+        # (T,) each: the new tokens, their positions, and the blocks and rows that they are written to.
+        columns = upload([tokens, positions, blocks, rows], torch.int64, pool.device)
+        self.tokens, self.positions, self.blocks, self.rows = columns
+        self.starts = upload(starts, torch.int32, pool.device)  # (B + 1,) each sequence's first column, T
         self.lengths = upload(lengths, torch.int32, pool.device)  # (B,) the new tokens included
-        self.block_tables = upload(tables, torch.int32, pool.device)  # (B, pages of the longest)
+        self.block_tables = upload(block_tables, torch.int32, pool.device)  # (B, blocks of the longest)
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> list[Tensor]:
         """What a CUDA graph reads."""
-        row = self.tokens, self.positions, self.pages, self.rows
-        return *row, self.starts, self.lengths, self.block_tables
+        row = [self.tokens, self.positions, self.blocks, self.rows]
+        return [*row, self.starts, self.lengths, self.block_tables]
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window
     ) -> Tensor:
-        """Write the new keys and values (Hkv, T, D) of a layer to their pages, and attend to the sequences.
+        """Write the new keys and values (Hkv, T, D) of a layer to the cache, and attend to the sequences.
 
         (H, T, D) queries → (T, H, D).
         """
         keys, values = self.pool.keys[layer], self.pool.values[layer]
-        keys[self.pages, self.rows] = key.transpose(0, 1).to(keys.dtype)
-        values[self.pages, self.rows] = value.transpose(0, 1).to(values.dtype)
+        keys[self.blocks, self.rows] = key.transpose(0, 1).to(keys.dtype)
+        values[self.blocks, self.rows] = value.transpose(0, 1).to(values.dtype)
         query = query.transpose(0, 1).to(keys.dtype)
-        attention = _flash if self.pool.flash else _sequence_by_sequence
-        return attention(layer, query, self, scale, window)
+        if self.pool.flash:
+            return _flash(layer, query, self, scale, window)
+        return _sequence_by_sequence(layer, query, self, scale, window)
 
     @cached_property
-    def first_pages(self) -> list[list[tuple[Tensor, ...]]]:
-        """Of each game, its keys and values (Hkv, L, D) in its first page, for each layer."""
-        views = [self.pool.cache[:, :, game.pages[0], : len(game.tokens)] for game in self.games]
-        return [[*zip(*view.transpose(2, 3), strict=True)] for view in views]
+    def first_blocks(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """Views of each sequence's first block: for each layer, its keys and its values (Hkv, rows, D)."""
+        views: list[list[tuple[Tensor, Tensor]]] = []
+        for sequence in self.new_tokens:
+            cached = self.pool.cache[:, :, sequence.block_table[0], : len(sequence.tokens)]
+            keys, values = cached.transpose(2, 3)  # (layers, Hkv, rows, D) each
+            views.append(list(zip(keys, values, strict=True)))
+        return views
 
 
 def _flash(layer: int, query: Tensor, batch: PagedBatch, scale: float, window: Window) -> Tensor:
-    """All sequences in one call of FlashAttention. With one split, a sequence's result does not depend on
-    the other sequences of the batch.
+    """All sequences in one call of FlashAttention. (T, H, D) → (T, H, D).
+
+    With one split, the result of a sequence does not depend on the other sequences of the batch.
     """
     from torch.nn.attention.varlen import varlen_attn  # importing it compiles where torch has no CUDA
 
@@ -208,7 +256,7 @@ def _flash(layer: int, query: Tensor, batch: PagedBatch, scale: float, window: W
         batch.pool.keys[layer],
         batch.pool.values[layer],
         batch.starts,
-        batch.starts,  # must be given; the lengths and the block table are read instead
+        batch.starts,  # must be given; the lengths and the block tables are read instead
         batch.most_new,
         batch.longest,
         scale=scale,
@@ -225,23 +273,27 @@ def _flash(layer: int, query: Tensor, batch: PagedBatch, scale: float, window: W
 def _sequence_by_sequence(
     layer: int, query: Tensor, batch: PagedBatch, scale: float, window: Window
 ) -> Tensor:
-    """One call of torch's SDPA for each game, on any device. (T, H, D) → (T, H, D)."""
-    pool, mask = batch.pool, batch.mask
-    # For a single query, the heads that share a key are rows: far faster on a CPU than repeating keys.
-    grouped = query.unflatten(1, (pool.keys.shape[3], -1)).split([*batch.games.values()])
-    outs = []
-    for game, first_page, queries in zip(batch.games, batch.first_pages, grouped, strict=True):
-        length = len(game.tokens)
-        if length <= pool.page_size:
-            key, value = first_page[layer]  # (Hkv, L, D)
-        else:  # copies
-            pages = game.pages[: pool.pages_for(length)]
-            key, value = pool.cache[:, layer, pages].flatten(1, 2)[:, :length].transpose(1, 2)
+    """One call of torch's SDPA for each sequence, on any device. (T, H, D) → (T, H, D)."""
+    pool = batch.pool
+    kv_heads = pool.keys.shape[3]
+    # (T, Hkv, queries of a key head, D). For a single token these queries are the rows of a matrix, which is
+    # far faster on a CPU than to repeat the keys.
+    grouped = query.unflatten(1, (kv_heads, -1)).split([*batch.new_tokens.values()])
+    outs: list[Tensor] = []
+    for sequence, first_block, queries in zip(batch.new_tokens, batch.first_blocks, grouped, strict=True):
+        length = len(sequence.tokens)
+        if length <= pool.block_size:
+            key, value = first_block[layer]  # (Hkv, length, D)
+        else:
+            blocks = sequence.block_table[: pool.blocks_for(length)]
+            copied = pool.cache[:, layer, blocks].flatten(1, 2)[:, :length]  # (2, length, Hkv, D)
+            key, value = copied.transpose(1, 2)
         if len(queries) == 1:
             if window is not None:
                 key, value = key[:, -window:], value[:, -window:]
             outs.append(F.scaled_dot_product_attention(queries, key[None], value[None], scale=scale))
         else:
-            part = attend_in_window(queries.flatten(1, 2).transpose(0, 1), key, value, scale, window, mask)
+            heads_first = queries.flatten(1, 2).transpose(0, 1)  # (H, new tokens, D)
+            part = attend_in_window(heads_first, key, value, scale, window, batch.mask)
             outs.append(part.transpose(0, 1).view(queries.shape))
     return torch.cat(outs).flatten(1, 2)

@@ -1,10 +1,10 @@
-"""Compare rows and cache with the model's own forward, once when a model is loaded.
+"""Compare packed rows and the KV cache with a model's own forward, once when it is loaded.
 
 The oracle is the model's own forward with eager attention on the same weights, game by game, without a cache.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from prompt_r1.engine.kv_cache import PAGE_SIZE, CachedGame, PagedBatch, PagePool
+from prompt_r1.engine.kv_cache import BLOCK_SIZE, BlockPool, PagedBatch, Sequence
 from prompt_r1.errors import first_line
 from prompt_r1.model import attention
 from prompt_r1.model.attention import UnsupportedAttention
@@ -24,7 +24,7 @@ from prompt_r1.model.policy import Policy
 from prompt_r1.types import Question, Trajectory
 
 OPENING = 5  # tokens that both games begin with
-WINDOW = 4  # tokens of sliding windows during the check: the games are shorter than the model's own
+WINDOW = 4  # tokens of sliding windows during the check: the games are shorter than the model's own windows
 LENGTHS = (18, 13)  # tokens of the two games
 CACHED = (0, 9, 10)  # tokens of a game before the forwards of a prompt, a single token, and the rest
 # The largest difference of one log-probability in float32, and the largest mean difference in 16 bits. Right
@@ -40,87 +40,107 @@ def check_model(policy: Policy) -> float:
     Returns the largest difference in nats.
     """
     model = policy.model
-    text = model.config.get_text_config()
-    padding = getattr(text, "pad_token_id", None)  # models may treat it apart
-    vocabulary = [token for token in range(text.vocab_size) if token != padding]
-    rng = random.Random(0)
-    opening = rng.choices(vocabulary, k=OPENING)
-    games: list[Trajectory] = []
-    for length in LENGTHS:
-        tokens = opening + rng.choices(vocabulary, k=length - OPENING)
-        sampled = [position >= OPENING for position in range(length)]
-        games.append(Trajectory(Question("check", "check", "", ()), tokens, sampled))
+    games = _random_games(policy)
     with _short_windows(model):
         try:
-            expected = torch.cat([_logprobs(policy, game.tokens, _own_logits) for game in games])
-            computed = {
-                "turns over the KV cache": torch.cat(
-                    [_logprobs(policy, game.tokens, _cached_logits) for game in games]
-                ),
-                "games packed into one row": policy(pack([games], policy.device)).logprobs.cpu(),
-            }
+            own = [_logprobs(policy, game, _own_logits(policy, game)) for game in games]
+            cached = [_logprobs(policy, game, _cached_logits(policy, game)) for game in games]
+            packed = policy(pack([[_as_trajectory(game) for game in games]], policy.device)).logprobs.cpu()
         except torch.OutOfMemoryError:
             raise
         except UnsupportedAttention as error:
             raise unsupported(model.config, str(error)) from None
-        except Exception as error:  # of a model that we know nothing about
+        except Exception as error:  # a model that we know nothing about may raise anything
             cause = f"{type(error).__name__}: {first_line(error)[:200]}"
             adapted = "with adapters " if adapters_of(model) else ""
             raise unsupported(model.config, f"its forward {adapted}fails ({cause})") from None
-    in_16_bits, largest = policy.compute.itemsize < 4, 0.0
-    for what, found in computed.items():
-        difference = (found - expected).abs()
-        worst = float(difference.max())
-        right = difference.mean() <= MEAN_LIMIT_16_BITS if in_16_bits else worst <= FLOAT32_LIMIT
-        if not right:  # also when it is NaN
-            cause = f"the log-probabilities of {what} differ by up to {worst:.2g} nats from its own"
-            raise unsupported(model.config, cause)
-        largest = max(largest, worst)
+    expected = torch.cat(own)
+    in_cache = _difference(policy, "turns over the KV cache", torch.cat(cached), expected)
+    in_row = _difference(policy, "games packed into one row", packed, expected)
+    return max(in_cache, in_row)
+
+
+def _random_games(policy: Policy) -> list[list[int]]:
+    """The tokens of two games with the same opening."""
+    padding = getattr(
+        policy.model.config.get_text_config(), "pad_token_id", None
+    )  # models may treat it apart
+    vocabulary = [token for token in range(policy.vocabulary) if token != padding]
+    rng = random.Random(0)
+    opening = rng.choices(vocabulary, k=OPENING)
+    return [opening + rng.choices(vocabulary, k=length - OPENING) for length in LENGTHS]
+
+
+def _as_trajectory(tokens: list[int]) -> Trajectory:
+    """A game whose tokens after the opening are the agent's."""
+    sampled = [position >= OPENING for position in range(len(tokens))]
+    return Trajectory(Question("check", "check", "", ()), tokens, sampled)
+
+
+def _difference(policy: Policy, what: str, found: Tensor, expected: Tensor) -> float:
+    """The largest difference in nats. Raises UsageError if it is more than rounding explains."""
+    difference = (found - expected).abs()
+    largest = float(difference.max())
+    if policy.compute.itemsize < 4:
+        is_right = float(difference.mean()) <= MEAN_LIMIT_16_BITS
+    else:
+        is_right = largest <= FLOAT32_LIMIT
+    if not is_right:  # also when the difference is NaN
+        cause = f"the log-probabilities of {what} differ by up to {largest:.2g} nats from its own"
+        raise unsupported(policy.model.config, cause)
     return largest
 
 
-def _logprobs(policy: Policy, game: list[int], logits_of: Callable[[Policy, list[int]], Tensor]) -> Tensor:
+def _logprobs(policy: Policy, game: list[int], logits: Tensor) -> Tensor:
     """The log-probabilities of a game's tokens after the opening, from the logits (T, V) of its tokens."""
-    logits = logits_of(policy, game)[OPENING - 1 : -1].float() / policy.temperature
+    log_p = torch.log_softmax(logits[OPENING - 1 : -1].float() / policy.temperature, -1)
     targets = torch.tensor(game[OPENING:], device=logits.device)
-    return torch.log_softmax(logits, -1).gather(1, targets[:, None])[:, 0].cpu()
+    return log_p.gather(1, targets[:, None])[:, 0].cpu()
 
 
 def _own_logits(policy: Policy, game: list[int]) -> Tensor:
-    """The oracle: the model's own forward."""
+    """The oracle: the model's own forward, without rows of the head that stand for no token."""
     row = torch.tensor([game], device=policy.device)
     with (
         eager_attention(policy.model),
         torch.autocast(row.device.type, policy.compute, enabled=policy.compute.itemsize < 4),
     ):
         logits: Tensor = policy.model(input_ids=row, use_cache=False).logits[0]
-    return logits
+    return logits[:, : policy.vocabulary]
 
 
 def _cached_logits(policy: Policy, game: list[int]) -> Tensor:
     """Several forwards over the KV cache."""
-    page_size = PAGE_SIZE["cuda"] if policy.device.type == "cuda" else 8
-    pool = PagePool(policy, pages=3, page_size=page_size)
-    cached, hidden = CachedGame(0), list[Tensor]()
-    pool.extend(cached, len(game))
+    pool = BlockPool(
+        policy.model.config,
+        blocks=3,
+        block_size=BLOCK_SIZE["cuda"] if policy.device.type == "cuda" else 8,
+        dtype=policy.compute,
+        device=policy.device,
+    )
+    sequence = Sequence(0)
+    pool.allocate(sequence, len(game))
+    hidden: list[Tensor] = []
     for begin, end in pairwise([*CACHED, len(game)]):
-        cached.tokens = game[:end]
-        hidden.append(policy.hidden_states(PagedBatch({cached: end - begin}, pool)))
+        sequence.tokens = game[:end]
+        hidden.append(policy.hidden_states(PagedBatch({sequence: end - begin}, pool)))
     return policy.logits(torch.cat(hidden))
 
 
 def _short_windows(model: PreTrainedModel) -> ExitStack:
     """Shorten every sliding window, so that two short games show what it does, until the stack is closed."""
     restore = ExitStack()
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ["sliding_attention"]
-    parts: list[Any] = [model.config, model.config.get_text_config(), *model.modules()]
+    text = model.config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"]
+    parts: list[Any] = [model.config, text, *model.modules()]
     for part in parts:
         window = getattr(part, "sliding_window", None)
-        if isinstance(window, int):
-            if window < 1 and "sliding_attention" in kinds:  # models take it for none, or mask everything
-                raise unsupported(model.config, f"its sliding window is {window}: give null or 1 and more")
-            restore.callback(setattr, part, "sliding_window", window)
-            part.sliding_window = WINDOW
+        if not isinstance(window, int):
+            continue
+        if window < 1 and "sliding_attention" in kinds:  # models ignore such a window, or mask everything
+            raise unsupported(model.config, f"its sliding window is {window}: give null or 1 and more")
+        restore.callback(setattr, part, "sliding_window", window)
+        part.sliding_window = WINDOW
     return restore
 
 

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from prompt_r1.engine.kv_cache import upload
 
-LOWEST_TEMPERATURE = 1e-30  # smaller ones are raised to it: float32 would round them to 0
-
 
 def draw(
     logits: Tensor, temperatures: Sequence[float], top_ps: Sequence[float], numbers: Sequence[float]
@@ -17,14 +15,14 @@ def draw(
 
     `logits` is (R, V) float32. Temperature 0 is greedy. Only the most likely tokens that together have the
     probability top-p are drawn. Returns (R, 2) float64, so that one copy brings both to the host: the tokens,
-    and their log-probabilities in nats under softmax(logits / temperature) over the whole vocabulary.
+    and their log-probabilities in nats under softmax(logits / temperature) over the whole vocabulary. Where a
+    row of logits is not finite, its log-probability is NaN, and its token is any.
     """
     if not any(temperatures):
         largest, tokens = logits.max(-1)
         return _pairs(tokens, largest - logits.logsumexp(-1))
-    raised = [temperature and max(temperature, LOWEST_TEMPERATURE) for temperature in temperatures]
-    rows = upload([numbers, raised, top_ps], torch.float32, logits.device)[:, :, None]
-    uniform, temperature, top_p = rows  # (R, 1) each
+    settings = upload([numbers, temperatures, top_ps], torch.float32, logits.device)
+    uniform, temperature, top_p = settings[:, :, None]  # (R, 1) each
     greedy = temperature == 0
     temperature = temperature.masked_fill(greedy, 1.0)  # for the log-probabilities of greedy rows
     # On a CPU ten times as fast as `max`, which returns the index too.
@@ -37,7 +35,8 @@ def draw(
     if not all(temperatures):
         tokens = torch.where(greedy, logits.argmax(-1, keepdim=True), tokens)
     shifted = logits.gather(1, tokens) - largest
-    return _pairs(tokens[:, 0], (shifted / temperature - cumulative[:, -1:].log())[:, 0])
+    logprobs = shifted / temperature - cumulative[:, -1:].log()
+    return _pairs(tokens[:, 0], logprobs[:, 0])
 
 
 def _pairs(tokens: Tensor, logprobs: Tensor) -> Tensor:
@@ -48,14 +47,16 @@ def _draw_truncated(weights: Tensor, top_p: Tensor, numbers: Tensor) -> Tensor:
     """Sample from the tokens that remain after top-p. weights (R, V) → tokens (R, 1)."""
     ranked, order = weights.sort(dim=-1, descending=True, stable=True)
     cumulative = ranked.cumsum(-1)
-    # A token remains if those before it have less than top_p, so the one that reaches top_p is included.
+    # A token remains if the tokens before it have less than top_p: the token that reaches top_p is included.
     ranked = ranked * (cumulative - ranked < top_p * cumulative[:, -1:])
     return order.gather(1, _invert(ranked.cumsum(-1), numbers))
 
 
 def _invert(cumulative: Tensor, numbers: Tensor) -> Tensor:
     """(R, 1) the first entry whose cumulative weight exceeds the number times the total."""
-    found = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)
+    total = cumulative[:, -1:].contiguous()
+    found = torch.searchsorted(cumulative, numbers * total, right=True)
     # Rounding may reach the total itself: then take the last entry with any weight.
-    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
-    return torch.minimum(found, last)
+    last = torch.searchsorted(cumulative, total)
+    # In a row with NaN both searches end behind the last entry, where nothing may be read.
+    return torch.minimum(found, last).clamp(max=cumulative.shape[1] - 1)

@@ -1,9 +1,9 @@
-"""What the engine computes next: jobs, pages, tokens.
+"""What the engine computes next: jobs, blocks, tokens.
 
-The oldest games are served first. A job takes free pages, else the pages of newer games, the newest first:
-those that wait for a reply, then those that run. A running job that loses its pages is preempted: it waits
-again with its sampled tokens, whose keys and values are computed again when it returns. So the oldest game
-never waits for memory, no game starves, and little is computed twice.
+The oldest sequences are served first. A job takes free blocks, else the blocks of newer sequences, the newest
+first: first of the sequences that wait for a reply, then of those that run. A running job that loses its
+blocks is preempted: it waits again with its sampled tokens, whose keys and values are computed again when it
+returns. So the oldest game never waits for memory, no game starves, and little is computed twice.
 """
 
 import asyncio
@@ -12,52 +12,51 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from prompt_r1.engine.kv_cache import CachedGame, PagePool
+from prompt_r1.engine.kv_cache import BlockPool, Sequence
 from prompt_r1.types import Completion
 
-# Share of the pages that stays free when a job is admitted beside others, for those to grow.
+# Share of the blocks that stays free when a job is admitted beside others, for the others to grow.
 RESERVE = 1 / 16
-# Copy the cached prefix of another game only where it saves so many tokens.
+# Copy a cached prefix of another sequence only if it saves this many tokens.
 LEAST_SHARED = 16
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Job:
-    """One call of `generate`."""
+    """One call of `Engine.generate`."""
 
-    game: CachedGame
+    sequence: Sequence
     tokens: list[int]  # prompt, then the sampled tokens
     max_new: int
     temperature: float
     top_p: float
     random: random.Random
-    uniform: float  # in [0, 1): the random number for its next token
+    uniform: float  # the random number in [0, 1) for its next token
     done: asyncio.Future[Completion]
     watch: Callable[[int], None] | None = None
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # nats, of the sampled tokens
 
     @property
     def uncached(self) -> int:
         """Tokens to compute before the next one is sampled."""
-        return len(self.tokens) - len(self.game.tokens)
+        return len(self.tokens) - len(self.sequence.tokens)
 
 
 class Scheduler:
-    """Waiting and running jobs, and the games that hold pages."""
+    """Waiting and running jobs, and the sequences that hold blocks."""
 
-    def __init__(self, pool: PagePool, *, max_games: int, prefill_tokens: int) -> None:
-        self.max_games = max_games
+    def __init__(self, pool: BlockPool, *, max_sequences: int, prefill_tokens: int) -> None:
+        """`max_sequences` decode at the same time; `prefill_tokens`: most prompt tokens of a step."""
+        self.max_sequences = max_sequences
         self.prefill_tokens = prefill_tokens
-        self.running: list[Job] = []  # the oldest game first, as in `waiting`
+        self.running: list[Job] = []  # the oldest sequence first, as in `waiting`
         self.waiting: list[Job] = []
-        self.prefilled = 0  # prompt tokens computed, for tests and reports
-        self.preempted = 0  # jobs
         self._pool = pool
-        self._games: set[CachedGame] = set()  # those that hold pages
+        self._cached: set[Sequence] = set()  # the sequences that hold blocks
 
     def add(self, job: Job) -> None:
         """Let a job wait for admission."""
-        insort(self.waiting, job, key=lambda other: other.game.number)
+        insort(self.waiting, job, key=_age)
 
     def drop_done(self) -> None:
         """Remove the jobs that are not awaited any longer: they were cancelled, or have failed."""
@@ -66,55 +65,77 @@ class Scheduler:
 
     def drop_cache(self) -> None:
         """Drop every cached sequence. Running jobs wait again."""
-        self.evict([*self._games])
+        self.evict([*self._cached])
 
     # Admission
 
     def admit(self) -> None:
-        """Start waiting jobs, those of the oldest games first.
+        """Start waiting jobs, the oldest sequences first.
 
-        A job that begins as one that is being computed waits for that one. A job that does not fit waits, and
-        so do all behind it, so that none starves.
+        A job that does not fit waits, and so do all jobs behind it, so that no job starves.
         """
         for job in [*self.waiting]:
-            if len(self.running) >= self.max_games:
+            if len(self.running) >= self.max_sequences:
                 return
             source, shared = self._longest_prefix(job)
-            if any(
-                other.uncached > 1 and common_prefix_length(other.tokens, job.tokens) >= shared + LEAST_SHARED
-                for other in self.running
-            ):
+            if self._is_being_computed(job, shared):
                 continue
-            if not self._start(job, source, shared):
+            started = self._start(job, source, shared)
+            if not started:
                 return
 
-    def _longest_prefix(self, job: Job) -> tuple[CachedGame, int]:
-        """The game whose cache begins with the most tokens of a job, and their number: its own, unless
-        another one has `LEAST_SHARED` more.
-        """
-        own = common_prefix_length(job.game.tokens, job.tokens)
-        best, most = job.game, own
-        for game in self._games:
-            if len(game.tokens) > most and (shared := common_prefix_length(game.tokens, job.tokens)) > most:
-                best, most = game, shared
-        return (best, most) if most >= own + LEAST_SHARED else (job.game, own)
+    def _is_being_computed(self, job: Job, shared: int) -> bool:
+        """Whether a running job computes a longer prefix of this job than the `shared` cached tokens.
 
-    def _start(self, job: Job, source: CachedGame, shared: int) -> bool:
-        """Run a job on the first tokens of a cached sequence. False if there are too few pages."""
-        game, pool = job.game, self._pool
+        Then this job waits for it, to copy the prefix.
+        """
+        enough = shared + LEAST_SHARED
+        return any(
+            other.uncached > 1 and common_prefix_length(other.tokens, job.tokens) >= enough
+            for other in self.running
+        )
+
+    def _longest_prefix(self, job: Job) -> tuple[Sequence, int]:
+        """Which cached sequence to start from, and how many of its tokens.
+
+        The job's own sequence wins unless another saves at least LEAST_SHARED tokens.
+        """
+        own = common_prefix_length(job.sequence.tokens, job.tokens)
+        best, longest = job.sequence, own
+        for sequence in self._cached:
+            if len(sequence.tokens) > longest:
+                shared = common_prefix_length(sequence.tokens, job.tokens)
+                if shared > longest:
+                    best, longest = sequence, shared
+        if longest >= own + LEAST_SHARED:
+            return best, longest
+        return job.sequence, own
+
+    def _start(self, job: Job, source: Sequence, shared: int) -> bool:
+        """Run a job on the first `shared` tokens of a cached sequence. False if there are too few blocks."""
+        sequence, pool = job.sequence, self._pool
         # The last token must be computed: the next one is sampled from its hidden state.
         shared = min(shared, len(job.tokens) - 1)
-        needed = pool.pages_for(len(job.tokens)) + (int(RESERVE * pool.count) if self.running else 0)
-        pool.truncate(game, shared if source is game else 0)
-        if source is not game and self._make_room(needed - shared // pool.page_size, job, keep=source):
-            pool.fork(source, game, shared)
-        # The pages of another source may be the ones that are needed.
-        elif not self._make_room(needed - len(game.pages), job):
-            return False
-        pool.extend(game, len(job.tokens))
-        self._games.add(game)
+        needed = pool.blocks_for(len(job.tokens))
+        if self.running:
+            needed += int(RESERVE * pool.count)
+        forked = False
+        if source is sequence:
+            pool.truncate(sequence, shared)
+        else:
+            pool.truncate(sequence, 0)
+            forked = self._make_room(needed - shared // pool.block_size, job, keep=source)
+            if forked:
+                pool.fork(source, sequence, shared)
+        if not forked:
+            # If there was no room beside the source, its own blocks may be the ones that are needed.
+            has_room = self._make_room(needed - len(sequence.block_table), job)
+            if not has_room:
+                return False
+        pool.allocate(sequence, len(job.tokens))
+        self._cached.add(sequence)
         self.waiting.remove(job)
-        insort(self.running, job, key=lambda other: other.game.number)
+        insort(self.running, job, key=_age)
         return True
 
     # One step
@@ -124,71 +145,90 @@ class Scheduler:
 
         Returns the number of each job's tokens, which count as cached from now on.
         """
-        counts, pool = dict[Job, int](), self._pool
-        for job in [job for job in self.running if job.uncached == 1]:  # the oldest first
-            if job.game not in self._games:
-                continue  # preempted by an older one
-            if self._make_room(pool.pages_for(len(job.tokens)) - len(job.game.pages), job):
-                pool.extend(job.game, len(job.tokens))
+        counts: dict[Job, int] = {}
+        decoding = [job for job in self.running if job.uncached == 1]
+        for job in decoding:
+            if job.sequence not in self._cached:
+                continue  # an older job of this loop has preempted it
+            missing = self._pool.blocks_for(len(job.tokens)) - len(job.sequence.block_table)
+            has_room = self._make_room(missing, job)
+            if has_room:
+                self._pool.allocate(job.sequence, len(job.tokens))
                 counts[job] = 1
             else:
-                self.evict([job.game])
-        room = self.prefill_tokens
-        # Jobs got the pages of their prompts when they were admitted.
-        for job in sorted([job for job in self.running if job.uncached > 1], key=lambda job: job.uncached):
-            if count := min(job.uncached, room):
+                self.evict([job.sequence])
+        # Jobs got the blocks of their prompts when they were admitted.
+        prefilling = [job for job in self.running if job.uncached > 1]
+        left = self.prefill_tokens
+        for job in sorted(prefilling, key=lambda job: job.uncached):
+            count = min(job.uncached, left)
+            if count:
                 counts[job] = count
-                self.prefilled += count
-                room -= count
+                left -= count
         for job, count in counts.items():
-            cached = len(job.game.tokens)
-            job.game.tokens += job.tokens[cached : cached + count]
+            cached = len(job.sequence.tokens)
+            job.sequence.tokens += job.tokens[cached : cached + count]
         return counts
 
-    # Pages
+    # Blocks
 
-    def _make_room(self, pages: int, job: Job, *, keep: CachedGame | None = None) -> bool:
-        """Take pages from newer games until so many are free. Takes none if they do not suffice."""
+    def _make_room(self, blocks: int, job: Job, *, keep: Sequence | None = None) -> bool:
+        """Evict newer sequences until so many blocks are free. Evicts none if that would not suffice."""
         free = len(self._pool.free)
-        if free >= pages:
+        if free >= blocks:
             return True
-        victims = self._victims(job, keep)
-        lost: list[CachedGame] = []
-        # A page that several games hold becomes free when the last of them loses it.
-        users = self._pool.users[:]
-        while free < pages and victims:
-            lost.append(victims.pop(0))
-            for page in lost[-1].pages:
-                users[page] -= 1
-                free += not users[page]
-        if free < pages:
-            return False
-        self.evict(lost)
-        return True
+        victims: list[Sequence] = []
+        # A block that several sequences use becomes free when the last of them is evicted.
+        ref_counts = self._pool.ref_counts[:]
+        for sequence in self._victims(job, keep):
+            victims.append(sequence)
+            for block in sequence.block_table:
+                ref_counts[block] -= 1
+                if ref_counts[block] == 0:
+                    free += 1
+            if free >= blocks:
+                self.evict(victims)
+                return True
+        return False
 
-    def _victims(self, job: Job, keep: CachedGame | None) -> list[CachedGame]:
-        """The games that a job may displace, in this order: newer ones that wait for a reply, then newer ones
-        that run, the newest first. If nothing else runs, older ones that wait for a reply come last.
+    def _victims(self, job: Job, keep: Sequence | None) -> list[Sequence]:
+        """The sequences that a job may displace, in this order: newer ones that wait for a reply, then newer
+        ones that run, the newest first. If nothing else runs, older ones that wait for a reply come last.
         """
-        running = {other.game for other in self.running}
-        older = {game for game in self._games if game.number < job.game.number}
-        alone = not running - {job.game}
-        victims = self._games - {job.game, keep} - (set() if alone else older)
-        return sorted(victims, key=lambda game: (game in older, game in running, -game.number))
+        running = {other.sequence for other in self.running}
+        newest_first = sorted(self._cached - {job.sequence, keep}, key=lambda other: -other.number)
+        older = [other for other in newest_first if other.number < job.sequence.number]
+        newer = [other for other in newest_first if other.number >= job.sequence.number]
+        victims = [other for other in newer if other not in running]
+        victims += [other for other in newer if other in running]
+        if not running - {job.sequence}:
+            victims += older
+        return victims
 
-    def evict(self, games: list[CachedGame]) -> None:
-        """Free the pages of games. Those of their jobs that run are preempted: they wait again."""
-        for job in [job for job in self.running if job.game in games]:
-            self.preempted += 1
-            self.running.remove(job)
-            self.add(job)
-        for game in games:
-            self._pool.truncate(game, 0)
-            self._games.discard(game)
+    def evict(self, sequences: list[Sequence]) -> None:
+        """Free the blocks of sequences, and preempt their jobs."""
+        for job in [job for job in self.running if job.sequence in sequences]:
+            self.preempt(job)
+        for sequence in sequences:
+            self._pool.truncate(sequence, 0)
+            self._cached.discard(sequence)
+
+    def preempt(self, job: Job) -> None:
+        """Let a running job wait again."""
+        self.running.remove(job)
+        self.add(job)
+
+
+def _age(job: Job) -> int:
+    """The order of jobs: the oldest sequence first."""
+    return job.sequence.number
 
 
 def common_prefix_length(a: list[int], b: list[int]) -> int:
     """The number of equal tokens at the start."""
-    if a == b[: len(a)]:
+    if a == b[: len(a)]:  # the usual case, and far faster than the loop
         return len(a)
-    return next(place for place, (one, other) in enumerate(zip(a, [*b, -1], strict=False)) if one != other)
+    for position, (token, other) in enumerate(zip(a, b, strict=False)):
+        if token != other:
+            return position
+    return min(len(a), len(b))

@@ -234,8 +234,8 @@ class Run:
 
     def refresh(self) -> None:
         """Play with the weights as they are now. Sharded weights are gathered from all ranks."""
-        self.agent.engine.policy.copy_weights_from(self.policy)
-        self.agent.engine.clear_cache()  # it was computed with the old weights
+        self.agent.policy.copy_weights_from(self.policy)
+        self.agent.engine.begin_rollout()  # it was computed with the old weights
 
     # After a step
 
@@ -390,7 +390,7 @@ class Run:
         """
         own = self.ranks.share(questions)
         games = self.wait_for(play_greedily(agent, self.environment, own, self.config.reward_rule))
-        agent.engine.clear_cache()
+        agent.engine.begin_rollout()
         file = f"{name}-rank{self.ranks.rank}"
         self.ranks.run(lambda: self.log.trajectories(file, [[game] for game in games]))
         return self.ranks.gather_lists([metrics_of_game(game) for game in games])

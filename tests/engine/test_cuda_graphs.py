@@ -32,25 +32,24 @@ class Capture:
         return replay
 
 
-def play(capture: Capture | None, *, page_size: int = 0) -> tuple[list[list[list[int]]], Engine]:
+def play(capture: Capture | None, *, block_size: int = 0) -> tuple[list[list[list[int]]], Engine]:
     """Nine greedy games of three turns, three of each question; the tokens of each turn, and the engine."""
     engine = Engine(
         tiny.policy(),
         stop_ids=frozenset(),
         max_tokens=160,
         kv_tokens=1600,
-        page_size=page_size,
+        block_size=block_size,
         capture=capture or Capture(),
     )
-    engine._allocate()
     engine._pool.flash = capture is not None  # graphs record FlashAttention
 
     async def game(number: int) -> list[list[int]]:
         tokens, turns = tiny.random_tokens(20 + number // 3, seed=number // 3), []
-        with engine.new_game() as handle:
+        with engine.new_sequence() as handle:
             for turn in range(3):
                 drawn = await engine.generate(
-                    tokens, max_new=5 + number, seed="0", game=handle, temperature=0.0
+                    tokens, max_new=5 + number, seed="0", sequence=handle, temperature=0.0
                 )
                 turns.append(drawn.tokens)
                 await asyncio.sleep(0)
@@ -60,10 +59,10 @@ def play(capture: Capture | None, *, page_size: int = 0) -> tuple[list[list[list
     return at_once(map(game, range(9))), engine
 
 
-@pytest.mark.parametrize("page_size", [0, 16])
-def test_captured_steps_sample_the_same_tokens_at_every_batch_size(page_size):
+@pytest.mark.parametrize("block_size", [0, 16])
+def test_captured_steps_sample_the_same_tokens_at_every_batch_size(block_size):
     capture = Capture()
-    assert play(capture, page_size=page_size)[0] == play(None)[0]
+    assert play(capture, block_size=block_size)[0] == play(None)[0]
     assert capture.captured == len({1, 2, 4, 8, 16})  # nine games, padded to 16, then fewer
     assert capture.replayed > 20
 

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import gpu_check
-from benchmarks.workload import Lengths, greedy_game, plan, play_async, totals
+from benchmarks.workload import CountingScheduler, Lengths, count_work, greedy_game, plan, play_async, totals
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.scheduler import Scheduler
+from prompt_r1.errors import Resumable
 from prompt_r1.model.policy import Policy
 from prompt_r1.types import Completion
 from tests.support import tiny
@@ -25,13 +26,15 @@ STOP = frozenset({tiny.tokenizer().eos_token_id})
 LENGTHS = Lengths(100, (1, 2, 3, 4), (15, 50), (25, 75), 0.5, 1.0)  # a quarter of the benchmark's
 
 
-def make_engine(policy, *, max_games: int = 4, capacity: int = 256, kv_tokens: int = 0, **options) -> Engine:
+def make_engine(
+    policy, *, max_sequences: int = 4, capacity: int = 256, kv_tokens: int = 0, **options
+) -> Engine:
     return Engine(
         policy,
         stop_ids=STOP,
         max_tokens=capacity,
-        max_games=max_games,
-        kv_tokens=kv_tokens or max_games * capacity,
+        max_sequences=max_sequences,
+        kv_tokens=kv_tokens or max_sequences * capacity,
         **options,
     )
 
@@ -74,16 +77,16 @@ class PlannedTurn:
 TURNS = st.builds(PlannedTurn, st.integers(0, 6), st.integers(1, 12), st.integers(1, 15))
 LIMITS = st.fixed_dictionaries(
     {
-        "max_games": st.integers(1, 16),
+        "max_sequences": st.integers(1, 16),
         "kv_tokens": st.integers(160, 900),
         "prefill_tokens": st.sampled_from([5, 32, 512]),
-        "page_size": st.sampled_from([0, 1, 4, 16, 64]),  # 0: a whole game
+        "block_size": st.sampled_from([0, 1, 4, 16, 64]),  # 0: a whole game
     }
 )
 
 
 class CheckedScheduler(Scheduler):
-    """Checks the pages before and after each admission: none is lost, and none is written by two games."""
+    """Checks the blocks before and after each admission: none is lost, and none is written by two games."""
 
     def admit(self) -> None:
         self.check()
@@ -91,18 +94,18 @@ class CheckedScheduler(Scheduler):
         self.check()
 
     def check(self) -> None:
-        pool, games = self._pool, self._games
-        held = Counter(page for game in games for page in game.pages)
-        assert [held[page] for page in range(pool.count)] == pool.users
+        pool, games = self._pool, self._cached
+        held = Counter(block for game in games for block in game.block_table)
+        assert [held[block] for block in range(pool.count)] == pool.ref_counts
         assert sorted([*held, *pool.free]) == [*range(pool.count)]
         for game in games:
-            assert len(game.tokens) <= len(game.pages) * pool.page_size
-            for number, page in enumerate(game.pages):
-                end = (number + 1) * pool.page_size
-                sharers = [other for other in games if page in other.pages]
+            assert len(game.tokens) <= len(game.block_table) * pool.block_size
+            for number, block in enumerate(game.block_table):
+                end = (number + 1) * pool.block_size
+                sharers = [other for other in games if block in other.block_table]
                 assert len(sharers) == 1 or all(other.tokens[:end] == game.tokens[:end] for other in sharers)
-                assert len(sharers) == 1 or len(game.tokens) >= end, "a shared page is full"
-        assert all(job.game in games for job in self.running)
+                assert len(sharers) == 1 or len(game.tokens) >= end, "a shared block is full"
+        assert all(job.sequence in games for job in self.running)
 
 
 def play_schedule(engine, openings, turns, temperature, cancelled=()) -> list[tuple[list[int], Completion]]:
@@ -112,7 +115,7 @@ def play_schedule(engine, openings, turns, temperature, cancelled=()) -> list[tu
     async def game(number: int) -> None:
         opening = number % len(openings)
         tokens = tiny.random_tokens(openings[opening], seed=opening)
-        with engine.new_game() as handle:
+        with engine.new_sequence() as handle:
             for index, turn in enumerate(turns[number]):
                 for _ in range(turn.pause):
                     await asyncio.sleep(0)
@@ -120,7 +123,7 @@ def play_schedule(engine, openings, turns, temperature, cancelled=()) -> list[tu
                     tokens,
                     max_new=turn.max_new,
                     seed=f"{number}/{index}",
-                    game=handle,
+                    sequence=handle,
                     temperature=temperature,
                 )
                 if number in cancelled and index == 1:
@@ -148,7 +151,7 @@ def count_wrong(model, played: list[tuple[list[int], Completion]], temperature: 
 
 
 def check_schedule(openings, turns, temperature, limits, cancelled) -> None:
-    """Play a schedule: no token may be wrong, and no page may stay held."""
+    """Play a schedule: no token may be wrong, and no block may stay held."""
     policy = tiny.policy()
     engine = make_engine(policy, capacity=160, **limits)
     played = play_schedule(engine, openings, turns, temperature, cancelled)
@@ -186,11 +189,14 @@ def test_three_hundred_large_workloads_have_no_wrong_token(**workload):
     check_schedule(**workload)
 
 
-def play_plan(policy, questions: int, *, kv_tokens: int, **options: int) -> tuple[Engine, list[list[int]]]:
+def play_plan(
+    policy, questions: int, *, kv_tokens: int, **options: int
+) -> tuple[CountingScheduler, list[list[int]]]:
     """Play 5 games of each question with a tiny model, greedy."""
     engine = Engine(policy, stop_ids=frozenset(), max_tokens=512, kv_tokens=kv_tokens, **options)
+    work = count_work(engine)
     games = plan(questions, 5, seed=1, lengths=LENGTHS, vocabulary=256)
-    return engine, asyncio.run(play_async(games, partial(greedy_game, engine), latency=False))
+    return work, asyncio.run(play_async(games, partial(greedy_game, engine), latency=False))
 
 
 def test_nothing_is_computed_twice_and_eviction_changes_only_that():
@@ -200,38 +206,40 @@ def test_nothing_is_computed_twice_and_eviction_changes_only_that():
     policy = tiny.policy(layers=1)
     wanted = totals(plan(1, 5, seed=1, lengths=LENGTHS))
     ample, tokens = play_plan(policy, 1, kv_tokens=12_500)
-    assert ample._scheduler.prefilled == wanted.prefill
+    assert ample.prefilled == wanted.prefill
     assert sum(map(len, tokens)) == wanted.new_tokens
-    assert ample._scheduler.preempted == 0
-    scarce, same_tokens = play_plan(policy, 1, kv_tokens=640, page_size=16)
+    assert ample.preempted == 0
+    scarce, same_tokens = play_plan(policy, 1, kv_tokens=640, block_size=16)
     assert same_tokens == tokens
-    assert scarce._scheduler.prefilled > wanted.prefill
-    assert scarce._scheduler.preempted > 0
+    assert scarce.prefilled > wanted.prefill
+    assert scarce.preempted > 0
 
 
-@pytest.mark.parametrize(("page_size", "pages"), [(16, 3 + 5 * 1), (59, 1 + 5 * 1), (64, 5 * 1)])
-def test_the_full_pages_of_an_opening_are_held_once(page_size, pages):
+@pytest.mark.parametrize(("block_size", "blocks"), [(16, 3 + 5 * 1), (59, 1 + 5 * 1), (64, 5 * 1)])
+def test_the_full_blocks_of_an_opening_are_held_once(block_size, blocks):
     """Five games of 60 tokens that write 4. Each computes the last token of the opening, from whose hidden
     state it samples; its own last token is not cached.
     """
-    engine = make_engine(tiny.policy(), max_games=5, page_size=page_size)
+    engine = make_engine(tiny.policy(), max_sequences=5, block_size=block_size)
+    work = count_work(engine)
     prompt, others, used = tiny.random_tokens(60, seed=1), asyncio.Barrier(5), []
 
     async def game(number: int) -> None:
-        with engine.new_game() as handle:
-            await engine.generate(prompt, max_new=4, seed=str(number), game=handle)
+        with engine.new_sequence() as handle:
+            await engine.generate(prompt, max_new=4, seed=str(number), sequence=handle)
             await others.wait()
             used.append(engine._pool.count - len(engine._pool.free))
             await others.wait()
 
     at_once(map(game, range(5)))
-    assert engine._scheduler.prefilled == 60
-    assert used == [pages] * 5
+    assert work.prefilled == 60
+    assert used == [blocks] * 5
 
 
 def test_the_oldest_call_is_never_preempted():
     """Games end in the order in which they came, if each of them needs most of the cache."""
-    engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=100, kv_tokens=110, page_size=10)
+    engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=100, kv_tokens=110, block_size=10)
+    work = count_work(engine)
     ended: list[int] = []
 
     async def game(number: int) -> None:
@@ -240,35 +248,36 @@ def test_the_oldest_call_is_never_preempted():
 
     at_once(map(game, range(5)))
     assert ended == [*range(5)]
-    assert engine._scheduler.preempted > 0
+    assert work.preempted > 0
 
 
-def test_a_game_that_waits_does_not_lock_the_pages():
-    """The first game holds a cached sequence, and waits for games that need its pages."""
+def test_a_game_that_waits_does_not_lock_the_blocks():
+    """The first game holds a cached sequence, and waits for games that need its blocks."""
     engine = make_engine(tiny.policy(), capacity=100, kv_tokens=100)
 
     async def play() -> Completion:
-        with engine.new_game() as waiting:
-            await engine.generate(tiny.random_tokens(60, seed=0), max_new=10, seed="0", game=waiting)
+        with engine.new_sequence() as waiting:
+            await engine.generate(tiny.random_tokens(60, seed=0), max_new=10, seed="0", sequence=waiting)
             calls = [engine.generate(tiny.random_tokens(70, seed=n), max_new=20, seed="0") for n in (1, 2)]
             return (await asyncio.gather(*calls))[0]
 
     assert len(asyncio.run(asyncio.wait_for(play(), timeout=20)).tokens) == 20
 
 
-@pytest.mark.parametrize("page_size", [10, 100])
-def test_the_oldest_game_keeps_its_pages_while_it_waits_if_others_can_run(page_size):
+@pytest.mark.parametrize("block_size", [10, 100])
+def test_the_oldest_game_keeps_its_blocks_while_it_waits_if_others_can_run(block_size):
     """Its reply comes last, and nothing of its first turn is computed again."""
-    engine = make_engine(tiny.policy(), capacity=100, kv_tokens=200, page_size=page_size)
+    engine = make_engine(tiny.policy(), capacity=100, kv_tokens=200, block_size=block_size)
+    work = count_work(engine)
 
     async def game(number: int, waiting: asyncio.Event) -> int:
         tokens = tiny.random_tokens(60, seed=number)
-        with engine.new_game() as handle:
-            tokens += (await engine.generate(tokens, max_new=10, seed="0", game=handle)).tokens
+        with engine.new_sequence() as handle:
+            tokens += (await engine.generate(tokens, max_new=10, seed="0", sequence=handle)).tokens
             await waiting.wait()
-            before = engine._scheduler.prefilled
-            await engine.generate([*tokens, 7], max_new=10, seed="0", game=handle)
-            return engine._scheduler.prefilled - before
+            before = work.prefilled
+            await engine.generate([*tokens, 7], max_new=10, seed="0", sequence=handle)
+            return work.prefilled - before
 
     async def play() -> int:
         begun, over = asyncio.Event(), asyncio.Event()
@@ -285,22 +294,25 @@ def test_the_oldest_game_keeps_its_pages_while_it_waits_if_others_can_run(page_s
 def test_a_game_may_go_on_with_other_tokens_than_it_had():
     """What it has in common with its cached sequence is kept; of equal tokens, the last one is computed."""
     policy, tails = tiny.policy(), (1, 1, 2, 3, 3)
-    engine, shared = make_engine(policy, page_size=8), tiny.random_tokens(12, seed=0)
+    engine, shared = make_engine(policy, block_size=8), tiny.random_tokens(12, seed=0)
+    work = count_work(engine)
 
     async def play() -> list[Completion]:
-        with engine.new_game() as handle, engine.new_game() as sibling:
+        with engine.new_sequence() as handle, engine.new_sequence() as sibling:
             calls, games = [], (handle, sibling, handle, handle, handle)
             for game, tail in zip(games, tails, strict=True):
                 tokens = [*shared, *tiny.random_tokens(12, seed=tail)]
-                calls.append(await engine.generate(tokens, max_new=5, seed="0", game=game, temperature=0.0))
+                calls.append(
+                    await engine.generate(tokens, max_new=5, seed="0", sequence=game, temperature=0.0)
+                )
             return calls
 
     played = asyncio.run(play())
     for completion, tail in zip(played, tails, strict=True):
         tokens = [*shared, *tiny.random_tokens(12, seed=tail)]
         assert completion.tokens == greedy_by_generate(sdpa_twin(policy), tokens, 5)
-    # Of the shared 12 tokens, those in the page that the sibling holds too are computed again once.
-    assert engine._scheduler.prefilled == 24 + 16 + 12
+    # Of the shared 12 tokens, those in the block that the sibling holds too are computed again once.
+    assert work.prefilled == 24 + 16 + 12
 
 
 def test_sampled_tokens_depend_on_the_seed_and_not_on_other_games():
@@ -310,8 +322,8 @@ def test_sampled_tokens_depend_on_the_seed_and_not_on_other_games():
     def play(chosen, engine):
         return at_once(engine.generate(prompts[n], max_new=15, seed=f"game {n}") for n in chosen)
 
-    together = play(range(6), make_engine(policy, max_games=6))
-    alone = [play([n], make_engine(policy, max_games=1))[0] for n in range(6)]
+    together = play(range(6), make_engine(policy, max_sequences=6))
+    alone = [play([n], make_engine(policy, max_sequences=1))[0] for n in range(6)]
     assert [c.tokens for c in together] == [c.tokens for c in alone]
     other_seed = asyncio.run(make_engine(policy).generate(prompts[0], max_new=15, seed="another"))
     assert other_seed.tokens != alone[0].tokens
@@ -326,7 +338,7 @@ def test_sampled_frequencies_follow_the_softmax_at_the_temperature():
         logits = policy.model(torch.tensor([[*prompt, first] for first in range(size)])).logits
     softmax = torch.softmax(logits[:, -2:] / 1.5, -1)  # (V first tokens, 2, V): before and after the first
     expected, low = softmax[0, 0], size // 2
-    engine, draws = make_engine(policy, max_games=100), 2000
+    engine, draws = make_engine(policy, max_sequences=100), 2000
     engine.stop_ids = frozenset()
     calls = (engine.generate(prompt, max_new=2, seed=str(n), temperature=1.5) for n in range(draws))
     drawn = torch.tensor([completion.tokens for completion in at_once(calls)])
@@ -369,7 +381,7 @@ def order_of_first_tokens(engine: Engine, requests: dict[str, tuple[int, int]]) 
     ("limits", "sizes"),
     [
         ({"kv_tokens": 100}, {"running": (40, 20), "large": (70, 10), "small": (30, 10), "tiny": (3, 2)}),
-        ({"kv_tokens": 800, "max_games": 2}, {"a": (9, 2), "b": (9, 9), "c": (9, 3), "d": (9, 3)}),
+        ({"kv_tokens": 800, "max_sequences": 2}, {"a": (9, 2), "b": (9, 9), "c": (9, 3), "d": (9, 3)}),
     ],
 )
 def test_waiting_requests_are_served_in_order_also_before_smaller_ones(limits, sizes):
@@ -386,7 +398,7 @@ def test_a_long_prompt_is_computed_in_chunks_while_other_games_decode():
 def test_after_out_of_memory_running_games_are_served_before_waiting_ones(monkeypatch):
     policy = tiny.policy()
     limit_memory(policy, tokens=15, rows=100, monkeypatch=monkeypatch)
-    engine = Engine(policy, stop_ids=frozenset(), max_tokens=80, kv_tokens=800, max_games=2)
+    engine = Engine(policy, stop_ids=frozenset(), max_tokens=80, kv_tokens=800, max_sequences=2)
     sizes = dict.fromkeys("abcd", (10, 3))
     with pytest.warns(UserWarning, match="in the rest of this rollout at most 1 games decode"):
         assert order_of_first_tokens(engine, sizes) == list("abcd")
@@ -399,11 +411,11 @@ def test_a_bfloat16_policy_plays_with_the_weights_copied_from_a_float32_learner(
     twin = Policy(tiny.model(seed=9).to(torch.bfloat16), compute=torch.bfloat16)
     prompt = tiny.random_tokens(30, seed=1)
     engine = make_engine(player)
-    with engine.new_game() as game:
-        asyncio.run(engine.generate(prompt, max_new=5, seed="0", game=game))
+    with engine.new_sequence() as game:
+        asyncio.run(engine.generate(prompt, max_new=5, seed="0", sequence=game))
         player.copy_weights_from(learner)
-        engine.clear_cache()
-        after = asyncio.run(engine.generate(prompt, max_new=10, seed="0", game=game, temperature=0.0))
+        engine.begin_rollout()
+        after = asyncio.run(engine.generate(prompt, max_new=10, seed="0", sequence=game, temperature=0.0))
     expected = asyncio.run(make_engine(twin).generate(prompt, max_new=10, seed="0", temperature=0.0))
     assert after.tokens == expected.tokens
     assert player.model.dtype == torch.bfloat16
@@ -423,7 +435,7 @@ def test_invalid_settings_of_sampling_are_refused(wrong):
 
 @pytest.mark.parametrize("cleared", [True, False])
 def test_cancelled_games_leave_nothing_behind_and_free_their_places_in_the_batch(cleared):
-    engine, sampled = make_engine(tiny.policy(), max_games=1), []
+    engine, sampled = make_engine(tiny.policy(), max_sequences=1), []
 
     async def play() -> Completion:
         prompts = (tiny.random_tokens(8, seed=number) for number in range(3))
@@ -435,7 +447,7 @@ def test_cancelled_games_leave_nothing_behind_and_free_their_places_in_the_batch
         await asyncio.gather(*games, return_exceptions=True)
         assert sampled
         if cleared:
-            engine.clear_cache()
+            engine.begin_rollout()
         return await asyncio.wait_for(engine.generate([1, 2], max_new=3, seed="0"), timeout=5)
 
     assert len(asyncio.run(play()).tokens) == 3
@@ -457,11 +469,10 @@ def limit_memory(policy, *, tokens: int, rows: int, monkeypatch) -> None:
 @pytest.mark.parametrize(("tokens", "rows"), [(9, 100), (1000, 2)])
 def test_after_out_of_memory_smaller_batches_give_the_same_tokens(tokens, rows, monkeypatch):
     policy, openings = tiny.policy(), [tiny.random_tokens(20, seed=number // 3) for number in range(9)]
-    expected = play_with(make_engine(policy, max_games=9), openings, turns=3, max_new=12)
+    expected = play_with(make_engine(policy, max_sequences=9), openings, turns=3, max_new=12)
     limit_memory(policy, tokens=tokens, rows=rows, monkeypatch=monkeypatch)
-    engine = make_engine(policy, max_games=9)
-    sentence = "out of memory: in the rest of this rollout at most [124] games decode"
-    with pytest.warns(UserWarning, match=sentence):
+    engine = make_engine(policy, max_sequences=9)
+    with pytest.warns(UserWarning, match="out of memory"):
         found = play_with(engine, openings, turns=3, max_new=12)
     assert [game.tokens for game in found] == [game.tokens for game in expected]
     for game, same in zip(found, expected, strict=True):
@@ -469,14 +480,24 @@ def test_after_out_of_memory_smaller_batches_give_the_same_tokens(tokens, rows, 
     assert not engine._scheduler.waiting and not engine._scheduler.running
 
 
+def test_after_out_of_memory_half_of_the_nine_running_games_decode(monkeypatch):
+    """Fewer would give the same tokens, and only take longer."""
+    policy, openings = tiny.policy(), [tiny.random_tokens(20, seed=number) for number in range(9)]
+    limit_memory(policy, tokens=1000, rows=4, monkeypatch=monkeypatch)
+    engine = make_engine(policy, max_sequences=9)
+    with pytest.warns(UserWarning, match="at most 4 games decode at the same time, and 256 prompt") as said:
+        play_with(engine, openings, turns=3, max_new=12)
+    assert len(said) == 1
+
+
 @pytest.mark.filterwarnings("ignore:out of memory")
 def test_the_next_rollout_has_its_whole_batch_again_after_out_of_memory(monkeypatch):
     policy = tiny.policy()
-    engine = make_engine(policy, max_games=4)
+    engine = make_engine(policy, max_sequences=4)
 
     def play() -> int:
         """The most games that decoded at the same time."""
-        engine.clear_cache()
+        engine.begin_rollout()
         most = 0
 
         def watch(_: int) -> None:
@@ -504,7 +525,7 @@ def test_out_of_memory_for_a_single_token_is_raised(monkeypatch):
 
 
 def test_an_error_in_the_model_is_raised_in_every_waiting_game():
-    engine = make_engine(tiny.policy(), max_games=1)
+    engine = make_engine(tiny.policy(), max_sequences=1)
     prompts = [10**6], tiny.random_tokens(4, seed=1)  # no such token: the embedding raises
     calls = (engine.generate(prompt, max_new=3, seed="0") for prompt in prompts)
     assert all(isinstance(result, IndexError) for result in at_once(calls, return_exceptions=True))
@@ -513,28 +534,53 @@ def test_an_error_in_the_model_is_raised_in_every_waiting_game():
 def test_the_cache_of_a_failed_forward_is_not_used(monkeypatch):
     policy, prompt = tiny.policy(), tiny.random_tokens(20, seed=0)
     engine = make_engine(policy)
+    work = count_work(engine)
 
     def fail(*_, **__):
         raise RuntimeError("the device failed")
 
-    with engine.new_game() as game:
-        how = {"max_new": 6, "seed": "0", "temperature": 0.0, "game": game}
+    with engine.new_sequence() as game:
+        how = {"max_new": 6, "seed": "0", "temperature": 0.0, "sequence": game}
         with monkeypatch.context() as failing, pytest.raises(RuntimeError, match="the device failed"):
             failing.setattr(policy, "hidden_states", fail)
             asyncio.run(engine.generate(prompt, **how))
         again = asyncio.run(engine.generate(prompt, **how))
     assert again.tokens == greedy_by_generate(sdpa_twin(policy), prompt, 6)
-    assert engine._scheduler.prefilled == 2 * len(prompt)
+    assert work.prefilled == 2 * len(prompt)
 
 
 def test_the_turn_of_a_game_samples_with_its_own_top_p():
     engine, prompt = make_engine(tiny.policy()), tiny.random_tokens(9, seed=4)
 
     def turn(**how):
-        with engine.new_game() as game:
-            return asyncio.run(engine.generate(prompt, max_new=9, seed="0", game=game, **how)).tokens
+        with engine.new_sequence() as game:
+            return asyncio.run(engine.generate(prompt, max_new=9, seed="0", sequence=game, **how)).tokens
 
     assert turn(temperature=2.0, top_p=1e-6) == turn(temperature=0.0)
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45])
+def test_a_temperature_that_float32_rounds_to_zero_is_greedy(temperature):
+    """A bug: a logit divided by 0 gave a token outside the vocabulary."""
+    engine, prompt = make_engine(tiny.policy()), tiny.random_tokens(9, seed=4)
+
+    def play(temperature: float) -> Completion:
+        return asyncio.run(engine.generate(prompt, max_new=9, seed="0", temperature=temperature))
+
+    assert play(temperature) == play(0.0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_stop_the_run_in_one_sentence(temperature):
+    """A bug: an index error, on CUDA a device assertion, or greedy games of the token 0."""
+    policy = tiny.policy()
+    policy.model.base_model.norm.weight.data.fill_(torch.nan)
+    calls = [
+        make_engine(policy).generate([1, 2, 3], max_new=4, seed=str(number), temperature=temperature)
+        for number in range(3)
+    ]
+    for error in at_once(calls, return_exceptions=True):
+        assert isinstance(error, Resumable) and "logits are NaN or infinite" in str(error)
 
 
 @pytest.mark.slow

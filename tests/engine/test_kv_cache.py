@@ -1,4 +1,4 @@
-"""Pages, attention over them, and the memory that they take."""
+"""Blocks, attention over them, and the memory that they take."""
 
 from itertools import accumulate
 
@@ -7,9 +7,9 @@ import torch
 
 from prompt_r1.engine import kv_cache
 from prompt_r1.engine.kv_cache import (
-    CachedGame,
+    BlockPool,
     PagedBatch,
-    PagePool,
+    Sequence,
     _flash,
     _sequence_by_sequence,
     allocate_pool,
@@ -22,14 +22,14 @@ LENGTHS = (37, 16, 5, 1)  # tokens of the sequences, the new ones included
 NEW = (1, 7, 5, 1)
 
 
-def filled_pool(page_size: int, layers: int = 1) -> tuple[PagePool, list[CachedGame]]:
-    """A pool of random keys and values, and sequences whose pages are interleaved."""
+def filled_pool(block_size: int, layers: int = 1) -> tuple[BlockPool, list[Sequence]]:
+    """A pool of random keys and values, and sequences whose blocks are interleaved."""
     torch.manual_seed(0)
-    pool = PagePool(tiny.policy(layers=layers), pages=100, page_size=page_size)
-    games = [CachedGame(number) for number in range(len(LENGTHS))]
+    pool = tiny.pool(layers=layers, blocks=100, block_size=block_size)
+    games = [Sequence(number) for number in range(len(LENGTHS))]
     for length in range(1, max(LENGTHS) + 1):
         for game, most in zip(games, LENGTHS, strict=True):
-            pool.extend(game, min(length, most))
+            pool.allocate(game, min(length, most))
     for cache in (pool.keys, pool.values):
         cache.normal_()
     return pool, games
@@ -37,11 +37,11 @@ def filled_pool(page_size: int, layers: int = 1) -> tuple[PagePool, list[CachedG
 
 @pytest.mark.usefixtures("varlen")
 @pytest.mark.parametrize("attention", [_sequence_by_sequence, _flash])
-@pytest.mark.parametrize("page_size", [1, 4, 16, 64])
+@pytest.mark.parametrize("block_size", [1, 4, 16, 64])
 @pytest.mark.parametrize("window", [None, 1, 6])
 @pytest.mark.parametrize("only_single", [False, True])
-def test_attention_over_pages_equals_a_loop_over_queries(attention, page_size, window, only_single):
-    pool, games = filled_pool(page_size)
+def test_attention_over_blocks_equals_a_loop_over_queries(attention, block_size, window, only_single):
+    pool, games = filled_pool(block_size)
     for game, length in zip(games, LENGTHS, strict=True):
         game.tokens = [0] * length
     counts = [1 if only_single else count for count in NEW]
@@ -52,7 +52,8 @@ def test_attention_over_pages_equals_a_loop_over_queries(attention, page_size, w
     for game, length, end, count in zip(games, LENGTHS, accumulate(counts), counts, strict=True):
         key, value = (
             torch.stack(
-                [rows[game.pages[token // page_size], token % page_size] for token in range(length)], 1
+                [rows[game.block_table[token // block_size], token % block_size] for token in range(length)],
+                1,
             )
             for rows in (keys, values)
         )
@@ -62,28 +63,29 @@ def test_attention_over_pages_equals_a_loop_over_queries(attention, page_size, w
 
 
 @pytest.mark.parametrize(("length", "shared"), [(4, 1), (7, 1), (8, 2), (3, 0)])
-def test_a_fork_shares_full_pages_and_copies_the_rest(length, shared):
+def test_a_fork_shares_full_blocks_and_copies_the_rest(length, shared):
     pool, games = filled_pool(4, layers=2)
-    source, target, free = games[0], CachedGame(9), len(pool.free)
+    source, target, free = games[0], Sequence(9), len(pool.free)
     source.tokens = [*range(37)]
     pool.fork(source, target, length)
     assert target.tokens == source.tokens[:length]
-    assert target.pages[:shared] == source.pages[:shared] and len(target.pages) == pool.pages_for(length)
-    assert free - len(pool.free) == len(target.pages) - shared
+    assert target.block_table[:shared] == source.block_table[:shared]
+    assert len(target.block_table) == pool.blocks_for(length)
+    assert free - len(pool.free) == len(target.block_table) - shared
     for token in range(length):
-        mine, theirs = target.pages[token // 4], source.pages[token // 4]
+        mine, theirs = target.block_table[token // 4], source.block_table[token // 4]
         assert torch.equal(pool.keys[:, mine, token % 4], pool.keys[:, theirs, token % 4])
     pool.truncate(target, 0)
-    assert len(pool.free) == free and pool.users[source.pages[0]] == 1
+    assert len(pool.free) == free and pool.ref_counts[source.block_table[0]] == 1
 
 
 def test_the_cache_takes_its_share_of_the_free_memory_and_no_more_than_the_games_fill(monkeypatch):
     policy = tiny.policy()
-    page = 64 * 2 * policy.model.config.num_hidden_layers * 2 * policy.model.config.head_dim * 4
-    monkeypatch.setattr(kv_cache, "free_memory", lambda device: 10 * page)
-    assert allocate_pool(policy, tokens=0, longest=64, games=100).count == 3
-    assert allocate_pool(policy, tokens=0, longest=64, games=2).count == 2
-    assert allocate_pool(policy, tokens=70, longest=64, games=100, page_size=10).count == 7
-    assert allocate_pool(policy, tokens=1, longest=64, games=100).count == 1, "a cache holds a whole game"
+    block = 64 * 2 * policy.model.config.num_hidden_layers * 2 * policy.model.config.head_dim * 4
+    monkeypatch.setattr(kv_cache, "free_memory", lambda device: 10 * block)
+    assert allocate_pool(policy, tokens=0, longest=64, sequences=100).count == 3
+    assert allocate_pool(policy, tokens=0, longest=64, sequences=2).count == 2
+    assert allocate_pool(policy, tokens=70, longest=64, sequences=100, block_size=10).count == 7
+    assert allocate_pool(policy, tokens=1, longest=64, sequences=100).count == 1, "a cache holds a whole game"
     with pytest.raises(UsageError, match="a KV cache of 0 tokens, but a game may have 640: lower --max"):
-        allocate_pool(policy, tokens=0, longest=640, games=100)
+        allocate_pool(policy, tokens=0, longest=640, sequences=100)

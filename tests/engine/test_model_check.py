@@ -69,10 +69,15 @@ def test_the_check_leaves_no_trace(weights):
 @pytest.mark.parametrize(
     ("kind", "options", "cause"),
     [
-        ("stablelm", {"partial_rotary_factor": 0.5, "num_key_value_heads": 4}, "differ by up to"),
         ("diffllama", {"num_key_value_heads": 2}, "differ by up to"),
-        ("gemma2", {"num_key_value_heads": 2}, "its attention takes softcap"),
-        ("rwkv", {}, ""),
+        (
+            "gemma2",
+            {"final_logit_softcapping": None, "num_key_value_heads": 2},
+            "its attention takes softcap",
+        ),
+        ("gemma2", {"attn_logit_softcapping": None}, "its logits have a soft cap"),
+        ("rwkv", {}, "its attention cannot be replaced"),
+        ("stablelm", {"partial_rotary_factor": 0.5}, "its attention cannot be replaced"),
         ("bloom", {"n_head": 4}, "its attention cannot be replaced"),
         ("llama4_text", {}, "it has layers of the kind chunked_attention"),
         ("lfm2", {"full_attn_idxs": [0]}, "it has layers of the kind conv"),

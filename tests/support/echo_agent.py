@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from prompt_r1.engine.kv_cache import CachedGame
+from prompt_r1.engine.kv_cache import Sequence
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.protocol import INSTRUCTIONS, Codec, text_of
@@ -31,9 +31,9 @@ class EchoAgent:
         self.running = self.peak = 0
         self.sampled_with: list[tuple[str, float, float]] = []  # seed, temperature and top-p of each turn
 
-    def new_game(self) -> AbstractContextManager[CachedGame]:
-        """The handle of a game, which this agent does not need."""
-        return nullcontext(CachedGame(0))
+    def new_sequence(self) -> AbstractContextManager[Sequence]:
+        """A sequence, which this agent does not need."""
+        return nullcontext(Sequence(0))
 
     async def generate(
         self,
@@ -43,7 +43,7 @@ class EchoAgent:
         seed: str,
         temperature: float,
         top_p: float = 1.0,
-        game: CachedGame | None = None,
+        sequence: Sequence | None = None,
         watch: Callable[[int], None] | None = None,
     ) -> Completion:
         self.sampled_with.append((seed, temperature, top_p))

@@ -130,11 +130,11 @@ def play_with(engine: Engine, openings: list[list[int]], *, turns: int = 2, **ho
 
     async def play(number: int) -> Trajectory:
         game = Trajectory(Question("q", "d", "?", ("a",)), stop="answered")
-        with engine.new_game() as handle:
+        with engine.new_sequence() as handle:
             for turn in range(turns):
                 game.add_context(openings[number][number * turn :])
                 seed = f"{number}/{turn}"
-                game.add_sampled(await engine.generate(game.tokens, seed=seed, game=handle, **how))
+                game.add_sampled(await engine.generate(game.tokens, seed=seed, sequence=handle, **how))
         return game
 
     return at_once(map(play, range(len(openings))))
