@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -105,6 +105,7 @@ async def play_question(
     top_p: float = 1.0,
     sample: int = 0,
     epoch: int = 0,
+    max_turns: int | None = None,
     on_token: Callable[[int], None] | None = None,
     before_ask: Callable[[list[Message], Spending], None] | None = None,
     on_reply: Callable[[str], None] | None = None,
@@ -112,7 +113,7 @@ async def play_question(
     """Play one game of a question, for training, evaluation and people. Many games may run at once.
 
     `sample` is the number of the game in its group, and `epoch` counts from 0. Where the environment samples,
-    equal messages of two games, or in two epochs, are two calls.
+    equal messages of two games, or in two epochs, are two calls. `max_turns` may only lower the agent's own.
 
     `on_token` gets each token of the agent when it is sampled. `before_ask` gets the messages of a call and
     what the game has spent before it; an exception that it raises ends the game. `on_reply` gets each reply.
@@ -128,11 +129,14 @@ async def play_question(
             on_reply(reply)
         return reply
 
+    rules = agent.game
+    if max_turns is not None:
+        rules = replace(rules, max_turns=min(max_turns, rules.max_turns))
     with agent.engine.new_sequence() as sequence:
         generate = partial(
             agent.engine.generate, sequence=sequence, temperature=temperature, top_p=top_p, watch=on_token
         )
-        trajectory = await play(question, generate, ask, agent.codec, agent.game, seed=seed)
+        trajectory = await play(question, generate, ask, agent.codec, rules, seed=seed)
     trajectory.spent = caller.spent
     trajectory.seconds = time.perf_counter() - begin
     return trajectory

@@ -69,7 +69,7 @@ class OpenPair:
         `on_piece` gets the dialogue while it is played. Raises QuestionTooLong, LimitReached, and what
         `Environment.ask` raises except EnvError: after a failed call, the game's `stop` is "env_error".
         """
-        agent = self._agent_within(limits)
+        agent = self.agent
         text = text.encode("utf-8", "replace").decode()  # a lone surrogate has no UTF-8 and becomes "?"
         question = Question(text, "asked", text, answers=())
         # In a thread, because a long text takes seconds to encode, and other games wait for this event loop.
@@ -90,6 +90,7 @@ class OpenPair:
                     question,
                     seed=str(self.seed if seed is None else seed),
                     temperature=self.temperature if temperature is None else temperature,
+                    max_turns=limits.turns,
                     on_token=pieces.token if on_piece else None,
                     before_ask=before_ask,
                     on_reply=pieces.reply,
@@ -98,13 +99,6 @@ class OpenPair:
             raise LimitReached("seconds", f"no answer within the limit of {limits.seconds:g} s") from None
         pieces.end_turn()
         return game
-
-    def _agent_within(self, limits: Limits) -> Agent:
-        """The agent, with no more turns than the limit."""
-        agent = self.agent
-        if limits.turns is None or limits.turns >= agent.game.max_turns:
-            return agent
-        return Agent(agent.engine, agent.codec, replace(agent.game, max_turns=limits.turns))
 
 
 def _ignore(piece: Piece) -> None:
