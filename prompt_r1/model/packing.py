@@ -78,7 +78,7 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
         group_start = len(tokens)
         new_tokens: list[int] = []
         for number, game in enumerate(games):
-            assert game.tokens[: game.opening_length] == games[0].tokens[:opening], "games of different openings"
+            assert game.tokens[: game.opening_length] == games[0].tokens[:opening], "one opening"
             start = 0 if number == 0 else opening  # position of the first token that the game adds
             end = len(game.tokens) - 1
             shift = len(tokens) - start  # from the positions of these tokens to their columns

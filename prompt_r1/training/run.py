@@ -235,7 +235,7 @@ class Run:
     def refresh(self) -> None:
         """Play with the weights as they are now. Sharded weights are gathered from all ranks."""
         self.agent.policy.copy_weights_from(self.policy)
-        self.agent.engine.begin_rollout()  # it was computed with the old weights
+        self.agent.engine.begin_rollout()  # drops the cache of the old weights
 
     # After a step
 
