@@ -1,51 +1,56 @@
 """The double-constrained reward of Prompt-R1 (paper, eqs 12-15): first the format, then the answer.
 
-    R_fmt = min(ε, α Σ_t M_t + β A_p + γ A_n + δ C_f)    (without an answer, a lower cap)     (12)
-    R_ans = max over the gold answers of F1(answer, gold)                                    (13, 14)
-    R     = -ε + R_fmt + R_ans    if R_fmt = ε                                               (15)
-            -ε + R_fmt            otherwise: the gate is shut
+R_fmt = min(ε, α Σ_t M_t + β A_p + γ A_n + δ C_f)    (without an answer, a lower cap)     (12)
+R_ans = max over the gold answers of F1(answer, gold)                                    (13, 14)
+R     = -ε + R_fmt + R_ans    if R_fmt = ε                                               (15)
+        -ε + R_fmt            otherwise: the gate is shut
 
-M_t = 1 for a turn with a non-empty think and a non-empty prompt block and a reply that is not empty (the
-sum ends at T-1: the prompt of the last turn is never sent), A_p = 1 if an answer can be parsed, A_n = 1 if it
-is not empty, C_f = 1 if the last turn is a non-empty think, an answer and nothing else.
+M_t = 1   a turn whose think block, prompt block and reply are not empty; the sum ends at T-1, because
+          the prompt of the last turn is never sent
+A_p = 1   an answer can be parsed
+A_n = 1   the answer is not empty
+C_f = 1   the last turn is a non-empty think block, an answer block and nothing else
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from prompt_r1.f1 import f1
-from prompt_r1.types import Reward, Trajectory
+from prompt_r1.types import Reward, Trajectory, Turn
 
 
 @dataclass(frozen=True)
 class Rule:
     """The coefficients of eq. 12, and a user's own reward."""
 
-    alpha: float  # of M_t
-    beta: float  # of A_p
-    gamma: float  # of A_n
-    delta: float  # of C_f
-    epsilon: float  # cap of the format reward; the gate opens when it is reached
-    unanswered_cap: float  # most that a game without an answer can collect for its format; below epsilon
-    own: Callable[[Trajectory, Reward], float] | None = None  # of a game and its reward by eq. 15
+    alpha: float  # for each turn with M_t = 1
+    beta: float  # for A_p
+    gamma: float  # for A_n
+    delta: float  # for C_f
+    epsilon: float  # The format reward is capped here, and the gate opens when it is reached.
+    unanswered_cap: float  # The cap for a game without an answer. It is below epsilon.
+    # A user's own reward replaces R. It takes the game and its reward by eq. 15.
+    own: Callable[[Trajectory, Reward], float] | None = None
 
 
 RULES = {
-    # Appendix G. Two good interactions and a perfect final turn open the gate, or four and any answer that is
-    # not empty. Five good turns without an answer collect 1.0: the prompt of the fifth is not sent.
+    # Appendix G. The gate opens with two good turns and a perfect final turn, or with four good turns and
+    # any answer that is not empty. Without an answer a game of five turns collects at most 1.0, because the
+    # prompt of the fifth is not sent.
     "paper": Rule(alpha=0.25, beta=0.3, gamma=0.4, delta=0.3, epsilon=1.5, unanswered_cap=1.0),
-    # The coefficients of the released code: one good interaction and a perfect final turn open the gate, or
-    # two and any answer that is not empty. There, three open it even without an answer; here such a game
-    # collects at most epsilon - (beta + gamma + delta). docs/paper.md has the other differences.
+    # The coefficients of the released code. The gate opens with one good turn and a perfect final turn, or
+    # with two good turns and any answer that is not empty. In the release three good turns open it even
+    # without an answer; here such a game collects at most epsilon - (beta + gamma + delta). docs/paper.md
+    # has the other differences.
     "release": Rule(alpha=0.4, beta=0.25, gamma=0.25, delta=0.1, epsilon=1.0, unanswered_cap=0.4),
-    # Training without an environment (GRPO alone): of "release" only the answer's terms, 0.6 in all, can be
-    # reached. Scaled to 1: R = -1 + R_fmt / 0.6, plus R_ans when the final turn is perfect.
+    # Training without an environment (GRPO alone). Only the answer's terms of "release" can be reached, 0.6
+    # in all. They are scaled to 1: R = -1 + R_fmt / 0.6, plus R_ans when the final turn is perfect.
     "alone": Rule(
         alpha=0.0, beta=0.25 / 0.6, gamma=0.25 / 0.6, delta=0.1 / 0.6, epsilon=1.0, unanswered_cap=0.0
     ),
 }
 
-TOLERANCE = 1e-9  # sums of these floats may miss the cap by a rounding error
+TOLERANCE = 1e-9  # A sum of these floats may miss the cap by a rounding error.
 
 
 def score_games(games: Sequence[Trajectory], *, rule: Rule) -> list[Reward | None]:
@@ -61,23 +66,37 @@ def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
     """
     assert trajectory.stop != "env_error", "a broken game has no reward: it leaves its group"
     turns, answer = trajectory.turns, trajectory.answer
-    interactions = sum(  # Σ M_t
-        bool(turn.action.think and turn.action.prompt and turn.reply and turn.reply.strip()) for turn in turns
-    )
-    complete = answer is not None and turns[-1].action.clean  # C_f
-    terms = (
-        rule.alpha * interactions,
-        rule.beta * (answer is not None),
-        rule.gamma * bool(answer),
-        rule.delta * complete,
-    )
-    cap = rule.unanswered_cap if answer is None else rule.epsilon  # below ε the gate stays shut
-    format_reward = min(cap, sum(terms))
+
+    # Eq. 12.
+    good_turns = sum(is_good_turn(turn) for turn in turns)  # Σ M_t
+    format_reward = rule.alpha * good_turns
+    if answer is not None:
+        format_reward += rule.beta  # A_p
+        if answer:
+            format_reward += rule.gamma  # A_n
+        if turns[-1].action.clean:
+            format_reward += rule.delta  # C_f
+    cap = rule.unanswered_cap if answer is None else rule.epsilon
+    format_reward = min(cap, format_reward)
+
+    # Eqs 13 and 14.
     answer_reward = 0.0 if answer is None else f1(answer, trajectory.question.answers)
+
+    # Eq. 15.
     gate_is_open = format_reward >= rule.epsilon - TOLERANCE
-    total = -rule.epsilon + format_reward + (answer_reward if gate_is_open else 0.0)
+    total = -rule.epsilon + format_reward
+    if gate_is_open:
+        total += answer_reward
     reward = Reward(format_reward, answer_reward, total, gate_is_open)
-    return replace(reward, total=rule.own(trajectory, reward)) if rule.own else reward
+    if rule.own is None:
+        return reward
+    return replace(reward, total=rule.own(trajectory, reward))
+
+
+def is_good_turn(turn: Turn) -> bool:
+    """M_t of eq. 12: whether the agent thought and asked, and the environment replied."""
+    reply = turn.reply or ""
+    return bool(turn.action.think and turn.action.prompt and reply.strip())
 
 
 def well_formed(trajectory: Trajectory) -> bool:

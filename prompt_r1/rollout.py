@@ -18,22 +18,25 @@ async def play(
 ) -> Trajectory:
     """Play one game (paper, eqs 1-11).
 
-    The environment sees the prompts and replies of this game only, and of the question only what the agent
-    repeats. It is not asked in the last turn: the agent could not read the reply.
+    In each turn the agent thinks, and then asks the environment or answers. The environment sees the prompts
+    and replies of this game only. It sees nothing of the question but what the agent repeats. It is not asked
+    in the last turn, because the agent could not read the reply.
     """
     trajectory = Trajectory(question)
     history: list[Message] = []
     context = codec.opening(question.text)
     for number in range(1, settings.max_turns + 1):
         if len(trajectory.tokens) + len(context) >= settings.max_tokens:
-            trajectory.stop = "max_tokens"  # no room for a turn: the last reply is not appended
+            trajectory.stop = "max_tokens"  # There is no room for a turn, so the last reply is not appended.
             break
         trajectory.add_context(context)
         max_new = min(settings.max_new, settings.max_tokens - len(trajectory.tokens))
         completion = await generate(trajectory.tokens, max_new=max_new, seed=f"{seed}/{number}")
         trajectory.add_sampled(completion)
         text = codec.turn_text(completion.tokens)
-        action, reply, latency = parse(text), None, 0.0
+        action = parse(text)
+        reply = None
+        latency = 0.0
         if action.answer is not None:
             trajectory.stop = "answered"
         elif not action.prompt:
@@ -47,7 +50,7 @@ async def play(
                 trajectory.stop, trajectory.error = "env_error", str(error)
             latency = time.perf_counter() - start
         trajectory.turns.append(Turn(text, action, reply, latency))
-        if reply is None:  # the game is over; its `stop` was "max_turns" from the start
+        if reply is None:  # The game is over. After the last turn, `stop` is "max_turns" as from the start.
             break
         shown = reply if reply.strip() else NO_REPLY
         history.append({"role": "assistant", "content": shown})
@@ -62,11 +65,10 @@ async def play_groups(
     *,
     seeds: Sequence[str],
 ) -> list[list[Trajectory]]:
-    """`group_size` games of each question, all concurrently: P × G trajectories.
+    """Play `group_size` games of each question, all concurrently: P × G trajectories.
 
-    Each question has its own seed (a question may occur twice); the seed of a game is that seed and its
-    number in the group. `play_one` takes the question, `seed` and, as `sample`, this number. The first error
-    cancels the other games and is raised.
+    `play_one` takes the question, the `seed` of the game, and `sample`, its number in the group. The seed of
+    a game is the seed of its question and this number. The first error cancels the other games and is raised.
     """
     games = [
         asyncio.ensure_future(play_one(question, seed=f"{seed}/{sample}", sample=sample))

@@ -11,10 +11,10 @@ Only the agent's own tokens (sampled = 1) enter the loss; the rest is context.
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from operator import add, mul, sub
 from typing import Literal, Protocol, TypedDict
 
-# Why a game ended. "max_tokens": game or last turn too long; "malformed": neither prompt nor answer.
+# Why a game ended. "max_tokens": the game or its last turn became too long. "malformed": the agent's turn had
+# neither a prompt nor an answer. "env_error": a call of the environment failed.
 Stop = Literal["answered", "max_turns", "max_tokens", "malformed", "env_error"]
 Kind = Literal["qa", "math", "text"]  # how answers are compared, in evaluations
 
@@ -52,13 +52,25 @@ class Spending:
     lost_usd: float = 0.0  # the part of `usd` that attempts without a reply may have cost
 
     def __add__(self, other: "Spending") -> "Spending":
-        return Spending(*map(add, self.amounts, other.amounts))
-
-    def __sub__(self, other: "Spending") -> "Spending":
-        return Spending(*map(sub, self.amounts, other.amounts))
+        return Spending(
+            self.calls + other.calls,
+            self.tokens_in + other.tokens_in,
+            self.tokens_out + other.tokens_out,
+            self.usd + other.usd,
+            self.lost_usd + other.lost_usd,
+        )
 
     def __mul__(self, count: int) -> "Spending":
-        return Spending(*map(mul, self.amounts, [count] * len(self.amounts)))
+        return Spending(
+            self.calls * count,
+            self.tokens_in * count,
+            self.tokens_out * count,
+            self.usd * count,
+            self.lost_usd * count,
+        )
+
+    def __sub__(self, other: "Spending") -> "Spending":
+        return self + other * -1
 
     def __str__(self) -> str:
         parts = ["1 call" if self.calls == 1 else f"{self.calls:,} calls"]
@@ -66,13 +78,15 @@ class Spending:
             parts.append(f"{self.tokens_in:,} + {self.tokens_out:,} tokens")
         if self.usd:
             parts.append(f"${self.usd:,.4f}")
-        lost = f" (${self.lost_usd:,.4f} of it estimated, for lost attempts)" if self.lost_usd else ""
-        return ", ".join(parts) + lost
+        text = ", ".join(parts)
+        if self.lost_usd:
+            text += f" (${self.lost_usd:,.4f} of it estimated, for lost attempts)"
+        return text
 
     @property
     def amounts(self) -> list[float]:
         """All fields, in their order. `dataclasses.astuple` would copy each deeply, ten times slower."""
-        return list(vars(self).values())
+        return [self.calls, self.tokens_in, self.tokens_out, self.usd, self.lost_usd]
 
     @property
     def tokens(self) -> int:
@@ -101,7 +115,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Completion:
-    """What the agent sampled for one turn, with its log-probabilities under the sampling distribution."""
+    """The tokens that the agent sampled for one turn, with their log-probabilities as sampled."""
 
     tokens: list[int]  # end with a stop token if `finished`
     logprobs: list[float]  # nats, one per token
@@ -112,7 +126,7 @@ class Completion:
 class Turn:
     """One turn of the agent and the environment's reply."""
 
-    text: str  # as `parse` reads it: with a <think> that the template opened, without the stop token
+    text: str  # as `parse` reads it: without the stop token, and with a <think> that the template opened
     action: Action
     reply: str | None  # None: the environment was not asked, or its call failed
     latency: float = 0.0  # seconds until the environment replied or failed
@@ -129,8 +143,8 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     stop: Stop = "max_turns"
     error: str = ""  # why the environment failed, when stop is "env_error"
-    spent: Spending = field(default_factory=Spending)  # on the replies
-    seconds: float = 0.0  # of the whole game
+    spent: Spending = field(default_factory=Spending)  # what the replies cost
+    seconds: float = 0.0  # how long the whole game took
 
     def add_context(self, tokens: list[int]) -> None:
         """Append tokens that the agent did not write: the question, a reply, role markers."""
@@ -156,12 +170,12 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Reward:
-    """R_fmt, R_ans and R of eqs 12-15, and the state of the gate."""
+    """The reward of a game (eqs 12-15)."""
 
-    format: float
-    answer: float  # counts if the gate is open
+    format: float  # R_fmt
+    answer: float  # R_ans, which counts only if the gate is open
     total: float  # R, or a user's own reward
-    gate_is_open: bool = False  # R_fmt = ε: the answer counts
+    gate_is_open: bool = False  # whether R_fmt = ε
 
 
 @dataclass(frozen=True)
@@ -175,14 +189,17 @@ class ScoredGame:
 
 
 class Generate(Protocol):
-    """The agent: all tokens so far in, the tokens of its next turn (at most `max_new`) out.
+    """The agent: takes all tokens so far, and returns the tokens of its next turn, at most `max_new`.
 
-    The tokens depend on the weights, the context and the seed only. Which games run at the same time can
-    change the last bits of log-probabilities.
+    The tokens depend on the weights, the context and the seed alone. The games that run at the same time can
+    change the last bits of the log-probabilities.
     """
 
     def __call__(self, tokens: list[int], *, max_new: int, seed: str) -> Awaitable[Completion]: ...
 
 
 Ask = Callable[[list[Message]], Awaitable[str]]
-"""The environment: chat messages in, its reply out. EnvError ends the game, any other error the run."""
+"""The environment: takes chat messages, and returns its reply.
+
+EnvError ends the game, any other error the run.
+"""

@@ -1,0 +1,20 @@
+"""Learn: what a training run does around the loop of train.py.
+
+In reading order:
+
+    run           the parts of a run, and what happens before, after and around a step
+    questions     the questions of a run, and which of them a rank plays
+    batches       games → mini-batches → micro-batches of tensors
+    update        one optimiser step, its checks and its metrics
+    validation    greedy games of held-out questions, and the table of the test
+    metrics       the metrics of games and steps; alarms: which of them have collapsed
+    log           metrics.jsonl, trajectories/ and the console
+    checkpoint    save and resume a run; run_folder: find, claim and check its folder
+    export        the agent as a Hugging Face folder
+    report        report.html
+    summary       what a run prints at its end
+    dry_run       the price of a run in advance; preflight: what can be checked before torch is imported
+    warm_start    supervised fine-tuning, a program of its own
+
+It may import every room but evaluation.
+"""
