@@ -1,4 +1,4 @@
-"""Serve a pair of agent and environment as one OpenAI-compatible model: `python -m prompt_r1.pair`."""
+"""Serve an agent and its environment as one OpenAI-compatible model: `python -m prompt_r1.pair`."""
 
 if __name__ == "__main__":  # before the imports below, which an old Python or an empty environment lacks
     from prompt_r1.programs.installation import check_installation
@@ -6,31 +6,51 @@ if __name__ == "__main__":  # before the imports below, which an old Python or a
     check_installation()
 
 import asyncio
+import logging
 import os
 import signal
 import socket
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
 from ipaddress import ip_address
 
 from prompt_r1.errors import UsageError
-from prompt_r1.pair.settings import ServeConfig, check_pair
+from prompt_r1.pair.settings import PairConfig, check_pair
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.text import printable
-from prompt_r1.settings.fields import parse_arguments
+from prompt_r1.settings.fields import POSITIVE, Range, everyday, parse_arguments
 
 PACKAGES = ("starlette", "uvicorn")
 KEY = "PROMPT_R1_API_KEY"
 
 
+@dataclass(frozen=True)
+class ServeConfig(PairConfig):
+    """Serve an agent and its environment as one OpenAI-compatible model.
+
+    Requests need the key in PROMPT_R1_API_KEY, if it is set. --max-env-calls and --max-env-usd are limits of
+    the whole server.
+    """
+
+    host: str = everyday("127.0.0.1", "address to listen at")
+    port: int = everyday(8000, "port; 0: any free one", Range(at_least=0, below=65536))
+    model_name: str = everyday("prompt-r1", "name of the pair in /v1/models and in requests")
+    max_sessions: int = everyday(64, "questions at the same time; others get status 429", POSITIVE)
+    request_usd: float = everyday(0.0, "limit of dollars per question (needs --env-price); 0: none")
+    request_seconds: float = everyday(300.0, "limit of seconds per question", POSITIVE)
+
+
 def main(arguments: list[str]) -> None:
-    """Serve from a command line, until SIGTERM or Ctrl-C; requests that run are then answered."""
+    """Serve until SIGTERM or Ctrl-C. Requests that run are then answered."""
     config = parse_arguments(ServeConfig, arguments)
-    if missing := [package for package in PACKAGES if find_spec(package) is None]:
+    missing = [package for package in PACKAGES if find_spec(package) is None]
+    if missing:
         raise UsageError(f"the server needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if config.request_usd and not config.env_price:
         raise UsageError("--request-usd needs --env-price IN,OUT: without a price, dollars are not counted")
-    with _listen(config.host, config.port) as listener:  # before the agent is loaded
+    # A port in use is reported before the agent is loaded.
+    with _listen(config.host, config.port) as listener:
         _serve(config, listener)
 
 
@@ -45,34 +65,31 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _serve(config: ServeConfig, listener: socket.socket) -> None:
+    """Open the pair and answer requests at the socket. Raises UsageError or FatalEnvError."""
     address, port = listener.getsockname()[:2]
-    local, key = ip_address(address).is_loopback, os.environ.get(KEY, "").strip()
-    if not key and not local:
+    is_local = ip_address(address).is_loopback
+    key = os.environ.get(KEY, "").strip()
+    if not key and not is_local:
         raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
     check_pair(config)
-    # Only here: torch takes seconds to import, and `--help` does without.
-    import uvicorn
-
+    # Imported here, because torch takes seconds to import, and `--help` does without.
     from prompt_r1.pair.playing import Limits, open_pair
-    from prompt_r1.pair.server import ChatServer
+    from prompt_r1.pair.server import ChatServer, uvicorn_server
 
     pair = open_pair(config, asyncio.run)
-    limits = Limits(usd=config.request_usd or None, seconds=config.request_seconds)  # the flag: 0 is no limit
-    server = ChatServer(pair, config.model_name, limits, config.max_sessions, key)
-    settings = uvicorn.Config(
-        server.app(hosts=["127.0.0.1", "localhost"] if address == "127.0.0.1" else ["*"]),
-        lifespan="off",
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=int(config.request_seconds) + 5,
-    )
-    # uvicorn drains, then sends itself the signal again, for the handler that was there before.
+    no_limit = None
+    limits = Limits(usd=config.request_usd or no_limit, seconds=config.request_seconds)
+    chat = ChatServer(pair, config.model_name, limits, config.max_sessions, key, is_local)
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    logging.getLogger("prompt_r1.pair.server").setLevel(logging.INFO)
+    # uvicorn waits for the requests that run. Then it sends itself the signal again, for the handler that was
+    # there before, which must not end the process before the last line below.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     print(printable(pair.about))
     host = f"[{address}]" if ":" in address else address
     print(f"{config.model_name} at http://{host}:{port}/v1", flush=True)
-    asyncio.run(uvicorn.Server(settings).serve(sockets=[listener]))
+    asyncio.run(uvicorn_server(chat).serve(sockets=[listener]))
     print(f"stopped; spent: {pair.environment.budget.spent}")
 
 

@@ -1,4 +1,4 @@
-"""Settings of infer.py and of the server, which load a pair of agent and environment; their check."""
+"""Settings of the programs that load a pair of agent and environment, and their check."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from prompt_r1.environments.specs import check_environment
 from prompt_r1.pair.names import check_agent, check_device
 from prompt_r1.pair.trained import agent_preset, newest_mini_run, trained_config
 from prompt_r1.settings.agent import EnvironmentConfig
-from prompt_r1.settings.fields import ANY, POSITIVE, Range, everyday, setting
+from prompt_r1.settings.fields import ANY, everyday, setting
 from prompt_r1.settings.train import preset_of
 
 
@@ -35,22 +35,6 @@ class InferConfig(PairConfig):
 
     question: str = everyday("", "question to ask (default: each line of standard input)")
     json: bool = everyday(False, "print a JSON object for each question, not the dialogue")
-
-
-@dataclass(frozen=True)
-class ServeConfig(PairConfig):
-    """Serve an agent and its environment as one OpenAI-compatible model.
-
-    Requests need the key in PROMPT_R1_API_KEY, if it is set. --max-env-calls and --max-env-usd are limits of
-    the whole server.
-    """
-
-    host: str = everyday("127.0.0.1", "address to listen at")
-    port: int = everyday(8000, "port; 0: any free one", Range(at_least=0, below=65536))
-    model_name: str = everyday("prompt-r1", "name of the pair in /v1/models and in requests")
-    max_sessions: int = everyday(64, "questions at the same time; others get status 429", POSITIVE)
-    request_usd: float = everyday(0.0, "limit of dollars per question (needs --env-price); 0: none")
-    request_seconds: float = everyday(300.0, "limit of seconds per question", POSITIVE)
 
 
 def check_pair(config: PairConfig) -> None:

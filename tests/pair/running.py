@@ -1,20 +1,18 @@
 """A server of a pair in a thread of the test process."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
-import uvicorn
-
 from prompt_r1.environments.environment import Environment
 from prompt_r1.pair.agent import Agent
 from prompt_r1.pair.playing import Limits, OpenPair
-from prompt_r1.pair.server import ChatServer
+from prompt_r1.pair.server import ARRIVAL_SECONDS, ChatServer, uvicorn_server
 from tests.support.echo_agent import EchoAgent, Shouting
-from tests.support.json_server import free_ports
 from tests.support.providers import environment_of
 
 
@@ -27,6 +25,7 @@ def pair_of(
     key: str = "",
     seed: int = 0,
     temperature: float = 0.0,
+    arrival_seconds: float = ARRIVAL_SECONDS,
 ) -> ChatServer:
     """An echoing agent with a shouting environment, unless others are given."""
     return ChatServer(
@@ -40,16 +39,17 @@ def pair_of(
         limits=limits or Limits(),
         max_sessions=max_sessions,
         key=key,
+        arrival_seconds=arrival_seconds,
     )
 
 
 @contextmanager
 def serving(pair: ChatServer) -> Iterator[str]:
     """Serve; yields the URL, which ends with /v1."""
-    [port] = free_ports(1)
-    app = pair.app(hosts=["127.0.0.1"])
-    server = uvicorn.Server(uvicorn.Config(app, port=port, lifespan="off", log_level="error"))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    port = listener.getsockname()[1]
+    server = uvicorn_server(pair)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
     try:
         while not server.started:

@@ -1,4 +1,4 @@
-"""The server as a program: usage errors, and a real process that drains."""
+"""`python -m prompt_r1.pair` as a program: usage errors, and a real process that drains."""
 
 import os
 import re
@@ -42,8 +42,19 @@ def test_the_server_has_the_limits_of_its_flags(asking_agent, monkeypatch):
         with pytest.raises(UsageError, match="made"):
             main((line + flags).split())
     default, given = (call.args[1:] for call in server.call_args_list)
-    assert default == ("prompt-r1", Limits(None, None, 300.0), 64, "")
-    assert given == ("m", Limits(None, 0.5, 7.0), 3, "")
+    assert default == ("prompt-r1", Limits(None, None, 300.0), 64, "", True)
+    assert given == ("m", Limits(None, 0.5, 7.0), 3, "", True)
+
+
+@pytest.mark.parametrize(("host", "is_local"), [("127.0.0.2", True), ("::1", True), ("0.0.0.0", False)])
+def test_every_loopback_address_is_local(host, is_local, asking_agent, monkeypatch):
+    """A bug: only for 127.0.0.1 was the Host header compared, so a web page could ask a server at ::1."""
+    server = Mock(side_effect=UsageError("made"))
+    monkeypatch.setattr("prompt_r1.pair.server.ChatServer", server)
+    monkeypatch.setenv(KEY, "a-key-of-the-server")
+    with pytest.raises(UsageError, match="made"):
+        main(f"--host {host} --port 0 --device cpu --agent {asking_agent} --env mini".split())
+    assert server.call_args.args[4:] == ("a-key-of-the-server", is_local)
 
 
 def test_a_port_in_use_is_reported_before_the_agent_is_loaded():

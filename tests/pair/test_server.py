@@ -2,9 +2,14 @@
 
 import asyncio
 import json
+import logging
+import re
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import httpx
 import openai
@@ -12,6 +17,7 @@ import pytest
 
 from prompt_r1.errors import EnvError
 from prompt_r1.pair.playing import Limits
+from prompt_r1.pair.server import SPARE_CONNECTIONS
 from tests.pair.running import pair_of, serving
 from tests.support.echo_agent import EchoAgent, paid_environment
 from tests.support.providers import environment_of
@@ -45,6 +51,9 @@ def test_openais_client_gets_the_answer_and_the_usage(url):
     with client_of(url) as client:
         reply = client.chat.completions.create(model=MODEL, messages=HELLO)
         assert [model.id for model in client.models.list()] == [MODEL]
+        assert client.models.retrieve(MODEL) == client.models.list().data[0]
+        with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4'"):
+            client.models.retrieve("gpt-4")
     choice = reply.choices[0]
     assert (choice.message.content, choice.finish_reason) == ("WHO IS ANNA?", "stop")
     assert choice.message.role == "assistant"
@@ -67,6 +76,16 @@ def test_openais_client_streams_the_dialogue_as_reasoning_and_then_the_answer(ur
         "\nEnvironment: WHO IS ANNA?\nAgent thinks: Now I know."
     )
     assert len(thoughts) > 20  # it arrives while the agent writes
+
+
+def test_every_event_of_a_stream_says_something(url):
+    """A bug: each token of the answer made an empty event."""
+    response = ask(url, stream=True)
+    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert events.pop() == "[DONE]"
+    first, *others = [json.loads(event)["choices"][0]["delta"] for event in events]
+    assert first == {"role": "assistant", "content": ""}
+    assert all(delta.get("reasoning_content") or delta.get("content") for delta in others)
 
 
 def test_a_request_samples_with_its_own_temperature_and_seed():
@@ -103,8 +122,15 @@ def test_a_body_that_is_too_long_is_refused(url):
 def test_a_web_page_of_another_site_cannot_ask(url):
     """Browsers send text/plain without asking first, and a site can point its name to this machine."""
     body = {"model": MODEL, "messages": HELLO}
-    assert post(url, body, **{"Content-Type": "text/plain"}).status_code == 400
-    assert post(url, body, Host="evil.example").status_code == 400
+    for kind in ("text/plain", "application/jsonp", ""):
+        assert post(url, body, **{"Content-Type": kind}).status_code == 400
+    for kind in ("Application/JSON", "application/json; charset=utf-8"):
+        assert post(url, body, **{"Content-Type": kind}).status_code == 200
+    for host in ("evil.example", "127.0.0.1.evil.example", "10.0.0.1", "localhost.evil", "[::1", ""):
+        assert post(url, body, Host=host).status_code == 400
+        assert httpx.get(f"{url}/models", headers={"Host": host}).status_code == 400
+    for host in ("localhost", "LOCALHOST:80", "127.0.0.1:8000", "127.0.0.2", "[::1]:8000", "[::1]"):
+        assert httpx.get(f"{url}/models", headers={"Host": host}).status_code == 200
 
 
 def test_with_a_key_only_requests_that_have_it_are_answered():
@@ -147,18 +173,19 @@ class Failing:
 
 
 FAILURES = [
-    (EnvError("HTTP 500 from the model"), 502, "environment_error", "HTTP 500 from the model"),
-    (ZeroDivisionError("mine"), 500, "internal_error", "the server's log has the traceback"),
+    (EnvError("HTTP 500 from the model"), "environment_error", "HTTP 500 from the model"),
+    (ZeroDivisionError("mine"), "environment_unusable", "raised ZeroDivisionError: mine"),
 ]
 
 
-@pytest.mark.parametrize(("error", "status", "kind", "sentence"), FAILURES)
+@pytest.mark.parametrize(("error", "kind", "sentence"), FAILURES)
 def test_a_failed_environment_is_an_error_with_a_type_and_never_an_answer(
-    error, status, kind, sentence, caplog
+    error, kind, sentence, capfd, caplog
 ):
+    """A bug: the error left the application, and the log had 40 lines of traceback."""
     with serving(pair_of(pool=environment_of(Failing(error)))) as url:
         response = ask(url)
-        assert response.status_code == status and response.json()["error"]["type"] == kind
+        assert response.status_code == 502 and response.json()["error"]["type"] == kind
         assert sentence in response.json()["error"]["message"]
         with client_of(url, max_retries=0) as client:
             stream = client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
@@ -166,7 +193,110 @@ def test_a_failed_environment_is_an_error_with_a_type_and_never_an_answer(
                 for chunk in stream:
                     assert not chunk.choices[0].delta.content
         assert httpx.get(url.removesuffix("/v1") + "/health").json()["sessions"] == 0
-    assert ("ZeroDivisionError: mine" in caplog.text) == (status == 500)  # with its traceback
+    assert "Traceback" not in caplog.text and "Traceback" not in capfd.readouterr().err
+
+
+def test_a_bug_is_logged_with_its_traceback_but_without_keys(monkeypatch, caplog):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789abcdef")
+
+    class Broken(EchoAgent):
+        async def generate(self, tokens, **options):
+            raise ZeroDivisionError("sent sk-0123456789abcdef")
+
+    with serving(pair_of(Broken())) as url:
+        response = ask(url)
+    assert response.status_code == 500 and response.json()["error"]["type"] == "internal_error"
+    assert "the server's log has the traceback" in response.json()["error"]["message"]
+    assert "ZeroDivisionError: sent [key]" in caplog.text and "0123456789" not in caplog.text + response.text
+
+
+def test_each_request_is_logged_as_one_line(monkeypatch, caplog):
+    """Also an expected error, and without what could be a secret or move the cursor of a terminal."""
+    monkeypatch.setenv("PROMPT_R1_API_KEY", "a-long-server-key")
+    caplog.set_level(logging.INFO, "prompt_r1.pair.server")
+    with serving(pair_of(key="a-long-server-key", limits=Limits(turns=1))) as url:
+        headers = {"Authorization": "Bearer a-long-server-key"}
+        body = {"model": MODEL, "messages": HELLO}
+        post(url, body, **headers)
+        post(url, {**body, "stream": True}, **headers)
+        post(url, {**body, "model": "other"}, **headers)
+        httpx.get(f"{url}/models")
+        httpx.get(f"{url}/a-long-server-key%0A%1B[2J?x=a-long-server-key")
+    assert [re.sub(r"[\d.]+ s", "N s", record.getMessage()) for record in caplog.records] == [
+        "127.0.0.1 POST /v1/chat/completions 200 N s: max_turns, 0 calls",
+        "127.0.0.1 POST /v1/chat/completions 200 N s: max_turns, 0 calls",
+        "127.0.0.1 POST /v1/chat/completions 404 N s: invalid_request_error: "
+        "there is no model 'other'; this server has 'prompt-r1'",
+        "127.0.0.1 GET /v1/models 401 N s: authentication_error: the request needs the server's key",
+        "127.0.0.1 GET /v1/[key] \\x1b[2J 404 N s: invalid_request_error: Not Found",
+    ]
+
+
+def test_a_question_that_is_encoded_does_not_stop_the_server():
+    """A bug: the server answered nobody for 13 seconds."""
+    agent, encoding, may_end = EchoAgent(), threading.Event(), threading.Event()
+    opening = agent.codec.opening
+
+    def slow_opening(question: str) -> list[int]:
+        encoding.set()
+        assert may_end.wait(20)
+        return opening(question)
+
+    agent.codec.opening = slow_opening
+    with serving(pair_of(agent)) as url, ThreadPoolExecutor() as clients:
+        asked = clients.submit(ask, url)
+        try:
+            assert encoding.wait(20)
+            assert httpx.get(f"{url.removesuffix('/v1')}/health", timeout=5).json()["sessions"] == 1
+        finally:
+            may_end.set()
+        assert asked.result().status_code == 200
+
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+HALF_SENT = {
+    "nothing": b"",
+    "half of the head": HEAD,
+    "half of the body": HEAD + b"Content-Length: 100\r\n\r\n{",
+    "half of a second request": b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea",
+    "a body that nobody reads": b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{",
+}
+
+
+@pytest.mark.parametrize("sent", HALF_SENT.values(), ids=HALF_SENT)
+def test_a_request_that_does_not_arrive_in_time_is_given_up(sent):
+    """A bug: 150 of them held their connections without end, also with a byte from time to time."""
+    with serving(pair_of(arrival_seconds=0.5)) as url, connect(url) as client:
+        client.sendall(sent)
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            try:
+                client.sendall(b"x")
+                if not client.recv(10_000):
+                    break
+            except TimeoutError:
+                pass
+            except OSError:  # reset: bytes of ours were not read
+                break
+        else:
+            raise AssertionError("the connection is still open")
+        assert ask(url).status_code == 200
+
+
+def test_connections_beyond_the_most_are_closed_at_once():
+    with serving(pair_of(max_sessions=1)) as url, ExitStack() as stack:
+        clients = [stack.enter_context(connect(url)) for _ in range(1 + SPARE_CONNECTIONS)]
+        with connect(url) as last:
+            last.settimeout(10)
+            assert last.recv(1) == b""
+        clients.pop().close()
+        time.sleep(0.1)
+        assert ask(url).status_code == 200
+
+
+def connect(url: str) -> socket.socket:
+    """A connection on which a read waits for a tenth of a second."""
+    return socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=0.1)
 
 
 def test_no_question_makes_more_calls_than_the_server_allows():
@@ -198,7 +328,7 @@ def test_a_client_that_leaves_before_its_stream_is_read_pays_for_nothing():
     agent, pool = EchoAgent(seconds=0.05), paid_environment()
     body = {"model": MODEL, "messages": [{"role": "user", "content": "3: Who?"}], "stream": True}
     received = [{"type": "http.request", "body": json.dumps(body).encode()}, {"type": "http.disconnect"}]
-    headers = [(b"host", b"testserver"), (b"content-type", b"application/json")]
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
     scope |= {"query_string": b"", "asgi": {"spec_version": "2.3"}}
 
@@ -209,7 +339,7 @@ def test_a_client_that_leaves_before_its_stream_is_read_pays_for_nothing():
         await asyncio.sleep(0)  # as for a full socket
 
     async def leave():
-        await pair_of(agent, pool).app(hosts=["testserver"])(scope, receive, send)
+        await pair_of(agent, pool).app()(scope, receive, send)
         await asyncio.sleep(0.5)  # a game of the echoing agent takes less
 
     asyncio.run(leave())

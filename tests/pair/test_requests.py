@@ -5,9 +5,9 @@ import json
 import pytest
 
 from prompt_r1.environments.budget import OutOfBudget
-from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable
+from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.playing import LimitReached
-from prompt_r1.pair.wire import ChatRequest, Failure, bad_request, ending, failure_of, read_request
+from prompt_r1.pair.server import ChatRequest, Failure, bad_request, ending, failure_of, read_request
 from prompt_r1.types import Question, Trajectory
 
 ASKED = {"model": "pair", "messages": [{"role": "user", "content": " Who? "}]}
@@ -21,6 +21,7 @@ def test_a_request_without_options_is_neither_streamed_nor_seeded():
     plain = ChatRequest("pair", "Who?", False, None, None)
     assert read() == read(stream=None, stream_options=None, tools=[], seed=None, user="me") == plain
     assert read(response_format={"type": "text"}, n=1, logprobs=False) == plain
+    assert read(tools=[{}], tool_choice="none", functions=[{}], function_call="none") == plain
     assert read(stream=True, temperature=0, seed=7) == ChatRequest("pair", "Who?", True, 0, 7)
 
 
@@ -32,6 +33,8 @@ def message(content: object, *, role: str = "user") -> dict[str, object]:
     ("fields", "field", "sentence"),
     [
         ({"tools": [{}]}, "tools", "`tools` is not supported"),
+        ({"tools": [{}], "tool_choice": "auto"}, "tools", "`tools` is not supported"),
+        ({"functions": [{}], "tool_choice": "none"}, "functions", "`functions` is not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "is not supported"),
         ({"stop": "x"}, "stop", "is not supported"),
         ({"n": 2}, "n", "is not supported"),
@@ -85,6 +88,7 @@ def test_only_system_messages_with_text_and_earlier_turns_stand_before_the_quest
         (EnvError("down"), 502, "environment_error", True),
         (Resumable("too many failed"), 502, "environment_error", True),
         (FatalEnvError("no key"), 502, "environment_unusable", False),
+        (UsageError("its own ask raised"), 502, "environment_unusable", False),
         (ValueError("secret"), 500, "internal_error", False),
     ],
 )
