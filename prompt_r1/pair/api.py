@@ -1,26 +1,28 @@
 """A trained agent and its environment, from Python: `prompt_r1.load(…).ask("…")`.
 
 All games of a pair run in one event loop, in a thread of its own: a notebook already runs a loop, which
-cannot be entered again, and questions from several threads must share the engine's batch. This is the only
-such thread of the package.
+cannot be entered again, and questions from several threads must share the engine's batch.
 """
 
 import asyncio
 import queue
 import threading
 from collections.abc import Coroutine, Iterator
-from contextlib import AbstractContextManager, suppress
-from functools import partial
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from prompt_r1.environments.sources import Answering
+from prompt_r1.errors import UsageError
 from prompt_r1.pair.dialogue import Piece
 from prompt_r1.pair.playing import NO_LIMITS, Limits, OpenPair, answered, open_pair
 from prompt_r1.pair.settings import PairConfig
 from prompt_r1.types import Trajectory
 
 T = TypeVar("T")
+
+CLOSED = "this pair is closed: load it again"
 
 
 class Pair(AbstractContextManager["Pair"]):
@@ -29,70 +31,113 @@ class Pair(AbstractContextManager["Pair"]):
     Its methods may be called from several threads at once, and while an event loop runs.
     """
 
-    def __init__(self, pair: OpenPair, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, pair: OpenPair, loop: "LoopThread") -> None:
         self.environment = pair.environment.name
         self._pair = pair
         self._loop = loop
 
     def ask(self, question: str, *, limits: Limits = NO_LIMITS) -> Trajectory:
-        """Play one game: its `answer` (None: it ended without one), `turns`, `spent` and `seconds`.
+        """Play one game: its `answer` (None: it ended without an answer), `turns`, `spent` and `seconds`.
 
-        Raises EnvError if the environment failed, and LimitReached.
+        Raises EnvError if the environment failed, LimitReached, and UsageError for an empty question or a
+        closed pair.
         """
-        return answered(_call(self._loop, self._pair.play(question, limits=limits)))
+        _check_question(question)
+        return answered(self._loop.run(self._pair.play(question, limits=limits)))
 
     def stream(self, question: str, *, limits: Limits = NO_LIMITS) -> Iterator[Piece | Trajectory]:
         """Yield the dialogue in pieces while it is played, and at last the game. Raises as `ask`.
 
         Closing the iterator cancels the game.
         """
+        _check_question(question)
+        self._loop.check_open()
+        return self._stream(question, limits)
+
+    def _stream(self, question: str, limits: Limits) -> Iterator[Piece | Trajectory]:
         pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
-        work = self._pair.play(question, limits=limits, on_piece=pieces.put)
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        future.add_done_callback(lambda _: pieces.put(None))
+        game = self._loop.start(self._pair.play(question, limits=limits, on_piece=pieces.put))
+        game.add_done_callback(lambda game: pieces.put(None))
         try:
             while (piece := pieces.get()) is not None:
                 yield piece
-            yield answered(future.result())
+            yield answered(_result_of(game))
         finally:
-            future.cancel()
+            game.cancel()  # has no effect on a game that has ended
 
     def close(self) -> None:
-        """End the thread, and cancel its games. The pair cannot be used afterwards."""
-        with suppress(RuntimeError):  # closed before
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        """End the thread and cancel its games. The pair cannot be used afterwards."""
+        self._loop.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
 
-def _start_loop() -> asyncio.AbstractEventLoop:
-    """An event loop that runs in a daemon thread, which a program does not wait for at its end."""
-    loop = asyncio.new_event_loop()
-
-    async def end() -> None:
-        games = asyncio.all_tasks() - {asyncio.current_task()}
-        for game in games:
-            game.cancel()
-        await asyncio.gather(*games, return_exceptions=True)
-        await loop.shutdown_asyncgens()  # closes the environment's connections
-
-    def run() -> None:
-        loop.run_forever()
-        loop.run_until_complete(end())
-        loop.close()
-
-    threading.Thread(target=run, name="prompt-r1", daemon=True).start()
-    return loop
+def _check_question(question: object) -> None:
+    if not isinstance(question, str):
+        raise UsageError(f"the question must be a text, not {type(question).__name__}")
+    if not question.strip():
+        raise UsageError("the question is empty")
 
 
-def _call(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
-    """The result of work in the loop of another thread; Ctrl-C cancels it."""
-    future = asyncio.run_coroutine_threadsafe(work, loop)
+class LoopThread:
+    """An event loop in a daemon thread, for which a program does not wait at its end."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._is_closed = False
+        self._starting = threading.Lock()
+        threading.Thread(target=self._run, name="prompt-r1", daemon=True).start()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.run_until_complete(_cancel_all())
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())  # closes the environment's connections
+        self._loop.close()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start work in the loop. Raises UsageError if the loop has been closed."""
+        # Locked, because work that starts after the loop has stopped would never end.
+        with self._starting:
+            if not self._is_closed:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise UsageError(CLOSED)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of work. Ctrl-C cancels it."""
+        future = self.start(work)
+        try:
+            return _result_of(future)
+        finally:
+            future.cancel()  # has no effect on work that has ended
+
+    def check_open(self) -> None:
+        """Raise UsageError if the loop has been closed."""
+        if self._is_closed:
+            raise UsageError(CLOSED)
+
+    def close(self) -> None:
+        """Cancel the work that runs, and end the thread."""
+        with self._starting:
+            if not self._is_closed:
+                self._is_closed = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+async def _cancel_all() -> None:
+    """Cancel all other tasks of this loop, and wait until they have ended."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _result_of(future: Future[T]) -> T:
     try:
         return future.result()
-    finally:
-        future.cancel()  # has no effect on one that is done
+    except CancelledError:
+        raise UsageError("the pair was closed while it played this question") from None
 
 
 def load(
@@ -108,13 +153,16 @@ def load(
 ) -> Pair:
     """Load an agent and open its environment.
 
-    `agent`: run folder, model folder, hub id or `mini` (default: the newest mini run). `env`: a
-    SPEC as for --env, or any object with `ask(messages) -> str` (default: that of the agent's training). The
-    other arguments are the flags of infer.py and evaluate.py with these names.
+    `agent` is a run folder, model folder, hub id or `mini`; by default, the newest mini run. `env` is a SPEC
+    as for --env, or any object with `ask(messages) -> str`; by default, the environment of the agent's
+    training. The other arguments are the flags of infer.py with these names.
 
     Raises UsageError or FatalEnvError if the pair cannot play.
     """
-    own, spec = (None, env) if isinstance(env, str) else (env, "")
+    if isinstance(env, str):
+        spec, own = env, None
+    else:
+        spec, own = "", env
     config = PairConfig(
         agent=str(agent),
         env=spec,
@@ -125,9 +173,9 @@ def load(
         temperature=temperature,
         device=device,
     )
-    loop = _start_loop()
+    loop = LoopThread()
     try:
-        return Pair(open_pair(config, partial(_call, loop), own), loop)
+        return Pair(open_pair(config, loop.run, own), loop)
     except BaseException:
-        loop.call_soon_threadsafe(loop.stop)
+        loop.close()
         raise

@@ -37,8 +37,8 @@ from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.dialogue import LABELS, Piece
 from prompt_r1.pair.playing import LimitReached, Limits, OpenPair, answered
-from prompt_r1.programs.command_line import without_secrets
 from prompt_r1.programs.files import is_finite_number, json_object
+from prompt_r1.programs.keys import without_keys
 from prompt_r1.programs.text import printable, printable_line
 from prompt_r1.types import Trajectory
 
@@ -97,7 +97,7 @@ def bad_request(message: str, field: str = "", *, code: str = "") -> Failure:
 
 def failure_of(error: BaseException) -> Failure:
     """The response to an error: what the client did wrong, which limit was reached, or who failed."""
-    message = without_secrets(str(error))
+    message = without_keys(str(error))
     match error:
         case Failure():
             return error
@@ -114,7 +114,7 @@ def failure_of(error: BaseException) -> Failure:
         case FatalEnvError() | UsageError():
             return Failure(502, "environment_unusable", message)
     text = "".join(traceback.format_exception(error))
-    logger.error("a request ended with an internal error\n%s", printable(without_secrets(text)))
+    logger.error("a request ended with an internal error\n%s", printable(without_keys(text)))
     return Failure(500, "internal_error", "an internal error; the server's log has the traceback")
 
 
@@ -460,13 +460,16 @@ class RequestLog:
         state = scope.setdefault("state", {})  # starlette's `request.state`
         try:
             await self._app(scope, receive, watch)
+        except asyncio.CancelledError:
+            # A second Ctrl-C ends the server without waiting. uvicorn would log a traceback of this error.
+            state["note"] = "the server has stopped"
         finally:
             client = (scope.get("client") or ("-",))[0]
             seconds = time.perf_counter() - begin
             line = f"{client} {scope['method']} {scope['path'][:100]} {status} {seconds:.2f} s"
             if "note" in state:
                 line += f": {state['note']}"
-            logger.info(printable_line(without_secrets(line)))
+            logger.info(printable_line(without_keys(line)))
 
 
 class Connection(H11Protocol):

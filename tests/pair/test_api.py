@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import OwnSource
 from prompt_r1.pair.agent import play_question
-from prompt_r1.pair.api import Pair, _call, _start_loop
+from prompt_r1.pair.api import LoopThread, Pair
 from prompt_r1.pair.playing import OpenPair
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.fields import write_yaml
@@ -50,7 +50,7 @@ def pair_of(
     """An echoing agent with a shouting environment, unless others are given."""
     environment = pool or environment_of(Shouting())
     agent = agent or EchoAgent()
-    return Pair(OpenPair(agent, environment, seed, temperature), _start_loop())
+    return Pair(OpenPair(agent, environment, seed, temperature), LoopThread())
 
 
 def loop_threads() -> set[threading.Thread]:
@@ -232,11 +232,42 @@ def test_a_game_that_is_played_again_pays_nothing_and_another_sample_or_epoch_as
 
 
 def test_a_game_that_runs_when_its_pair_is_closed_is_cancelled():
-    """The thread that waited for it waited forever."""
-    loop = _start_loop()
+    """The thread that waited for it waited forever, and later got an error without a text."""
+    agent = EchoAgent(seconds=600)
+    pair = pair_of(agent=agent)
     with ThreadPoolExecutor() as threads:
-        waiting = threads.submit(_call, loop, asyncio.sleep(600))
-        time.sleep(0.1)
-        loop.call_soon_threadsafe(loop.stop)
-        with pytest.raises(CancelledError):
-            waiting.result(timeout=30)
+        waiting = [threads.submit(pair.ask, QUESTION), threads.submit(list, pair.stream(QUESTION))]
+        while agent.running < 2:
+            time.sleep(0.01)
+        pair.close()
+        for asked in waiting:
+            with pytest.raises(prompt_r1.UsageError, match="the pair was closed while it played"):
+                asked.result(timeout=30)
+    assert agent.running == 0
+
+
+@pytest.mark.parametrize("method", ["ask", "stream"])
+@pytest.mark.parametrize(
+    ("question", "sentence"),
+    [
+        ("", "the question is empty"),
+        (" \n", "the question is empty"),
+        (None, "must be a text, not NoneType"),
+        (b"Who?", "must be a text, not bytes"),
+    ],
+)
+def test_what_is_no_question_is_refused(method, question, sentence, pair):
+    """An empty question was played, and None was an AttributeError."""
+    with pytest.raises(prompt_r1.UsageError, match=sentence):
+        getattr(pair, method)(question)
+
+
+@pytest.mark.parametrize("method", ["ask", "stream"])
+def test_a_closed_pair_says_so(method):
+    """It raised a CancelledError without a text."""
+    with pair_of() as pair:
+        begun = pair.stream(QUESTION)
+    with pytest.raises(prompt_r1.UsageError, match="this pair is closed: load it again"):
+        getattr(pair, method)(QUESTION)
+    with pytest.raises(prompt_r1.UsageError, match="this pair is closed: load it again"):
+        next(begun)

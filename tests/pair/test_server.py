@@ -17,7 +17,7 @@ import pytest
 
 from prompt_r1.errors import EnvError
 from prompt_r1.pair.playing import Limits
-from prompt_r1.pair.server import SPARE_CONNECTIONS
+from prompt_r1.pair.server import SPARE_CONNECTIONS, RequestLog
 from tests.pair.running import pair_of, serving
 from tests.support.echo_agent import EchoAgent, paid_environment
 from tests.support.providers import environment_of
@@ -360,3 +360,18 @@ def test_a_client_that_disconnects_ends_its_game_quietly(capfd):
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
     assert agent.running == 0 and capfd.readouterr().err == ""
+
+
+def test_a_request_that_is_cancelled_when_the_server_ends_leaves_no_traceback():
+    """A bug: after a second Ctrl-C, uvicorn logged one for each request that ran."""
+
+    async def hang(scope, receive, send):
+        await asyncio.sleep(30)
+
+    async def cancel():
+        task = asyncio.create_task(RequestLog(hang)({"method": "GET", "path": "/"}, None, None))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await task
+
+    asyncio.run(cancel())
