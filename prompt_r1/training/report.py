@@ -1,6 +1,7 @@
-"""The report as one HTML file: an autoescaped template, whose policy allows only our style and our script.
+"""Write the report of a run: `python -m prompt_r1.training.report runs/mini-seed0`.
 
-It shows curves of metrics as static SVG charts, and games from the files of the run.
+The report is one HTML file, made from an autoescaped template. Its Content-Security-Policy allows only our
+style and our script. It shows the metrics as static SVG charts, and games from the files of the run.
 """
 
 if __name__ == "__main__":  # before the imports below, which an old Python or an empty environment lacks
@@ -29,10 +30,15 @@ from prompt_r1.pair.names import exported_step
 from prompt_r1.programs.command_line import Parser, program_name, run_program
 from prompt_r1.programs.files import json_object, replace_file
 from prompt_r1.programs.text import printable
+from prompt_r1.settings.fields import read_mapping
 from prompt_r1.training.log import read_metrics
 
 HERE = Path(__file__).parent
-# Sums over the run, by label.
+Row = Mapping[str, Any]  # a game as a line of trajectories/*.jsonl
+Lines = Sequence[Mapping[str, float]]  # the lines of metrics.jsonl
+Point = tuple[float, float]
+
+# Sums over the run by label, and the metrics that they are sums of.
 COUNTS = {
     "games trained": "games",
     "calls sent": "env/paid",
@@ -41,45 +47,72 @@ COUNTS = {
     "calls failed": "env/errors",
     "replies filtered, cut or empty": "env/outcomes/*",
 }
-LEFT, RIGHT, TOP, BOTTOM = 40, 331, 9, 151  # of the axes in page.html, in pixels
 
-# Title, explanation, metrics with labels, and what the vertical axis reaches at least.
-CURVES: list[tuple[str, str, dict[str, str], float]] = [
-    ("Validation EM", "Exactly right answers in greedy games of held-out questions.", {"val/em": ""}, 1),
-    ("Reward", "Mean of the sampled games.", {"reward/mean": ""}, 1),
-    ("Sampled EM", "Games, and questions with a right game.", {"em": "game", "em/any": "question"}, 1),
-    ("Well-formed games", "One action in every turn, and an answer at the end.", {"format": ""}, 1),
-    ("Groups without spread, or lost", "Nothing is learned from either.",
-     {"groups/no_spread": "without spread", "groups/dropped": "lost"}, 1),
-    ("Turns", "At 1, the agent answers without asking.", {"turns": ""}, 1),
-    ("KL to the start", "Nats per token, of eq. 17.", {"kl": "mean", "kl_median": "median"}, 0),
-    ("Entropy", "Nats per token. Near 0 there is no exploration.", {"entropy": ""}, 0),
-    ("Log-probability gap", "Engine against trainer, nats.", {"engine/logprob_gap": ""}, 0),
-    ("Calls", "", {"env/paid": "sent", "env/reused": "from the journal", "env/errors": "failed"}, 0),
-    ("Seconds of a step", "", {"time/rollout": "rollout", "time/update": "update"}, 0),
-]  # fmt: skip
-MOST_GROUPS = 12  # shown of a step
+
+@dataclass(frozen=True)
+class Plan:
+    """A chart to draw: its metrics with the labels of their curves, and the least top of its axis."""
+
+    title: str
+    about: str
+    metrics: Mapping[str, str]
+    top: float = 0.0
+    has_markers: bool = False  # for metrics that few steps have
+
+
+PLANS = (
+    Plan(
+        "Validation EM",
+        "Exactly right answers in greedy games of held-out questions.",
+        {"val/em": ""},
+        top=1.0,
+        has_markers=True,
+    ),
+    Plan("Reward", "Mean of the sampled games.", {"reward/mean": ""}, top=1.0),
+    Plan(
+        "Sampled EM", "Games, and questions with a right game.", {"em": "game", "em/any": "question"}, top=1.0
+    ),
+    Plan("Well-formed games", "One action in every turn, and an answer at the end.", {"format": ""}, top=1.0),
+    Plan(
+        "Groups without spread, or lost",
+        "Nothing is learned from either.",
+        {"groups/no_spread": "without spread", "groups/dropped": "lost"},
+        top=1.0,
+    ),
+    Plan("Turns", "At 1, the agent answers without asking.", {"turns": ""}, top=1.0),
+    Plan("KL to the start", "Nats per token, of eq. 17.", {"kl": "mean", "kl_median": "median"}),
+    Plan("Entropy", "Nats per token. Near 0 there is no exploration.", {"entropy": ""}),
+    Plan("Log-probability gap", "Engine against trainer, nats.", {"engine/logprob_gap": ""}),
+    Plan("Calls", "", {"env/paid": "sent", "env/reused": "from the journal", "env/errors": "failed"}),
+    Plan("Seconds of a step", "", {"time/rollout": "rollout", "time/update": "update"}),
+)
+LEFT, RIGHT, TOP, BOTTOM = 40, 331, 9, 151  # the ends of the axes in page.html, in pixels
+TOP_DIGITS = (1, 2, 4, 6, 8, 10)  # first digits of the ends of an axis; half of each has one digit too
+
+MOST_GROUPS = 12  # shown of each step
+# What a line that is not a game can raise while its page is made.
 NOT_A_ROW = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
-Row = Mapping[str, Any]  # a game as a line of trajectories/*.jsonl
-Lines = Sequence[Mapping[str, float]]  # of metrics.jsonl
 
 
 def write_report(run: Path) -> Path:
-    """Write the page of a run; returns its path. Raises UsageError for a folder without a run."""
+    """Write the page of a run, and return its path. Raises UsageError for a folder without a run."""
     path = run / "report.html"
     replace_file(path, page(run).encode())
     return path
 
 
 def page(run: Path) -> str:
-    """The HTML page of a run."""
+    """Return the HTML page of a run. Raises UsageError for a folder without a run."""
     file = run / "metrics.jsonl"
     if not file.exists():
         raise UsageError(f"{run}: there is no metrics.jsonl; give a run folder, such as runs/mini-seed0")
     lines = read_metrics(run)
     if not lines and file.stat().st_size:
         raise UsageError(f"{file} holds no line of metrics; give a run folder of train.py")
-    style, script = ((HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    settings_file = run / "config.yaml"
+    settings = read_mapping(settings_file) if settings_file.is_file() else {}
+    style = (HERE / "page.css").read_text("utf-8")
+    script = (HERE / "page.js").read_text("utf-8")
     best = exported_step(run / "agent")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
@@ -87,17 +120,20 @@ def page(run: Path) -> str:
     try:
         return environment.from_string((HERE / "page.html").read_text("utf-8")).render(
             name=run.resolve().name,
+            agent=str(settings.get("agent", "")),
+            environment=str(settings.get("env", "")),
             policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
             "base-uri 'none'; form-action 'none'",
             style=Markup(style),
             script=Markup(script),
             result=_result(lines, best),
             counts=_counts(lines),
-            settings=_text(run / "config.yaml"),
+            settings=_text(settings_file),
             test=_text(run / "test.md"),
             charts=charts_of(lines),
             groups=read_groups(run, best=best),
             is_right=is_right,
+            sum_of_reward=own_reward if settings.get("reward") else sum_of_reward,
             most=MOST_GROUPS,
         )
     except (UndefinedError, *NOT_A_ROW) as error:
@@ -107,43 +143,67 @@ def page(run: Path) -> str:
 
 
 def _shown(value: object) -> object:
-    """A value of the template; texts without characters that hide or reorder others."""
-    return value if isinstance(value, Markup) or not isinstance(value, str) else printable(value)
+    """Escape the characters of a text that hide or reorder others."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable(value)
+    return value
 
 
 def _hash(text: str) -> str:
+    """The name of a style or script in the page's policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
+def _text(path: Path) -> str:
+    """The text of a file; "" if there is none."""
+    return path.read_text("utf-8", "replace") if path.is_file() else ""
+
+
 def _result(lines: Lines, best: int) -> str:
-    """The first and the best validation, or the first and the last reward."""
-    validated, rewards = dict(points_of(lines, "val/em")), points_of(lines, "reward/mean")
+    """The result in one line: EM of the first and the best validation, else the first and the last reward."""
+    validated = dict(points_of(lines, "val/em"))
     if len(validated) > 1 and best in validated:
         first = min(validated)
         return f"Validation EM {validated[first]:.3f} → {validated[best]:.3f} at step {best}"
-    return f"Reward {rewards[0][1]:.3f} → {rewards[-1][1]:.3f}" if rewards else "No step has been trained yet"
+    rewards = [reward for _, reward in points_of(lines, "reward/mean")]
+    if rewards:
+        return f"Reward {rewards[0]:.3f} → {rewards[-1]:.3f}"
+    return "No step has been trained yet"
 
 
 def _counts(lines: Lines) -> dict[str, int]:
     """How many steps, games and calls the run has had, by label."""
     counts = {"steps": int(max((line["step"] for line in lines), default=0))}
     for label, pattern in COUNTS.items():
-        values = (line[name] for line in lines for name in fnmatch.filter(line, pattern))
-        counts[label] = round(sum(filter(math.isfinite, values)))
+        total = 0.0
+        for line in lines:
+            for name in fnmatch.filter(line, pattern):
+                if math.isfinite(line[name]):
+                    total += line[name]
+        counts[label] = round(total)
     return counts
 
 
-def _text(path: Path) -> str:
-    return path.read_text("utf-8", "replace") if path.is_file() else ""
+@dataclass(frozen=True)
+class Curve:
+    """A metric in a chart: its label with the last value, and its points in pixels."""
+
+    label: str
+    points: list[Point]
+
+    @property
+    def polyline(self) -> str:
+        return " ".join(f"{x:.1f},{y:.1f}" for x, y in self.points)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: its polylines as points in pixels by label, and the texts beside its axes."""
+    """A chart of page.html: its curves, and the texts beside its axes."""
 
     title: str
     about: str
-    curves: list[tuple[str, str]]
+    curves: list[Curve]
+    has_markers: bool
     last_step: str
     values: list[str]  # at the bottom, in the middle and at the top
 
@@ -152,34 +212,46 @@ def charts_of(lines: Lines) -> list[Chart]:
     """The charts of all metrics that were measured."""
     last_step = max([1.0, *(line["step"] for line in lines)])
     charts = []
-    for title, about, names, reach in CURVES:
-        points_by_label = {label: points_of(lines, name) for name, label in names.items()}
-        values = [value for points in points_by_label.values() for _, value in points]
-        if values:
-            low, high = min(0.0, *values), max(reach, *values) or 1.0
-            curves = [
-                (f"{label} {points[-1][1]:.3g}".strip(), _polyline(points, last_step, low, high))
-                for label, points in points_by_label.items()
-                if points
-            ]
-            # Five characters have room: 0.5, 1e-05.
-            marks = [low, (low + high) / 2, high]
-            shown = [f"{mark:{'.0e' if 0 < abs(mark) < 1e-2 else '.3g'}}" for mark in marks]
-            charts.append(Chart(title, about, curves, f"{last_step:g}", shown))
+    for plan in PLANS:
+        measured = {label: points_of(lines, metric) for metric, label in plan.metrics.items()}
+        values = [value for points in measured.values() for _, value in points]
+        if not values:
+            continue
+        low = 0.0 - axis_end(-min(values))  # not -0.0
+        high = max(plan.top, axis_end(max(values))) or 1.0
+        curves = []
+        for label, points in measured.items():
+            if points:
+                last = f"{points[-1][1]:.3g}"
+                pixels = [_pixel(point, last_step, low, high) for point in points]
+                curves.append(Curve(f"{label}: {last}" if label else last, pixels))
+        ticks = [f"{value:g}" for value in (low, (low + high) / 2, high)]
+        charts.append(Chart(plan.title, plan.about, curves, plan.has_markers, f"{last_step:g}", ticks))
     return charts
 
 
-def points_of(lines: Lines, name: str) -> list[tuple[float, float]]:
-    """Step and value wherever a metric was measured."""
+def axis_end(value: float) -> float:
+    """The least number of one digit (see TOP_DIGITS) that is not below a value; 0 for values below 0."""
+    if value <= 0:
+        return 0.0
+    power = math.floor(math.log10(value))
+    for digit in TOP_DIGITS:
+        end = float(f"{digit}e{power}")
+        if value <= end:
+            return end
+    return float(f"1e{power + 1}")
+
+
+def points_of(lines: Lines, name: str) -> list[Point]:
+    """Step and value wherever a metric was measured and is finite."""
     return [(line["step"], line[name]) for line in lines if math.isfinite(line.get(name, math.nan))]
 
 
-def _polyline(points: Sequence[tuple[float, float]], last_step: float, low: float, high: float) -> str:
-    pixels = (
-        (LEFT + step / last_step * (RIGHT - LEFT), BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP))
-        for step, value in points
-    )
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels)
+def _pixel(point: Point, last_step: float, low: float, high: float) -> Point:
+    step, value = point
+    x = LEFT + step / last_step * (RIGHT - LEFT)
+    y = BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP)
+    return x, y
 
 
 @dataclass
@@ -191,11 +263,12 @@ class ShownGroup:
 
     @property
     def right(self) -> int:
+        """The number of right games."""
         return sum(is_right(game) is True for game in self.games)
 
     @property
     def is_uniform(self) -> bool:
-        """Whether it was not trained on, or has only right or only wrong games."""
+        """Whether nothing was learned from the group, or whether its games are all right or all wrong."""
         trained = any(game["advantage"] for game in self.games)
         return not trained or self.right in (0, len(self.games))
 
@@ -203,32 +276,63 @@ class ShownGroup:
 def is_right(game: Row) -> bool | None:
     """Whether the answer equals a gold answer; None for long texts, for which only F1 means something."""
     answer, question = game["answer"], game["question"]
-    return None if question["kind"] == "text" else exact_match(answer or "", question["answers"]) == 1
+    if question["kind"] == "text":
+        return None
+    return exact_match(answer or "", question["answers"]) == 1
+
+
+def sum_of_reward(reward: Row) -> str:
+    """The reward of a game as the sum of eq. 15."""
+    total, answer, format_reward = reward["total"], reward["answer"], reward["format"]
+    counted = answer if reward["gate_is_open"] else 0.0
+    epsilon = format_reward + counted - total
+    terms = f"reward {total:.2f} = −{epsilon:.2f} + format {format_reward:.2f}"
+    if reward["gate_is_open"]:
+        return f"{terms} + answer {answer:.2f}"
+    return f"{terms}; the gate is shut: answer {answer:.2f} does not count"
+
+
+def own_reward(reward: Row) -> str:
+    """The reward by the function of the user, beside the terms of eq. 15."""
+    return (
+        f"reward {reward['total']:.2f} by --reward; format {reward['format']:.2f}, "
+        f"answer {reward['answer']:.2f}"
+    )
 
 
 def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
     """The training games of the first, middle, last and best step, and the validation games of the best.
 
-    Groups of right and wrong games come first, of which something is learned. Lines that were cut short by a
+    Groups with right and wrong games come first: the agent learns from them. Lines that were cut short by a
     kill are skipped. Raises an error of NOT_A_ROW for a line that is no game.
     """
     files = sorted((folder / "trajectories").glob("*-rank*.jsonl"))
-    by_name = groupby(files, key=lambda path: path.name.partition("-rank")[0])  # such as step-000003
-    played = {name: list(of_ranks) for name, of_ranks in by_name}
+    played: dict[str, list[Path]] = {}  # the files of all ranks by a name such as step-000003
+    for file in files:
+        played.setdefault(file.name.partition("-rank")[0], []).append(file)
     steps = [name for name in played if name.startswith("step-")]
     wanted = {f"step-{best:06d}", f"validation-{best:06d}"}
     if steps:
         wanted |= {steps[0], steps[len(steps) // 2], steps[-1]}
     groups: list[ShownGroup] = []
     for name in sorted(wanted & played.keys()):
-        kind, step = name.split("-")
-        source = f"{'training' if kind == 'step' else kind} step {int(step)}"
-        lines = (line for path in played[name] for line in path.read_text("utf-8", "replace").splitlines())
-        rows = filter(None, map(json_object, lines))
+        rows = [row for file in played[name] for row in _rows_of(file)]
         by_question = groupby(rows, key=lambda row: (row["group"], row["question"]["id"]))
-        of_step = [ShownGroup(source, list(games)) for _, games in by_question]
+        of_step = [ShownGroup(_source(name), list(games)) for _, games in by_question]
         groups += sorted(of_step, key=attrgetter("is_uniform"))[:MOST_GROUPS]
     return sorted(groups, key=attrgetter("is_uniform"))
+
+
+def _rows_of(file: Path) -> list[Row]:
+    """The lines of a file of games; damaged lines are left out."""
+    rows = [json_object(line) for line in file.read_text("utf-8", "replace").splitlines()]
+    return [row for row in rows if row]
+
+
+def _source(name: str) -> str:
+    """ "training step 3" for step-000003, "validation step 3" for validation-000003."""
+    kind, step = name.split("-")
+    return f"{'training' if kind == 'step' else kind} step {int(step)}"
 
 
 def main(arguments: list[str]) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.tables import markdown_table
+from prompt_r1.reward import RULES
 from prompt_r1.training.log import read_metrics
-from prompt_r1.training.report import charts_of, is_right, read_groups, write_report
+from prompt_r1.training.report import axis_end, charts_of, is_right, read_groups, write_report
 from prompt_r1.types import Question
 from tests.support.played import HOSTILE, group_of, write_run
 
@@ -72,7 +73,7 @@ def test_the_page_has_every_turn_reply_and_reward_of_the_games_that_it_shows(run
             for turn in row["turns"]:
                 assert turn["text"] in page.text and (turn["reply"] or "") in page.text
             if row["reward"]:
-                assert f"reward {row['reward']['total']:.2f} = " in page.text
+                assert f"reward {row['reward']['total']:.2f} = −" in page.text
 
 
 def test_the_groups_of_two_ranks_stay_apart(tmp_path):
@@ -166,14 +167,81 @@ def test_the_tables_of_the_test_are_shown(run, tmp_path):
 
 def test_a_curve_has_the_points_of_its_metric_between_the_ends_of_the_axis(run):
     [turns] = [chart for chart in charts_of(read_metrics(run)) if chart.title == "Turns"]
-    assert turns.curves == [("2", "98.2,9.0 156.4,9.0 214.6,9.0 272.8,9.0 331.0,9.0")]
+    [curve] = turns.curves
+    assert curve.label == "2"
+    assert curve.polyline == "98.2,9.0 156.4,9.0 214.6,9.0 272.8,9.0 331.0,9.0"
     assert (turns.last_step, turns.values) == ("5", ["0", "1", "2"])
-    values = {0: 0.0, 1: math.nan, 2: 0.5}  # where a metric is not finite, it has no point
-    [start] = charts_of([{"step": step, "val/em": em} for step, em in values.items()])
-    assert start.curves == [("0.5", "40.0,151.0 331.0,80.0")]
-    [below] = charts_of([{"step": step, "reward/mean": 2.0 * step - 1} for step in (0, 1)])
-    assert (below.curves, below.values[0]) == ([("1", "40.0,151.0 331.0,9.0")], "-1")
+
+
+def test_a_curve_has_no_point_where_its_metric_is_not_finite():
+    values = {0: 0.0, 1: math.nan, 2: 0.5}
+    [chart] = charts_of([{"step": step, "val/em": em} for step, em in values.items()])
+    assert [curve.polyline for curve in chart.curves] == ["40.0,151.0 331.0,80.0"]
+
+
+def test_the_axis_of_values_below_0_begins_below_0():
+    [chart] = charts_of([{"step": step, "reward/mean": 2.0 * step - 1} for step in (0, 1)])
+    assert [curve.polyline for curve in chart.curves] == ["40.0,151.0 331.0,9.0"]
+    assert chart.values == ["-1", "0", "1"]
+
+
+def test_without_metrics_there_are_no_charts():
     assert charts_of([]) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "end"),
+    [
+        (0.0802, 0.1),
+        (0.1, 0.1),
+        (0.11, 0.2),
+        (0.5, 0.6),
+        (3.0, 4.0),
+        (1234.0, 2000.0),
+        (0.0, 0.0),
+        (-1.0, 0.0),
+    ],
+)
+def test_an_axis_ends_at_a_number_of_one_digit(value, end):
+    """The ticks were the values themselves: 0.0802 at the top, and 0.0401 in the middle."""
+    assert axis_end(value) == end
+
+
+def test_validations_have_markers(run, tmp_path):
+    """Few steps validate: between two validations the line said nothing of where they are."""
+    copy = shutil.copytree(run, tmp_path / "run")
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "val/em": 0.9}\n')
+    circles = [attrs for tag, attrs in page_of(copy).elements if tag == "circle"]
+    assert [circle["cx"] for circle in circles] == ["40.0", "331.0"]
+
+
+SUM = re.compile(
+    r"reward (-?[\d.]+) = −([\d.]+) \+ format ([\d.]+)(?: \+ answer ([\d.]+)|; the gate is shut)"
+)
+
+
+def test_the_terms_of_a_reward_add_up(run):
+    """The page said "reward 1.00 = format 1.00, answer 1.00": −ε was missing."""
+    sums = SUM.findall(page_of(run).text)
+    assert {answer != "" for *_, answer in sums} == {True, False}  # open and shut gates
+    for total, epsilon, format_reward, answer in sums:
+        assert float(epsilon) == RULES["release"].epsilon
+        assert float(total) == pytest.approx(-float(epsilon) + float(format_reward) + float(answer or 0))
+
+
+def test_a_reward_of_the_users_own_is_not_shown_as_the_sum(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    with (copy / "config.yaml").open("a") as file:
+        file.write("reward: my_code:reward\n")
+    text = page_of(copy).text
+    assert "by --reward; format 1.00, answer 1.00" in text and " = −" not in text
+
+
+def test_the_page_names_the_agent_and_its_environment(run):
+    page = page_of(run)
+    assert "run: mini asks mini" in page.text
+    assert "Agent mini, environment mini" in page.text
 
 
 def test_the_best_step_is_that_of_the_exported_agent(run, tmp_path):
