@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> None:
     commands = parser.add_subparsers(required=True, metavar="convert|mix")
 
     command = commands.add_parser("convert", help="convert a raw dump to a question file", allow_abbrev=False)
-    command.set_defaults(command=_convert)
+    command.set_defaults(command=_convert, exclude=[])
     add = command.add_argument
     add("--from", dest="source", required=True, choices=CONVERTED, help="the dataset")
     sources = "raw files, or hf:ORG/NAME:SPLIT"
@@ -42,9 +42,9 @@ def main(arguments: list[str]) -> None:
     add("--seed", type=int, default=0, metavar="N", help="seed of the draw (0)")
 
     options = parser.parse_args(arguments)
-    read = [*options.files, *vars(options).get("exclude", [])]
-    if options.out.resolve() in [Path(name).resolve() for name in read]:
-        raise UsageError(f"{options.out}: --out must not be among the files that are read")
+    for name in [*options.files, *options.exclude]:
+        if Path(name).resolve() == options.out.resolve():
+            raise UsageError(f"{options.out}: --out must not be among the files that are read")
     options.command(options)
 
 

@@ -1,7 +1,8 @@
-"""The paper's twelve datasets: from a row to a question, and from questions to the training mix.
+"""The paper's twelve datasets: from their own rows to questions, and from questions to the training mix.
 
-The functions raise LeftOut for a row that the dataset itself marks as unusable, and BadRow for a row that
-does not have the dataset's layout.
+Each function reads a row of one dataset, as its authors or the Hub publish it. It raises LeftOut for a row
+that the dataset itself marks as unusable, and BadRow for a row without the columns that all its rows have,
+so that another table is not taken for the dataset.
 """
 
 import json
@@ -12,20 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from prompt_r1.data.files import (
-    BadRow,
-    Fields,
-    describe,
-    fields_of,
-    gold_answers,
-    id_from_text,
-    kind_of,
-    question_key,
-    read_rows,
-    text_field,
-    text_or_number,
-    without_dapo_wrapper,
-)
+from prompt_r1.data.files import gold_answers, id_from_text, kind_of, question_key, without_dapo_wrapper
+from prompt_r1.data.rows import BadRow, Fields, describe, fields_of, read_rows, text_field, text_or_number
 from prompt_r1.errors import UsageError
 from prompt_r1.f1 import normalise
 from prompt_r1.programs.files import replace_file
@@ -43,27 +32,28 @@ class LeftOut(Exception):
 
 def hotpotqa(row: Fields) -> Draft:
     """HotpotQA, and 2WikiMultihopQA, which has the same format. Their test splits have no answers."""
+    _require(row, "context")
     return text_field(row, "question"), _golds(row.get("answer"), "answer")
 
 
 def musique(row: Fields) -> Draft:
     """MuSiQue. The Full variant has an unanswerable copy of each question."""
+    _require(row, "answer_aliases")
     if str(row.get("answerable", True)).lower() != "true":  # a table holds a text
         raise LeftOut("unanswerable")
-    aliases = _list(row.get("answer_aliases") or [], "answer_aliases")
+    aliases = _list(row["answer_aliases"] or [], "answer_aliases")
     return text_field(row, "question"), _golds([row.get("answer"), *aliases], "answer")
 
 
 def popqa(row: Fields) -> Draft:
     """PopQA. `possible_answers` is a text that contains a JSON list."""
-    value = row.get("possible_answers")
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise BadRow("the field possible_answers is not a JSON list") from None
-    golds = _golds(_list(value, "possible_answers"), "possible_answers")
-    return text_field(row, "question"), golds
+    text = text_field(row, "possible_answers")
+    try:
+        golds = json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadRow("the field possible_answers is not a JSON list") from None
+    golds = _list(golds, "possible_answers")
+    return text_field(row, "question"), _golds(golds, "possible_answers")
 
 
 def gsm8k(row: Fields) -> Draft:
@@ -78,14 +68,14 @@ def gsm8k(row: Fields) -> Draft:
 
 
 def dapo(row: Fields) -> Draft:
-    """DAPO-Math-17k, and its processed form, whose prompt and solution are texts. The wrapper is removed."""
-    prompt = row.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], dict):
-        prompt = prompt[0].get("content")
-    reward_model = row.get("reward_model")
-    gold = reward_model.get("ground_truth") if isinstance(reward_model, dict) else row.get("solution")
+    """DAPO-Math-17k, and its processed form, in which the prompt is a text. The wrapper is removed."""
+    _require(row, "prompt", "reward_model")
+    prompt = row["prompt"]
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = fields_of(prompt[0]).get("content")
+    gold = fields_of(row["reward_model"]).get("ground_truth")
     text = without_dapo_wrapper(text_field({"prompt": prompt}, "prompt"))
-    return text, gold_answers(gold, "ground_truth", "math")
+    return text, gold_answers(gold, "ground_truth")
 
 
 def booksum(row: Fields) -> Draft:
@@ -96,7 +86,8 @@ def booksum(row: Fields) -> Draft:
     """
     if "summary_text" not in row:  # the file of Salesforce/booksum has the paths of the texts, not the texts
         raise BadRow("the field summary_text is missing; give a CSV of kmfoda/booksum, which has the texts")
-    title, summary = text_field(row, "book_id").replace(".", ", "), row["summary_text"]
+    title = text_field(row, "book_id").replace(".", ", ")
+    summary = row["summary_text"]
     if not isinstance(summary, str) or not summary.strip():
         raise LeftOut("no summary")
     return f"Please write a short article based on the given title: {title}.", (summary,)
@@ -113,8 +104,10 @@ def writingprompts(row: Fields) -> Draft:
 
 def mathqa(row: Fields) -> Draft:
     """MathQA. The gold answer is the text of the correct option; the question does not show the options."""
-    _, *pieces = OPTION_LETTER.split(text_field(row, "options"))
-    options = dict(zip(pieces[::2], pieces[1::2], strict=True))
+    _require(row, "Problem", "options", "correct")
+    _, *pieces = OPTION_LETTER.split(text_field(row, "options"))  # letter, text, letter, text, …
+    letters, texts = pieces[::2], pieces[1::2]
+    options = dict(zip(letters, texts, strict=True))
     gold = options.get(text_field(row, "correct").strip(), "").strip(" ,[]'\"")
     if not gold:
         raise LeftOut("no text of the right option")
@@ -122,44 +115,58 @@ def mathqa(row: Fields) -> Draft:
 
 
 def squad(row: Fields) -> Draft:
-    """SQuAD v2, without contexts as in the paper. A question without gold answers is unanswerable."""
-    question, answers = text_field(row, "question"), row.get("answers")
-    golds = _list(answers.get("text") if isinstance(answers, dict) else answers, "answers")
-    if not golds:
+    """SQuAD v2, without contexts as in the paper. A question without gold answers is unanswerable.
+
+    The Hub has `answers` as {text: […]}, the project's own JSON as [{text: …}].
+    """
+    _require(row, "question", "answers")
+    answers = row["answers"]
+    if isinstance(answers, Mapping):
+        texts = _list(answers.get("text"), "answers")
+    else:
+        texts = [text_field(fields_of(answer), "text") for answer in _list(answers, "answers")]
+    if not texts:
         raise LeftOut("unanswerable")
-    # In the project's own JSON each answer is an object.
-    return question, _golds(
-        [one.get("text", one) if isinstance(one, dict) else one for one in golds], "answers"
-    )
+    return text_field(row, "question"), _golds(texts, "answers")
 
 
 def triviaqa(row: Fields) -> Draft:
     """TriviaQA: the answer and its aliases. In the project's own JSON the names begin with capitals."""
     row = {name.lower(): value for name, value in row.items()}
-    answer = row.get("answer")
-    if not isinstance(answer, dict):
+    if "answer" not in row:
         raise LeftOut(NO_ANSWER)
-    answer = {name.lower(): value for name, value in answer.items()}
+    answer = {name.lower(): value for name, value in fields_of(row["answer"]).items()}
     aliases = _list(answer.get("aliases") or [], "aliases")
     return text_field(row, "question"), _golds([answer.get("value"), *aliases], "answer")
 
 
 def xsum(row: Fields) -> Draft:
     """XSum in reverse, as in the paper: summary → article."""
-    document, summary = row.get("document"), text_field(row, "summary")
+    _require(row, "document", "summary")
+    document = row["document"]
     if not isinstance(document, str) or not document.strip():
         raise LeftOut("no article")
-    return f"Please write an article: {summary}", (document,)
+    return f"Please write an article: {text_field(row, 'summary')}", (document,)
 
 
 def detokenise(text: str) -> str:
     """Undo the tokenisation of WritingPrompts: `` were n't '' → "weren't", <newline> → a line break."""
     text = re.sub(r"\s*<newline>\s*", "\n", text)
-    text = re.sub(r"`` ?", '"', re.sub(r" ?''", '"', text))
+    text = re.sub(r" ?''", '"', text)  # closing quotes
+    text = re.sub(r"`` ?", '"', text)  # opening quotes
     text = re.sub(r"(?<=\w) (n't|'(?:s|m|d|ll|re|ve)\b)", r"\1", text, flags=re.IGNORECASE)
     text = re.sub(r"\b(gon|wan|got|can|gim|lem) (na|ta|not|me)\b", r"\1\2", text, flags=re.IGNORECASE)
-    text = re.sub(r" +([.,;:!?%)\]])", r"\1", re.sub(r"([(\[$]) +", r"\1", text))
-    return "\n".join(" ".join(line.split()) for line in text.split("\n")).strip()
+    text = re.sub(r"([(\[$]) +", r"\1", text)
+    text = re.sub(r" +([.,;:!?%)\]])", r"\1", text)
+    lines = [" ".join(line.split()) for line in text.split("\n")]
+    return "\n".join(lines).strip()
+
+
+def _require(row: Fields, *columns: str) -> None:
+    """Raise BadRow if a column is missing that all rows of the dataset have."""
+    for column in columns:
+        if column not in row:
+            raise BadRow(f"the field {column} is missing, which all rows of this dataset have")
 
 
 def _list(value: object, field: str) -> list[object]:
@@ -181,8 +188,8 @@ def _golds(value: object, field: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text_or_number(gold, field) for gold in filled))
 
 
-# The name of each dataset in the paper, and what converts its rows. The first eight are the training mix, the
-# others the out-of-distribution tests.
+# By the name for --from: the dataset's name in the paper, and the function that converts its rows. The first
+# eight are the training mix, the others the out-of-distribution tests.
 CONVERTED: Mapping[str, tuple[str, Callable[[Fields], Draft]]] = {
     "2wiki": ("2WikiMultihopQA", hotpotqa),
     "hotpotqa": ("HotpotQA", hotpotqa),
@@ -219,7 +226,7 @@ def convert(name: str, sources: Sequence[str]) -> tuple[list[Question], Counter[
             except BadRow as reason:
                 raise UsageError(f"{source}, row {number}: {reason}") from None
             key = question_key(text)
-            if not any(map(normalise, golds)):
+            if not any(normalise(gold) for gold in golds):
                 left_out["every gold is empty after normalisation"] += 1
             elif key in questions:
                 left_out["asked before"] += 1
@@ -265,10 +272,16 @@ def write_questions(path: Path, questions: Sequence[Question]) -> None:
         raise UsageError(f"{path}: only .jsonl files can be written")
     lines = []
     for question in questions:
-        own = {"id": question.id, "dataset": question.dataset, "question": question.text}
-        row = {**question.extra, **own, "answers": question.answers, "kind": question.kind}
-        # Columns may hold dates, bytes, or half a character: its escape is that of JSON.
-        line = json.dumps(row, ensure_ascii=False, default=str) + "\n"
+        row = {
+            **question.extra,
+            "id": question.id,
+            "dataset": question.dataset,
+            "question": question.text,
+            "answers": question.answers,
+            "kind": question.kind,
+        }
+        line = json.dumps(row, ensure_ascii=False, default=str) + "\n"  # str: a column may hold dates
+        # A column may hold half a character. Its backslash escape is also JSON's.
         lines.append(line.encode(errors="backslashreplace"))
     if not lines:
         raise UsageError(f"{path}: there are no questions to write")

@@ -2,36 +2,44 @@
 
 import sys
 from collections.abc import Sequence
-from pkgutil import resolve_name
 from typing import Any
 
 from prompt_r1.data.files import as_questions, load_questions, question_key
 from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
+from prompt_r1.miniworld.world import mini_questions
 from prompt_r1.programs.launcher import launched
 from prompt_r1.programs.text import printable
-from prompt_r1.settings.agent import HELD_OUT, MINI_WORLD, is_mini_data
+from prompt_r1.settings.agent import HELD_OUT, is_mini_data
 from prompt_r1.settings.functions import OBJECT_PREFIX, described, import_object
 from prompt_r1.types import Question
 
 
 def find_questions(names: Sequence[str], split: str, seed: int) -> list[Question]:
-    """Concatenate the questions of the given names.
+    """The questions of the given names, one name after the other.
 
-    A name is a file, `hf:ORG/NAME:SPLIT` of the Hub, `mini` (its `split`), `mini:SPLIT`, `mini:KIND` (those
-    of its `split`), or `py:MODULE:FUNCTION`, which is called with `split` and `seed`. Raises UsageError for a
-    name that cannot be read, and for an unknown part of the mini world.
+    A name is one of these:
+
+        FILE                a question file
+        hf:ORG/NAME:SPLIT   a dataset of the Hub
+        py:MODULE:FUNCTION  a function, which is called with `split` and `seed`
+        mini                `split` of the mini world of `seed`
+        mini:SPLIT          another split of it
+        mini:KIND           the questions of a kind in `split`
+
+    Raises UsageError for a name that cannot be read.
     """
     questions: list[Question] = []
     for name in names:
         if is_mini_data(name):
-            mini_questions = resolve_name(f"{MINI_WORLD}.world:mini_questions")
-            questions += mini_questions(seed, split, name.partition(":")[2])
+            part = name.partition(":")[2]
+            questions += mini_questions(seed, split, part)
         elif name.startswith(OBJECT_PREFIX):
             questions += _questions_of_function(name.removeprefix(OBJECT_PREFIX), split, seed)
         else:
             found = load_questions(name)
-            if repeats := len(found) - len(_keys(found)):
+            repeats = len(found) - len(_keys(found))
+            if repeats:
                 _say(f"{name}: {repeats:,} of {len(found):,} questions repeat others")
             questions += found
     return questions
@@ -54,18 +62,21 @@ def training_and_validation(
 ) -> tuple[list[Question], list[Question]]:
     """The questions to train on, and at most `limit` to validate with.
 
-    Of `held-out` a tenth of `data`, stratified by dataset, of which training sees no text. Raises UsageError.
+    If `val_data` is `held-out`, validation takes a tenth of `data`, stratified by dataset, and training loses
+    every question with one of its texts. Raises UsageError.
     """
     training = find_questions(data, "train", seed)
     if list(val_data) != [HELD_OUT]:
         validation = sample_questions(val_data, "validation", seed, limit)
-        if shared := len(_keys(training) & _keys(validation)):
+        shared = len(_keys(training) & _keys(validation))
+        if shared:
             _say(
                 f"{shared:,} of {len(validation):,} validation questions are among the training questions; "
                 "--exclude of `python -m prompt_r1.data mix` leaves them out"
             )
         return training, validation
-    validation = stratified(training)[: max(1, min(limit, len(training) // 10))]
+    count = max(1, min(limit, len(training) // 10))
+    validation = stratified(training)[:count]
     held_out = _keys(validation)
     rest = [question for question in training if question_key(question.text) not in held_out]
     if not rest:
@@ -78,6 +89,7 @@ def _keys(questions: Sequence[Question]) -> set[str]:
 
 
 def _say(text: str) -> None:
+    """Print a note on stderr, on the first rank alone."""
     if launched("RANK", 0) == 0:
         print(printable(text), file=sys.stderr, flush=True)
 

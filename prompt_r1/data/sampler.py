@@ -13,37 +13,45 @@ def questions_of_step(questions: Sequence[Question], step: int, *, count: int, s
 
     They depend on the arguments alone, so a resumed run continues where it stopped.
     """
-    start, size = (step - 1) * count, len(questions)
-    order: list[Question] = []  # of the epochs from which the step takes questions
-    for epoch in range(start // size, (start + count - 1) // size + 1):
+    size = len(questions)
+    first = (step - 1) * count  # the place of the step's first question in all epochs, one after another
+    last = first + count - 1
+    first_epoch = first // size
+    order: list[Question] = []  # of all epochs from which the step takes questions
+    for epoch in range(first_epoch, last // size + 1):
         shuffled = list(questions)
         random.Random(f"questions {seed} {epoch}").shuffle(shuffled)
         order += shuffled
-    return order[start % size :][:count]
+    start = first - first_epoch * size
+    return order[start : start + count]
 
 
 def digest_of(questions: Sequence[Question]) -> str:
     """Identifies questions, their answers and their order."""
     digest = hashlib.sha256()
     for question in questions:
-        row = {name: value for name, value in vars(question).items() if value or name != "extra"}
+        row = dict(vars(question))
+        if not question.extra:
+            del row["extra"]
         digest.update(json.dumps(row, default=str).encode() + b"\n")
     return digest.hexdigest()[:32]
 
 
 def stratified(questions: Sequence[Question]) -> list[Question]:
-    """The questions in an order of which every beginning is a stratified random sample.
+    """Order questions so that the first n are a stratified random sample, for every n.
 
-    In the first n, each dataset has its share, to within one question. The order depends only on the
-    questions, not on the seed of a run: runs are validated on the same questions.
+    Each dataset has its share of them, to within one question. The order depends only on the questions, not
+    on the seed of a run: runs are validated on the same questions.
     """
     by_dataset: dict[str, list[Question]] = {}
     for question in questions:
         by_dataset.setdefault(question.dataset, []).append(question)
-    places: list[tuple[float, float, Question]] = []
+    # Each dataset spreads its questions evenly over (0, 1), in random order; ties are broken at random.
+    placed: list[tuple[tuple[float, float], Question]] = []
     for dataset, group in by_dataset.items():
         rng = random.Random(f"sample {dataset}")
         for number, question in enumerate(rng.sample(group, len(group))):
-            places.append(((number + 0.5) / len(group), rng.random(), question))
-    places.sort(key=lambda place: place[:2])
-    return [question for _, _, question in places]
+            place = (number + 0.5) / len(group)
+            placed.append(((place, rng.random()), question))
+    placed.sort(key=lambda pair: pair[0])
+    return [question for _, question in placed]

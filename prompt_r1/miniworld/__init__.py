@@ -1,0 +1,15 @@
+"""The mini world, our default: a toy in which the real method learns on a laptop in minutes.
+
+A small agent learns to ask an environment of rules, whose facts it cannot know, one clear question at a time.
+
+In reading order:
+
+    world.py           facts about films, people and cities, and seven kinds of questions about them
+    environment.py     the large language model, as rules: understands, interprets, answers right or wrong
+    wordings.py        the sentences of its replies
+    demonstrations.py  imperfect games of both, from which the agent learns the format
+    agent.py           the agent, a Qwen3 of half a million parameters, and its warm start
+    agents/            the agent of seed 0, ready
+
+Imports the root and `model`. Only agent.py needs torch.
+"""

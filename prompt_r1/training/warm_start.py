@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from prompt_r1.data.files import BadRow, fields_of, read_rows, text_field
+from prompt_r1.data.rows import BadRow, fields_of, read_rows, text_field
 from prompt_r1.engine.model_check import check_model
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import demonstrations

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from prompt_r1.data.files import read_rows
+from prompt_r1.data.rows import read_rows
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.world import TRAINING_MIX
 from prompt_r1.pair.names import check_agent, check_device

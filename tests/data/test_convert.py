@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.data.__main__ import main
-from prompt_r1.data.datasets import detokenise, mix, write_questions
+from prompt_r1.data.datasets import CONVERTED, detokenise, mix, write_questions
 from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, load_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
@@ -78,6 +78,7 @@ TRIVIA_ROWS = [
     {"question": "Why?", "question_id": "t2", "answer": {"value": "<unk>", "aliases": []}},
 ]
 BOB = {"question": "Who?", "answer": "Bob"}
+HOTPOT_ROW = BOB | {"context": [["Bob", ["Bob is a film."]]], "supporting_facts": [["Bob", 0]]}
 MUSIQUE_ROW = BOB | {"id": "2hop__1", "answer_aliases": ["Rob", " ", "Bob"], "answerable": True}
 UNANSWERABLE = MUSIQUE_ROW | {"id": "2hop__2", "question": "Why?", "answerable": False}
 POPQA_ROW = {"id": 42, "question": "Who?", "possible_answers": '["Bob", "R. \\u00d6.", "The"]'}
@@ -92,9 +93,9 @@ def options(text: str, correct: str) -> dict[str, object]:
 
 
 LAYOUTS = [
-    Layout("hotpotqa", "train_v1.1.json", [{**BOB, "_id": "5a", "level": "easy"}]),
-    Layout("hotpotqa", "train.parquet", [{**BOB, "id": "5a", "type": "bridge"}]),
-    Layout("2wiki", "dev.json", [{**BOB, "_id": "1", "answer_id": "Q1"}]),
+    Layout("hotpotqa", "train_v1.1.json", [{**HOTPOT_ROW, "_id": "5a", "level": "easy"}]),
+    Layout("hotpotqa", "train.parquet", [{**BOB, "id": "5a", "context": {"title": ["Bob"]}}]),
+    Layout("2wiki", "dev.json", [{**HOTPOT_ROW, "_id": "1", "answer_id": "Q1"}]),
     Layout("musique", "musique_full_v1.0_train.jsonl", [MUSIQUE_ROW, UNANSWERABLE], ("Bob", "Rob")),
     Layout("musique", "train.csv", [MUSIQUE_ROW | {"answer_aliases": ""}, UNANSWERABLE]),
     Layout("popqa", "test.tsv", [POPQA_ROW], ("Bob", "R. Ö.", "The")),
@@ -102,7 +103,7 @@ LAYOUTS = [
     Layout("gsm8k", "test.jsonl", [BOB | {"answer": "#### is a heading.\n3 + 4 = 7\n#### 7"}], ("7",)),
     Layout("gsm8k", "main.parquet", [BOB | {"answer": "#### $5.50"}], ("5.50",)),
     Layout("dapo", "dapo-math-17k.parquet", [DAPO_ROW, DAPO_ROW], ("-3",), "Find $x$."),
-    Layout("dapo", "processed.parquet", [{"prompt": "Find $x$.", "solution": "-3"}], ("-3",), "Find $x$."),
+    Layout("dapo", "processed.parquet", [DAPO_ROW | {"prompt": "Find $x$."}], ("-3",), "Find $x$."),
     Layout("booksum", "train.csv", [BOOK], ("Emma, rich,\nis happy.",), EMMA),
     Layout("mathqa", "train.json", [options("a ) 1,500 m , b ) 33 1 / 3 % , e ) none", "a")], ("1,500 m",)),
     Layout("mathqa", "test.json", [options("a ) a ) 25 , b ) b ) 30", "b")], ("30",)),
@@ -122,18 +123,33 @@ def test_each_layout_of_a_dataset_is_converted_to_questions(tmp_path: Path, layo
     assert converted(path, "--from", layout.source) == [(layout.question, layout.answers)]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.source}-{layout.name}")
-def test_a_raw_file_is_read_or_refused_with_the_command_that_converts_it(tmp_path, layout, monkeypatch):
-    """A solution, a dict or a list as text was one gold, or the sentence named no command that could run."""
+def test_a_raw_gsm8k_file_is_refused_with_the_command_that_converts_it(tmp_path, monkeypatch) -> None:
+    """The whole solution was one gold, which no answer equals."""
     monkeypatch.chdir(tmp_path)
-    path = dump(Path(layout.name), layout.rows)
-    try:
-        found = load_questions(path)
-    except UsageError as refused:
-        [command] = re.findall("`(.*)`", str(refused))
-        main(shlex.split(command.removeprefix("python -m prompt_r1.data")))
-        found = load_questions(shlex.split(command)[-1])
-    assert [(question.text, question.answers) for question in found] == [(layout.question, layout.answers)]
+    path = dump(Path("train 1.jsonl"), [BOB | {"answer": SOLUTION}])
+    with pytest.raises(UsageError) as refused:
+        load_questions(path)
+    [command] = re.findall("`(.*)`", str(refused.value))
+    main(shlex.split(command.removeprefix("python -m prompt_r1.data")))
+    [question] = load_questions(shlex.split(command)[-1])
+    assert question.answers == ("-1024",)
+
+
+OWN_TABLES: dict[str, Rows] = {
+    "company.csv": [{"question": "Who?", "answer": "Bob"}],
+    "company.jsonl": [{"question": "Who?", "answers": ["Bob"]}],
+    "company.tsv": [{"prompt": "Who?", "solution": "Bob"}],
+}
+
+
+@pytest.mark.parametrize("name", OWN_TABLES)
+@pytest.mark.parametrize("source", CONVERTED)
+def test_a_table_of_the_users_is_not_taken_for_a_dataset(tmp_path, source, name) -> None:
+    """`convert --from hotpotqa --in company.csv` wrote "questions of HotpotQA"."""
+    path = dump(tmp_path / name, OWN_TABLES[name])
+    with pytest.raises(UsageError):
+        converted(path, "--from", source)
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_writingprompts_pairs_the_lines_of_two_files_and_detokenises_them(tmp_path: Path) -> None:
@@ -170,11 +186,11 @@ def test_detokenising_rejoins_words_and_punctuation(tokens: str, text: str) -> N
 
 def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
     rows = [
-        {"id": "1", "question": "Who?", "answer": "Bob"},
-        {"id": "3", "question": "who? ", "answer": "Eve"},
-        {"id": "4", "question": "How?", "answer": None},
-        {"id": "1", "question": "Which sign?", "answer": "$"},
-        {"id": "1", "question": "Where?", "answer": "x"},
+        HOTPOT_ROW | {"question": "Who?", "answer": "Bob"},
+        HOTPOT_ROW | {"question": "who? ", "answer": "Eve"},
+        HOTPOT_ROW | {"question": "How?", "answer": None},
+        HOTPOT_ROW | {"question": "Which sign?", "answer": "$"},
+        HOTPOT_ROW | {"question": "Where?", "answer": "x"},
     ]
     path, out = dump(tmp_path / "dev.json", rows), tmp_path / "out.jsonl"
     main(["convert", "--from", "hotpotqa", "--in", str(path), "--out", str(out)])
@@ -195,15 +211,15 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
     [
         ("gsm8k", "x.jsonl", [{"question": "Q?", "answer": "no mark"}], "row 1: .*####"),
         ("gsm8k", "x.jsonl", [{"question": "Q?", "answer": "#### 1 1/2"}], "left .*more than a number after"),
-        ("hotpotqa", "x.json", [BOB, {"_id": "2", "answer": "a"}], "row 2: the field question is missing"),
+        ("hotpotqa", "x.json", [HOTPOT_ROW, {"answer": "a", "context": ""}], "row 2: .*question is missing"),
+        ("hotpotqa", "x.json", [BOB], "row 1: the field context is missing, which all rows of this"),
         ("hotpotqa", "x.json", ('[{"question": "Q?", "answer": "a"},',), "row 1: not JSON .*line 2"),
-        ("hotpotqa", "x.json", {"data": [BOB], "questions": []}, "row 1: the field question is missing"),
-        ("hotpotqa", "x.json", ("<html>",), "is a web page"),
-        ("hotpotqa", "x.jsonl", (json.dumps(BOB), "[1]"), "row 2: expected a JSON object"),
+        ("hotpotqa", "x.json", ("<html>",), "row 1: not JSON .*begins with '<html>'"),
+        ("hotpotqa", "x.jsonl", (json.dumps(HOTPOT_ROW), "[1]"), "row 2: expected a JSON object"),
         ("popqa", "x.tsv", [{"question": "Q?", "possible_answers": "[oops"}], "row 1: .*not a JSON list"),
         ("mathqa", "x.json", [{"Problem": "Q?", "options": "a ) 1 , b ) 2", "correct": "c"}], "no text of"),
         ("musique", "x.jsonl", [BOB | {"answer_aliases": "b"}], "row 1: .*be a list"),
-        ("squad", "x.jsonl", [{"question": "Q?", "answers": [{}]}], "row 1: the field answers must"),
+        ("squad", "x.jsonl", [{"question": "Q?", "answers": [{}]}], "row 1: the field text is missing"),
         # The file that Salesforce publishes has the paths of the texts only.
         ("booksum", "x.jsonl", [{"book_id": "Emma"}], "row 1: .*summary_text is missing; .*kmfoda/booksum"),
         ("xsum", "x.parquet", ("no parquet",), "row 1: not readable as parquet"),

@@ -1,0 +1,216 @@
+"""Read the rows of a file (JSON lines, JSON, CSV, TSV, parquet) or of a dataset of the Hugging Face Hub."""
+
+import csv
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from prompt_r1.errors import UsageError, first_line
+
+Fields = Mapping[str, Any]
+BATCH = 64  # parquet rows decoded at a time: a row may contain a book
+LONGEST_CELL = 64 * 2**20  # characters: a cell may contain a chapter
+BLANK = object()  # stands for a blank line, which has a number but no row
+HUB_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?:(?P<split>.+)")
+
+
+class BadRow(Exception):
+    """Why a row cannot be used. The caller adds the file and the number of the row."""
+
+
+def read_rows(source: Path | str) -> Iterator[tuple[int, object]]:
+    """The rows of a file, or of hf:ORG/NAME:SPLIT, with their numbers from 1.
+
+    In JSON lines the number is that of the line; in a table the header has none. Raises UsageError with the
+    file, the row and the reason.
+    """
+    if str(source).startswith("hf:"):
+        yield from enumerate(_hub_rows(str(source)), start=1)
+        return
+    path = Path(source)
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: name the files in it")
+    if not path.exists():
+        raise UsageError(f"{path}: there is no such file")
+    if not path.is_file():  # a program may read its questions twice
+        raise UsageError(f"{path} is a pipe or a device: save its rows in a file, and name that")
+    read = READERS.get(path.suffix.lower())
+    if read is None:
+        raise UsageError(f"{path}: not a file of rows; give one that ends in {', '.join(READERS)}")
+    number = 0
+    try:
+        for number, row in enumerate(read(path), start=1):
+            if row is not BLANK:
+                yield number, row
+    except BadRow as reason:
+        raise UsageError(f"{path}, row {number + 1}: {reason}") from None
+
+
+def _text_of(path: Path) -> str:
+    """The text of a file, without a byte order mark. Raises UsageError if it is not UTF-8."""
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{path}, line {line}: the file is not UTF-8: save it as UTF-8") from None
+
+
+def _json_lines(path: Path) -> Iterator[object]:
+    # Only "\n" ends a line. str.splitlines would also split at U+2028 inside a text.
+    for line in _text_of(path).split("\n"):
+        yield _json_value(line) if line.strip() else BLANK
+
+
+def _json(path: Path) -> Iterable[object]:
+    """The rows of a list, alone or in an object as `data`; one row; or JSON lines."""
+    text = _text_of(path)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        if text.lstrip().startswith("["):
+            _json_value(text)  # raises BadRow
+        return _json_lines(path)
+    if isinstance(value, dict):
+        value = value.get("data", value.get("Data", value))
+    return value if isinstance(value, list) else [value]
+
+
+def _json_value(text: str) -> object:
+    """The value of a JSON text. Raises BadRow."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        beginning = text.lstrip()[:40]
+        if beginning.startswith(("{'", "[{'")):
+            raise BadRow(f"a Python dict, not JSON: write rows with json.dumps: {beginning!r}") from None
+        raise BadRow(
+            f"not JSON ({error}), it begins with {beginning!r}: write one object in each line (.jsonl), or "
+            "all in one list (.json)"
+        ) from None
+
+
+def _table(path: Path) -> Iterator[object]:
+    """The rows of a CSV or TSV file, whose cells are texts."""
+    csv.field_size_limit(LONGEST_CELL)
+    separator = "\t" if path.suffix.lower() == ".tsv" else ","
+    lines = StringIO(_text_of(path), newline="")
+    try:
+        columns: list[str] = []
+        for cells in csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=True):
+            if not cells:  # a blank line
+                continue
+            if not columns:
+                columns = cells
+                continue
+            if len(cells) != len(columns):
+                raise BadRow(
+                    f"cells: {len(cells)}, columns: {len(columns)} ({', '.join(columns)[:80]}): a text with "
+                    "the separator or line breaks in it needs double quotes at both ends"
+                )
+            yield dict(zip(columns, cells, strict=True))
+    except csv.Error as error:
+        raise BadRow(
+            f"not readable ({error}): put quotes at both ends of a text, and double those in it"
+        ) from None
+
+
+def _parquet(path: Path) -> Iterator[object]:
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=BATCH):
+                yield from batch.to_pylist()
+    except Exception as error:  # of pyarrow, or of a value that Python has no type for
+        raise BadRow(f"not readable as parquet ({first_line(error)[:120]!r}): write the file anew") from None
+
+
+def _hub_rows(name: str) -> Iterator[object]:
+    """The rows of a dataset of the Hub; SPLIT may be a part, such as train[:1000].
+
+    The dataset is downloaded once into the cache of `datasets`, which executes no code that comes with it.
+    """
+    found = HUB_NAME.fullmatch(name)
+    if not found:
+        raise UsageError(
+            f"{name}: as questions, hf: names a dataset of the Hub, hf:ORG/NAME:SPLIT or "
+            "hf:ORG/NAME/CONFIG:SPLIT; give those of this machine as a FILE"
+        )
+    try:
+        from datasets import load_dataset
+
+        table = load_dataset(found["repository"], found["config"], split=found["split"])
+    except ImportError:
+        raise UsageError(f"{name}: datasets of the Hub need a package: pip install datasets") from None
+    except Exception as error:  # of the dataset's files, of datasets, or of the Hub's HTTP client
+        raise UsageError(
+            f"{name} could not be loaded from the Hub ({first_line(error)}): check the name, and HF_TOKEN if "
+            "it is private, or give a FILE"
+        ) from error
+    # As Arrow: images and sounds among the columns are not decoded.
+    for batch in table.with_format("arrow").iter(batch_size=BATCH):
+        yield from batch.to_pylist()
+
+
+def _prompts_and_stories(path: Path) -> Iterable[object]:
+    """WritingPrompts: line n of X.wp_source is the prompt of the story in line n of X.wp_target."""
+    stories_path = path.with_suffix(".wp_target")
+    if not stories_path.is_file():
+        raise UsageError(f"{path}: its stories are missing, which belong into {stories_path}")
+    prompts = _text_of(path).strip("\n").split("\n")
+    stories = _text_of(stories_path).strip("\n").split("\n")
+    if len(prompts) != len(stories):
+        raise UsageError(f"{path} and {stories_path.name} have different numbers of lines")
+    return [{"prompt": prompt, "story": story} for prompt, story in zip(prompts, stories, strict=True)]
+
+
+READERS: dict[str, Callable[[Path], Iterable[object]]] = {
+    ".jsonl": _json_lines,
+    ".json": _json,
+    ".csv": _table,
+    ".tsv": _table,
+    ".parquet": _parquet,
+    ".wp_source": _prompts_and_stories,
+}
+
+
+def fields_of(row: object) -> Fields:
+    """The fields of a row. Raises BadRow if it is no object."""
+    if not isinstance(row, Mapping):
+        raise BadRow(f"expected a JSON object, not {describe(row)}")
+    return row
+
+
+def text_field(row: Fields, field: str) -> str:
+    """The text of a field. Raises BadRow if it is missing, blank or not a text."""
+    if field not in row:
+        raise BadRow(f"the field {field} is missing")
+    value = row[field]
+    if not isinstance(value, str):
+        raise BadRow(f"the field {field} must be a text, not {describe(value)}")
+    return text_or_number(value, field)
+
+
+def text_or_number(value: object, field: str) -> str:
+    """A text that is not blank, or a number; 1945.0 is 1945. Raises BadRow for anything else."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return str(int(value)) if value.is_integer() else repr(float(value))
+    if not isinstance(value, str):
+        raise BadRow(f"the field {field} must contain texts or numbers, not {describe(value)}")
+    if not value.strip():
+        raise BadRow(f"the field {field} contains an empty text")
+    if re.search("[\ud800-\udfff]", value):  # no tokenizer takes it
+        raise BadRow(f"the field {field} contains half a character (a lone surrogate)")
+    return value
+
+
+def describe(value: object) -> str:
+    """The type and the beginning of a value, for error messages."""
+    return "null" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
