@@ -1,0 +1,16 @@
+"""Ask: load an agent with its environment, and play one question, for training, evaluation or a person.
+
+In reading order:
+
+    names            find the agent that a user names; check the names of data and devices
+    trained          how an agent was trained, and so which game it plays
+    settings         the settings of infer.py and of the server, and their check before torch is imported
+    agent            an agent that is loaded; `play_question`, which everybody plays games with
+    dialogue         show a game as text while it is played, or as JSON
+    playing          a pair of agent and environment; play one question within limits
+    api              `prompt_r1.load(…).ask("…")` and `stream`
+    server           OpenAI's chat completions; __main__: the program, `python -m prompt_r1.pair`
+    question_input   the questions of infer.py: flag, standard input, keyboard
+
+It may import every room but training and evaluation.
+"""

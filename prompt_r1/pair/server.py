@@ -4,9 +4,10 @@
     GET  /v1/models, /v1/models/NAME    the pair
     GET  /health                 whether the server runs, and how many questions it plays
 
-`ChatServer.answer` follows a request: `read_request` reads it, `OpenPair.play` plays it, `completion` or
-`chunk` writes it. All games run in the server's event loop and share the batch of the agent's engine. A game
-whose client has gone is cancelled. Each request is logged as one line; only a bug of ours logs a traceback.
+A request takes these steps: `ChatServer.answer` → `read_request` → `OpenPair.play` → `play_question` →
+`rollout.play`; then `completion` or `chunk` writes the game. All games run in the server's event loop and
+share the batch of the agent's engine. A game whose client has gone is cancelled. Each request is logged as
+one line; only a bug of ours logs a traceback.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ from prompt_r1.types import Trajectory
 logger = logging.getLogger(__name__)
 
 Body = dict[str, object]
-Pieces = asyncio.Queue[Piece | None]  # of a dialogue; None ends it
+PieceQueue = asyncio.Queue[Piece | None]  # the dialogue of a game; None ends it
 T = TypeVar("T")
 
 MOST_BYTES = 2_000_000  # of a request's body: more text than any game has room for
@@ -54,6 +55,7 @@ SPARE_CONNECTIONS = 64  # beyond one for each session: requests that arrive, and
 DISCONNECT_CHECK_SECONDS = 0.2  # between looks whether the client is still there
 GONE = 499  # nginx's status for a client that has disconnected; nobody receives it
 LONGEST_NOTE = 500  # characters of an error in the log
+LONGEST_PATH = 100  # characters of a path in the log
 
 # Types of errors after which a client should not send the request again. OpenAI's client does so by itself.
 FINAL = ("time_limit", "budget_exhausted", "environment_unusable", "internal_error")
@@ -141,12 +143,13 @@ def read_request(content: bytes) -> ChatRequest:
     temperature = given.get("temperature")
     if temperature is not None and not (is_finite_number(temperature) and temperature >= 0):
         raise bad_request("`temperature` must be a number, and at least 0", "temperature")
+    seed = _field(given, "seed", 0)
     return ChatRequest(
         model=_field(given, "model", ""),
         question=_question(_field(given, "messages", [])),
         stream=_field(given, "stream", False),
         temperature=temperature,
-        seed=None if given.get("seed") is None else _field(given, "seed", 0),
+        seed=seed if given.get("seed") is not None else None,
     )
 
 
@@ -179,12 +182,15 @@ def _question(messages: list[Any]) -> str:
 
 def _text(content: Any) -> str:
     """The text of a message's content: a string, or a list of parts with text."""
-    return content if isinstance(content, str) else "\n".join(str(part["text"]) for part in content)
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part["text"]) for part in content)
 
 
 def completion(head: Body, game: Trajectory) -> Body:
     """A response that is not streamed. `head` has its id, its time and its model."""
-    choice = {"index": 0, "message": {"role": "assistant", **said(game)}, "finish_reason": ending(game)}
+    message = {"role": "assistant", **said(game)}
+    choice = {"index": 0, "message": message, "finish_reason": ending(game)}
     return {**head, "object": "chat.completion", "choices": [choice], "usage": usage(game)}
 
 
@@ -249,7 +255,8 @@ class ChatServer:
             Route("/v1/models/{name:path}", self.model),
             Route("/health", self.health),
         ]
-        return RequestLog(Starlette(routes=routes, exception_handlers={Failure: _fail, HTTPException: _fail}))
+        handlers = {Failure: _fail, HTTPException: _fail}
+        return RequestLog(Starlette(routes=routes, exception_handlers=handlers))
 
     async def health(self, request: Request) -> Response:
         """Whether the server runs; needs no key."""
@@ -277,10 +284,13 @@ class ChatServer:
             _check_content_type(request)
             asked = read_request(await _read_body(request, self.arrival_seconds))
             self._check_model(asked.model)
-            pieces = Pieces()
+            pieces = PieceQueue()
             game = self._start(asked, pieces)
-            head: Body = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time())}
-            head["model"] = self.model_name
+            head: Body = {
+                "id": f"chatcmpl-{uuid.uuid4().hex}",
+                "created": int(time.time()),
+                "model": self.model_name,
+            }
             if asked.stream:
                 return GameStream(request, game, pieces, head)
             return await _whole(request, game, head)
@@ -288,7 +298,7 @@ class ChatServer:
             # Here, because starlette would pass an unknown error on to uvicorn, which logs a traceback.
             return _fail(request, error)
 
-    def _start(self, asked: ChatRequest, pieces: Pieces) -> asyncio.Task[Trajectory]:
+    def _start(self, asked: ChatRequest, pieces: PieceQueue) -> asyncio.Task[Trajectory]:
         """Start the game of a request. If it is streamed, `pieces` gets its dialogue. Raises Failure."""
         if self.sessions >= self.max_sessions:
             raise Failure(429, "server_full", "all sessions of the server are in use", code="server_full")
@@ -304,7 +314,7 @@ class ChatServer:
         game.add_done_callback(partial(self._end, pieces))
         return game
 
-    def _end(self, pieces: Pieces, game: asyncio.Task[Trajectory]) -> None:
+    def _end(self, pieces: PieceQueue, game: asyncio.Task[Trajectory]) -> None:
         self.sessions -= 1
         pieces.put_nowait(None)
         if not game.cancelled():
@@ -328,8 +338,9 @@ class ChatServer:
 
     def _check_key(self, request: Request) -> None:
         """Raise Failure for a wrong key."""
-        given = request.headers.get("authorization", "")
-        if self.key and not hmac.compare_digest(given.encode("latin-1"), f"Bearer {self.key}".encode()):
+        given = request.headers.get("authorization", "").encode("latin-1")
+        expected = f"Bearer {self.key}".encode()
+        if self.key and not hmac.compare_digest(given, expected):
             message = "the request needs the server's key"
             raise Failure(401, "authentication_error", message, code="invalid_api_key")
 
@@ -383,7 +394,9 @@ async def _whole(request: Request, game: asyncio.Task[Trajectory], head: Body) -
 class GameStream(StreamingResponse):
     """The events of a game, which ends with this response."""
 
-    def __init__(self, request: Request, game: asyncio.Task[Trajectory], pieces: Pieces, head: Body) -> None:
+    def __init__(
+        self, request: Request, game: asyncio.Task[Trajectory], pieces: PieceQueue, head: Body
+    ) -> None:
         events = _events(request, game, pieces, head)
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
         self._request = request
@@ -400,7 +413,7 @@ class GameStream(StreamingResponse):
 
 
 async def _events(
-    request: Request, game: asyncio.Task[Trajectory], pieces: Pieces, head: Body
+    request: Request, game: asyncio.Task[Trajectory], pieces: PieceQueue, head: Body
 ) -> AsyncIterator[bytes]:
     """The events of a game. When it fails, the status has been sent, so the error is an event."""
     try:
@@ -464,11 +477,12 @@ class RequestLog:
             # A second Ctrl-C ends the server without waiting. uvicorn would log a traceback of this error.
             state["note"] = "the server has stopped"
         finally:
-            client = (scope.get("client") or ("-",))[0]
+            client = scope["client"][0] if scope.get("client") else "-"
+            path = scope["path"][:LONGEST_PATH]
             seconds = time.perf_counter() - begin
-            line = f"{client} {scope['method']} {scope['path'][:100]} {status} {seconds:.2f} s"
+            line = f"{client} {scope['method']} {path} {status} {seconds:.2f} s"
             if "note" in state:
-                line += f": {state['note']}"
+                line = f"{line}: {state['note']}"
             logger.info(printable_line(without_keys(line)))
 
 
@@ -497,7 +511,7 @@ class Connection(H11Protocol):
         self.loop.call_later(self._arrival_seconds, self._close_if_none_arrived, self.cycle)
 
     def _close_if_none_arrived(self, last: RequestResponseCycle | None) -> None:
-        """Close the connection if its `last` request, when the waiting began, is still the last one."""
+        """Close the connection if no request has arrived after the `last` one."""
         if self.cycle is last:
             self.transport.close()
 

@@ -16,25 +16,33 @@ from tests.support.echo_agent import EchoAgent, Shouting
 from tests.support.providers import environment_of
 
 
-def pair_of(
+def echo_pair(
     agent: EchoAgent | None = None,
-    pool: Environment | None = None,
+    environment: Environment | None = None,
+    *,
+    seed: int = 0,
+    temperature: float = 0.0,
+) -> OpenPair:
+    """An echoing agent with a shouting environment, unless others are given."""
+    return OpenPair(
+        agent=cast(Agent, agent or EchoAgent()),
+        environment=environment or environment_of(Shouting()),
+        seed=seed,
+        temperature=temperature,
+    )
+
+
+def chat_server(
+    pair: OpenPair | None = None,
     *,
     limits: Limits | None = None,
     max_sessions: int = 64,
     key: str = "",
-    seed: int = 0,
-    temperature: float = 0.0,
     arrival_seconds: float = ARRIVAL_SECONDS,
 ) -> ChatServer:
-    """An echoing agent with a shouting environment, unless others are given."""
+    """A server of an echoing pair, unless another pair is given."""
     return ChatServer(
-        OpenPair(
-            agent=cast(Agent, agent or EchoAgent()),
-            environment=pool or environment_of(Shouting()),
-            seed=seed,
-            temperature=temperature,
-        ),
+        pair or echo_pair(),
         model_name="prompt-r1",
         limits=limits or Limits(),
         max_sessions=max_sessions,
@@ -44,11 +52,11 @@ def pair_of(
 
 
 @contextmanager
-def serving(pair: ChatServer) -> Iterator[str]:
+def serving(chat: ChatServer) -> Iterator[str]:
     """Serve; yields the URL, which ends with /v1."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     port = listener.getsockname()[1]
-    server = uvicorn_server(pair)
+    server = uvicorn_server(chat)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
     try:

@@ -19,11 +19,11 @@ from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import OwnSource
 from prompt_r1.pair.agent import play_question
 from prompt_r1.pair.api import LoopThread, Pair
-from prompt_r1.pair.playing import OpenPair
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.types import Question
+from tests.pair.running import echo_pair
 from tests.support.echo_agent import EchoAgent, Shouting, paid_environment
 from tests.support.paths import ROOT
 from tests.support.providers import environment_of
@@ -41,16 +41,10 @@ class Failing:
 
 
 def pair_of(
-    pool: Environment | None = None,
-    *,
-    agent: EchoAgent | None = None,
-    seed: int = 0,
-    temperature: float = 0.0,
+    environment: Environment | None = None, *, agent: EchoAgent | None = None, **options: float
 ) -> Pair:
-    """An echoing agent with a shouting environment, unless others are given."""
-    environment = pool or environment_of(Shouting())
-    agent = agent or EchoAgent()
-    return Pair(OpenPair(agent, environment, seed, temperature), LoopThread())
+    """An echoing agent with a shouting environment, unless others are given, in a thread of its own."""
+    return Pair(echo_pair(agent, environment, **options), LoopThread())
 
 
 def loop_threads() -> set[threading.Thread]:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.pair.running import pair_of, serving
+from tests.pair.running import chat_server, serving
 
 # Warnings of their dependencies are none of ours.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -16,7 +16,7 @@ QUESTION = "Who is it?"
 
 @pytest.fixture(scope="module")
 def url():
-    with serving(pair_of()) as url:
+    with serving(chat_server()) as url:
         yield url
 
 
