@@ -32,30 +32,36 @@ READERS = {
 }
 SEEN_BEFORE_TORCH = [
     # flags
-    ("train.py --lerning-rate 1", "unrecognized arguments: --lerning-rate 1"),
+    ("train.py --lerning-rate 1", "there is no flag --lerning-rate; `train.py --help`"),
+    ("train.py --step 9", "there is no flag --step; did you mean --steps?"),
+    ("train.py --kl 0", "there is no flag --kl; did you mean --kl-coef?"),
+    ("train.py --conifg=paper", "there is no flag --conifg; did you mean --config?"),
     ("infer.py extra", "unrecognized arguments: extra"),
     ("train.py --steps", "argument --steps: expected one argument"),
     # values
-    ("train.py --steps many", "--steps takes N, not 'many'"),
+    ("train.py --steps many", "--steps takes a whole number, not 'many'"),
     ("train.py --steps 0", "--steps must be above 0 and below 1e+15, not 0"),
+    ("train.py --lr abc", "--lr takes a number, not 'abc'"),
+    ("train.py --lr -1e-6", "--lr must be above 0 and below 1000, not -1e-06"),
     ("train.py --lr nan", "--lr must be above 0 and below 1000, not nan"),
     ("train.py --steps 1" + "0" * 400, "--steps must be above 0 and below 1e+15"),
     ("train.py --group-size 1", "--group-size must be 2 or more and below 10001, not 1"),
     ("train.py --temperature 1e-300", "--temperature must be 1e-06 or more"),
-    ("train.py --rule mine", "--rule must be one of paper, release, alone, not 'mine'"),
+    ("train.py --rule mine", "--rule must be one of paper, release, not 'mine'"),
     ("evaluate.py --limit -1", "--limit must be 0 or more and below 1e+15, not -1"),
     ("evaluate.py --method magic", "--method must be one of direct, cot"),
     # settings that contradict each other
-    ("train.py --rule alone", "--env none and --rule alone go together"),
-    ("train.py --env none --max-turns 3", "the agent answers at once"),
+    ("train.py --rule alone", "--rule must be one of paper, release, not 'alone'"),
+    ("train.py --env none --max-turns 3", "with --env none it answers at once, by a rule of its own"),
     ("train.py --adapter-rank 4 --parallel fsdp", "which cannot be sharded or offloaded"),
     ("train.py --adapter-rank 4 --offload", "sharded or offloaded: give --parallel ddp"),
     ("train.py --config paper", "no training questions"),
     ("train.py --agent AGENT --data good.jsonl", "say how it learns and plays: --config paper"),
     # YAML files
-    ("train.py --config nowhere.yaml", "--config nowhere.yaml: neither a preset (paper, mini, small) nor"),
-    ("train.py --config unknown.yaml", "unknown.yaml: unknown key 'lerning_rate'"),
-    ("train.py --config folder", "--config folder: neither a preset (paper, mini, small) nor a YAML file"),
+    ("train.py --config nowhere.yaml", "--config nowhere.yaml: neither a preset (mini, small, paper) nor"),
+    ("train.py --config unknown.yaml", "unknown.yaml: unknown key 'lerning_rate'; `train.py --help-all`"),
+    ("train.py --config typo.yaml", "typo.yaml: unknown key 'weight_dekay'; did you mean weight_decay?"),
+    ("train.py --config folder", "--config folder: neither a preset (mini, small, paper) nor a YAML file"),
     ("train.py --config list.yaml", "list.yaml has no `key: value` lines"),
     ("train.py --config broken.yaml", "broken.yaml is not YAML"),
     # functions
@@ -133,6 +139,7 @@ def folder(tmp_path, asking_agent, monkeypatch) -> Path:
     """A user's folder with wrong files, as the current one."""
     texts = {
         "unknown.yaml": "lerning_rate: 1\n",
+        "typo.yaml": "weight_dekay: 1\n",
         "list.yaml": "- 1\n- 2\n",
         "broken.yaml": "a: [\n",
         "empty.jsonl": "\n",

@@ -20,7 +20,7 @@ from prompt_r1.miniworld.demonstrations import record
 from prompt_r1.pair.agent import Agent, load_agent, play_question
 from prompt_r1.programs.command_line import teaching_command
 from prompt_r1.protocol import Codec
-from prompt_r1.reward import RULES, Rule, score, well_formed
+from prompt_r1.reward import Rule, score, well_formed
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.training.warm_start import fine_tune_agent
 from prompt_r1.training.warm_start_settings import SftConfig
@@ -75,7 +75,7 @@ async def imitate_own_games(
             played = await asyncio.gather(*games)
             made += sum(max(1, one.spent.calls) for one in played)  # an agent that never asks must end too
             tried += len(played)
-            right.extend(one for one in played if is_right(one, RULES[game.rule]))
+            right.extend(one for one in played if is_right(one, game.base_rule))
         if not right:
             raise UsageError(
                 f"no game of {settings.agent} ended right in {tried}: there is nothing to imitate. If it "

@@ -23,7 +23,6 @@ from prompt_r1.evaluation.textgrad import textgrad
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.names import find_agent
 from prompt_r1.pair.trained import AgentSpec, resolve_agent, trained_config
-from prompt_r1.reward import RULES
 from prompt_r1.settings.agent import MINI_AGENT, is_mini, is_mini_data
 from prompt_r1.training.warm_start import example_of, fine_tune_agent, one_turn_config
 from prompt_r1.training.warm_start_settings import SftConfig
@@ -104,7 +103,7 @@ class MethodMaker:
 
     def _player(self, name: str, spec: AgentSpec, environment: Environment) -> AgentMethod:
         """The method of this name that plays games with an agent."""
-        rule, config = RULES[spec.config.rule], self.config
+        rule, config = spec.config.base_rule, self.config
         agent = load_agent(spec.path, spec.config, self.device)
         asked, thinks = environment if METHODS[name].environment else None, name != "sft"
         return AgentMethod(agent, asked, rule, config.temperature, config.top_p, self.seed, thinks)
@@ -131,7 +130,7 @@ class MethodMaker:
         if is_new and name == "sft":
             fine_tune_agent(lambda codec: [example_of(one, codec) for one in train], settings, game, folder)
         elif is_new and name == "bc":
-            right = partial(right_demonstrations, self.seed, RULES[game.rule])
+            right = partial(right_demonstrations, self.seed, game.base_rule)
             fine_tune_agent(right, settings, game, folder)
         elif is_new:
             player = load_agent(find_agent(start, game.seed), game, self.device)

@@ -17,7 +17,8 @@ from prompt_r1.pair.trained import AgentSpec, newest_mini_run, resolve_agent, tr
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder, replace_file
 from prompt_r1.settings.agent import AgentConfig, is_mini_data
-from prompt_r1.settings.fields import flag_of, identifying_values, parse_arguments, read_mapping
+from prompt_r1.settings.fields import flag_of, identifying_values, read_mapping
+from prompt_r1.settings.flags import parse_arguments
 from prompt_r1.settings.functions import OBJECT_PREFIX
 
 DEFAULT_METHODS = ("direct", "untrained", "prompt-r1")

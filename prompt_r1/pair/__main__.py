@@ -19,7 +19,8 @@ from prompt_r1.errors import UsageError
 from prompt_r1.pair.settings import PairConfig, check_pair
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.text import printable
-from prompt_r1.settings.fields import POSITIVE, Range, everyday, parse_arguments
+from prompt_r1.settings.fields import POSITIVE, Range, everyday
+from prompt_r1.settings.flags import parse_arguments
 
 PACKAGES = ("starlette", "uvicorn")
 KEY = "PROMPT_R1_API_KEY"

@@ -14,7 +14,7 @@ from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.errors import QuestionTooLong
 from prompt_r1.model.loading import load_policy, load_tokenizer, vocabulary_of
 from prompt_r1.model.policy import Policy
-from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.protocol import Codec
 from prompt_r1.rollout import play
 from prompt_r1.settings.agent import MINI_AGENT, AgentConfig
 from prompt_r1.types import GameSettings, Message, Question, Spending, Trajectory
@@ -71,7 +71,7 @@ def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> A
 
 def load_codec(path: str | Path, config: AgentConfig) -> Codec:
     """Load the codec of an agent: the tokenizer of a folder or hub id, and the instruction of `config`."""
-    return Codec(load_tokenizer(path), INSTRUCTIONS[config.instruction])
+    return Codec(load_tokenizer(path), config.instruction_text)
 
 
 def check_question_lengths(questions: Iterable[Question], codec: Codec, game: GameSettings) -> None:

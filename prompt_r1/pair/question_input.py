@@ -7,7 +7,7 @@ from io import BufferedReader
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.settings import InferConfig, check_pair
 from prompt_r1.programs.files import json_object
-from prompt_r1.settings.fields import parse_arguments
+from prompt_r1.settings.flags import parse_arguments
 
 
 def read_infer_config(arguments: list[str]) -> InferConfig:

@@ -1,6 +1,6 @@
-"""Settings of the environment, of an agent and of its game; names of the mini world's parts."""
+"""Settings of the environment, of an agent and of its game, and the names that they give to things."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM, INSTRUCTIONS
@@ -51,7 +51,11 @@ class EnvironmentConfig:
 
 @dataclass(frozen=True)
 class AgentConfig(EnvironmentConfig):
-    """How an agent plays, and what it is trained and validated on; the defaults are the paper's."""
+    """How an agent plays, and what it is trained and validated on. The defaults are the paper's.
+
+    With --env none the agent answers alone: its game has one turn, and the paper's instruction and reward,
+    which ask for interactions, have counterparts that do not.
+    """
 
     agent: str = of_parts("Qwen/Qwen3-4B", "run or model folder, .gguf, hub id, smollm2, mini", everyday=True)
     env: str = of_parts(
@@ -59,12 +63,12 @@ class AgentConfig(EnvironmentConfig):
     )
     data: tuple[str, ...] = of_parts((), "mini, files, hf:ORG/NAME:SPLIT, py:MODULE:FUNCTION", everyday=True)
     seed: int = of_parts(0, "seed of the mini world, question order and sampling", ANY, everyday=True)
-    instruction: str = of_game("paper", "to the agent; alone and answer: for --env none", tuple(INSTRUCTIONS))
+    instruction: str = of_game("paper", "to the agent; answer: for --env none", ("paper", "short", "answer"))
     max_turns: int = of_game(5, "turns per game", POSITIVE, everyday=True)
     max_new: int = of_game(1024, "new tokens per turn", POSITIVE)
     max_tokens: int = of_game(8192, "tokens per game", POSITIVE)
     max_reply_tokens: int = of_game(1024, "tokens of a reply that the agent reads; 0: all")
-    rule: str = of_game("paper", "reward (eqs 12-15); alone: for --env none", ("paper", "release", "alone"))
+    rule: str = of_game("paper", "reward, of the paper (eqs 12-15) or its release", ("paper", "release"))
     reward: str = of_game("", "MODULE:FUNCTION in place of the reward (eq. 15)")
     temperature: float = of_game(1.0, "temperature in training; validation is greedy", Range(at_least=1e-6))
     val_data: tuple[str, ...] = of_instruments(
@@ -74,12 +78,35 @@ class AgentConfig(EnvironmentConfig):
     dtype: str = of_machine("bfloat16", "matrix products on GPUs; all else: float32", ("float32", "bfloat16"))
 
     @property
+    def alone(self) -> bool:
+        """Whether the agent answers without an environment."""
+        return self.env == "none"
+
+    @property
     def game(self) -> GameSettings:
         """The rules of the game, without the rest of the training."""
-        return GameSettings(**{f.name: getattr(self, f.name) for f in fields(GameSettings)})
+        return GameSettings(
+            max_turns=1 if self.alone else self.max_turns,
+            max_new=self.max_new,
+            max_tokens=self.max_tokens,
+            max_reply_tokens=self.max_reply_tokens,
+        )
+
+    @property
+    def instruction_text(self) -> str:
+        """What the agent is told to do with the question."""
+        if self.alone and self.instruction == "paper":
+            return INSTRUCTIONS["alone"]
+        return INSTRUCTIONS[self.instruction]
+
+    @property
+    def base_rule(self) -> Rule:
+        """The rule of the reward, without the user's own."""
+        return RULES["alone" if self.alone else self.rule]
 
     @property
     def reward_rule(self) -> Rule:
         """The rule of the reward, with the user's own reward if there is one."""
-        rule = RULES[self.rule]
-        return replace(rule, own=import_reward(self.reward)) if self.reward else rule
+        if not self.reward:
+            return self.base_rule
+        return replace(self.base_rule, own=import_reward(self.reward))

@@ -1,4 +1,4 @@
-"""Settings of train.py: flags, which override a preset or a YAML file, which overrides the defaults."""
+"""Settings of train.py. Flags override a preset or a YAML file, which overrides the defaults."""
 
 import re
 from collections.abc import Mapping
@@ -18,15 +18,8 @@ from prompt_r1.settings.agent import (
     of_instruments,
     of_machine,
 )
-from prompt_r1.settings.fields import (
-    LEARNING_RATE,
-    POSITIVE,
-    Range,
-    flag_of,
-    given_values,
-    read_yaml,
-    setting,
-)
+from prompt_r1.settings.fields import LEARNING_RATE, POSITIVE, Range, flag_of, read_yaml, setting
+from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import OBJECT_PREFIX, import_reward
 
 of_run = partial(setting, group="the run", everyday=True)
@@ -35,9 +28,12 @@ of_algorithm = partial(setting, group="the algorithm", identifies=True)
 
 @dataclass(frozen=True)
 class TrainConfig(AgentConfig):
-    """Train an agent to question an environment; the defaults are the paper's (Table 6, released script)."""
+    """Train an agent to question an environment.
 
-    out: str = of_run("", "run folder (runs/CONFIG-seedN)")
+    The default preset, mini, trains a toy in minutes; paper has the paper's settings (Table 6, its script).
+    """
+
+    out: str = of_run("", "run folder (default: runs/CONFIG-seedN)")
     resume: str = of_run("auto", "auto (resume), never (new run), or a run folder")
     steps: int = of_run(320, "training steps", POSITIVE)
     dry_run: bool = of_run(False, "estimate calls, tokens and dollars, then exit")
@@ -83,13 +79,13 @@ def has_own_questions(config: TrainConfig) -> bool:
 def warnings_of(config: TrainConfig) -> list[str]:
     """What a user should know before a run starts: toys beside real parts, the toy's learning rate."""
     toys = {"--agent mini": config.agent == MINI_AGENT, "--data mini": not has_own_questions(config)}
-    if config.env != "none":
+    if not config.alone:
         toys["--env mini"] = is_mini(config.env)
     warnings = []
     if any(toys.values()) and not all(toys.values()):
         names = ", ".join(flag for flag, is_toy in toys.items() if is_toy)
         warnings.append(f"{names}: a toy that knows nothing of your own questions, agent or environment")
-    if config.agent != MINI_AGENT and config.lr >= PRESETS["mini"]["lr"]:
+    if config.agent != MINI_AGENT and config.lr >= MINI["lr"]:
         warnings.append(
             f"--lr {config.lr:g} suits the toy agent, and destroys a pretrained model: give about 3e-5 for a "
             "small model (--config small), 1e-6 for a large one (--config paper)"
@@ -97,32 +93,29 @@ def warnings_of(config: TrainConfig) -> list[str]:
     return warnings
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {},
-    "mini": {
-        "agent": "mini",
-        "env": "mini",
-        "data": ("mini",),
-        "instruction": "short",
-        "max_turns": 4,
-        "max_new": 48,
-        "max_tokens": 320,
-        "rule": "release",
-        "steps": 80,
-        "questions": 16,
-        "mini_batch": 40,
-        "lr": 5e-4,
-        "beta2": 0.98,
-        "weight_decay": 0.0,
-        "val_limit": 100,
-        "dtype": "float32",
-        "tokens_per_batch": 4096,
-        "checkpointing": False,
-    },
+MINI: dict[str, Any] = {
+    "agent": "mini",
+    "env": "mini",
+    "data": ("mini",),
+    "instruction": "short",
+    "max_turns": 4,
+    "max_new": 48,
+    "max_tokens": 320,
+    "rule": "release",
+    "steps": 80,
+    "questions": 16,
+    "mini_batch": 40,
+    "lr": 5e-4,
+    "beta2": 0.98,
+    "weight_decay": 0.0,
+    "val_limit": 100,
+    "dtype": "float32",
+    "tokens_per_batch": 4096,
+    "checkpointing": False,
 }
-# A pretrained model of a few hundred million parameters on a CPU, which knows the format from `sft --games`.
-PRESETS["small"] = {
-    **PRESETS["mini"],
+# A pretrained model of a few hundred million parameters on a CPU, which knows the format from a warm start.
+SMALL: dict[str, Any] = {
+    **MINI,
     "agent": SMOLLM2,
     "data": ("mini:pop",),  # one step in casual words, which such a model learns to ask clearly in minutes
     "max_tokens": 512,
@@ -135,6 +128,7 @@ PRESETS["small"] = {
     "save_every": 8,
     "val_limit": 20,
 }
+PRESETS: dict[str, dict[str, Any]] = {"mini": MINI, "small": SMALL, "paper": {}}
 
 
 def preset_of(agent: str, other: str = "paper") -> str:
@@ -142,16 +136,40 @@ def preset_of(agent: str, other: str = "paper") -> str:
     return {MINI_AGENT: "mini", SMOLLM2: "small"}.get(agent, other)
 
 
+def train_config(arguments: list[str]) -> TrainConfig:
+    """Read the settings of train.py from a command line. Raises UsageError.
+
+    What is not given follows from the other settings: the preset, the run folder, and the questions of
+    validation and test.
+    """
+    flags = given_values(TrainConfig, arguments, presets=PRESETS)
+    chosen: str | None = flags.pop("config", None)
+    source = preset_of(flags.get("agent", ""), "mini") if chosen is None else chosen
+    is_file = source not in PRESETS
+    base = _settings_of_file(source, flags) if is_file else PRESETS[source]
+    given = {**base, **flags}
+    config = TrainConfig(**given, env_from_file=is_file and "env" in base)
+    if chosen is None and has_own_questions(config) and config.agent != MINI_AGENT:
+        raise UsageError(
+            f"--agent {config.agent} with {config.data[0]}: say how it learns and plays: --config paper or "
+            "small (for real models), --config mini (the settings of the toy agent) or a YAML file"
+        )
+    if config.alone:
+        _check_flags_of_alone(flags)
+        if "max_new" not in given:  # the only turn may be as long as a game
+            config = replace(config, max_new=config.max_tokens)
+    config = _with_validation_and_test(config, given)
+    if not config.out:
+        name = run_name(Path(source).stem, config, base, flags)
+        config = replace(config, out=f"runs/{name}-seed{config.seed}")
+    check(config)
+    return config
+
+
 def check(config: TrainConfig) -> None:
     """Raise UsageError for settings with which no training is possible."""
-    alone = config.env == "none"
     if not config.data:
         raise UsageError("no training questions: give --data FILE … (JSONL or parquet), or --data mini")
-    if alone != (config.rule == "alone") or (alone and config.max_turns > 1):
-        raise UsageError(
-            "--env none and --rule alone go together, with --max-turns 1: without an environment the agent "
-            "answers at once"
-        )
     if config.adapter_rank and (config.parallel == "fsdp" or config.offload):
         raise UsageError(
             "--adapter-rank trains beside whole weights on every GPU, which cannot be sharded or offloaded: "
@@ -163,56 +181,33 @@ def check(config: TrainConfig) -> None:
         import_reward(config.reward)
 
 
-def train_config(arguments: list[str]) -> TrainConfig:
-    """Read the settings of train.py, with the run folder that follows from them where --out is not given."""
-    given = given_values(TrainConfig, arguments, PRESETS)
-    chosen = given.pop("config")
-    source = chosen or preset_of(given.get("agent", ""), "mini")
-    if source not in PRESETS and not Path(source).is_file():
-        raise UsageError(f"--config {source}: neither a preset ({', '.join(PRESETS)}) nor a YAML file")
-    values = PRESETS[source] if source in PRESETS else _read_settings(Path(source), given)
-    asked = {**values, **given}
-    env_from_file = source not in PRESETS and "env" in values and "env" not in given
-    config = TrainConfig(**asked, env_from_file=env_from_file)
-    if has_own_questions(config) and config.agent != MINI_AGENT and not chosen:
-        raise UsageError(
-            f"--agent {config.agent} with {config.data[0]}: say how it learns and plays: --config paper or "
-            "small (for real models), --config mini (the settings of the toy agent) or a YAML file"
-        )
-    splits: dict[str, Any] = {"val_data": (HELD_OUT,), "test_data": ()}
-    if all(is_mini_data(name) or name.startswith(OBJECT_PREFIX) for name in config.data):
-        splits = dict.fromkeys(splits, config.data)  # the mini world and functions have each split
-    for name, default in splits.items():
-        names = asked.get(name, default)
-        splits[name] = () if "none" in names else names
-    config = replace(config, **splits)
-    if config.env == "none":
-        config = _without_environment(config, given)
-    check(config)
-    if not config.out:
-        name = run_name(Path(source).stem, config, values, given)
-        config = replace(config, out=f"runs/{name}-seed{config.seed}")
-    return config
+def run_name(start: str, config: TrainConfig, base: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
+    """The name of a run without --out: `start`, then agent, environment and data where flags change them.
 
-
-def run_name(start: str, config: TrainConfig, preset: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """The name of a run without --out: its preset or file, then agent, environment and data if they differ.
-
-    So a run on one's own data does not meet the folder of a run in the mini world.
+    So a run on one's own data does not meet the folder of a run in the mini world. `base` are the settings of
+    the preset or the file.
     """
-    agent, env, data = config.agent, config.env, config.data[0] if has_own_questions(config) else ""
-    chosen = {"agent": agent, "env": env if env != "none" else "alone", "data": data}
-    differing = [value for name, value in chosen.items() if name in given and given[name] != preset.get(name)]
-    names = [re.sub(r"\.(jsonl|parquet)$", "", Path(value.split("@")[0]).name) for value in differing]
-    return re.sub(r"[^\w.-]+", "-", "-".join(filter(None, [start, *names])))[:80]
+    parts = {"agent": config.agent, "env": "alone" if config.alone else config.env}
+    if has_own_questions(config):
+        parts["data"] = config.data[0]
+    names = [start]
+    for part, value in parts.items():
+        if part in flags and flags[part] != base.get(part):
+            names.append(re.sub(r"\.(jsonl|parquet)$", "", Path(value.split("@")[0]).name))
+    return re.sub(r"[^\w.-]+", "-", "-".join(names))[:80]
 
 
-def _read_settings(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
-    """The settings in a YAML file, except those in `given`.
+def _settings_of_file(source: str, flags: Mapping[str, object]) -> dict[str, Any]:
+    """The settings in a YAML file that no flag overrides.
 
     The file may come from a stranger. Raises UsageError if it names code to import.
     """
-    values = {name: value for name, value in read_yaml(path, TrainConfig).items() if name not in given}
+    path = Path(source)
+    if not path.is_file():  # Path("") is the current folder
+        presets = ", ".join(PRESETS)
+        raise UsageError(f"--config {source or repr(source)}: neither a preset ({presets}) nor a YAML file")
+    values = read_yaml(path, TrainConfig)
+    values = {name: value for name, value in values.items() if name not in flags}
     for name in ("reward", "env", "data", "val_data", "test_data"):
         value = values.get(name, "")
         text = value if isinstance(value, str) else " ".join(value)
@@ -224,13 +219,24 @@ def _read_settings(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
     return values
 
 
-def _without_environment(config: TrainConfig, given: dict[str, Any]) -> TrainConfig:
-    """Set up the game of --env none, except for the flags in `given`.
+def _check_flags_of_alone(flags: Mapping[str, object]) -> None:
+    """Raise UsageError for a flag about interactions beside --env none."""
+    for name in ("max_turns", "rule"):
+        if name in flags:
+            raise UsageError(
+                f"{flag_of(name)} is for an agent with an environment: with --env none it answers at once, "
+                "by a rule of its own"
+            )
 
-    The game has one turn and its own reward rule. The instruction to answer replaces the paper's instruction
-    to ask, and the turn may be as long as a game.
+
+def _with_validation_and_test(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
+    """The config with the questions to validate and to test with; () where there are none.
+
+    The mini world and functions have a split for each. Of files a tenth is held out, and there is no test.
     """
-    game: dict[str, Any] = {"max_turns": 1, "rule": "alone"}
-    if config.instruction.startswith("paper"):
-        game |= {"instruction": "alone", "max_new": config.max_tokens}
-    return replace(config, **{name: value for name, value in game.items() if name not in given})
+    has_splits = all(is_mini_data(name) or name.startswith(OBJECT_PREFIX) for name in config.data)
+    validation = given.get("val_data", config.data if has_splits else (HELD_OUT,))
+    test = given.get("test_data", config.data if has_splits else ())
+    return replace(
+        config, val_data=() if "none" in validation else validation, test_data=() if "none" in test else test
+    )

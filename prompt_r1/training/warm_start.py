@@ -154,7 +154,7 @@ def fine_tune_agent(
 def one_turn_config(config: SftConfig) -> AgentConfig:
     """The training config whose game the fine-tuned agent plays: one turn, without an environment."""
     preset = agent_preset(preset_of(config.agent))
-    game = replace(preset, env="none", rule="alone", max_turns=1, instruction="answer")
+    game = replace(preset, env="none", instruction="answer")
     return replace(game, agent=config.agent, seed=config.seed)
 
 

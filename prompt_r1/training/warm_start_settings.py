@@ -7,7 +7,8 @@ from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.world import TRAINING_MIX
 from prompt_r1.pair.names import check_agent, check_device
 from prompt_r1.settings.agent import MINI_AGENT, is_mini_data
-from prompt_r1.settings.fields import ANY, LEARNING_RATE, POSITIVE, everyday, parse_arguments, setting
+from prompt_r1.settings.fields import ANY, LEARNING_RATE, POSITIVE, everyday, setting
+from prompt_r1.settings.flags import parse_arguments
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, 
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.programs.command_line import command, read_settings, run_program
 from prompt_r1.programs.installation import check_installation
+from prompt_r1.protocol import INSTRUCTIONS
+from prompt_r1.reward import RULES
 from prompt_r1.settings.fields import flag_of, settings_of
 from prompt_r1.settings.train import TrainConfig, train_config, warnings_of
 from tests.support.paths import ROOT
@@ -187,9 +189,9 @@ def help_of(arguments: list[str], capsys, read=train_config) -> dict[str, str]:
 def test_a_flag_is_shown_with_its_form_choices_and_defaults(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["train.py"])
     shown = help_of(["--help-all"], capsys)
-    assert shown["--lr"] == "--lr X learning rate of AdamW, constant (1e-06, mini: 0.0005)"
+    assert shown["--lr"] == "--lr X learning rate of AdamW, constant (0.0005; small: 3e-05; paper: 1e-06)"
     assert shown["--checkpointing"].startswith(
-        "--checkpointing [true|false] gradient checkpointing (true, mini: false)"
+        "--checkpointing [true|false] gradient checkpointing (false; paper: true)"
     )
     assert shown["--help-all"] == f"--help-all show all {len(settings_of(TrainConfig))} flags"
     assert len(shown) == len(settings_of(TrainConfig)) + 2
@@ -199,23 +201,23 @@ def test_a_tuple_collects_every_value_and_a_boolean_takes_true_or_false():
     config = train_config("--data a.jsonl b.jsonl --data c.jsonl --checkpointing true".split())
     assert config.data == ("a.jsonl", "b.jsonl", "c.jsonl")
     assert config.checkpointing is True and train_config([]).checkpointing is False
-    with pytest.raises(UsageError, match=r"--checkpointing takes true.false, not 'yes'"):
+    with pytest.raises(UsageError, match="--checkpointing takes true or false, not 'yes'"):
         train_config(["--checkpointing", "yes"])
 
 
 @pytest.mark.parametrize(
     ("flags", "game"),
     [
-        ("", ("short", 1, 48, "alone")),
-        ("--instruction paper", ("paper", 1, 320, "alone")),
-        ("--instruction paper --max-new 99", ("paper", 1, 99, "alone")),
-        ("--config paper --data mini", ("alone", 1, 8192, "alone")),
-        ("--config paper --data mini --instruction answer", ("answer", 1, 1024, "alone")),
+        ("", ("short", 48)),
+        ("--instruction paper --max-new 99", ("alone", 99)),
+        ("--config paper --data mini", ("alone", 8192)),
+        ("--config paper --data mini --instruction answer", ("answer", 8192)),
     ],
 )
 def test_without_an_environment_the_agent_is_told_to_answer_in_one_turn_as_long_as_a_game(flags, game):
     config = train_config(["--env", "none", *flags.split()])
-    assert (config.instruction, config.max_turns, config.max_new, config.rule) == game
+    assert config.game.max_turns == 1 and config.base_rule is RULES["alone"]
+    assert (config.instruction_text, config.game.max_new) == (INSTRUCTIONS[game[0]], game[1])
     assert config.out == ("runs/paper-alone-seed0" if "paper --data" in flags else "runs/mini-alone-seed0")
 
 

@@ -62,5 +62,5 @@ def test_the_estimate_of_the_mini_preset_counts_its_own_questions():
     assert "no --env-price" not in text
     games = {line.split()[0]: line.split()[1] for line in text.splitlines() if line.strip()}
     assert (games["training"], games["validation"], games["test"]) == ("6,400", "500", "960")
-    alone = TrainConfig(**{**PRESETS["mini"], **splits, "env": "none", "rule": "alone", "max_turns": 1})
+    alone = TrainConfig(**{**PRESETS["mini"], **splits, "env": "none"})
     assert estimate(alone).splitlines()[1].split()[2:] == ["0", "0", "0.00"]

@@ -15,6 +15,7 @@ from prompt_r1.model.lora import adapters_removed, add_lora
 from prompt_r1.pair.agent import Agent, load_agent, play_question
 from prompt_r1.pair.trained import resolve_agent, trained_config
 from prompt_r1.protocol import Codec, parse
+from prompt_r1.reward import RULES
 from prompt_r1.training.warm_start import (
     _sampled,
     batch_size_for,
@@ -219,7 +220,7 @@ def test_the_method_sft_fine_tunes_only_once(start, tmp_path):
 
     assert prepared() == prepared()
     game = trained_config(tmp_path / "out/large/sft/agent")
-    assert game is not None and (game.env, game.rule, game.max_turns) == ("none", "alone", 1)
+    assert game is not None and game.alone and game.game.max_turns == 1 and game.base_rule is RULES["alone"]
 
 
 def test_grpo_only_without_an_agent_that_was_trained_alone_says_how_to_train_one(tmp_path):

@@ -1,0 +1,122 @@
+"""Command-line flags: one for each setting of a config."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import Field
+from typing import Any, TypeVar, get_origin
+
+from prompt_r1.programs.command_line import Parser, program_name
+from prompt_r1.settings.fields import did_you_mean, flag_of, settings_of, typed_value
+
+Config = TypeVar("Config")
+Presets = Mapping[str, Mapping[str, Any]]  # name → values by the names of their settings
+METAVARS: dict[object, str] = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
+
+
+def parse_arguments(kind: type[Config], arguments: list[str]) -> Config:
+    """Read a config from its flags alone. Raises UsageError for a value outside its range."""
+    return kind(**given_values(kind, arguments, presets={}))
+
+
+def given_values(kind: type[Any], arguments: list[str], *, presets: Presets) -> dict[str, Any]:
+    """The checked values of the flags that are given; with `presets` also the value of --config.
+
+    Raises UsageError, which names the nearest flag for one that does not exist.
+    """
+    parser = _parser(kind, presets, show_all="--help-all" in arguments)
+    values, unknown = parser.parse_known_args(_with_negative_numbers(arguments))
+    given = vars(values)
+    flags = {flag_of(f.name) for f in settings_of(kind)}
+    for word in unknown:
+        name = word.partition("=")[0]
+        if name.startswith("--"):
+            parser.error(f"there is no flag {name}{did_you_mean(name, {*flags, '--config'})}")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    for f in settings_of(kind):
+        if f.name in given:
+            given[f.name] = typed_value(f, given[f.name], flag_of(f.name))
+    return given
+
+
+def _parser(kind: type[Any], presets: Presets, *, show_all: bool) -> Parser:
+    """The parser of a config: a flag for each setting, and with `presets` the flag --config.
+
+    The help begins with the docstring of the config. A flag that is not given has no value, so that it does
+    not override a preset.
+    """
+    parser = Parser(
+        program_name(),
+        usage="%(prog)s [--FLAG VALUE ...]",
+        description=kind.__doc__,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    if presets:
+        names = "|".join([*presets, "FILE"])
+        parser.add_argument("--config", metavar=names, help="preset or YAML file (default: mini)")
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
+    for f in _own_first(kind):
+        heading = f.metadata["group"] if show_all else ""
+        if heading not in groups:
+            groups[heading] = parser.add_argument_group(heading)
+        is_shown = show_all or f.metadata["everyday"]
+        help_line = _help_line(f, presets) if is_shown else argparse.SUPPRESS
+        groups[heading].add_argument(flag_of(f.name), dest=f.name, help=help_line, **_form(f))
+    parser.add_argument("--help-all", action="help", help=f"show all {len(settings_of(kind))} flags")
+    return parser
+
+
+def _own_first(kind: type[Any]) -> list[Field[Any]]:
+    """The settings of a config: its own, then those that it inherits."""
+    names = [name for base in kind.__mro__ for name in getattr(base, "__annotations__", {})]
+    return sorted(settings_of(kind), key=lambda f: names.index(f.name))
+
+
+def _form(f: Field[Any]) -> dict[str, Any]:
+    """The values that a flag takes, as arguments of `add_argument`."""
+    if get_origin(f.type) is tuple:
+        return {"nargs": "+", "action": "extend", "metavar": "NAME"}
+    if f.type is bool:
+        return {"nargs": "?", "const": "true", "metavar": METAVARS[bool]}
+    return {"metavar": "|".join(f.metadata["choices"]) or METAVARS[f.type]}
+
+
+def _help_line(f: Field[Any], presets: Presets) -> str:
+    """The help of a setting, with its default, and with the other values that presets have.
+
+    The first preset is the one that is used without --config.
+    """
+    text: str = f.metadata["help"]
+    if "default:" in text:
+        return text
+    values = {name: _shown(preset.get(f.name, f.default)) for name, preset in presets.items()}
+    default = next(iter(values.values()), _shown(f.default))
+    others = [f"{name}: {value}" for name, value in values.items() if value not in ("", default)]
+    shown = "; ".join([default, *others]) if default else ""
+    return f"{text} ({shown})" if shown else text
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _with_negative_numbers(arguments: list[str]) -> list[str]:
+    """Join `--lr -1e-6` to `--lr=-1e-6`: argparse takes a number with an exponent for a flag."""
+    joined: list[str] = []
+    for word in arguments:
+        if joined and joined[-1].startswith("--") and _is_negative_number(word):
+            joined[-1] = f"{joined[-1]}={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _is_negative_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text.startswith("-")
