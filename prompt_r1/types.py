@@ -144,7 +144,7 @@ class Trajectory:
     stop: Stop = "max_turns"
     error: str = ""  # why the environment failed, when stop is "env_error"
     spent: Spending = field(default_factory=Spending)  # what the replies cost
-    seconds: float = 0.0  # how long the whole game took
+    seconds: float = 0.0  # how long the game took
 
     def add_context(self, tokens: list[int]) -> None:
         """Append tokens that the agent did not write: the question, a reply, role markers."""

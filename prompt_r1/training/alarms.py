@@ -39,8 +39,9 @@ COLLAPSES: dict[str, Callable[[float, Sequence[float]], bool]] = {
     "groups/no_spread": lambda now, before: now >= 1.0,
 }
 
-CHANCE = 1e-3  # zero well-formed games are an alarm if chance would give them less often than this
-LEARNED_EM = 0.9  # from this EM of the sampled games on, groups without spread are right
+# Zero well-formed games are an alarm if they would happen by chance less than once in 1,000 steps.
+CHANCE = 1e-3
+LEARNED_EM = 0.9  # Groups without spread are no alarm where the sampled games have this EM.
 OUTCOMES = "env/outcomes/"  # counts of replies that are filtered, cut or empty, by label
 MOST_ODD = 0.2  # the highest share of such replies without an alarm
 
@@ -52,10 +53,10 @@ class Alarms:
     Its state follows from the lines alone: a resumed run reads the earlier lines again.
     """
 
-    agent: str  # as the user named it, for the command that teaches it the format
-    gap: Limit  # of the distance between engine and policy
-    recent: dict[str, list[float]] = field(default_factory=dict)  # last values of each metric
-    medians: dict[str, list[float]] = field(default_factory=dict)  # of each full window so far
+    agent: str  # The name that the user gave, for the command that teaches the format.
+    gap: Limit  # the limit of the gap between engine and policy
+    recent: dict[str, list[float]] = field(default_factory=dict)  # the last WINDOW values of each metric
+    medians: dict[str, list[float]] = field(default_factory=dict)  # the medians of the full windows so far
     highest_format: float = 0.0  # share of well-formed games
     active: set[str] = field(default_factory=set)  # metrics that have collapsed and not recovered
 

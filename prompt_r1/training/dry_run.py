@@ -26,7 +26,8 @@ def estimate(config: TrainConfig) -> str:
     )
     test = len(find_questions(config.test_data, "test", config.seed))
     games = games_of_run(config, validation=len(validation), test=test)
-    low, high = (spending_of_game(config, high=high) for high in (False, True))
+    low = spending_of_game(config, high=False)
+    high = spending_of_game(config, high=True)
     return cost_table(games, low, high, priced=bool(config.env_price) or config.env == "none")
 
 
@@ -44,22 +45,33 @@ def spending_of_game(config: TrainConfig, *, high: bool) -> Spending:
     """The spending of a game at one end of the estimate."""
     if config.env == "none":
         return Spending()
-    calls = max(config.max_turns - 1, 1) if high else 1
-    prompt, reply = config.max_new // 2, config.max_reply_tokens or LONGEST_REPLY
-    if not high:
+    calls = 1
+    prompt = config.max_new // 2
+    reply = config.max_reply_tokens or LONGEST_REPLY
+    if high:
+        calls = max(config.max_turns - 1, 1)
+    else:
         prompt, reply = min(prompt, SHORT_TEXT), min(reply, SHORT_TEXT)
     price = parse_price(config.env_price)
-    sent = [SYSTEM_TOKENS + call * (prompt + reply) + prompt for call in range(calls)]
-    return sum((price.of_call(tokens, reply) for tokens in sent), Spending())
+    spending = Spending()
+    for call in range(calls):
+        dialogue_so_far = call * (prompt + reply)
+        spending += price.of_call(SYSTEM_TOKENS + dialogue_so_far + prompt, reply)
+    return spending
 
 
 def cost_table(games: Mapping[str, int], low: Spending, high: Spending, *, priced: bool) -> str:
     """A row for each part of the run and for their sum, from `low` to `high` per game."""
     rows = []
     for part, count in [*games.items(), ("together", sum(games.values()))]:
-        ends = low * count, high * count
-        dollars = [f"{end.usd:,.2f}" for end in ends] if priced else ["no --env-price"]
-        columns = [f"{end.calls:,}" for end in ends], [f"{end.tokens:,}" for end in ends], dollars
-        # Ranges; one number if both ends look alike.
-        rows.append([part, f"{count:,}", *(" to ".join(dict.fromkeys(column)) for column in columns)])
+        least, most = low * count, high * count
+        calls = as_range(f"{least.calls:,}", f"{most.calls:,}")
+        tokens = as_range(f"{least.tokens:,}", f"{most.tokens:,}")
+        dollars = as_range(f"{least.usd:,.2f}", f"{most.usd:,.2f}") if priced else "no --env-price"
+        rows.append([part, f"{count:,}", calls, tokens, dollars])
     return text_table(["", "games", "calls", "tokens", "dollars"], rows)
+
+
+def as_range(least: str, most: str) -> str:
+    """Both ends of a range, or the one number that they have in common."""
+    return least if least == most else f"{least} to {most}"

@@ -129,7 +129,8 @@ class Run:
             weight_decay=config.weight_decay,
             fused=ranks.device.type == "cuda",  # one kernel, no temporary tensors as large as the weights
         )
-        begin_states(self.optimizer)  # before the memory for the KV cache is measured
+        # The memory of Adam's states is taken before the engine measures what is left for its KV cache.
+        begin_states(self.optimizer)
         # The progress bar counts the games of this rank, of which every step has equally many.
         self.games_per_step = len(self.questions.of_rank(1, ranks)) * config.group_size
         self.log = Log(
@@ -147,7 +148,7 @@ class Run:
             questions=digest_of(self.questions.training),
             start=ranks.from_first(lambda: digest_of_start(self.start)),
         )
-        self.saved: State | None = None  # of the checkpoint that was written or loaded last
+        self.saved: State | None = None  # what the newest checkpoint holds
         self.idle_steps = 0  # consecutive steps without an optimiser step
 
     # Before the first step
@@ -181,7 +182,7 @@ class Run:
         ranks.from_first(lambda: write_yaml(config, self.folder / "config.yaml"))
         for line in read_metrics(self.folder):
             self.alarms.read(line)
-        self.interrupt.deferred = True  # from here on there is something to save
+        self.interrupt.deferred = True  # A signal now saves the run before it ends it.
 
     def warm_up(self, *, game_tokens: int, tokens: int) -> None:
         """Compute one full micro-batch, of games of `game_tokens`, so that the KV cache leaves room for it.
@@ -272,7 +273,8 @@ class Run:
         metrics |= spending(self.environment, self.ranks)
         metrics = self.ranks.run(lambda: self.log.metrics(metrics))
         is_best = self.is_best(metrics)
-        is_newest = due and step > 0 and not config.val_data  # without validation, the newest agent counts
+        # Without validation, the newest agent counts as the best one.
+        is_newest = due and step > 0 and not config.val_data
         if is_best or is_newest:
             self.export(metrics)
         state.logged_step, state.unlogged_metrics = step, {}
@@ -365,7 +367,7 @@ class Run:
         """
         if self.questions.test:
             self.log.say("\n" + self.compare_on_test(self.questions.test))
-        self.update_report()  # with the games of the test
+        self.update_report()  # It shows the games of the test.
         self.log.say("\n" + summary(self.folder, self.state.best_step, self.config))
 
     def compare_on_test(self, questions: Sequence[Question]) -> str:
@@ -378,7 +380,7 @@ class Run:
         for name, path in [("untrained", self.start), ("trained", self.folder / "agent")]:
             agent = load_agent(path, self.config, self.ranks.device)
             rows[f"{name} agent"] = self.play_share(agent, questions, name=f"test-{name}")
-            del agent  # before the next one is loaded
+            del agent  # Its memory is free before the next agent is loaded.
         by_dataset, total = tables_of_test(rows, [question.dataset for question in questions])
         self.ranks.from_first(lambda: (self.folder / TEST_FILE).write_text(by_dataset, "utf-8"))
         return total

@@ -19,7 +19,7 @@ from prompt_r1.model.policy import Policy, TokenScores, blocks_of
 from prompt_r1.training.batches import Batch
 
 GRADIENT_LIMIT = 1.0  # the largest norm of a gradient
-IMPORTANCE_CAP = 2.0  # of the loss in 16 bits; in float32 the engine samples from the policy itself
+IMPORTANCE_CAP = 2.0  # the largest importance weight of a token in 16 bits (see `grpo_loss`)
 GAP = "engine/logprob_gap"
 GAP_MEAN = f"{GAP}_mean"
 
@@ -85,7 +85,7 @@ def importance_cap(policy: Policy) -> float:
 class BatchStats:
     """What is measured of a micro-batch. Shares add up to means over all micro-batches and ranks."""
 
-    shares: dict[str, float]  # of loss, kl, clip_frac and entropy
+    shares: dict[str, float]  # loss, kl, clip_frac and entropy
     # (N,) log π_engine - log π_θ. Empty before the first optimiser step, when both are the same weights.
     moved: Tensor
     token_kl: Tensor  # (N,) k3 of each agent token
