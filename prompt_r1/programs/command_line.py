@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -107,7 +107,8 @@ def exit_with(code: int, reason: str) -> NoReturn:
     if len(sentence) > LONGEST_SENTENCE:  # it repeats a value of the command line or of a file
         half = LONGEST_SENTENCE // 2
         sentence = f"{sentence[:half]} … {sentence[-half:]}"
-    print(sentence, file=sys.stderr, flush=True)
+    with suppress(OSError):  # the terminal has been closed
+        print(sentence, file=sys.stderr, flush=True)
     try:
         sys.stdout.flush()
     except OSError:  # Python flushes it again at its end, and would exit with 120

@@ -104,7 +104,8 @@ def new_temporary(folder: Path) -> Path:
 
 def seal(temporary: Path, folder: Path) -> None:
     """List all files with their sizes in a last one, and move the temporary folder to `folder`."""
-    (temporary / MANIFEST).write_text(json.dumps(_sizes_in(temporary), indent=1), "utf-8")
+    sizes = _sizes_in(temporary)
+    (temporary / MANIFEST).write_text(json.dumps(sizes, indent=1), "utf-8")
     sync_and_move(temporary, folder)
 
 
@@ -127,8 +128,10 @@ def find_damage(folder: Path) -> str:
 
 
 def _sizes_in(folder: Path) -> dict[str, int]:
-    """The size in bytes of each file of a folder but its list, by name."""
-    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != MANIFEST}
+    """The size in bytes of each file of a folder, by name; without the list itself."""
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    sizes.pop(MANIFEST, None)
+    return sizes
 
 
 def sync_and_move(temporary: Path, folder: Path) -> None:

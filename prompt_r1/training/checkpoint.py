@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -38,7 +39,7 @@ from prompt_r1.training.run_folder import FORMAT, check_settings, check_version,
 
 KEPT = 2  # the newest checkpoints that are kept, beside the best one
 FILE_BYTES = 2**27  # DCP builds a whole file in memory before it writes it
-FIRST_BYTES = 1024  # of each tensor of the start are in its digest
+FIRST_BYTES = 1024  # the bytes of each tensor that a digest of the start covers
 # What torch and safetensors raise for files that do not hold the tensors of this agent.
 NOT_THESE_TENSORS = (SafetensorError, LookupError, ValueError, TypeError, dcp.CheckpointException)
 
@@ -64,7 +65,7 @@ def save_checkpoint(
 ) -> None:
     """Write the checkpoint of `state.trained_step`, and remove old ones.
 
-    Called by every rank, which writes its share. Raises Resumable on every rank if any of them fails.
+    Called by every rank, which writes its share. If one rank fails, every rank raises Resumable.
     """
     folder = run / "checkpoints" / f"step-{state.trained_step:06d}"
     tensors = tensors_of(policy, optimizer)
@@ -128,7 +129,7 @@ def newest_checkpoint(run: Path, *, say: Callable[[str], None]) -> Path | None:
 def load_checkpoint(
     folder: Path, policy: Policy, optimizer: Optimizer, config: AgentConfig, ranks: Ranks
 ) -> State:
-    """Load a checkpoint into policy and optimizer. Called by every rank.
+    """Load a checkpoint into policy and optimizer, in place. Called by every rank.
 
     Raises UsageError if the checkpoint is of another version, of a run with other settings, or of an agent
     with other tensors, and if its state holds what no run writes.
@@ -139,12 +140,12 @@ def load_checkpoint(
     tensors = tensors_of(policy, optimizer)
     reader = HuggingFaceStorageReader(str(folder))
     try:
-        # DCP loads the tensors that it is given, and would ignore others in the files.
+        # DCP loads the tensors that it is given, and ignores others in the files.
         saved = ranks.from_first(lambda: set(reader.read_metadata().state_dict_metadata))
         if other := saved - tensors.keys():
             raise LookupError(f"it has {len(other)} tensors more, such as {min(other)}")
         with _no_warning_of_one_process():
-            dcp.load(tensors, storage_reader=reader, no_dist=ranks.count == 1)  # in place
+            dcp.load(tensors, storage_reader=reader, no_dist=ranks.count == 1)
     except NOT_THESE_TENSORS as error:
         raise UsageError(
             f"{folder} does not fit the agent ({first_line(_cause(error))}): give the agent that the run "
@@ -156,23 +157,26 @@ def load_checkpoint(
 def read_state(checkpoint: Path) -> State:
     """Read state.json. Raises UsageError for values of another type or range than a run writes."""
     values = files.json_object((checkpoint / "state.json").read_bytes())
-    kinds = {f.name: f.type for f in fields(State)}
-    wrong = sorted(name for name in values.keys() ^ kinds.keys())
-    wrong += [name for name, kind in kinds.items() if name in values and not _has_type(values[name], kind)]
-    if not wrong:
-        state = State(**values)
-        if state.trained_step != step_of(checkpoint):
-            wrong.append("trained_step")
-        if not -1 <= state.logged_step <= state.trained_step:
-            wrong.append("logged_step")
-        if not -1 <= state.best_step <= state.trained_step:
-            wrong.append("best_step")
-    if wrong:
+    if wrong := _wrong_value(values, step_of(checkpoint)):
         raise UsageError(
-            f"{checkpoint}/state.json holds no value that a run writes for {wrong[0]}: remove this "
-            "checkpoint, and the run resumes from the one before"
+            f"{checkpoint}/state.json holds no value that a run writes for {wrong}: remove this checkpoint, "
+            "and the run resumes from the one before"
         )
-    return state
+    return State(**values)
+
+
+def _wrong_value(values: dict[str, Any], step: int) -> str:
+    """The name of a value that no run writes into the state after `step`; "" if there is none."""
+    kinds = {f.name: f.type for f in fields(State)}
+    for name in sorted(values.keys() | kinds.keys()):
+        if name not in values or name not in kinds or not _has_type(values[name], kinds[name]):
+            return name
+    if values["trained_step"] != step:
+        return "trained_step"
+    for name in ("logged_step", "best_step"):
+        if not -1 <= values[name] <= step:
+            return name
+    return ""
 
 
 def _has_type(value: object, kind: object) -> bool:
@@ -180,14 +184,14 @@ def _has_type(value: object, kind: object) -> bool:
     if kind is float:
         return is_metric(value)
     if kind == dict[str, float]:
-        return isinstance(value, dict) and all(is_metric(number) for number in value.values())
+        return isinstance(value, dict) and all(map(is_metric, value.values()))
     return type(value) is kind
 
 
 def tensors_of(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
     """The tensors of a checkpoint, not copied: weights/NAME, and adam/NAME/ENTRY of each weight that learns.
 
-    Frozen weights are left out: they are those of the agent that the run started from.
+    Frozen weights are left out: the agent that the run started from has them.
     """
     tensors = {}
     for name, weight in policy.named_parameters():
@@ -208,8 +212,9 @@ def begin_states(optimizer: Optimizer) -> None:
     """
     for group in optimizer.param_groups:
         for weight in group["params"]:
+            device = weight.device if group["fused"] else torch.device("cpu")
             optimizer.state[weight] = {
-                "step": torch.zeros((), device=weight.device if group["fused"] else "cpu"),
+                "step": torch.zeros((), device=device),
                 "exp_avg": torch.zeros_like(weight.detach()),
                 "exp_avg_sq": torch.zeros_like(weight.detach()),
             }
@@ -235,8 +240,9 @@ def digest_of_start(start: Path | str) -> str:
             header.pop("__metadata__", None)
             for name, tensor in sorted(header.items()):
                 begin, end = tensor["data_offsets"]
+                about = [name, tensor["dtype"], tensor["shape"]]
+                digest.update(json.dumps(about).encode())
                 file.seek(8 + header_size + begin)
-                digest.update(json.dumps([name, tensor["dtype"], tensor["shape"]]).encode())
                 digest.update(file.read(min(FIRST_BYTES, end - begin)))
     return digest.hexdigest()[:16]
 

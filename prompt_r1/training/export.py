@@ -38,7 +38,7 @@ COPIED = (
     "*processor_config.json",  # servers refuse a model that also sees without it
 )
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
-ROUNDED_AWAY = "export/rounded_away"  # in STEP_FILE, beside the metrics of the step
+ROUNDED_AWAY = "export/rounded_away"  # stands in STEP_FILE beside the metrics of the step
 MOST_ROUNDED_AWAY = 0.5  # above this share a warning is printed
 
 
@@ -51,8 +51,8 @@ def export_agent(
     or 16 bits where both the base model and the agent's products have them. Adapters are merged into the
     weights; the folder `adapter` has them once more for peft.
 
-    `base` is the folder or hub id of the base model, `metrics` are those of the agent's step. Called by every
-    rank. Raises Resumable if a file cannot be written.
+    `base` is the folder or hub id of the base model, `metrics` is the metric line of the agent's step. Called
+    by every rank. Raises Resumable if a file cannot be written.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -60,8 +60,9 @@ def export_agent(
         with resumable_writes(folder, ranks):
             home = model_folder(base)
             temporary = new_temporary(folder)
-            merged = {f"{name}.weight": layer.merged_weight().cpu() for name, layer in adapted.items()}
-            _write_model(policy, weights | merged, home, temporary, metrics)
+            for name, layer in adapted.items():
+                weights[f"{name}.weight"] = layer.merged_weight().cpu()
+            _write_model(policy, weights, home, temporary, metrics)
             write_yaml(config, temporary / GAME_FILE)
             if adapted:
                 save_adapters(adapted, temporary / "adapter", base=base)
@@ -135,10 +136,12 @@ def share_rounded_away(weights: Mapping[str, Tensor], home: Path, dtype: torch.d
     for path in sorted(home.glob("*.safetensors")):
         with safe_open(path, framework="pt") as start:
             for name in weights.keys() & set(start.keys()):
-                old, new = start.get_tensor(name), weights[name]
+                old = start.get_tensor(name)
+                new = weights[name]
                 is_changed = new != old
+                is_rounded_away = is_changed & (new.to(dtype) == old.to(dtype))
                 changed += int(is_changed.sum())
-                rounded_away += int((is_changed & (new.to(dtype) == old.to(dtype))).sum())
+                rounded_away += int(is_rounded_away.sum())
     return rounded_away / changed if changed else 0.0
 
 

@@ -50,7 +50,7 @@ COLUMNS = (
     Column("KL", "kl", width=6, number=".4f"),
 )
 SPEED = Column("games/s", "games/s", width=7, number=".4g")
-DOLLARS = Column("dollars", "env/usd", width=9, number=".4f")  # of the whole run
+DOLLARS = Column("dollars", "env/usd", width=9, number=".4f")  # the dollars of the whole run
 VALIDATION = (
     Column("EM", "val/em", width=5, number=".3f"),
     Column("reward", "val/reward", width=6, number=".3f"),
@@ -88,7 +88,8 @@ class Log:
     def __init__(
         self, folder: Path, *, first: bool, games: int = 0, priced: bool = False, wandb: bool = False
     ) -> None:
-        self.seconds = defaultdict[str, float](float)  # of each phase since the last metrics
+        # Seconds of each phase since the last metrics.
+        self.seconds = defaultdict[str, float](float)
         bar = "{l_bar}{bar:10}| {remaining} left"
         # With disable=None, tqdm shows the bar on a terminal only.
         self.progress = tqdm(total=games, disable=None if first else True, leave=False, bar_format=bar)
@@ -150,7 +151,8 @@ class Log:
         with path.open("w", encoding="utf-8") as file:
             for number, group in enumerate(games_PG):
                 for sample, game in enumerate(group):
-                    file.write(_line({"group": number, "sample": sample} | _row(game)))
+                    place = {"group": number, "sample": sample}
+                    file.write(_line(place | _row(game)))
 
 
 def open_wandb(folder: Path) -> Any:

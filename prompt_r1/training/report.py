@@ -57,7 +57,7 @@ class Plan:
     about: str
     metrics: Mapping[str, str]
     top: float = 0.0
-    has_markers: bool = False  # for metrics that few steps have
+    has_markers: bool = False  # points are marked where few steps have the metric
 
 
 PLANS = (
@@ -151,7 +151,8 @@ def _shown(value: object) -> object:
 
 def _hash(text: str) -> str:
     """The name of a style or script in the page's policy."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
 
 
 def _text(path: Path) -> str:
@@ -173,7 +174,8 @@ def _result(lines: Lines, best: int) -> str:
 
 def _counts(lines: Lines) -> dict[str, int]:
     """How many steps, games and calls the run has had, by label."""
-    counts = {"steps": int(max((line["step"] for line in lines), default=0))}
+    last_step = max((line["step"] for line in lines), default=0)
+    counts = {"steps": int(last_step)}
     for label, pattern in COUNTS.items():
         total = 0.0
         for line in lines:
@@ -205,7 +207,7 @@ class Chart:
     curves: list[Curve]
     has_markers: bool
     last_step: str
-    values: list[str]  # at the bottom, in the middle and at the top
+    values: list[str]  # the ticks at the bottom, in the middle and at the top
 
 
 def charts_of(lines: Lines) -> list[Chart]:
@@ -244,7 +246,11 @@ def axis_end(value: float) -> float:
 
 def points_of(lines: Lines, name: str) -> list[Point]:
     """Step and value wherever a metric was measured and is finite."""
-    return [(line["step"], line[name]) for line in lines if math.isfinite(line.get(name, math.nan))]
+    points = []
+    for line in lines:
+        if name in line and math.isfinite(line[name]):
+            points.append((line["step"], line[name]))
+    return points
 
 
 def _pixel(point: Point, last_step: float, low: float, high: float) -> Point:
@@ -309,11 +315,13 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
     files = sorted((folder / "trajectories").glob("*-rank*.jsonl"))
     played: dict[str, list[Path]] = {}  # the files of all ranks by a name such as step-000003
     for file in files:
-        played.setdefault(file.name.partition("-rank")[0], []).append(file)
+        name, _, _rank = file.name.partition("-rank")
+        played.setdefault(name, []).append(file)
     steps = [name for name in played if name.startswith("step-")]
     wanted = {f"step-{best:06d}", f"validation-{best:06d}"}
     if steps:
-        wanted |= {steps[0], steps[len(steps) // 2], steps[-1]}
+        middle = steps[len(steps) // 2]
+        wanted |= {steps[0], middle, steps[-1]}
     groups: list[ShownGroup] = []
     for name in sorted(wanted & played.keys()):
         rows = [row for file in played[name] for row in _rows_of(file)]

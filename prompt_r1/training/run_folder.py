@@ -25,8 +25,10 @@ def open_run(out: str, resume: str) -> Path:
         run = Path(resume)
         if not checkpoints_of(run):
             raise UsageError(f"--resume {run}: there is no checkpoint in it")
-    elif resume == "never" and ((run / "config.yaml").exists() or checkpoints_of(run)):
-        raise UsageError(f"--resume never: {run} holds a run already; choose another --out or delete it")
+    elif resume == "never":
+        is_used = (run / "config.yaml").exists() or checkpoints_of(run)
+        if is_used:
+            raise UsageError(f"--resume never: {run} holds a run already; choose another --out or delete it")
     make_folder(run, _holds_a_run, "a run")
     if not os.access(run, os.W_OK):
         raise UsageError(f"--out {run}: Permission denied; give a folder that can be written")
@@ -46,8 +48,8 @@ def _holds_a_run(folder: Path) -> bool:
 
 def checkpoints_of(run: Path) -> list[Path]:
     """The checkpoints of a run folder, damaged ones too, oldest first."""
-    found = [path for path in (run / "checkpoints").glob("step-*") if path.name[5:].isdecimal()]
-    return sorted(found, key=step_of)
+    folders = (run / "checkpoints").glob("step-*")
+    return sorted((folder for folder in folders if folder.name[5:].isdecimal()), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:

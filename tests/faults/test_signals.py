@@ -1,13 +1,21 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C at any moment: all ranks save one step within 30 s; the run can be resumed."""
+"""Signals at any moment: all ranks save one step within 30 s, and the run can be resumed."""
 
+import fcntl
+import os
 import re
 import signal
+import subprocess
+import termios
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from prompt_r1.training.log import read_metrics
+from prompt_r1.training.run_folder import checkpoints_of
 from tests.support.fault_harness import Fault, games_of, metrics_of, saved_tensors
+from tests.support.programs import command
 
 pytestmark = pytest.mark.faults
 
@@ -23,7 +31,7 @@ def without_calls(lines: list[dict[str, float]]) -> list[dict[str, float]]:
 SIGNALS = [
     ("rollout", signal.SIGTERM, (0, 1), 1),
     ("backward", signal.SIGINT, (1,), 2),  # only one of the ranks receives it
-    ("save", signal.SIGUSR1, (0, 1), 2),
+    ("save", signal.SIGUSR2, (0, 1), 2),
 ]
 
 
@@ -67,3 +75,27 @@ def test_calls_without_a_response_do_not_delay_the_stop(harness, arguments, unre
     assert stopped.exit_codes == [75, 75], log
     assert stopped.seconds_after_fault < SECONDS and time.monotonic() - begin < 120
     assert (tmp_path / "run/checkpoints/step-000000/manifest.json").exists()
+
+
+def test_a_terminal_that_closes_saves_the_run(harness, arguments, tmp_path):
+    """SIGHUP lost the steps since the last checkpoint; and the program cannot print why it stops."""
+    arguments = [*arguments, "--save-every", "99", "--steps", "50"]
+    terminal, program_side = os.openpty()
+    take_terminal = partial(fcntl.ioctl, program_side, termios.TIOCSCTTY, 0)
+    with subprocess.Popen(
+        command("train.py", *arguments),
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=program_side,
+        stdout=program_side,
+        stderr=program_side,
+        start_new_session=True,
+        preexec_fn=take_terminal,
+    ) as run:
+        os.close(program_side)
+        while len(read_metrics(tmp_path / "run")) < 3:
+            os.read(terminal, 2**16)  # a terminal that nobody reads blocks the program
+        os.close(terminal)
+        assert run.wait(SECONDS) == 75
+    logged = [line["step"] for line in read_metrics(tmp_path / "run")]
+    assert checkpoints_of(tmp_path / "run")[-1].name == f"step-{int(logged[-1]):06d}"
