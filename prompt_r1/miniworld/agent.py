@@ -30,12 +30,17 @@ from prompt_r1.protocol import INSTRUCTIONS, TAGS, Codec
 from prompt_r1.types import Question, Trajectory, Turn
 
 INSTRUCTION = INSTRUCTIONS["short"]
-EMBEDDED = Path(__file__).parent / "agents"  # those that come with the package
-WORLDS, GAMES = 30, 400  # of the demonstrations, and games in each
-BATCH, LEARNING_RATE = 8, 3e-3  # of the warm start: games in a step, and the highest rate
-VERSION = 2  # of the agents: raise it, and run this file, when the code that builds them builds others
+EMBEDDED = Path(__file__).parent / "agents"  # agents that come with the package
+WORLDS = 30  # in which demonstrations are played
+GAMES = 400  # demonstrations in each world
+BATCH = 8  # demonstrations in a step of the warm start
+LEARNING_RATE = 3e-3  # the highest in the warm start
+SHOWN_TO_TOKENIZER = 5000  # demonstrations
+VERSION = 2  # Raise it, and run this file, when the code builds other agents than before.
 
-PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+PAD = "<|endoftext|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -45,10 +50,9 @@ CHAT_TEMPLATE = """\
 {{ '<|im_start|>assistant\\n' }}
 {%- endif -%}"""
 
-Show = Callable[[Slots, Question, MiniEnvironment, random.Random], tuple[Question, list[Turn]]]
+Demonstration = tuple[Question, list[Turn]]
+Show = Callable[[Slots, Question, MiniEnvironment, random.Random], Demonstration]
 """Plays a demonstration."""
-
-
 MiniAgent = tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]
 
 
@@ -57,19 +61,22 @@ def build_agent(
 ) -> MiniAgent:
     """Warm-start an agent on `games` demonstrations from each of `worlds` worlds."""
     shown = list(demonstrations(seed, worlds, games, show=show))
-    tokenizer = train_tokenizer((plain_text(*played) for played in shown[:5000]), vocabulary=1400)
+    texts = [plain_text(question, turns) for question, turns in shown[:SHOWN_TO_TOKENIZER]]
+    tokenizer = train_tokenizer(texts, vocabulary=1400)
     codec = Codec(tokenizer, INSTRUCTION)
     model = new_model(tokenizer, seed)
     played = [record(question, turns, codec) for question, turns in shown]
+    batches = _batches(played, BATCH, random.Random(f"warm start {seed}"))
 
     def rate(step: int) -> float:
         """50 steps of warm-up, constant up to 40 % of all steps, then linear down to 5 %."""
+        warm_up = min(1.0, (step + 1) / 50)
         decay = max(0.0, step / steps - 0.4) / 0.6
-        return LEARNING_RATE * (min(1.0, (step + 1) / 50) * (1.0 - 0.95 * decay))
+        return LEARNING_RATE * (warm_up * (1.0 - 0.95 * decay))
 
     losses = fine_tune(
         list(model.parameters()),
-        islice(_batches(played, BATCH, random.Random(f"warm start {seed}")), steps),
+        islice(batches, steps),
         partial(next_token_loss, model),
         rate=rate,
         betas=(0.9, 0.98),
@@ -83,16 +90,20 @@ def build_agent(
 def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniAgent] = build_agent) -> Path:
     """The Hugging Face folder of the warm-started agent of `seed`.
 
-    From now on torch computes in one thread: fastest for a tiny model, and its weights depend on no number of
-    cores. The agent of seed 0 comes with the package. Others are built by the first call and kept in
-    `cache_dir`: written under another name and then renamed, so that a killed build leaves no incomplete
-    agent, and of two concurrent builds the first that ends is kept.
+    From now on torch computes in one thread. This is fastest for a tiny model, and the weights do not depend
+    on the number of cores.
+
+    The agent of seed 0 comes with the package. Others are built by the first call and kept in `cache_dir`.
+    The folder is written under another name and then renamed, so that a killed build leaves no incomplete
+    agent. Of two concurrent builds, the first to finish is kept.
     """
     torch.set_num_threads(1)
     name = f"mini-agent-{seed}-v{VERSION}"
-    for folder in (EMBEDDED / name, Path(cache_dir) / name):
-        if folder.is_dir():
-            return folder
+    if (EMBEDDED / name).is_dir():
+        return EMBEDDED / name
+    folder = Path(cache_dir) / name
+    if folder.is_dir():
+        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     tqdm.write(
         f"Building the mini agent of seed {seed}: about a minute, once; it is kept in {folder}",
@@ -173,9 +184,9 @@ def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> PreTrainedToken
 
 def plain_text(question: Question, turns: list[Turn]) -> str:
     """The text of a demonstration without tags, for `train_tokenizer`: no merge may contain part of a tag."""
-    opening = f"user\nQuestion: {question.text}\n{INSTRUCTIONS['short']}"
-    said = [f"assistant\n{turn.text}\nuser\n{turn.reply or ''}" for turn in turns]
-    return re.sub("|".join(TAGS), "\n", "\n".join([opening, *said]))
+    parts = [f"user\nQuestion: {question.text}\n{INSTRUCTION}"]
+    parts += [f"assistant\n{turn.text}\nuser\n{turn.reply or ''}" for turn in turns]
+    return re.sub("|".join(TAGS), "\n", "\n".join(parts))
 
 
 def demonstrations(
@@ -185,8 +196,8 @@ def demonstrations(
     *,
     kinds: Sequence[str] | None = None,
     show: Show = demonstrate,
-) -> Iterator[tuple[Question, list[Turn]]]:
-    """Games of questions of these kinds (default: all), `games` in each of the worlds."""
+) -> Iterator[Demonstration]:
+    """Demonstrations on questions of these kinds (default: all), `games` in each of the worlds."""
     for number in range(worlds):
         world_seed = f"warm start {seed} world {number}"
         world = make_world(world_seed)
@@ -199,7 +210,7 @@ def demonstrations(
 def _batches(
     trajectories: list[Trajectory], batch_size: int, rng: random.Random
 ) -> Iterator[list[Trajectory]]:
-    """Yield batches endlessly, in random order, each of trajectories of similar length to save padding."""
+    """Yield batches in random order without end. The trajectories of a batch are of similar length."""
     while True:
         shuffled = rng.sample(trajectories, len(trajectories))
         shuffled.sort(key=lambda trajectory: len(trajectory.tokens))
@@ -213,10 +224,11 @@ def next_token_loss(model: Qwen3ForCausalLM, batch: Sequence[Trajectory]) -> Ten
     sampled = pad_sequence([torch.tensor(game.sampled) for game in batch], batch_first=True)  # (B, T)
     # Right padding and a causal model: real tokens cannot see the padding, so no mask is needed.
     hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state  # (B, T, D)
-    target = sampled[:, 1:]
-    return torch.nn.functional.cross_entropy(model.lm_head(hidden[:, :-1][target]), tokens[:, 1:][target])
+    is_target = sampled[:, 1:]
+    logits = model.lm_head(hidden[:, :-1][is_target])  # (N, V)
+    return torch.nn.functional.cross_entropy(logits, tokens[:, 1:][is_target])
 
 
-if __name__ == "__main__":  # python -m prompt_r1.miniworld.agent: after VERSION was raised
+if __name__ == "__main__":  # `python -m prompt_r1.miniworld.agent`, after VERSION has been raised
     shutil.rmtree(EMBEDDED, ignore_errors=True)
     print(mini_agent(0, EMBEDDED))

@@ -12,11 +12,24 @@ from dataclasses import replace
 from functools import partial
 
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.world import CREW, GENRES, HEROES, Bridge, Compare, Gen, Pop, Problem, Slots, World
+from prompt_r1.miniworld.world import (
+    CREW,
+    GENRES,
+    HEROES,
+    Bridge,
+    Compare,
+    Gen,
+    Pop,
+    Problem,
+    Slots,
+    World,
+    question_word,
+    summary,
+)
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.types import Completion, Question, Trajectory, Turn
 
-# Shares of the strategies. "mixed up" is "decompose" with one relation, film or number wrong.
+# Strategy → its share. "mixed up" is "decompose" with a wrong relation, film or number.
 STRATEGIES = {
     "as it is": 0.46,
     "decompose": 0.26,
@@ -26,9 +39,8 @@ STRATEGIES = {
     "guess": 0.08,
 }
 MATH_STRATEGIES = {"as it is": 0.42, "decompose": 0.36, "mixed up": 0.04, "stop early": 0.10, "guess": 0.08}
-SHARE_DAMAGED = 0.1
+SHARE_DAMAGED = 0.1  # of all demonstrations
 DAMAGES = ("no think", "unclosed think", "no tag")
-
 
 Plan = list[tuple[str, str]]
 """The thought and the prompt of each turn that asks; "{value}" in it is the value of the previous reply."""
@@ -40,17 +52,22 @@ def demonstrate(
     """The question and one game of it, with a strategy drawn at random."""
     shares = MATH_STRATEGIES if isinstance(slots, Problem) else STRATEGIES
     strategy = rng.choices(list(shares), list(shares.values()))[0]
-    plan = decompose(_mix_up(slots, environment.world, rng) if strategy == "mixed up" else slots)
+    steps = decompose(slots)
     match strategy:
-        case "guess":
-            plan = []
+        case "decompose":
+            plan = steps
+        case "mixed up":
+            plan = decompose(_mix_up(slots, environment.world, rng))
+        case "stop early" if len(steps) > 1:
+            plan = steps[:1]
+        case "as it is" | "stop early":
+            plan = [("I ask it as it is.", question.text)]
         case "vague":
             assert not isinstance(slots, Problem), "MATH_STRATEGIES has no vague questions"
             plan = [("Let me see.", f"Tell me about {slots.film}.")]
-        case "stop early" if len(plan) > 1:
-            plan = plan[:1]
-        case "as it is" | "stop early":
-            plan = [("I ask it as it is.", question.text)]
+        case _:
+            assert strategy == "guess", strategy
+            plan = []
     guessed = partial(guess, slots, environment.world, rng)
     return question, perform(plan, environment, rng, fallback=guessed)
 
@@ -62,13 +79,14 @@ def perform(
 
     One demonstration in ten has a damaged turn.
     """
-    damages = [""] * (len(plan) + 1)  # of each turn that asks, and of the answer
+    count = len(plan) + 1  # turns: the last one answers
+    damages = [""] * count
     if rng.random() < SHARE_DAMAGED:
-        damages[rng.randrange(len(damages))] = rng.choice(DAMAGES)
+        damages[rng.randrange(count)] = rng.choice(DAMAGES)
     turns: list[Turn] = []
     value = ""
-    for (think, prompt), damage in zip(plan, damages[:-1], strict=True):
-        text = _write(think, "interaction_prompt", prompt.format(value=value), damage)
+    for number, (think, prompt) in enumerate(plan):
+        text = _write(think, "interaction_prompt", prompt.format(value=value), damages[number])
         action = parse(text)
         if action.prompt is None:  # the tag is missing: the game ends without a call
             return [*turns, Turn(text, action, None)]
@@ -90,8 +108,9 @@ def record(question: Question, turns: list[Turn], codec: Codec) -> Trajectory:
     trajectory = Trajectory(question)
     trajectory.add_context(codec.opening(question.text))
     for turn in turns:
-        tokens = [*codec.tokenizer(turn.text, add_special_tokens=False)["input_ids"], codec.turn_end]
-        trajectory.add_sampled(Completion(tokens, [0.0] * len(tokens), finished=True))
+        written = codec.tokenizer(turn.text, add_special_tokens=False)["input_ids"]
+        tokens = [*written, codec.turn_end]
+        trajectory.add_sampled(Completion(tokens, logprobs=[0.0] * len(tokens), finished=True))
         trajectory.turns.append(turn)
         if turn.reply is not None:
             trajectory.add_context(codec.reply(turn.reply, after=codec.turn_end))
@@ -128,7 +147,7 @@ def ask_clearly(subject: str, relation: str) -> str:
     """A clear one-step question."""
     if relation == "year":
         return f"When was {subject} released?"
-    return f"{'What' if relation == 'birthplace' else 'Who'} is the {relation} of {subject}?"
+    return f"{question_word(relation)} is the {relation} of {subject}?"
 
 
 def _mix_up(slots: Slots, world: World, rng: random.Random) -> Slots:
@@ -150,16 +169,22 @@ def guess(slots: Slots, world: World, rng: random.Random) -> str:
         case Problem():
             return str(rng.randint(2, 97))
         case Gen():
-            genre, hero, director = (rng.choice(each) for each in (GENRES, HEROES, world.train.people))
-            return f"a {genre} about a {hero}, directed by {director}"
+            genre = rng.choice(GENRES)
+            hero = rng.choice(HEROES)
+            return summary(genre, hero, rng.choice(world.train.people))
         case Bridge(_, _, relation) | Pop(_, relation):
             return rng.choice(world.values(relation))
 
 
 def _write(think: str, tag: str, content: str, damage: str) -> str:
-    """The text of one turn, with the damage if any."""
-    damaged = {"no think": "", "unclosed think": f"<think>{think}\n"}
-    thought = damaged.get(damage, f"<think>{think}</think>\n")
+    """The text of one turn, with one of DAMAGES or without."""
+    match damage:
+        case "no think":
+            thought = ""
+        case "unclosed think":
+            thought = f"<think>{think}\n"
+        case _:
+            thought = f"<think>{think}</think>\n"
     if damage == "no tag":
         return thought + content
     # With blanks around it, a name has the same tokens as within a sentence, which makes it easier to copy.
