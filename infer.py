@@ -12,7 +12,7 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
     from prompt_r1.programs.installation import check_installation
 
     check_installation()
-    from prompt_r1.pair.question_input import read_infer_config
+    from prompt_r1.pair.preflight import read_infer_config
     from prompt_r1.programs.command_line import read_settings
 
     settings = read_settings(read_infer_config)

@@ -13,7 +13,7 @@ from prompt_r1.data.__main__ import main as data_main
 from prompt_r1.data.files import load_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.systems import read_evaluate_config
-from prompt_r1.pair.question_input import read_infer_config
+from prompt_r1.pair.preflight import read_infer_config
 from prompt_r1.programs.command_line import command, teaching_command
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.train import TrainConfig

@@ -13,7 +13,7 @@ import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.systems import read_evaluate_config
-from prompt_r1.pair.question_input import read_infer_config
+from prompt_r1.pair.preflight import read_infer_config
 from prompt_r1.programs.command_line import read_settings
 from prompt_r1.programs.files import seal
 from prompt_r1.settings.agent import GAME_FILE
@@ -58,6 +58,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --config paper", "no training questions"),
     ("train.py --agent AGENT --data good.jsonl", "say how it learns and plays: --config paper"),
     # YAML files
+    ("train.py --config ", "--config '': neither a preset (mini, small, paper) nor a YAML file"),
     ("train.py --config nowhere.yaml", "--config nowhere.yaml: neither a preset (mini, small, paper) nor"),
     ("train.py --config unknown.yaml", "unknown.yaml: unknown key 'lerning_rate'; `train.py --help-all`"),
     ("train.py --config typo.yaml", "typo.yaml: unknown key 'weight_dekay'; did you mean weight_decay?"),

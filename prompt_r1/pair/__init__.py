@@ -2,9 +2,10 @@
 
 In reading order:
 
-    names            find the agent that a user names; check the names of data and devices
+    names            what a user names: agents, questions, devices
     trained          how an agent was trained, and so which game it plays
-    settings         the settings of infer.py and of the server, and their check before torch is imported
+    settings         the settings of infer.py and of the server
+    preflight        their checks before torch is imported
     agent            an agent that is loaded; `play_question`, which everybody plays games with
     dialogue         show a game as text while it is played, or as JSON
     playing          a pair of agent and environment; play one question within limits

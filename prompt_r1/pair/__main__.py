@@ -16,7 +16,8 @@ from importlib.util import find_spec
 from ipaddress import ip_address
 
 from prompt_r1.errors import UsageError
-from prompt_r1.pair.settings import PairConfig, check_pair
+from prompt_r1.pair.preflight import check_pair
+from prompt_r1.pair.settings import PairConfig
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.text import printable
 from prompt_r1.settings.fields import POSITIVE, Range, everyday

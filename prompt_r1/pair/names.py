@@ -1,14 +1,15 @@
-"""Find the agent that a user names."""
+"""What a user names on the command line: agents, questions, devices."""
 
+import difflib
 from collections.abc import Iterable
 from pathlib import Path
-from pkgutil import resolve_name
 
 from prompt_r1.data.files import load_questions
 from prompt_r1.errors import UsageError
+from prompt_r1.miniworld.world import check_part
 from prompt_r1.model.gguf import gguf_file, gguf_folder
 from prompt_r1.programs.files import LFS_ADVICE, LFS_POINTER, is_finite_number, json_object
-from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, MINI_WORLD, STEP_FILE, is_mini_data
+from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, SMOLLM2, STEP_FILE, is_mini_data
 from prompt_r1.settings.functions import OBJECT_PREFIX
 
 RUNS = Path("runs")
@@ -16,14 +17,27 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 
 
 def find_agent(name: str, seed: int) -> str | Path:
-    """The folder or hub id of the model that a user calls `name`.
+    """The folder or hub id of the model that a user calls `name`. Raises UsageError if there is none.
 
     Mini agents are built, and GGUF files converted, if necessary.
     """
     if name == MINI_AGENT:
-        return Path(resolve_name(f"{MINI_WORLD}.agent:mini_agent")(seed, RUNS / "cache"))
-    if file := gguf_file(name):
-        return gguf_folder(file)
+        from prompt_r1.miniworld.agent import mini_agent  # it imports torch, which takes seconds
+
+        return mini_agent(seed, RUNS / "cache")
+    file = gguf_file(name)
+    return find_weights(name) if file is None else gguf_folder(file)
+
+
+def check_agent(name: str) -> str | Path:
+    """As `find_agent`, but makes nothing and imports no torch: an agent that must be made is its name."""
+    if name == MINI_AGENT or gguf_file(name) is not None:
+        return name
+    return find_weights(name)
+
+
+def find_weights(name: str) -> str | Path:
+    """The folder of an agent's weights, or `name` where it may be a hub id. Raises UsageError."""
     if "@http" in name:
         raise UsageError(
             f"--agent {name}: an agent plays in this process: give the folder or hub id of its weights "
@@ -32,12 +46,39 @@ def find_agent(name: str, seed: int) -> str | Path:
     folder = Path(name)
     if (folder / "agent" / "config.json").exists():
         folder /= "agent"
-    elif not folder.exists():
-        if name.count("/") > 1 or name.startswith((".", "/", "~")):
-            raise UsageError(f"--agent {name}: there is no such folder, and it is no name of the Hub")
-        return name
-    _check_agent_folder(folder)
-    return folder
+    if folder.exists():
+        _check_agent_folder(folder)
+        return folder
+    # A hub id is NAME or ORGANISATION/NAME.
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith(f"{RUNS}/")
+    near = _agent_like(name)
+    if is_path or near:
+        raise UsageError(f"--agent {name}: there is no such folder{near or _runs_with_agents()}")
+    return name
+
+
+def _agent_like(name: str) -> str:
+    """The end of a sentence about an agent that does not exist: the one whose name is most like it, or ""."""
+    known = {MINI_AGENT: MINI_AGENT, SMOLLM2: SMOLLM2}
+    for run in _runs():
+        known |= {run.name: str(run), str(run): str(run)}
+    near = difflib.get_close_matches(name.rstrip("/"), known, n=1, cutoff=0.85)
+    return f"; did you mean {known[near[0]]}?" if near else ""
+
+
+def _runs_with_agents() -> str:
+    """The end of the same sentence: the agents that exist."""
+    runs = _runs()
+    if not runs:
+        return ", and it is no name of the Hub"
+    return f"; there are agents in {', '.join(map(str, runs[:5]))}"
+
+
+def _runs() -> list[Path]:
+    """The runs in this folder that have an agent, the newest first."""
+    agents = RUNS.glob("*/agent/config.json")
+    newest = sorted(agents, key=lambda file: file.stat().st_mtime, reverse=True)
+    return [file.parent.parent for file in newest]
 
 
 def _check_agent_folder(folder: Path) -> None:
@@ -55,14 +96,18 @@ def _check_agent_folder(folder: Path) -> None:
         raise UsageError(f"--agent {folder}: this run has saved no agent yet")
     if not (folder / "config.json").exists():
         raise UsageError(f"--agent {folder} is no model: there is no config.json in it")
-    for file in filter(Path.is_file, folder.iterdir()):
-        with file.open("rb") as content:
-            if content.read(len(LFS_POINTER)) == LFS_POINTER:
-                raise UsageError(f"{file} is {LFS_ADVICE}")
+    for file in folder.iterdir():
+        if file.is_file() and _is_lfs_pointer(file):
+            raise UsageError(f"{file} is {LFS_ADVICE}")
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
         raise UsageError(f"--agent {folder} has no tokenizer: there is no tokenizer.json in it")
     if not any(folder.glob("*.safetensors")):
         raise UsageError(f"--agent {folder} has no weights: there is no model.safetensors in it")
+
+
+def _is_lfs_pointer(file: Path) -> bool:
+    with file.open("rb") as content:
+        return content.read(len(LFS_POINTER)) == LFS_POINTER
 
 
 def exported_step(folder: Path) -> int:
@@ -72,22 +117,16 @@ def exported_step(folder: Path) -> int:
     return int(step) if is_finite_number(step) else -1
 
 
-def check_agent(name: str) -> str | Path:
-    """The folder or hub id of an agent (its name, if it must be made). Raises UsageError if there is none."""
-    is_made = name == MINI_AGENT or gguf_file(name)  # building and converting import torch
-    return name if is_made else find_agent(name, seed=0)
-
-
 def check_data(names: Iterable[str]) -> None:
     """Raise UsageError for a file of questions that cannot be read, and for an unknown mini:SPLIT."""
     for name in names:
         if is_mini_data(name):
-            resolve_name(f"{MINI_WORLD}.world:check_part")(name.partition(":")[2])
+            check_part(name.partition(":")[2])
         elif not name.startswith(("hf:", OBJECT_PREFIX)) and name not in (HELD_OUT, "none"):
             load_questions(name)
 
 
 def check_device(name: str) -> None:
-    """Raise UsageError for what names no device. Whether there is a GPU, torch knows."""
+    """Raise UsageError for what names no device. Whether there is a GPU, only torch knows."""
     if name not in ("auto", "cpu") and not name.startswith("cuda"):
         raise UsageError(f"--device {name}: no such device; choose auto, cpu or cuda")

@@ -1,23 +1,10 @@
-"""The questions for infer.py: flag, standard input, keyboard; and the check before it starts."""
+"""The questions for infer.py: flag, standard input, keyboard."""
 
 import sys
 from collections.abc import Iterator
-from io import BufferedReader
 
 from prompt_r1.errors import UsageError
-from prompt_r1.pair.settings import InferConfig, check_pair
 from prompt_r1.programs.files import json_object
-from prompt_r1.settings.flags import parse_arguments
-
-
-def read_infer_config(arguments: list[str]) -> InferConfig:
-    """The settings of infer.py. Raises UsageError for a question that cannot be asked."""
-    config = parse_arguments(InferConfig, arguments)
-    stream = None if config.question.strip() or sys.stdin.isatty() else sys.stdin.buffer
-    if isinstance(stream, BufferedReader) and not stream.peek(1):  # looks ahead: the input is the program's
-        given_questions("")  # raises: there is none
-    check_pair(config)
-    return config
 
 
 def given_questions(question: str) -> list[str]:
@@ -33,10 +20,15 @@ def given_questions(question: str) -> list[str]:
         raise UsageError("standard input is not UTF-8") from None
     questions = [line.strip() for line in text.split("\n") if line.strip()]
     if not questions:
-        raise UsageError('nothing to ask: give --question "…", or lines on standard input')
+        raise nothing_to_ask()
     if "question" in json_object(questions[0]):
         raise UsageError("standard input holds JSON: give each question as a line of text")
     return questions
+
+
+def nothing_to_ask() -> UsageError:
+    """The error where neither a flag nor standard input has a question."""
+    return UsageError('nothing to ask: give --question "…", or lines on standard input')
 
 
 def typed_questions() -> Iterator[str]:
@@ -44,6 +36,7 @@ def typed_questions() -> Iterator[str]:
     import readline  # noqa: F401  (editing and history for input)
 
     try:
-        yield from iter(lambda: input("\nask (an empty line ends): ").strip(), "")
+        while question := input("\nask (an empty line ends): ").strip():
+            yield question
     except EOFError:
         print()

@@ -1,13 +1,9 @@
-"""Settings of the programs that load a pair of agent and environment, and their check."""
+"""Settings of the programs that load a pair of agent and environment."""
 
 from dataclasses import dataclass
 
-from prompt_r1.environments.specs import check_environment
-from prompt_r1.pair.names import check_agent, check_device
-from prompt_r1.pair.trained import agent_preset, newest_mini_run, trained_config
 from prompt_r1.settings.agent import EnvironmentConfig
 from prompt_r1.settings.fields import ANY, everyday, setting
-from prompt_r1.settings.train import preset_of
 
 
 @dataclass(frozen=True)
@@ -35,13 +31,3 @@ class InferConfig(PairConfig):
 
     question: str = everyday("", "question to ask (default: each line of standard input)")
     json: bool = everyday(False, "print a JSON object for each question, not the dialogue")
-
-
-def check_pair(config: PairConfig) -> None:
-    """Raise UsageError for a device, an agent or an environment that cannot be opened."""
-    check_device(config.device)
-    agent = config.agent or str(newest_mini_run())
-    trained = trained_config(check_agent(agent))
-    spec = config.env or (trained or agent_preset(preset_of(agent))).env
-    # What an agent's folder names may come from anyone, so it is no SPEC of the user's.
-    check_environment(spec, config, typed=[config.env])

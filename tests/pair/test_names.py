@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import mini_agent
 from prompt_r1.pair.agent import load_agent
-from prompt_r1.pair.names import find_agent
+from prompt_r1.pair.names import check_agent, find_agent
 from prompt_r1.pair.trained import resolve_agent
 from prompt_r1.settings.agent import GAME_FILE, STEP_FILE
 from prompt_r1.settings.fields import write_yaml
@@ -40,6 +41,29 @@ def test_the_newest_run_is_named_with_its_step_and_seed_and_why_it_was_chosen(tm
     )
     where = "agent runs/mini-seed8, step 60, environment mini, seed 8"
     assert named.describe(environment="mini", seed=8) == where
+
+
+@pytest.mark.parametrize(
+    ("typed", "end"),
+    [
+        ("runs/mini-sed0", "; did you mean runs/mini-seed0?"),
+        ("run/mini-seed0", "; did you mean runs/mini-seed0?"),
+        ("mini-seed0", "; did you mean runs/mini-seed0?"),
+        ("smollm", "; did you mean smollm2?"),
+        ("runs/none", "; there are agents in runs/own, runs/mini-seed0"),
+        ("./none", "; there are agents in runs/own, runs/mini-seed0"),
+    ],
+)
+def test_a_typo_in_the_path_of_an_agent_is_a_typo_in_a_path(tmp_path, monkeypatch, typed, end):
+    """A bug: `runs/mini-sed0` was taken for a name of the Hub, and a key of OpenAI was asked for."""
+    monkeypatch.chdir(tmp_path)
+    for saved, name in enumerate(("mini-seed0", "own")):
+        save_run(Path("runs", name), seed=0, step=1, saved=saved)
+        os.utime(Path("runs", name, "agent/config.json"), (saved, saved))
+    with pytest.raises(UsageError) as refused:
+        check_agent(typed)
+    assert str(refused.value) == f"--agent {typed}: there is no such folder{end}"
+    assert check_agent("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B" and check_agent("gpt2") == "gpt2"
 
 
 def test_an_agent_that_was_trained_to_answer_alone_is_not_the_newest_that_asks(tmp_path, monkeypatch):

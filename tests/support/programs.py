@@ -12,7 +12,7 @@ import evaluate
 import infer
 import train
 from prompt_r1.evaluation.systems import read_evaluate_config
-from prompt_r1.pair.question_input import read_infer_config
+from prompt_r1.pair.preflight import read_infer_config
 from prompt_r1.training import report, warm_start
 from prompt_r1.training.preflight import read_train_config
 from prompt_r1.training.warm_start_settings import read_warm_start_config

@@ -1,0 +1,33 @@
+"""Checks of infer.py and of the server, before torch is imported."""
+
+import sys
+from io import BufferedReader
+
+from prompt_r1.environments.specs import check_environment
+from prompt_r1.pair.names import check_agent, check_device
+from prompt_r1.pair.question_input import nothing_to_ask
+from prompt_r1.pair.settings import InferConfig, PairConfig
+from prompt_r1.pair.trained import agent_preset, newest_mini_run, trained_config
+from prompt_r1.settings.flags import parse_arguments
+from prompt_r1.settings.train import preset_of
+
+
+def read_infer_config(arguments: list[str]) -> InferConfig:
+    """The settings of infer.py. Raises UsageError for a question that cannot be asked."""
+    config = parse_arguments(InferConfig, arguments)
+    is_piped = not config.question.strip() and not sys.stdin.isatty()
+    if is_piped and isinstance(sys.stdin.buffer, BufferedReader):
+        first = sys.stdin.buffer.peek(1)  # it stays in the buffer for the program
+        if not first:
+            raise nothing_to_ask()
+    check_pair(config)
+    return config
+
+
+def check_pair(config: PairConfig) -> None:
+    """Raise UsageError for a device, an agent or an environment that cannot be opened."""
+    check_device(config.device)
+    agent = config.agent or str(newest_mini_run())
+    trained = trained_config(check_agent(agent)) or agent_preset(preset_of(agent))
+    # The settings in an agent's folder may come from anyone, so their environment was not typed.
+    check_environment(config.env or trained.env, config, typed=[config.env])
