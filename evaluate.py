@@ -21,7 +21,7 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -32,118 +32,183 @@ from tqdm import tqdm
 from prompt_r1.data.questions import sample_questions
 from prompt_r1.environments.specs import open_account, open_environment
 from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.evaluation.methods import MethodMaker
-from prompt_r1.evaluation.predictions import FILE, PredictionFile, System
+from prompt_r1.evaluation.ask_once import Answer
+from prompt_r1.evaluation.folder_settings import keep_settings
+from prompt_r1.evaluation.methods import METHODS, Setup
+from prompt_r1.evaluation.predictions import FILE, Prediction, PredictionFile, System
 from prompt_r1.evaluation.results_folder import TABLES, write_results
 from prompt_r1.evaluation.scores import score_predictions
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.evaluation.similarity import REPOSITORY, SentenceEncoder
+from prompt_r1.evaluation.similarity import SentenceEncoder, load_encoder
 from prompt_r1.evaluation.systems import (
     choose_systems,
     common_seed,
-    contents_of,
+    digests_of_systems,
     environments_of,
-    keep_settings,
     resolve_agents,
     results_folder,
+    setup_of,
 )
 from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.agent import check_question_lengths, load_codec
-from prompt_r1.pair.trained import trained_config
+from prompt_r1.pair.trained import AgentSpec, trained_config
 from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.programs.progress import progress_style
 from prompt_r1.programs.text import printable
 from prompt_r1.settings.fields import identifying_values
 from prompt_r1.types import Question
 
+Pair = tuple[Question, int]
+"""A question, and the number of its repeat."""
+
 
 def main(config: EvaluateConfig) -> None:
     """Ask for the answers that are missing, and write the tables."""
-    device, encoder = pick_device(config.device), None
-    if config.ssim_model:  # a missing encoder is reported before any call is made
-        source = REPOSITORY if config.ssim_model == "auto" else Path(config.ssim_model)
-        encoder = SentenceEncoder(source, device=device)
+    device = pick_device(config.device)
+    encoder = load_encoder(config.ssim_model, device)  # A missing one is reported before any call is made.
     agents = resolve_agents(config)
     seed = common_seed(config, agents)
     questions = load_questions(config, seed)
+    datasets = list(dict.fromkeys(question.dataset for question in questions))
+    describe_agents(config, agents, seed, questions)
     systems = choose_systems(config, agents)
-    playing = ",".join(environments_of(config, agents))
-    for agent in agents.values():
-        print(printable(agent.describe(environment=playing, seed=seed)), file=sys.stderr, flush=True)
-        check_question_lengths(questions, load_codec(agent.path, agent.config), agent.config.game)
     folder = results_folder(config)
+
     with closing(PredictionFile(folder / FILE)) as file:
-        keep_settings(folder, identifying_values(config) | {"seed": seed}, contents_of(config, systems))
+        settings = identifying_values(config) | {"seed": seed}
+        keep_settings(folder, settings, digests_of_systems(config, systems))
         wanted = [(question, sample) for question in questions for sample in range(config.repeats)]
-        missing = {
-            system: [pair for pair in wanted if file.find(system, *pair) is None] for system in systems
-        }
-        if any(missing.values()):  # a complete evaluation needs no journal
-            open_one = partial(
-                open_environment,
-                config=config,
-                typed=[*config.env, config.optimizer_env],
-                others={config.optimizer_env, *(system.environment for system in systems)} - {""},
-                account=open_account(config, folder),
-                seed=seed,
-                device=device,
-            )
-            datasets = list(dict.fromkeys(question.dataset for question in questions))
-            maker = MethodMaker(config, systems, datasets, open_one, device, seed, folder)
-            asyncio.run(answer_missing(missing, maker, file))
-        predictions = file.answers_to(wanted, systems)
-        results = score_predictions(predictions, official=config.metrics == "official", encoder=encoder)
-        trained_with = {name: spec.config.env for name, spec in agents.items() if trained_config(spec.path)}
-        print(write_results(folder, results, trained_with))
-    errors = Counter(one.error for one in predictions if one.error and one.system in systems)
-    if config.tables and not config.method and not config.grpo_agent:
-        train = command("train.py", "--env", "none")
-        print(f"\ngrpo-only is left out: `{train}` trains its agent for --grpo-agent RUN")
+        missing = missing_answers(file, systems, wanted)
+        try:
+            # An evaluation that is complete opens no environment and no journal.
+            if missing:
+                open_one = partial(
+                    open_environment,
+                    config=config,
+                    typed=[*config.env, config.optimizer_env],
+                    others={config.optimizer_env, *(system.environment for system in systems)} - {""},
+                    account=open_account(config, folder),
+                    seed=seed,
+                    device=device,
+                )
+                make_setup = partial(
+                    setup_of,
+                    config=config,
+                    open_environment=open_one,
+                    datasets=datasets,
+                    device=device,
+                    seed=seed,
+                    folder=folder,
+                )
+                asyncio.run(answer_missing(missing, systems, make_setup, file))
+        finally:
+            # The rows that are finished are shown whatever has failed after them.
+            predictions = file.answers_to(wanted, systems)
+            if predictions:
+                print(tables_of(predictions, config, agents, encoder, folder))
+
+    if config.tables and not config.method:
+        print_left_out(config, systems)
     print(f"\nIn {folder / TABLES}: all datasets, and the paper's tables")
-    if errors:
-        raise Resumable(
-            f"{errors.total()} answers are missing because calls failed; the same command asks for them "
-            f"again; most often: {errors.most_common(1)[0][0]}"
-        )
+    raise_for_failed_calls([one for one in predictions if one.system in systems])
 
 
 def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
     """The questions of --data; with --tables and the mini world also those out of distribution."""
     names = ("mini", "mini:ood") if config.tables and config.data == ("mini",) else config.data
-    questions = [one for name in names for one in sample_questions([name], "test", seed, config.limit)]
-    counts = Counter((one.dataset, one.id) for one in questions)
+    questions: list[Question] = []
+    for name in names:
+        questions += sample_questions([name], "test", seed, config.limit)
+    counts = Counter((question.dataset, question.id) for question in questions)
     for (dataset, identity), count in counts.items():
         if count > 1:
             raise UsageError(f"--data: question {identity!r} of {dataset} occurs twice; give each file once")
     return questions
 
 
+def describe_agents(
+    config: EvaluateConfig, agents: Mapping[str, AgentSpec], seed: int, questions: Sequence[Question]
+) -> None:
+    """Say which agents play. Raises QuestionTooLong for a question that leaves one of them no room."""
+    playing = ",".join(environments_of(config, agents))
+    for agent in agents.values():
+        print(printable(agent.describe(environment=playing, seed=seed)), file=sys.stderr, flush=True)
+        check_question_lengths(questions, load_codec(agent.path, agent.config), agent.config.game)
+
+
+def missing_answers(
+    file: PredictionFile, systems: Mapping[System, AgentSpec], wanted: Sequence[Pair]
+) -> dict[System, list[Pair]]:
+    """What each system has not answered yet; systems that have answered everything are left out."""
+    missing = {}
+    for system in systems:
+        asked = [(question, sample) for question, sample in wanted if not file.find(system, question, sample)]
+        if asked:
+            missing[system] = asked
+    return missing
+
+
 async def answer_missing(
-    missing: Mapping[System, Sequence[tuple[Question, int]]], maker: MethodMaker, file: PredictionFile
+    missing: Mapping[System, Sequence[Pair]],
+    agents: Mapping[System, AgentSpec],
+    make_setup: Callable[[System, AgentSpec], Setup],
+    file: PredictionFile,
 ) -> None:
     """Let each system answer the questions that the file lacks, system by system."""
     for system, asked in missing.items():
-        if asked:
-            await answer_all(system, asked, maker, file)
+        setup = make_setup(system, agents[system])
+        if setup.environment is not None:
+            await setup.environment.check()  # before large agents are loaded
+        answer = await METHODS[system.method].make(setup)
+        await answer_all(system, answer, asked, file)
 
 
-async def answer_all(
-    system: System, asked: Sequence[tuple[Question, int]], maker: MethodMaker, file: PredictionFile
-) -> None:
+async def answer_all(system: System, answer: Answer, asked: Sequence[Pair], file: PredictionFile) -> None:
     """Answer all questions concurrently, and write each answer at once.
 
     A failed call of one question is recorded with its answer; any other error is raised, and asyncio.run
     cancels the rest.
     """
-    answer = await maker.make(system)
 
     async def answer_one(question: Question, sample: int) -> None:
-        found = await answer(question, sample)
-        file.add(replace(found, sample=sample, system=system))
+        prediction = await answer(question, sample)
+        file.add(replace(prediction, sample=sample, system=system))
         bar.update()
 
     with tqdm(total=len(asked), desc=str(system), leave=False, **progress_style()) as bar:
-        await asyncio.gather(*(answer_one(*pair) for pair in asked))
+        await asyncio.gather(*(answer_one(question, sample) for question, sample in asked))
+
+
+def tables_of(
+    predictions: Sequence[Prediction],
+    config: EvaluateConfig,
+    agents: Mapping[str, AgentSpec],
+    encoder: SentenceEncoder | None,
+    folder: Path,
+) -> str:
+    """Score the predictions and write the tables; returns the table for the terminal."""
+    results = score_predictions(predictions, official=config.metrics == "official", encoder=encoder)
+    trained_with = {name: agent.config.env for name, agent in agents.items() if trained_config(agent.path)}
+    return write_results(folder, results, trained_with)
+
+
+def print_left_out(config: EvaluateConfig, systems: Mapping[System, AgentSpec]) -> None:
+    """Say which of the paper's methods --tables has left out, and what they need."""
+    if not config.grpo_agent:
+        train = command("train.py", "--env", "none")
+        print(f"\ngrpo-only is left out: `{train}` trains its agent for --grpo-agent RUN")
+    if not any(METHODS[system.method].needs.optimizer for system in systems):
+        print("\nSearches are left out: the mini world writes no prompts; --optimizer-env names what does")
+
+
+def raise_for_failed_calls(predictions: Sequence[Prediction]) -> None:
+    """Raise Resumable if answers are missing because calls failed."""
+    errors = Counter(one.error for one in predictions if one.error)
+    if errors:
+        raise Resumable(
+            f"{errors.total()} answers are missing because calls failed; the same command asks for them "
+            f"again; most often: {errors.most_common(1)[0][0]}"
+        )
 
 
 if __name__ == "__main__":

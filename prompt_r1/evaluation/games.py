@@ -16,7 +16,7 @@ from prompt_r1.environments.sources import MuteEnvironment, OwnSource
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.pair.agent import Agent, play_question
 from prompt_r1.reward import Rule, score, well_formed
-from prompt_r1.types import Question, Spending
+from prompt_r1.types import Question, Spending, Trajectory
 
 
 @dataclass
@@ -29,7 +29,7 @@ class AgentMethod:
     temperature: float
     top_p: float
     seed: int  # of the evaluation
-    thinks: bool = True  # a turn without a think block is not well-formed
+    thinks: bool = True  # a turn without a think block is not well formed
 
     async def __call__(self, question: Question, sample: int) -> Prediction:
         game = await play_question(
@@ -41,12 +41,25 @@ class AgentMethod:
             top_p=self.top_p,
             sample=sample,
         )
-        lines = [text for turn in game.turns for text in (turn.text, turn.reply) if text is not None]
-        spent = game.spent if self.environment is not None else Spending()
         prediction = Prediction(
-            question, game.answer, "\n".join(lines), stop=game.stop, turns=len(game.turns), spent=spent
+            question,
+            game.answer,
+            _dialogue(game),
+            stop=game.stop,
+            turns=len(game.turns),
+            spent=game.spent if self.environment is not None else Spending(),
         )
         if game.stop == "env_error":
             return replace(prediction, error=game.error or "the environment failed")
         formatted = well_formed(game) if self.thinks else game.answer is not None
         return replace(prediction, format=float(formatted), reward=score(game, rule=self.rule).total)
+
+
+def _dialogue(game: Trajectory) -> str:
+    """What the agent wrote and what the environment replied, line by line."""
+    lines = []
+    for turn in game.turns:
+        lines.append(turn.text)
+        if turn.reply is not None:
+            lines.append(turn.reply)
+    return "\n".join(lines)

@@ -1,139 +1,210 @@
-"""Make methods by name."""
+"""The methods of a comparison: what each needs, and how it is made.
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+A method that is made is a function from a question to a prediction. This file imports no torch, so that a
+wrong command line is reported at once.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-import torch
-
-from prompt_r1.data.questions import find_questions, sample_questions
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.specs import parse_fields
-from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.ask_once import ANSWER_ONLY, IN_TAGS, Answer, direct, think_then_answer
-from prompt_r1.evaluation.games import AgentMethod
 from prompt_r1.evaluation.gepa import gepa
-from prompt_r1.evaluation.imitation import imitate_own_games, right_demonstrations
 from prompt_r1.evaluation.opro import opro
-from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.searches import Algorithm, PromptSearch, file_name, optimised_prompt
-from prompt_r1.evaluation.settings import METHODS, EvaluateConfig
 from prompt_r1.evaluation.textgrad import textgrad
-from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.names import find_agent
-from prompt_r1.pair.trained import AgentSpec, resolve_agent, trained_config
-from prompt_r1.settings.agent import MINI_AGENT, is_mini, is_mini_data
-from prompt_r1.training.warm_start import example_of, fine_tune_agent, one_turn_config
-from prompt_r1.training.warm_start_settings import SftConfig
+from prompt_r1.pair.trained import AgentSpec, resolve_agent
+from prompt_r1.settings.agent import is_mini
 from prompt_r1.types import Question
 
-ALGORITHMS: dict[str, Algorithm] = {"opro": opro, "textgrad": textgrad, "gepa": gepa}
-# Request fields of the environment that answers, and of the model that writes prompts, as in the authors'
-# code or paper.
-TASK_FIELDS: dict[str, Mapping[str, object]] = {
-    "cot": {"temperature": 0.0},
-    "opro": {"temperature": 0.0, "max_tokens": 1024},
-    "textgrad": {"temperature": 0.0, "max_tokens": 2000},
-}
-OPTIMIZER_FIELDS: dict[str, Mapping[str, object]] = {
-    "opro": {"temperature": 1.0, "max_tokens": 512},
-    "textgrad": {"temperature": 0.0, "max_tokens": 2000},
-}
+if TYPE_CHECKING:
+    import torch
+
+Fields = Mapping[str, object]
+"""Fields of a request."""
 
 
-@dataclass
-class MethodMaker:
-    """Makes the methods of an evaluation, each with an environment and an agent of its own."""
+@dataclass(frozen=True)
+class Needs:
+    """What a method needs to answer."""
 
-    config: EvaluateConfig
-    systems: Mapping[System, AgentSpec]
+    environment: bool = True
+    agent: Literal["", "trained", "start", "own"] = ""  # start: before its training; own: --grpo-agent
+    training: bool = False  # training questions, to prepare
+    optimizer: bool = False  # a model that writes prompts
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a method is made from. Each method uses the parts that it needs."""
+
+    method: str
+    spec: str  # the environment; for a method without one, the environment of the agent's training
+    environment: Environment | None  # None: the method needs none
+    open_optimizer: Callable[[Fields], Environment]  # the model that writes prompts
+    agent: AgentSpec  # of the user: trained, or as it was found
+    grpo_agent: str
     datasets: Sequence[str]  # of the questions that will be answered
-    open_environment: Callable[..., Environment]  # of a SPEC; with one journal and one budget for all
-    device: torch.device
-    seed: int  # of what a method draws while it prepares, and of games
-    folder: Path  # prepared results are in folder/SPEC/METHOD
+    train: Sequence[Question]
+    validation: Sequence[Question]
+    results: Path  # folder of the evaluation
+    device: "torch.device"
+    seed: int  # for what a method draws while it prepares, and for games
+    temperature: float  # of the agent
+    top_p: float
+    calls: int = 0  # of a search or of rft; 0: the authors' number
+    examples: int = 0  # questions that score a prompt; 0: the authors' number
 
-    def preparation_questions(self, method: str) -> tuple[list[Question], list[Question]]:
-        """Training and validation questions, if the method needs them; the mini world brings its own."""
-        if not METHODS[method].training:
-            return [], []
-        own = ("mini",) if all(map(is_mini_data, self.config.data)) else ()
-        train = find_questions(self.config.train_data or own, "train", self.seed)
-        return train, sample_questions(self.config.val_data or own, "validation", self.seed, 0)
+    @property
+    def asked(self) -> Environment:
+        """The environment of a method that needs one."""
+        assert self.environment is not None, f"{self.method} needs an environment"
+        return self.environment
 
-    async def make(self, system: System) -> Answer:
-        """The method of a system, ready to answer; prompts and agents of an earlier run are used again."""
-        name, agent, config = system.method, self.systems[system], self.config
-        fields = {**parse_fields(config.env_args), **TASK_FIELDS.get(name, {})}
-        # A method that asks no environment gets the mini world, which needs no key.
-        environment = self.open_environment(system.environment or "mini", fields=fields)
-        await environment.check()  # before large agents are loaded
-        spec = system.environment or agent.config.env
-        request = ANSWER_ONLY if is_mini(spec) else IN_TAGS
-        folder = self.folder / file_name(spec) / name
-        train, validation = self.preparation_questions(name)
-        match name:
-            case "direct":
-                return partial(direct, environment, request)
-            case "cot":
-                return partial(think_then_answer, environment, request)
-            case "opro" | "textgrad" | "gepa":
-                if is_mini(spec) and not config.optimizer_env:
-                    raise UsageError(
-                        f"--method {name}: the mini world writes no prompts: name what does, such as "
-                        "--optimizer-env py:studies.advice:MiniOptimizer"
-                    )
-                optimizer = self.open_environment(
-                    config.optimizer_env or spec,
-                    fields=OPTIMIZER_FIELDS.get(name, {}),
-                    price=config.optimizer_price,
-                )
-                calls, examples = config.optimize_calls, config.optimize_examples
-                search = PromptSearch(name, environment, optimizer, request, calls, examples, self.seed)
-                questions = self.datasets, folder, train, validation
-                return await optimised_prompt(ALGORITHMS[name], search, *questions)
-            case "sft" | "bc" | "rft":
-                return await self._fine_tuned(name, agent, environment, folder, train)
-            case "grpo-only":
-                agent = resolve_agent(config.grpo_agent)
-            case "untrained":
-                agent = replace(agent, path=find_agent(agent.start, agent.config.seed))
-        return self._player(name, agent, environment)  # also agent-only and prompt-r1
+    @property
+    def request(self) -> str:
+        """How the answer is requested. The mini world understands no other request."""
+        return ANSWER_ONLY if is_mini(self.spec) else IN_TAGS
 
-    def _player(self, name: str, spec: AgentSpec, environment: Environment) -> AgentMethod:
-        """The method of this name that plays games with an agent."""
-        rule, config = spec.config.base_rule, self.config
-        agent = load_agent(spec.path, spec.config, self.device)
-        asked, thinks = environment if METHODS[name].environment else None, name != "sft"
-        return AgentMethod(agent, asked, rule, config.temperature, config.top_p, self.seed, thinks)
+    @property
+    def folder(self) -> Path:
+        """Where the method keeps the prompts or the agent that it prepares."""
+        return self.results / file_name(self.spec) / self.method
 
-    async def _fine_tuned(
-        self, name: str, agent: AgentSpec, environment: Environment, folder: Path, train: Sequence[Question]
-    ) -> Answer:
-        """`sft`, `bc` or `rft`: fine-tune the user's agent from its start, unless that is done, and play."""
-        start = agent.start
-        if name == "bc" and start != MINI_AGENT:
-            raise UsageError(
-                "bc imitates the demonstrations of the mini agent: leave it out with other agents"
-            )
-        settings = SftConfig(
-            agent=start,
-            seed=self.seed,
-            lr=3e-3 if start == MINI_AGENT else 1e-4,  # at LLaMA-Factory's rate the mini agent does not learn
-            rank=8 if name == "sft" else 16,
-            device=str(self.device),
-        )
-        # The mini agent of another seed is another agent: the start is that of the run that trained it.
-        game = replace(one_turn_config(settings), seed=agent.config.seed) if name == "sft" else agent.config
-        is_new = trained_config(folder / "agent") is None
-        if is_new and name == "sft":
-            fine_tune_agent(lambda codec: [example_of(one, codec) for one in train], settings, game, folder)
-        elif is_new and name == "bc":
-            right = partial(right_demonstrations, self.seed, game.base_rule)
-            fine_tune_agent(right, settings, game, folder)
-        elif is_new:
-            player = load_agent(find_agent(start, game.seed), game, self.device)
-            calls = self.config.optimize_calls
-            await imitate_own_games(player, environment, train, settings, game, folder, calls=calls)
-        return self._player(name, AgentSpec(folder / "agent", game, start), environment)
+
+async def make_direct(setup: Setup) -> Answer:
+    """Ask the environment once."""
+    return partial(direct, setup.asked, setup.request)
+
+
+async def make_cot(setup: Setup) -> Answer:
+    """Ask the environment to think step by step, then for the answer."""
+    return partial(think_then_answer, setup.asked, setup.request)
+
+
+async def make_search(setup: Setup, *, algorithm: Algorithm, optimizer_fields: Fields) -> Answer:
+    """Ask the environment once, under the prompt that a search has found."""
+    search = PromptSearch(
+        setup.method,
+        setup.asked,
+        setup.open_optimizer(optimizer_fields),
+        setup.request,
+        max_calls=setup.calls,
+        examples=setup.examples,
+        seed=setup.seed,
+    )
+    return await optimised_prompt(
+        algorithm, search, setup.datasets, setup.folder, setup.train, setup.validation
+    )
+
+
+async def make_trained(setup: Setup) -> Answer:
+    """Play games with the trained agent, or with an agent as it was found."""
+    return play_with(setup.agent, setup)
+
+
+async def make_untrained(setup: Setup) -> Answer:
+    """Play the trained agent's game with the agent before its training."""
+    start = find_agent(setup.agent.start, setup.agent.config.seed)
+    return play_with(replace(setup.agent, path=start), setup)
+
+
+async def make_grpo_only(setup: Setup) -> Answer:
+    """Play the game of one turn of an agent that was trained without environment."""
+    return play_with(resolve_agent(setup.grpo_agent), setup)
+
+
+async def make_sft(setup: Setup) -> Answer:
+    """Fine-tune the agent on gold answers, and play a game of one turn."""
+    from prompt_r1.evaluation.imitation import sft_agent
+
+    agent = sft_agent(
+        setup.agent, setup.train, seed=setup.seed, device=str(setup.device), folder=setup.folder
+    )
+    return play_with(agent, setup, thinks=False)
+
+
+async def make_bc(setup: Setup) -> Answer:
+    """Fine-tune the mini agent on the demonstrations that ended right, and play."""
+    from prompt_r1.evaluation.imitation import bc_agent
+
+    agent = bc_agent(setup.agent, seed=setup.seed, device=str(setup.device), folder=setup.folder)
+    return play_with(agent, setup)
+
+
+async def make_rft(setup: Setup) -> Answer:
+    """Fine-tune the agent on its own games that ended right, and play."""
+    from prompt_r1.evaluation.imitation import rft_agent
+
+    agent = await rft_agent(
+        setup.agent,
+        setup.asked,
+        setup.train,
+        seed=setup.seed,
+        device=setup.device,
+        folder=setup.folder,
+        calls=setup.calls,
+    )
+    return play_with(agent, setup)
+
+
+def play_with(spec: AgentSpec, setup: Setup, *, thinks: bool = True) -> Answer:
+    """Load an agent that answers by games."""
+    from prompt_r1.evaluation.games import AgentMethod
+    from prompt_r1.pair.agent import load_agent
+
+    return AgentMethod(
+        load_agent(spec.path, spec.config, setup.device),
+        setup.environment,
+        spec.config.base_rule,
+        temperature=setup.temperature,
+        top_p=setup.top_p,
+        seed=setup.seed,
+        thinks=thinks,
+    )
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of METHODS."""
+
+    needs: Needs
+    make: Callable[[Setup], Awaitable[Answer]]
+    by_default: bool = False  # without --method
+    in_paper: bool = True  # with --tables
+    in_transfer: bool = False  # with --tables for every environment and agent: Table 5
+    fields: Fields = field(default_factory=dict)  # of its requests, whatever --env-args says
+
+
+SEARCH = Needs(training=True, optimizer=True)
+# What the searches send to the model that writes prompts.
+OPRO_WRITER: Fields = {"temperature": 1.0, "max_tokens": 512}
+TEXTGRAD_WRITER: Fields = {"temperature": 0.0, "max_tokens": 2000}
+
+# Request fields are the fields of the authors' code or paper.
+METHODS: dict[str, Method] = {
+    "direct": Method(Needs(), make_direct, by_default=True, in_transfer=True),
+    "cot": Method(Needs(), make_cot, fields={"temperature": 0.0}),
+    "opro": Method(
+        SEARCH,
+        partial(make_search, algorithm=opro, optimizer_fields=OPRO_WRITER),
+        fields={"temperature": 0.0, "max_tokens": 1024},
+    ),
+    "textgrad": Method(
+        SEARCH,
+        partial(make_search, algorithm=textgrad, optimizer_fields=TEXTGRAD_WRITER),
+        fields={"temperature": 0.0, "max_tokens": 2000},
+    ),
+    "gepa": Method(SEARCH, partial(make_search, algorithm=gepa, optimizer_fields={})),
+    "sft": Method(Needs(environment=False, agent="start", training=True), make_sft),
+    "grpo-only": Method(Needs(environment=False, agent="own"), make_grpo_only),
+    "untrained": Method(Needs(agent="start"), make_untrained, by_default=True),
+    "bc": Method(Needs(agent="start"), make_bc, in_paper=False),
+    "rft": Method(Needs(agent="start", training=True), make_rft, in_paper=False),
+    "agent-only": Method(Needs(environment=False, agent="trained"), make_trained),
+    "prompt-r1": Method(Needs(agent="trained"), make_trained, by_default=True, in_transfer=True),
+}

@@ -2,36 +2,10 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
+from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.pair.settings import PlayConfig
 from prompt_r1.settings.fields import POSITIVE, Range, everyday, setting
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a method needs to answer."""
-
-    environment: bool = True
-    agent: Literal["", "trained", "start", "own"] = ""  # own: that of --grpo-agent
-    training: bool = False  # training questions, to prepare
-    in_paper: bool = True
-
-
-METHODS = {
-    "direct": Needs(),
-    "cot": Needs(),
-    "opro": Needs(training=True),
-    "textgrad": Needs(training=True),
-    "gepa": Needs(training=True),
-    "sft": Needs(environment=False, agent="start", training=True),
-    "grpo-only": Needs(environment=False, agent="own"),
-    "untrained": Needs(agent="start"),
-    "bc": Needs(agent="start", in_paper=False),
-    "rft": Needs(agent="start", training=True, in_paper=False),
-    "agent-only": Needs(environment=False, agent="trained"),
-    "prompt-r1": Needs(agent="trained"),
-}
 
 of_methods = partial(setting, group="compared methods", identifies=True)
 

@@ -44,7 +44,8 @@ class SentenceEncoder:
         parts = [torch.empty(0, self.model.config.hidden_size)]
         for start in range(0, len(texts), batch_size):
             batch = texts[start : start + batch_size]
-            batch = [text.encode("utf-8", "replace").decode() for text in batch]  # of lone surrogates "?"
+            # A lone surrogate, which JSON may hold, becomes "?".
+            batch = [text.encode("utf-8", "replace").decode() for text in batch]
             tokens = self.tokenizer(
                 batch, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
             ).to(self.model.device)
@@ -57,11 +58,14 @@ class SentenceEncoder:
     def similarity(
         self, predictions: Sequence[str], answers: Sequence[Sequence[str]], *, official: bool = False
     ) -> list[float]:
-        """SSim of each prediction with its gold answers; each text is embedded once.
+        """SSim of each prediction with its best gold answer.
 
         If one of the two texts is empty, SSim is 0 by the strict rules and 1 by the official ones.
         """
-        texts = list(dict.fromkeys([*predictions, *(gold for golds in answers for gold in golds)]))
+        texts = list(predictions)
+        for golds in answers:
+            texts += golds
+        texts = list(dict.fromkeys(texts))  # Each text is embedded once.
         vectors = dict(zip(texts, self.embed(texts), strict=True))  # each (D,)
 
         def cosine(prediction: str, gold: str) -> float:
@@ -69,7 +73,14 @@ class SentenceEncoder:
                 return float(official)
             return float(vectors[prediction] @ vectors[gold])
 
-        return [
-            max((cosine(prediction, gold) for gold in golds), default=0.0)
-            for prediction, golds in zip(predictions, answers, strict=True)
-        ]
+        best = []
+        for prediction, golds in zip(predictions, answers, strict=True):
+            best.append(max((cosine(prediction, gold) for gold in golds), default=0.0))
+        return best
+
+
+def load_encoder(name: str, device: torch.device) -> SentenceEncoder | None:
+    """The encoder of --ssim-model: a folder, "auto" for REPOSITORY in the hub's cache, "" for none."""
+    if not name:
+        return None
+    return SentenceEncoder(REPOSITORY if name == "auto" else Path(name), device=device)

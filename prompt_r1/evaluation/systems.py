@@ -1,29 +1,30 @@
-"""Choose systems (methods × environments × agents), and note what their answers depend on."""
+"""Which systems (methods × environments × agents) an evaluation compares, and what each is made from."""
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import yaml
-
-from prompt_r1.environments.specs import check_environment
+from prompt_r1.data.questions import find_questions, sample_questions
+from prompt_r1.environments.environment import Environment
+from prompt_r1.environments.specs import check_environment, parse_fields
 from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.folder_settings import check_same_settings, digests_of
+from prompt_r1.evaluation.methods import METHODS, Fields, Setup
 from prompt_r1.evaluation.predictions import FILE, System
-from prompt_r1.evaluation.settings import METHODS, EvaluateConfig
+from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.names import check_agent, check_data, check_device
 from prompt_r1.pair.trained import AgentSpec, newest_mini_run, resolve_agent, trained_config
 from prompt_r1.programs.command_line import command
-from prompt_r1.programs.files import make_folder, replace_file
-from prompt_r1.settings.agent import AgentConfig, is_mini_data
-from prompt_r1.settings.fields import flag_of, identifying_values, read_mapping
+from prompt_r1.programs.files import make_folder
+from prompt_r1.settings.agent import AgentConfig, is_mini, is_mini_data
+from prompt_r1.settings.fields import identifying_values
 from prompt_r1.settings.flags import parse_arguments
 from prompt_r1.settings.functions import OBJECT_PREFIX
+from prompt_r1.types import Question
 
-DEFAULT_METHODS = ("direct", "untrained", "prompt-r1")
-SETTINGS = "config.yaml"  # that all answers in a folder have in common
-IN_TABLE_5 = ("direct", "prompt-r1")  # run with every environment
+if TYPE_CHECKING:  # A wrong command line is reported before torch is imported.
+    import torch
+
 NO_AGENT = AgentSpec("", AgentConfig(), "")
 
 
@@ -31,77 +32,86 @@ def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
     """The settings of an evaluation. Raises UsageError for one that cannot start."""
     config = parse_arguments(EvaluateConfig, arguments)
     check_device(config.device)
+    methods = methods_of(config)
     agents = agent_names(config)
     if not agents and not config.env:
         raise UsageError("no environment to ask: give --env SPEC, or an --agent that was trained with one")
     for name in agents:
         check_agent(name)
-    if "grpo-only" in methods_of(config):
-        alone = trained_config(check_agent(config.grpo_agent)) if config.grpo_agent else None
-        if alone is None or alone.env != "none":
-            raise UsageError(
-                "grpo-only needs an agent that was trained without environment: run "
-                f"`{command('train.py', '--env', 'none')}` and give --grpo-agent RUN"
-            )
+    if "grpo-only" in methods:
+        _check_grpo_agent(config.grpo_agent)
     if config.ssim_model not in ("", "auto") and not (Path(config.ssim_model) / "config.json").is_file():
         raise UsageError(f"--ssim-model {config.ssim_model}: not a folder with a config.json")
     check_data([*config.data, *config.train_data, *config.val_data])
-    learning = [method for method in methods_of(config) if METHODS[method].training]
-    if learning and not config.train_data and not all(map(is_mini_data, config.data)):
+    learning = [method for method in methods if METHODS[method].needs.training]
+    if learning and not config.train_data and not _asks_mini_world(config):
         raise UsageError(f"{learning[0]} needs training questions: give --train-data")
+
     folder = results_folder(config)
     begun = (folder / FILE).exists()
     if folder.exists():
         make_folder(folder, lambda folder: begun, "an evaluation")
-        check_settings(folder, identifying_values(config))
-    if not begun:  # one that is complete asks nothing, and needs no key
+        check_same_settings(folder, identifying_values(config))
+    # A folder that has all answers already asks nothing, and needs no key.
+    if not begun:
         typed = [spec for spec in [*config.env, config.optimizer_env] if spec]
         for spec in typed:
             check_environment(spec, config, typed=typed, others=typed)
     return config
 
 
-def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> dict[System, AgentSpec]:
-    """The systems to evaluate, in the order of METHODS, each with the agent that it needs.
+def _check_grpo_agent(name: str) -> None:
+    trained = trained_config(check_agent(name)) if name else None
+    if trained is None or trained.env != "none":
+        raise UsageError(
+            "grpo-only needs an agent that was trained without environment: run "
+            f"`{command('train.py', '--env', 'none')}` and give --grpo-agent RUN"
+        )
 
-    --tables runs the methods of Table 5 with all environments and agents, the others with the first ones.
-    """
-    systems: dict[System, AgentSpec] = {}
-    for method in sorted(methods_of(config), key=list(METHODS).index):
-        needs, first = METHODS[method], 1 if config.tables and method not in IN_TABLE_5 else None
-        environments = environments_of(config, agents)[:first] if needs.environment else [""]
-        for environment in environments:
-            for name, agent in list((agents or {"": NO_AGENT}).items())[:first]:
-                answering = {"": "", "trained": name, "start": agent.start, "own": config.grpo_agent}
-                systems.setdefault(System(method, environment, answering[needs.agent]), agent)
-    return systems
+
+def _asks_mini_world(config: EvaluateConfig) -> bool:
+    """Whether all questions are of the mini world, which brings its own training questions."""
+    return all(is_mini_data(name) for name in config.data)
 
 
 def methods_of(config: EvaluateConfig) -> Sequence[str]:
-    """--method; by default three methods, with --tables the paper's (grpo-only if its agent is given)."""
-    if config.method or not config.tables:
-        return config.method or DEFAULT_METHODS
-    in_paper = [name for name, needs in METHODS.items() if needs.in_paper]
-    return [name for name in in_paper if name != "grpo-only" or config.grpo_agent]
+    """--method, in the order of METHODS.
+
+    By default three methods; with --tables the paper's (grpo-only if its agent is given).
+    """
+    if config.method:
+        return [name for name in METHODS if name in config.method]
+    if not config.tables:
+        return [name for name, method in METHODS.items() if method.by_default]
+    in_paper = [name for name, method in METHODS.items() if method.in_paper]
+    if not config.grpo_agent:
+        in_paper.remove("grpo-only")
+    return in_paper
 
 
 def agent_names(config: EvaluateConfig) -> Sequence[str]:
     """--agent, or the newest run in the mini world; none if no method needs an agent."""
-    if not config.agent and not any(METHODS[method].agent for method in methods_of(config)):
-        return ()
-    return config.agent or (str(newest_mini_run()),)
+    if config.agent:
+        return config.agent
+    if any(METHODS[method].needs.agent for method in methods_of(config)):
+        return (str(newest_mini_run()),)
+    return ()
 
 
 def results_folder(config: EvaluateConfig) -> Path:
     """--out, or a folder with the name of the first agent."""
-    first = next(iter(agent_names(config)), "environment")
-    return Path(config.out or f"runs/eval-{Path(first).name}")
+    names = agent_names(config)
+    first = Path(names[0]).name if names else "environment"
+    return Path(config.out or f"runs/eval-{first}")
 
 
 def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
     """The agents by their names; none if no method needs one."""
-    game = {"max_turns": config.max_turns, "max_new": config.max_new}
-    return {name: resolve_agent(name if config.agent else "", **game) for name in agent_names(config)}
+    agents = {}
+    for name in agent_names(config):
+        given = name if config.agent else ""
+        agents[name] = resolve_agent(given, max_turns=config.max_turns, max_new=config.max_new)
+    return agents
 
 
 def environments_of(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> Sequence[str]:
@@ -109,12 +119,46 @@ def environments_of(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> 
     return config.env or tuple(dict.fromkeys(agent.config.env for agent in agents.values()))
 
 
+def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> dict[System, AgentSpec]:
+    """The systems to evaluate, in the order of METHODS, each with the user's agent that it belongs to.
+
+    --tables runs the methods of Table 5 with all environments and agents, the others with the first ones. It
+    leaves out searches in the mini world, which writes no prompts; --method raises UsageError for them.
+    """
+    all_environments = environments_of(config, agents)
+    all_agents = list(agents.items()) or [("", NO_AGENT)]
+    systems: dict[System, AgentSpec] = {}
+    for name in methods_of(config):
+        method = METHODS[name]
+        only_first = config.tables and not method.in_transfer
+        environments = all_environments[:1] if only_first else all_environments
+        for environment in environments if method.needs.environment else [""]:
+            if method.needs.optimizer and is_mini(environment) and not config.optimizer_env:
+                if not config.method:
+                    continue
+                raise UsageError(
+                    f"--method {name}: the mini world writes no prompts: name what does, such as "
+                    "--optimizer-env py:studies.advice:MiniOptimizer"
+                )
+            for agent_name, agent in all_agents[:1] if only_first else all_agents:
+                names = {"": "", "trained": agent_name, "start": agent.start, "own": config.grpo_agent}
+                system = System(name, environment, names[method.needs.agent])
+                # Agents may share a start, which plays once.
+                systems.setdefault(system, agent)
+    return systems
+
+
 def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
-    """--seed, or that of the agents' runs. Mini worlds with different seeds have different questions."""
+    """--seed, or the seed of the agents' runs.
+
+    Raises UsageError for agents with different seeds where questions are made from the seed, as in the mini
+    world.
+    """
     seeds = {agent.config.seed: name for name, agent in agents.items()}
     if config.seed >= 0 or not seeds:
         return max(config.seed, 0)
-    if len(seeds) > 1 and any(is_mini_data(name) or name.startswith(OBJECT_PREFIX) for name in config.data):
+    made = [name for name in config.data if is_mini_data(name) or name.startswith(OBJECT_PREFIX)]
+    if len(seeds) > 1 and made:
         raise UsageError(
             f"{' and '.join(seeds.values())} were trained with other seeds, so on other questions: give "
             "--seed, or evaluate them one by one"
@@ -122,46 +166,57 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
     return next(iter(seeds))
 
 
-def check_settings(folder: Path, settings: Mapping[str, object]) -> dict[str, Any]:
-    """The settings in a folder's config.yaml. Raises UsageError if they contradict `settings`."""
-    path, values = folder / SETTINGS, json.loads(json.dumps(settings))  # lists, as YAML has them
-    kept = read_mapping(path) if path.exists() else {}
-    for name in kept.keys() & values.keys():
-        if kept[name] != values[name]:
-            flag = f"{flag_of(name)} {kept[name]!r}, not {values[name]!r}"
-            raise UsageError(f"--out {folder}: its answers have {flag}: give another --out")
-    return kept
+def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, AgentSpec]) -> dict[str, str]:
+    """Digests of everything on this machine that the answers depend on."""
+    specs = [config.optimizer_env, *(system.environment for system in systems)]
+    names = [str(agent.path) for agent in systems.values()]
+    names += [system.agent for system in systems]
+    return digests_of([*config.train_data, *config.val_data], specs, names)
 
 
-def keep_settings(folder: Path, settings: Mapping[str, object], contents: Mapping[str, str]) -> None:
-    """Write config.yaml. Raises UsageError if the folder's answers have other settings or `contents`."""
-    if not (folder / SETTINGS).exists() and (folder / FILE).stat().st_size:
-        raise UsageError(f"--out {folder}: its answers are of an older version: give another --out")
-    kept = check_settings(folder, settings)
-    for name, digest in contents.items():
-        if kept.get(name, digest) != digest:
-            raise UsageError(f"--out {folder}: {name} has changed since its answers: give another --out")
-    values = {**kept, **settings, **contents}
-    replace_file(folder / SETTINGS, yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
+def setup_of(
+    system: System,
+    agent: AgentSpec,
+    config: EvaluateConfig,
+    *,
+    open_environment: Callable[..., Environment],
+    datasets: Sequence[str],
+    device: "torch.device",
+    seed: int,
+    folder: Path,
+) -> Setup:
+    """What a system's method is made from. `datasets`: of the questions that will be answered."""
+    method = METHODS[system.method]
+    spec = system.environment or agent.config.env
+    environment = None
+    if method.needs.environment:
+        fields = {**parse_fields(config.env_args), **method.fields}
+        environment = open_environment(system.environment, fields=fields)
 
+    def open_optimizer(fields: Fields) -> Environment:
+        return open_environment(config.optimizer_env or spec, fields=fields, price=config.optimizer_price)
 
-def contents_of(config: EvaluateConfig, systems: Mapping[System, AgentSpec]) -> dict[str, str]:
-    """Digests of the files and agents that answers depend on, by name."""
-    names = [*config.train_data, *config.val_data]
-    for system, agent in systems.items():
-        names += [str(agent.path), system.agent, *system.environment.replace("hf:", "").split(",")]
-    return {f"digest of {name}": digest_of(Path(name)) for name in names if name and Path(name).exists()}
-
-
-def digest_of(path: Path) -> str:
-    """A digest of a file, or of the files of an agent's folder."""
-    folder = path / "agent" if (path / "agent").is_dir() else path
-    files = [path] if path.is_file() else sorted(filter(Path.is_file, folder.iterdir()))
-    contents = [checksum(file) for file in files]
-    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:16]
-
-
-def checksum(path: Path) -> list[int | str]:
-    """The bytes and the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+    train: list[Question] = []
+    validation: list[Question] = []
+    if method.needs.training:
+        own = ("mini",) if _asks_mini_world(config) else ()
+        train = find_questions(config.train_data or own, "train", seed)
+        validation = sample_questions(config.val_data or own, "validation", seed, 0)
+    return Setup(
+        method=system.method,
+        spec=spec,
+        environment=environment,
+        open_optimizer=open_optimizer,
+        agent=agent,
+        grpo_agent=config.grpo_agent,
+        datasets=datasets,
+        train=train,
+        validation=validation,
+        results=folder,
+        device=device,
+        seed=seed,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        calls=config.optimize_calls,
+        examples=config.optimize_examples,
+    )

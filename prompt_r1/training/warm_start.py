@@ -58,7 +58,7 @@ from prompt_r1.settings.train import preset_of
 from prompt_r1.training.export import export_agent
 from prompt_r1.training.run import load_learner
 from prompt_r1.training.warm_start_settings import SftConfig
-from prompt_r1.types import Completion, Question, Trajectory, Turn
+from prompt_r1.types import Question, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -149,24 +149,6 @@ def fine_tune_agent(
         raise UsageError("the weights are not finite and are not saved: give a smaller --lr")
     export_agent(policy, str(start), trained_as, out / "agent", metrics=line, ranks=alone)
     return out / "agent"
-
-
-def one_turn_config(config: SftConfig) -> AgentConfig:
-    """The training config whose game the fine-tuned agent plays: one turn, without an environment."""
-    preset = agent_preset(preset_of(config.agent))
-    game = replace(preset, env="none", instruction="answer")
-    return replace(game, agent=config.agent, seed=config.seed)
-
-
-def example_of(question: Question, codec: Codec) -> Trajectory:
-    """A question and its first gold answer as a game of one turn."""
-    opening = codec.encoder.trusted(("</think>\n" if codec.opened else "") + "<answer>")
-    end = [*codec.encoder.trusted("</answer>"), codec.turn_end]
-    answer = [*opening, *codec.encoder.untrusted(question.answers[0]), *end]
-    example = Trajectory(question)
-    example.add_context(codec.opening(question.text))
-    example.add_sampled(Completion(answer, [0.0] * len(answer), finished=True))
-    return example
 
 
 def train_weights(

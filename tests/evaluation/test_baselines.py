@@ -117,7 +117,7 @@ def test_fine_tuning_begins_with_the_agent_that_the_training_started_from(name, 
     def stop(name: str, seed: int) -> None:
         raise UsageError(f"{name} {seed}")
 
-    for module in ("training.warm_start", "evaluation.methods"):
+    for module in ("training.warm_start", "evaluation.imitation"):
         monkeypatch.setattr(f"prompt_r1.{module}.find_agent", stop)
     trained = AgentSpec("trained", replace(CONFIG, seed=3), start="mini")
     with pytest.raises(UsageError, match=r"^mini 3$"):

@@ -10,7 +10,6 @@ import pytest
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation import imitation
-from prompt_r1.evaluation import methods as make
 from prompt_r1.f1 import f1
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.environment import MiniEnvironment
@@ -48,8 +47,7 @@ def learned(monkeypatch) -> list[list[Trajectory]]:
         learned.append(list(games(load_codec(find_agent("mini", 0), CONFIG))))
         return fine_tune_agent(games, settings, game, folder)
 
-    for module in (imitation, make):
-        monkeypatch.setattr(module, "fine_tune_agent", note_and_fine_tune)
+    monkeypatch.setattr(imitation, "fine_tune_agent", note_and_fine_tune)
     return learned
 
 
@@ -62,7 +60,7 @@ def test_rft_learns_once_from_its_right_games(tmp_path, learned, monkeypatch):
 
     monkeypatch.setattr(imitation, "play_question", recorded)
     monkeypatch.setattr(imitation, "QUESTIONS_AT_ONCE", 1)
-    settings = {"agent": "mini", "folder": tmp_path, "train": QUESTIONS[:6], "optimize_calls": 40}
+    settings = {"agent": "mini", "folder": tmp_path, "train": QUESTIONS[:6], "calls": 40}
     environment = mini_world()
     answer = method("rft", environment, **settings)
     first, both = learned

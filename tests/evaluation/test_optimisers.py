@@ -16,19 +16,19 @@ import pytest
 
 from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.evaluation import methods as make
+from prompt_r1.evaluation import methods
 from prompt_r1.evaluation.ask_once import IN_TAGS
-from prompt_r1.evaluation.gepa import draw_parent, filled_batches, read_fenced_prompt
-from prompt_r1.evaluation.methods import ALGORITHMS
-from prompt_r1.evaluation.opro import is_usable, meta_prompt, read_instruction
+from prompt_r1.evaluation.gepa import draw_parent, filled_batches, gepa, read_fenced_prompt
+from prompt_r1.evaluation.opro import is_usable, meta_prompt, opro, read_instruction
 from prompt_r1.evaluation.searches import SEED_PROMPT, PromptSearch, mean_score, optimised_prompt
-from prompt_r1.evaluation.textgrad import first_batches, rewrite
+from prompt_r1.evaluation.textgrad import first_batches, rewrite, textgrad
 from prompt_r1.types import Message, Question
 from tests.support.json_server import JsonHandler, serving
 from tests.support.methods import PricedSource, priced
 from tests.support.programs import run_here
 from tests.support.providers import body_of
 
+ALGORITHMS = {"opro": opro, "textgrad": textgrad, "gepa": gepa}
 PHRASE = "Check the units."
 QUESTIONS = [Question(str(n), "a", f"What is number {n}?", (f"gold {n}",)) for n in range(300)]
 TRAIN, VALIDATION, TEST = QUESTIONS[:40], QUESTIONS[40:60], QUESTIONS[100:]
@@ -395,16 +395,27 @@ def endpoint() -> Iterator[tuple[str, list[dict]]]:
 def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(endpoint, tmp_path, own, monkeypatch):
     """A bug: the task calls of the optimisers had no temperature, and --env-args was one for all methods."""
     spec, bodies = endpoint
-    monkeypatch.setattr(make, "PromptSearch", search := Mock(wraps=PromptSearch))
+    monkeypatch.setattr(methods, "PromptSearch", search := Mock(wraps=PromptSearch))
     file = tmp_path / "one.jsonl"
     file.write_text(json.dumps({"id": "1", "question": "Who?", "answers": ["Anna"]}) + "\n")
     data = ["--data", file, "--train-data", file, "--val-data", file, "--optimize-calls", "9"]
-    methods = ["--method", "direct", "cot", "opro", "textgrad", "gepa"]
+    compared = ["--method", "direct", "cot", "opro", "textgrad", "gepa"]
     prices = ["--env-price", "1,1", "--optimizer-price", "5,5"]
     prices += ["--optimizer-env", spec.replace("large", "writer"), "--optimize-examples", "1"]
-    line = [*methods, *data, *prices, "--env", spec, "--env-args", json.dumps(own), "--out", tmp_path / "out"]
+    line = [
+        *compared,
+        *data,
+        *prices,
+        "--env",
+        spec,
+        "--env-args",
+        json.dumps(own),
+        "--out",
+        tmp_path / "out",
+    ]
     run_here("evaluate.py", *line)
-    assert search.call_args.args[4:6] == (9, 1)
+    limits = search.call_args.kwargs
+    assert (limits["max_calls"], limits["examples"]) == (9, 1)
     assert {body["model"] for body in bodies} == {"large", "writer"}
     sent = defaultdict(set)
     for body in bodies:

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.folder_settings import digests_of, keep_settings
+from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE
-from prompt_r1.evaluation.settings import METHODS, EvaluateConfig
-from prompt_r1.evaluation.systems import choose_systems, common_seed, keep_settings
+from prompt_r1.evaluation.settings import EvaluateConfig
+from prompt_r1.evaluation.systems import choose_systems, common_seed, digests_of_systems
 from prompt_r1.pair.trained import AgentSpec
 from prompt_r1.settings.train import TrainConfig
 from tests.support.programs import run_here
@@ -32,6 +34,16 @@ def test_tables_runs_the_methods_of_table_5_with_every_environment_and_agent(age
     assert counts["direct"] == 2 and counts["prompt-r1"] == 4
     assert all(count == 1 for method, count in counts.items() if method not in ("direct", "prompt-r1"))
     assert set(METHODS) - set(counts) == {"bc", "rft", "grpo-only"}, "grpo-only needs --grpo-agent"
+
+
+def test_searches_need_a_model_that_writes_prompts_which_the_mini_world_is_not(agents):
+    """--tables leaves them out, and --method opro says what is missing."""
+    mini = EvaluateConfig(tables=True, env=("mini",))
+    assert not {"opro", "textgrad", "gepa"} & {system.method for system in choose_systems(mini, agents)}
+    written = choose_systems(replace(mini, optimizer_env="large"), agents)
+    assert {"opro", "textgrad", "gepa"} <= {system.method for system in written}
+    with pytest.raises(UsageError, match="--method opro: the mini world writes no prompts"):
+        choose_systems(replace(mini, method=("opro",)), agents)
 
 
 def test_by_default_the_environment_is_that_of_the_training(agents):
@@ -106,6 +118,46 @@ def test_a_folder_refuses_answers_after_a_file_has_changed(evaluate_here):
     Path("train.jsonl").write_text('{"question": "What?", "answer": "Bob"}\n')
     with pytest.raises(UsageError, match=r"train\.jsonl has changed since its answers: give another --out"):
         evaluate_here()
+
+
+@pytest.mark.parametrize("changed", ["first", "second"])
+def test_a_changed_model_of_a_pool_is_noticed(tmp_path, changed):
+    """Old and new answers of hf:A,hf:B shared a table, if it was the second model that had changed."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"before")
+    (tmp_path / FILE).touch()
+    pool = f"hf:{tmp_path}/first,hf:{tmp_path}/second"
+    keep_settings(tmp_path, {"seed": 0}, digests_of([], [pool], []))
+    (tmp_path / changed / "model.safetensors").write_bytes(b"after")
+    with pytest.raises(UsageError, match=f"{changed} has changed since its answers: give another --out"):
+        keep_settings(tmp_path, {"seed": 0}, digests_of([], [pool], []))
+
+
+def test_a_changed_model_that_writes_prompts_is_noticed(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    config = EvaluateConfig(optimizer_env=f"hf:{tmp_path}")
+    assert digests_of_systems(config, {}).keys() == {f"digest of {tmp_path}"}
+
+
+class Wordless:
+    """Answers, except when it is asked to think."""
+
+    def ask(self, messages):
+        if "step by step" in messages[-1]["content"]:
+            raise UsageError("there is nothing to think about")
+        return "Anna"
+
+
+def test_finished_rows_are_shown_whatever_fails_after_them(tmp_path, capsys):
+    """`--method sft rft`: sft was done, rft had nothing to imitate, and no table was shown."""
+    (tmp_path / "own.jsonl").write_text('{"question": "Who?", "answer": "Anna"}\n')
+    line = "--method direct cot --env py:tests.evaluation.test_systems:Wordless --device cpu"
+    with pytest.raises(UsageError, match="nothing to think about"):
+        run_here("evaluate.py", *line.split(), "--data", tmp_path / "own.jsonl", "--out", tmp_path / "out")
+    header, row = capsys.readouterr().out.splitlines()[:2]
+    assert header.split()[:3] == ["method", "n", "EM"] and row.split()[:3] == ["direct", "1", "1.000"]
+    assert json.loads((tmp_path / "out/results.json").read_text())["direct"]["em"] == 1
 
 
 def test_a_folder_remembers_the_contents_of_all_earlier_commands(tmp_path):

@@ -12,9 +12,8 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Call, Outcome
 from prompt_r1.evaluation.ask_once import Answer
-from prompt_r1.evaluation.methods import MethodMaker
-from prompt_r1.evaluation.predictions import Prediction, System
-from prompt_r1.evaluation.settings import EvaluateConfig
+from prompt_r1.evaluation.methods import METHODS, Setup
+from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.pair.trained import AgentSpec, agent_preset
 from prompt_r1.types import Message, Question
 
@@ -62,20 +61,24 @@ def method(
     seed: int = 0,
     **settings: object,
 ) -> Answer:
-    """A method with a tiny agent, prepared with `train`; `settings` are those of evaluate.py."""
+    """A method with a tiny agent, prepared with `train`; `settings` replace other parts of the setup."""
     played_by = agent if isinstance(agent, AgentSpec) else AgentSpec(agent, CONFIG, start=str(agent))
-    system = System(name, spec, str(played_by.path))
-    maker = MethodMaker(
-        config=EvaluateConfig(**{"temperature": 1.0, "top_p": 1.0, **settings}),
-        systems={system: played_by},
+    chosen = METHODS[name]
+    setup = Setup(
+        method=name,
+        spec=spec,
+        environment=environment if chosen.needs.environment else None,
+        open_optimizer=lambda fields: environment,
+        agent=played_by,
         datasets=["a"],
-        open_environment=lambda spec, **_: environment,
+        train=train,
+        validation=[],
+        results=folder,
         device=torch.device("cpu"),
         seed=seed,
-        folder=folder,
+        **{"grpo_agent": "", "temperature": 1.0, "top_p": 1.0, **settings},
     )
-    maker.preparation_questions = lambda method: (train, [])  # type: ignore[method-assign]
-    return asyncio.run(maker.make(system))
+    return asyncio.run(chosen.make(setup))
 
 
 def answer(name: str, environment: Environment, **options: object) -> Prediction:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.imitation import example_of, one_turn_config
 from prompt_r1.evaluation.systems import read_evaluate_config
 from prompt_r1.model.lora import adapters_removed, add_lora
 from prompt_r1.pair.agent import Agent, load_agent, play_question
@@ -19,11 +20,9 @@ from prompt_r1.reward import RULES
 from prompt_r1.training.warm_start import (
     _sampled,
     batch_size_for,
-    example_of,
     fine_tune_agent,
     learn_games,
     negative_log_likelihood,
-    one_turn_config,
     read_games,
     schedule,
     train_weights,
@@ -40,7 +39,7 @@ SMALL = SftConfig(agent="", lr=1e-2, epochs=8, batch_size=4, micro_batch=2, devi
 
 
 def tiny_agent() -> Agent:
-    game = replace(one_turn_config(SMALL).game, max_tokens=400)
+    game = replace(one_turn_config("", seed=0).game, max_tokens=400)
     codec = Codec(tiny.tokenizer(), "Answer.")
     return Agent(tiny.policy(), codec, game)
 
@@ -235,4 +234,4 @@ def test_a_folder_with_other_files_is_refused(start, tmp_path):
     config = replace(SMALL, agent=str(start))
     (tmp_path / "config.yaml").touch()
     with pytest.raises(UsageError, match="give a new or an empty folder"):
-        fine_tune_agent(lambda codec: [], config, one_turn_config(config), tmp_path)
+        fine_tune_agent(lambda codec: [], config, one_turn_config(str(start), seed=0), tmp_path)

@@ -1,0 +1,73 @@
+"""What all answers in an evaluation folder have in common: its config.yaml.
+
+It holds the settings that define the experiment, and digests of the files and agents that answers depend on.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.predictions import FILE
+from prompt_r1.programs.files import replace_file
+from prompt_r1.settings.fields import flag_of, read_mapping
+
+SETTINGS = "config.yaml"
+
+
+def check_same_settings(folder: Path, settings: Mapping[str, object]) -> dict[str, Any]:
+    """The settings in a folder's config.yaml. Raises UsageError if they contradict `settings`."""
+    path = folder / SETTINGS
+    kept = read_mapping(path) if path.exists() else {}
+    given = json.loads(json.dumps(settings))  # Tuples become lists, which YAML has too.
+    for name in kept.keys() & given.keys():
+        if kept[name] != given[name]:
+            flag = f"{flag_of(name)} {kept[name]!r}, not {given[name]!r}"
+            raise UsageError(f"--out {folder}: its answers have {flag}: give another --out")
+    return kept
+
+
+def keep_settings(folder: Path, settings: Mapping[str, object], digests: Mapping[str, str]) -> None:
+    """Write config.yaml. Raises UsageError if the folder's answers have other settings or digests."""
+    if not (folder / SETTINGS).exists() and (folder / FILE).stat().st_size:
+        raise UsageError(f"--out {folder}: its answers are of an older version: give another --out")
+    kept = check_same_settings(folder, settings)
+    for name, digest in digests.items():
+        if kept.get(name, digest) != digest:
+            raise UsageError(f"--out {folder}: {name} has changed since its answers: give another --out")
+    values = {**kept, **settings, **digests}
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    replace_file(folder / SETTINGS, text.encode())
+
+
+def digests_of(files: Iterable[str], specs: Iterable[str], agents: Iterable[str]) -> dict[str, str]:
+    """Digests of the files, environments and agents that exist on this machine, by name.
+
+    A SPEC may name several environments, each a model in this process: hf:A,hf:B.
+    """
+    names = [*files, *agents]
+    for spec in specs:
+        names += [part.removeprefix("hf:") for part in spec.split(",")]
+    return {f"digest of {name}": _digest(Path(name)) for name in names if name and Path(name).exists()}
+
+
+def _digest(path: Path) -> str:
+    """A digest of a file, or of the files of an agent's folder."""
+    digests = [_file_digest(file) for file in _files_of(path)]
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:16]
+
+
+def _files_of(path: Path) -> Sequence[Path]:
+    if path.is_file():
+        return [path]
+    folder = path / "agent" if (path / "agent").is_dir() else path
+    return sorted(file for file in folder.iterdir() if file.is_file())
+
+
+def _file_digest(path: Path) -> list[int | str]:
+    with path.open("rb") as file:
+        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
