@@ -29,52 +29,57 @@ import json
 import random
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import torch
 
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.local import load_local
 from prompt_r1.evaluation.predictions import FILE, Prediction, read_predictions
+from prompt_r1.evaluation.searches import text_between
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.tables import markdown_table
 from prompt_r1.types import Message
-from studies.seeds import percent
+from studies.seeds import Scores, means_of_seeds, percent
 
 CAPITALS = """\
-Kabul Afghanistan|Tirana Albania|Algiers Algeria|Luanda Angola|Buenos Aires Argentina|Yerevan Armenia|\
-Canberra Australia|Vienna Austria|Baku Azerbaijan|Nassau Bahamas|Manama Bahrain|Dhaka Bangladesh|\
-Bridgetown Barbados|Minsk Belarus|Brussels Belgium|Belmopan Belize|Thimphu Bhutan|Sarajevo Bosnia|\
-Gaborone Botswana|Brasilia Brazil|Sofia Bulgaria|Ouagadougou Burkina Faso|Gitega Burundi|\
-Phnom Penh Cambodia|Ottawa Canada|Beijing China|Santiago Chile|Bogota Colombia|Zagreb Croatia|Havana Cuba|\
-Nicosia Cyprus|Copenhagen Denmark|Quito Ecuador|Cairo Egypt|Asmara Eritrea|Tallinn Estonia|\
-Addis Ababa Ethiopia|Suva Fiji|Helsinki Finland|Paris France|Libreville Gabon|Tbilisi Georgia|\
-Berlin Germany|Accra Ghana|Athens Greece|Conakry Guinea|Georgetown Guyana|Tegucigalpa Honduras|\
-Budapest Hungary|Reykjavik Iceland|New Delhi India|Jakarta Indonesia|Tehran Iran|Baghdad Iraq|\
-Dublin Ireland|Jerusalem Israel|Rome Italy|Kingston Jamaica|Tokyo Japan|Amman Jordan|Astana Kazakhstan|\
-Nairobi Kenya|Bishkek Kyrgyzstan|Vientiane Laos|Riga Latvia|Beirut Lebanon|Maseru Lesotho|Monrovia Liberia|\
-Tripoli Libya|Vilnius Lithuania|Antananarivo Madagascar|Lilongwe Malawi|Kuala Lumpur Malaysia|Male Maldives|\
-Bamako Mali|Valletta Malta|Nouakchott Mauritania|Port Louis Mauritius|Chisinau Moldova|Ulaanbaatar Mongolia|\
-Podgorica Montenegro|Rabat Morocco|Maputo Mozambique|Windhoek Namibia|Kathmandu Nepal|Amsterdam Netherlands|\
-Wellington New Zealand|Managua Nicaragua|Abuja Nigeria|Pyongyang North Korea|Oslo Norway|Muscat Oman|\
-Islamabad Pakistan|Port Moresby Papua New Guinea|Asuncion Paraguay|Lima Peru|Manila Philippines|\
-Warsaw Poland|Lisbon Portugal|Doha Qatar|Bucharest Romania|Moscow Russia|Kigali Rwanda|Riyadh Saudi Arabia|\
-Dakar Senegal|Belgrade Serbia|Freetown Sierra Leone|Bratislava Slovakia|Ljubljana Slovenia|\
-Mogadishu Somalia|Pretoria South Africa|Seoul South Korea|Madrid Spain|Khartoum Sudan|Paramaribo Suriname|\
-Stockholm Sweden|Bern Switzerland|Damascus Syria|Taipei Taiwan|Dushanbe Tajikistan|Dodoma Tanzania|\
-Bangkok Thailand|Lome Togo|Tunis Tunisia|Ankara Turkey|Kampala Uganda|Kyiv Ukraine|Montevideo Uruguay|\
-Tashkent Uzbekistan|Caracas Venezuela|Hanoi Vietnam|Sanaa Yemen|Lusaka Zambia|Harare Zimbabwe"""
-
-# Only these capitals have two words.
-CITY = re.compile("Buenos Aires|Addis Ababa|Phnom Penh|New Delhi|Kuala Lumpur|Port Louis|Port Moresby|\\w+")
-CITIES = {city: pair[len(city) + 1 :] for pair in CAPITALS.split("|") for city in CITY.findall(pair)[:1]}
+Kabul: Afghanistan, Tirana: Albania, Algiers: Algeria, Luanda: Angola, Buenos Aires: Argentina, \
+Yerevan: Armenia, Canberra: Australia, Vienna: Austria, Baku: Azerbaijan, Nassau: Bahamas, \
+Manama: Bahrain, Dhaka: Bangladesh, Bridgetown: Barbados, Minsk: Belarus, Brussels: Belgium, \
+Belmopan: Belize, Thimphu: Bhutan, Sarajevo: Bosnia, Gaborone: Botswana, Brasilia: Brazil, \
+Sofia: Bulgaria, Ouagadougou: Burkina Faso, Gitega: Burundi, Phnom Penh: Cambodia, Ottawa: Canada, \
+Beijing: China, Santiago: Chile, Bogota: Colombia, Zagreb: Croatia, Havana: Cuba, Nicosia: Cyprus, \
+Copenhagen: Denmark, Quito: Ecuador, Cairo: Egypt, Asmara: Eritrea, Tallinn: Estonia, \
+Addis Ababa: Ethiopia, Suva: Fiji, Helsinki: Finland, Paris: France, Libreville: Gabon, Tbilisi: Georgia, \
+Berlin: Germany, Accra: Ghana, Athens: Greece, Conakry: Guinea, Georgetown: Guyana, \
+Tegucigalpa: Honduras, Budapest: Hungary, Reykjavik: Iceland, New Delhi: India, Jakarta: Indonesia, \
+Tehran: Iran, Baghdad: Iraq, Dublin: Ireland, Jerusalem: Israel, Rome: Italy, Kingston: Jamaica, \
+Tokyo: Japan, Amman: Jordan, Astana: Kazakhstan, Nairobi: Kenya, Bishkek: Kyrgyzstan, Vientiane: Laos, \
+Riga: Latvia, Beirut: Lebanon, Maseru: Lesotho, Monrovia: Liberia, Tripoli: Libya, Vilnius: Lithuania, \
+Antananarivo: Madagascar, Lilongwe: Malawi, Kuala Lumpur: Malaysia, Male: Maldives, Bamako: Mali, \
+Valletta: Malta, Nouakchott: Mauritania, Port Louis: Mauritius, Chisinau: Moldova, Ulaanbaatar: Mongolia, \
+Podgorica: Montenegro, Rabat: Morocco, Maputo: Mozambique, Windhoek: Namibia, Kathmandu: Nepal, \
+Amsterdam: Netherlands, Wellington: New Zealand, Managua: Nicaragua, Abuja: Nigeria, \
+Pyongyang: North Korea, Oslo: Norway, Muscat: Oman, Islamabad: Pakistan, Port Moresby: Papua New Guinea, \
+Asuncion: Paraguay, Lima: Peru, Manila: Philippines, Warsaw: Poland, Lisbon: Portugal, Doha: Qatar, \
+Bucharest: Romania, Moscow: Russia, Kigali: Rwanda, Riyadh: Saudi Arabia, Dakar: Senegal, \
+Belgrade: Serbia, Freetown: Sierra Leone, Bratislava: Slovakia, Ljubljana: Slovenia, Mogadishu: Somalia, \
+Pretoria: South Africa, Seoul: South Korea, Madrid: Spain, Khartoum: Sudan, Paramaribo: Suriname, \
+Stockholm: Sweden, Bern: Switzerland, Damascus: Syria, Taipei: Taiwan, Dushanbe: Tajikistan, \
+Dodoma: Tanzania, Bangkok: Thailand, Lome: Togo, Tunis: Tunisia, Ankara: Turkey, Kampala: Uganda, \
+Kyiv: Ukraine, Montevideo: Uruguay, Tashkent: Uzbekistan, Caracas: Venezuela, Hanoi: Vietnam, \
+Sanaa: Yemen, Lusaka: Zambia, Harare: Zimbabwe"""
+CITIES = dict(pair.split(": ") for pair in CAPITALS.split(", "))  # capital → country
 COUNTRY = re.compile(rf"\b({'|'.join(sorted(CITIES.values(), key=len, reverse=True))})\b")
 NAMES = "Zoe Ben Ada Tom Mia Sam Eva Max Lily Jack Nora Paul".split()
-SPLITS = {"train": (0, 58), "validation": (58, 74), "test": (74, 134)}
+SPLITS = {"train": (0, 58), "validation": (58, 74), "test": (74, 134)}  # of the shuffled cities
 PER_CITY = {"train": 6, "validation": 1, "test": 1}  # questions
 DEMONSTRATIONS = 80
+OTHER = "other wordings"
 REPLY_TOKENS = 32
 
 # What the agent is shown: share, thought and prompt. {other} is another person's city.
@@ -99,6 +104,9 @@ STATIC = [
     )
 ]
 
+Marks = dict[str, float]
+"""Question → 1 if the reply was right, else 0."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -114,32 +122,35 @@ class Case:
         return {"question": self.text, "answers": [CITIES[self.city]]}
 
     def prompt(self, wording: str) -> str:
-        return WORDINGS[wording][2].format(**vars(self))
+        _, _, prompt = WORDINGS[wording]
+        return prompt.format(**vars(self))
 
 
 def cases_of(split: str) -> list[Case]:
     """The questions of a split, about each of its cities in turn."""
-    cities = random.Random("cities").sample(list(CITIES), len(CITIES))
-    cities = cities[slice(*SPLITS[split])]
-    rng, cases = random.Random(split), []
+    first, end = SPLITS[split]
+    cities = random.Random("cities").sample(list(CITIES), len(CITIES))[first:end]
+    rng = random.Random(split)
+    cases = []
     for city in cities * PER_CITY[split]:
         names = rng.sample(NAMES, 3)
-        lives = [city, *rng.sample([other for other in cities if other != city], 2)]
-        facts = [f"{name} lives in {where}." for name, where in zip(names, lives, strict=True)]
-        text = " ".join([*rng.sample(facts, 3), f"In which country does {names[0]} live?"])
-        cases.append(Case(text, names[0], city, lives[1]))
+        homes = [city, *rng.sample([other for other in cities if other != city], 2)]
+        facts = [f"{name} lives in {home}." for name, home in zip(names, homes, strict=True)]
+        shuffled = rng.sample(facts, 3)
+        text = " ".join([*shuffled, f"In which country does {names[0]} live?"])
+        cases.append(Case(text, names[0], city, other=homes[1]))
     return cases
 
 
-def is_right(answer: str | None, country: str) -> bool:
+def names_only(answer: str | None, country: str) -> bool:
     """Whether an answer names this country and no other."""
     return set(COUNTRY.findall(answer or "")) == {country}
 
 
 async def ask_all(environment: Environment, prompts: Sequence[str]) -> list[str]:
     """The replies to prompts."""
-    asked = [environment.ask([Message(role="user", content=prompt)]) for prompt in prompts]
-    return await asyncio.gather(*asked)
+    calls = [environment.ask([Message(role="user", content=prompt)]) for prompt in prompts]
+    return await asyncio.gather(*calls)
 
 
 async def demonstrate(environment: Environment, cases: Sequence[Case]) -> list[dict[str, object]]:
@@ -147,16 +158,19 @@ async def demonstrate(environment: Environment, cases: Sequence[Case]) -> list[d
     shares = [share for share, _, _ in WORDINGS.values()]
     drawn = random.Random("demonstrations").choices(list(WORDINGS), shares, k=len(cases))
     prompts = [case.prompt(wording) for case, wording in zip(cases, drawn, strict=True)]
+    replies = await ask_all(environment, prompts)
     games: list[dict[str, object]] = []
-    for case, wording, prompt, reply in zip(
-        cases, drawn, prompts, await ask_all(environment, prompts), strict=True
-    ):
+    for case, wording, prompt, reply in zip(cases, drawn, prompts, replies, strict=True):
+        _, thought, _ = WORDINGS[wording]
+        think = thought.format(**vars(case))
         named = COUNTRY.findall(reply)
-        think = WORDINGS[wording][1].format(**vars(case))
-        ask = f"<think>{think}</think>\n<interaction_prompt>{prompt}</interaction_prompt>"
-        known = "Now I know the answer." if named else "It names no country."
-        answer = f"<think>{known}</think>\n<answer>{named[0] if named else 'unknown'}</answer>"
-        turns = [{"text": ask, "reply": reply}, {"text": answer, "reply": None}]
+        if named:
+            known, answer = "Now I know the answer.", named[0]
+        else:
+            known, answer = "It names no country.", "unknown"
+        first = f"<think>{think}</think>\n<interaction_prompt>{prompt}</interaction_prompt>"
+        last = f"<think>{known}</think>\n<answer>{answer}</answer>"
+        turns = [{"text": first, "reply": reply}, {"text": last, "reply": None}]
         games.append({"question": case.text, "turns": turns})
     return games
 
@@ -171,80 +185,119 @@ async def make(folder: Path) -> None:
         slots=16,
         device=torch.device("cpu"),
     )
-    environment, cases = Environment([source]), {split: cases_of(split) for split in SPLITS}
+    environment = Environment([source])
+    train, test = cases_of("train"), cases_of("test")
     folder.mkdir(parents=True, exist_ok=True)
-    rows = {split: [case.row for case in of] for split, of in cases.items()}
-    rows["games"] = await demonstrate(environment, cases["train"][:DEMONSTRATIONS])
-    for name, lines in rows.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for split in SPLITS:
+        write_lines(folder / f"{split}.jsonl", [case.row for case in cases_of(split)])
+    write_lines(folder / "games.jsonl", await demonstrate(environment, train[:DEMONSTRATIONS]))
+    rows = await measure_wordings(environment, train, test)
+    rows.append(await measure_static_prompts(environment, train, test))
+    print(markdown_table(["wording", "training, % [95 %]", "test, % [95 %]"], rows))
 
-    async def marks(of: Sequence[Case], prompts: Sequence[str]) -> dict[str, float]:
-        replies = await ask_all(environment, prompts)
-        paired = zip(of, replies, strict=True)
-        return {case.text: float(is_right(reply, CITIES[case.city])) for case, reply in paired}
 
-    once, tested = cases["train"][: SPLITS["train"][1]], cases["test"]
-    found = {}
+def write_lines(path: Path, lines: Sequence[dict[str, object]]) -> None:
+    """Write a JSONL file."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+async def marks_of(environment: Environment, cases: Sequence[Case], prompts: Sequence[str]) -> Marks:
+    """Ask one prompt about each case, and mark the replies."""
+    replies = await ask_all(environment, prompts)
+    marks = {}
+    for case, reply in zip(cases, replies, strict=True):
+        marks[case.text] = float(names_only(reply, CITIES[case.city]))
+    return marks
+
+
+async def measure_wordings(
+    environment: Environment, train: Sequence[Case], test: Sequence[Case]
+) -> list[list[str]]:
+    """A row for each wording, and a row for the best wording of each question."""
+    _, count = SPLITS["train"]
+    once = train[:count]  # the first question about each city
+    rows = []
+    best_train: Marks = {}
+    best_test: Marks = {}
     for wording in WORDINGS:
-        scores = [await marks(of, [case.prompt(wording) for case in of]) for of in (once, tested)]
-        found[wording] = scores
-    best = [{key: max(of[at][key] for of in found.values()) for key in found["in"][at]} for at in (0, 1)]
-    found["the best wording of each question"] = best
-    static = {}
+        of_train = await marks_of(environment, once, [case.prompt(wording) for case in once])
+        of_test = await marks_of(environment, test, [case.prompt(wording) for case in test])
+        rows.append([wording, _percent(of_train), _percent(of_test)])
+        best_train = {text: max(mark, best_train.get(text, 0.0)) for text, mark in of_train.items()}
+        best_test = {text: max(mark, best_test.get(text, 0.0)) for text, mark in of_test.items()}
+    rows.append(["the best wording of each question", _percent(best_train), _percent(best_test)])
+    return rows
+
+
+async def measure_static_prompts(
+    environment: Environment, train: Sequence[Case], test: Sequence[Case]
+) -> list[str]:
+    """The row of the static prompt that is best on 40 training questions."""
+    chosen_on = train[:40]
+    found = {}
     for before, after in STATIC:
-        static[before, after] = await marks(once[:40], [before + case.text + after for case in once[:40]])
-    before, after = max(static, key=lambda pair: sum(static[pair].values()))
-    of_test = await marks(tested, [before + case.text + after for case in tested])
-    found[f"static prompt: {before}…{after}"] = [static[before, after], of_test]
-    shown = [[name, *(percent({(0, ""): of}) for of in scores)] for name, scores in found.items()]
-    print(markdown_table(["wording", "training, % [95 %]", "test, % [95 %]"], shown))
+        prompts = [before + case.text + after for case in chosen_on]
+        found[before, after] = await marks_of(environment, chosen_on, prompts)
+    before, after = max(found, key=lambda pair: sum(found[pair].values()))
+    of_test = await marks_of(environment, test, [before + case.text + after for case in test])
+    return [f"static prompt: {before}…{after}", _percent(found[before, after]), _percent(of_test)]
+
+
+def _percent(marks: Marks) -> str:
+    return percent({(0, ""): marks})
 
 
 def requests_of(predictions: Sequence[Prediction], cases: dict[str, Case]) -> str:
-    """Of the first requests of the games, those about one city; of these, the right one, by wording."""
-    about, right = 0, dict.fromkeys([*WORDINGS, "other wordings"], 0)
-    for one in predictions:
-        case = cases[one.question.text]
-        asked = one.raw.partition("<interaction_prompt>")[2].partition("</interaction_prompt>")[0].strip()
-        cities = {city for city in CITIES if re.search(rf"\b{city}\b", asked)}
-        about += len(cities) == 1
+    """The share of games whose first request is about one city; of these, about the right one, by wording."""
+    about_one = 0
+    right: Counter[str] = Counter()
+    for prediction in predictions:
+        case = cases[prediction.question.text]
+        request = text_between(prediction.raw, "<interaction_prompt>", "</interaction_prompt>")
+        cities = {city for city in CITIES if re.search(rf"\b{city}\b", request)}
+        if len(cities) == 1:
+            about_one += 1
         if cities == {case.city}:
-            wording = [name for name in WORDINGS if asked == case.prompt(name)] or ["other wordings"]
-            right[wording[0]] += 1
-    correct = sum(right.values())
-    wordings = ", ".join(f"{name} {count / correct:.0%}" for name, count in right.items() if count)
-    return f"{about / len(predictions):.0%}; of these {correct / max(about, 1):.0%}: {wordings}"
+            right[wording_of(request, case)] += 1
+    correct = right.total()
+    shown = [f"{name} {right[name] / correct:.0%}" for name in [*WORDINGS, OTHER] if right[name]]
+    share = about_one / len(predictions)
+    return f"{share:.0%}; of these {correct / max(about_one, 1):.0%}: {', '.join(shown)}"
+
+
+def wording_of(request: str, case: Case) -> str:
+    """The wording of WORDINGS that a request about a case has."""
+    for wording in WORDINGS:
+        if request == case.prompt(wording):
+            return wording
+    return OTHER
 
 
 def table(folders: Sequence[Path]) -> str:
     """A row for each method: the share of right answers, also by seed and in any sample, and its requests."""
     answers = [read_predictions(folder / FILE) for folder in folders]
     cases = {case.text: case for split in SPLITS for case in cases_of(split)}
+    methods = dict.fromkeys(one.system.method for of_seed in answers for one in of_seed)
     rows = []
-    for method in dict.fromkeys(one.system.method for of in answers for one in of):
-        scores, played = {}, []
-        for number, of in enumerate(answers):
-            own = [one for one in of if one.system.method == method]
-            marks: dict[str, list[bool]] = {}
+    for method in methods:
+        means: Scores = {}
+        any_right: Scores = {}
+        played: list[Prediction] = []
+        for number, of_seed in enumerate(answers):
+            own = [one for one in of_seed if one.system.method == method]
+            if not own:
+                continue
+            marks: dict[str, list[float]] = {}
             for one in own:
-                marks.setdefault(one.question.text, []).append(is_right(one.answer, one.question.answers[0]))
-            if own:
-                scores[number, ""] = {key: sum(each) / len(each) for key, each in marks.items()}
-                scores[number, "any"] = {key: float(any(each)) for key, each in marks.items()}
+                mark = float(names_only(one.answer, one.question.answers[0]))
+                marks.setdefault(one.question.text, []).append(mark)
+            means[number, ""] = {text: fmean(each) for text, each in marks.items()}
+            any_right[number, ""] = {text: max(each) for text, each in marks.items()}
             played += own
-        single, any_of = ({key: of for key, of in scores.items() if key[1] == name} for name in ("", "any"))
-        seeds = ", ".join(f"{100 * sum(of.values()) / len(of):.1f}" for of in single.values())
-        rows.append([method, percent(single), seeds, percent(any_of), requests_of(played, cases)])
-    return markdown_table(
-        [
-            "method",
-            "right, % [95 %]",
-            "by seed",
-            "any sample right",
-            "first requests about one city; of these the right one: its wordings",
-        ],
-        rows,
-    )
+        by_seed = ", ".join(f"{100 * mean:.1f}" for mean in means_of_seeds(means))
+        rows.append([method, percent(means), by_seed, percent(any_right), requests_of(played, cases)])
+    requests = "first requests about one city; of these the right one: its wordings"
+    return markdown_table(["method", "right, % [95 %]", "by seed", "any sample right", requests], rows)
 
 
 def main(arguments: list[str]) -> None:

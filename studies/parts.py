@@ -40,8 +40,8 @@ from prompt_r1.miniworld.world import (
 )
 from prompt_r1.types import Question, Turn
 
-SHARE_OF_STEPS = 0.65  # of the demonstrations: questions of one or two steps that are all in the question
-SHARE_OF_TWO = 0.6  # of these
+SHARE_OF_STEPS = 0.65  # of the demonstrations: questions whose one or two steps are both in the question
+SHARE_OF_TWO = 0.6  # of these demonstrations: two steps
 STRATEGIES = {"as it is": 0.3, "beginning": 0.6, "vague": 0.05, "guess": 0.05}  # for the training mix
 WORDINGS = ("{clear}", "{subject}: {short}?", "Tell me, {short} of {subject}?", "For {subject}, {short}?")
 SHORT = {"birthplace": "what is the birthplace", "year": "the year"}
@@ -72,15 +72,20 @@ def show_part(
 
 def _show_steps(environment: MiniEnvironment, rng: random.Random) -> tuple[Question, list[Turn]]:
     """One step, or two that have nothing to do with each other."""
-    one, other = _draw_step(environment.world, rng), _draw_step(environment.world, rng)
-    while environment.reply(one.request).value in other.request:  # it would use the first reply, by chance
+    one = _draw_step(environment.world, rng)
+    other = _draw_step(environment.world, rng)
+    # By chance, the second request could name what the first reply tells.
+    while environment.reply(one.request).value in other.request:
         other = _draw_step(environment.world, rng)
     if rng.random() < SHARE_OF_TWO:
         text = rng.choice(ORDERS).format(one=one.text, other=other.text)
+        answer = other.answer
         plan = [(one.thoughts[1], one.request), (other.thoughts[2], other.request)]
     else:
-        other, text, plan = one, one.text, [(one.thoughts[0], one.request)]
-    question = Question(f"parts-{text}", "parts", text, (other.answer,))
+        text = one.text
+        answer = one.answer
+        plan = [(one.thoughts[0], one.request)]
+    question = Question(f"parts-{text}", "parts", text, (answer,))
     return question, perform(plan, environment, rng, fallback=str)
 
 
@@ -111,24 +116,30 @@ def _draw_step(world: World, rng: random.Random) -> Step:
     if kind == "before":
         year = rng.choice(YEARS)
         text = request = f"Was {subject} released before {year}?"
-        answer, thought = "yes" if world.facts[subject, "year"] < year else "no", "can compare."
+        answer = "yes" if world.facts[subject, "year"] < year else "no"
+        thought = "can compare."
     else:
         relation = rng.choice(PERSON_RELATIONS if kind == "person" else (*CREW, "year"))
-        request, answer = ask_clearly(subject, relation), world.facts[subject, relation]
-        thought, short = f"need the {relation}.", SHORT.get(relation, f"who is the {relation}")
+        request = ask_clearly(subject, relation)
+        answer = world.facts[subject, relation]
+        thought = f"need the {relation}."
+        short = SHORT.get(relation, f"who is the {relation}")
         text = rng.choice(WORDINGS).format(clear=request, subject=subject, short=short)
     if rng.random() < 0.6:
-        film = kind == "person" or (kind == "before" and rng.random() < 0.5)
-        name = rng.choice(world.train.films if film else world.train.people)
-        aside = rng.choice(ABOUT_FILMS if film else ABOUT_PEOPLE).format(name=name)
+        about_film = kind == "person" or (kind == "before" and rng.random() < 0.5)
+        name = rng.choice(world.train.films if about_film else world.train.people)
+        aside = rng.choice(ABOUT_FILMS if about_film else ABOUT_PEOPLE).format(name=name)
         text = rng.choice((f"{aside} {text}", f"{text} {aside}"))
     return Step(text, request, answer, (f"I {thought}", f"First I {thought}", f"Now I {thought}"))
 
 
 def _draw_sum(rng: random.Random) -> Step:
     """A sum, bare or as a word problem of one step."""
-    start, verb, amount = rng.randint(20, 80), rng.choice(list(SIGNS)), rng.randint(2, 19)
-    owner, things = rng.choice(OWNERS), rng.choice(THINGS)
+    start = rng.randint(20, 80)
+    verb = rng.choice(list(SIGNS))
+    amount = rng.randint(2, 19)
+    owner = rng.choice(OWNERS)
+    things = rng.choice(THINGS)
     request = f"What is {start} {SIGNS[verb]} {amount}?"
     more = " more" if SIGNS[verb] == "plus" else ""
     problem = f"{verb} {amount}{more}. How many {things} does {owner} have now?"
@@ -145,7 +156,7 @@ def _draw_sum(rng: random.Random) -> Step:
 
 
 def game_line(question: Question, turns: list[Turn]) -> str:
-    """A demonstration as a line of `sft --games`."""
+    """A demonstration as a line of the warm start's --games."""
     said = [{"text": turn.text, "reply": turn.reply} for turn in turns]
     return json.dumps({"question": question.text, "turns": said}) + "\n"
 

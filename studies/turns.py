@@ -41,10 +41,13 @@ def answer_in_turn(turn: int, generate: Generate, prefix: list[int]) -> Generate
     """The same agent, except that its turn number `turn` (from 1) starts with the tokens of `prefix`."""
 
     async def generate_or_answer(tokens: list[int], *, max_new: int, seed: str) -> Completion:
-        if int(seed.rsplit("/", 1)[1]) != turn:
+        this_turn = int(seed.rsplit("/", 1)[1])
+        if this_turn != turn:
             return await generate(tokens, max_new=max_new, seed=seed)
-        rest = await generate([*tokens, *prefix], max_new=max(1, max_new - len(prefix)), seed=seed)
-        return Completion([*prefix, *rest.tokens], [0.0] * len(prefix) + rest.logprobs, rest.finished)
+        left = max(1, max_new - len(prefix))
+        rest = await generate([*tokens, *prefix], max_new=left, seed=seed)
+        logprobs = [0.0] * len(prefix) + rest.logprobs
+        return Completion([*prefix, *rest.tokens], logprobs, rest.finished)
 
     return generate_or_answer
 
@@ -71,12 +74,14 @@ def scores_of_run(folder: Path, number: int, limit: int) -> Table:
         raise UsageError(f"{folder} is not a run with the environment mini, which the study needs")
     environment = MiniEnvironment(make_world(config.seed), seed=config.seed)
     questions = mini_questions(config.seed, "test")[:limit]
-    start, table = find_agent(config.agent, config.seed), Table()
-    for name, path in {"untrained": start, "trained": folder / "agent"}.items():
+    paths = {"untrained": find_agent(config.agent, config.seed), "trained": folder / "agent"}
+    table: Table = {}
+    for name, path in paths.items():
         agent = load_agent(path, config, pick_device("cpu"))
         for interactions in range(MOST + 1):
+            scores = table[name, interactions] = {}
             for game in asyncio.run(play_and_answer(agent, environment, questions, interactions)):
-                question, scores = game.question, table.setdefault((name, interactions), {})
+                question = game.question
                 em = exact_match(game.answer or "", question.answers)
                 scores.setdefault((number, question.dataset), {})[question.id] = em
     return table
@@ -84,13 +89,17 @@ def scores_of_run(folder: Path, number: int, limit: int) -> Table:
 
 def rows_of(table: Table) -> list[list[str]]:
     """Both agents on all questions, and the trained one by kind."""
-    rows = []
-    for name in ("untrained", "trained"):
-        columns = [table[name, interactions] for interactions in range(MOST + 1)]
-        rows.append([f"{name}, all", *map(percent, columns)])
-        for kind in sorted({kind for _, kind in columns[0]}) if name == "trained" else ():
-            of_kind = [{key: of for key, of in column.items() if key[1] == kind} for column in columns]
-            rows.append([f"{name}, {kind}", *map(percent, of_kind)])
+    untrained = [table["untrained", interactions] for interactions in range(MOST + 1)]
+    trained = [table["trained", interactions] for interactions in range(MOST + 1)]
+    rows = [
+        ["untrained, all", *(percent(scores) for scores in untrained)],
+        ["trained, all", *(percent(scores) for scores in trained)],
+    ]
+    for kind in sorted({kind for _, kind in trained[0]}):
+        row = [f"trained, {kind}"]
+        for scores in trained:
+            row.append(percent({key: marks for key, marks in scores.items() if key[1] == kind}))
+        rows.append(row)
     return rows
 
 
@@ -101,7 +110,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--limit", type=int, default=320, help="test questions (320: all)")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)  # more threads do not make a tiny model faster
-    table = Table()
+    table: Table = {}
     for number, folder in enumerate(given.run):
         for cell, scores in scores_of_run(folder, number, given.limit).items():
             table.setdefault(cell, {}).update(scores)

@@ -1,5 +1,6 @@
 """`direct` and `cot`, which ask the environment without an agent; how answers are requested and read.
 
+direct: the question itself, in one call.
 cot: "Let's think step by step.", and a second call for the answer (zero-shot, Kojima et al. 2022).
 """
 
@@ -17,22 +18,25 @@ STEP_BY_STEP = "Let's think step by step."
 EXTRACT = "Therefore, the answer is …"
 # How a prompt requests the answer, after the question; the same for all methods.
 IN_TAGS = f"\n{ANSWER_IN_TAGS}"
-ANSWER_ONLY = " Answer only."  # the only such request that the rules of the mini world understand
+ANSWER_ONLY = " Answer only."  # the only such request that the mini world understands
 
 Answer = Callable[[Question, int], Awaitable[Prediction]]
-"""A method that is ready: a question and the number of its repeat in. Several calls may run concurrently."""
+"""A method that is ready: from a question and the number of its repeat to a prediction. Calls may overlap."""
 
 
 def read_answer(reply: str, request: str) -> tuple[str, float | None]:
     """The answer in a reply, and whether it was in the requested format (None: any format will do).
 
-    If tags were requested, it is the content of the last ones; without tags it is the whole reply, with a
-    format of 0.
+    If tags were requested, the answer is the content of the last ones. A reply without them counts as a
+    whole, with a format of 0.
     """
     if request != IN_TAGS:
         return reply.strip(), None
-    _, opening, answer = reply.rpartition("</answer>")[0].rpartition("<answer>")
-    return (answer.strip(), 1.0) if opening else (reply.strip(), 0.0)
+    before_end, _, _ = reply.rpartition("</answer>")
+    _, opening, answer = before_end.rpartition("<answer>")
+    if not opening:
+        return reply.strip(), 0.0
+    return answer.strip(), 1.0
 
 
 async def ask_once(
@@ -67,8 +71,9 @@ async def think_then_answer(
         return thought
     messages.append({"role": "assistant", "content": thought.raw})
     messages.append({"role": "user", "content": f"{EXTRACT}\n{request.strip()}"})
-    said = await ask_once(environment, messages, request, question, sample)
-    return replace(said, raw=f"{thought.raw}\n\n{said.raw}", spent=thought.spent + said.spent)
+    answered = await ask_once(environment, messages, request, question, sample)
+    raw = f"{thought.raw}\n\n{answered.raw}"
+    return replace(answered, raw=raw, spent=thought.spent + answered.spent)
 
 
 def task_score(prediction: Prediction) -> float:

@@ -17,7 +17,7 @@ from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.training.warm_start import read_games
 from prompt_r1.types import GameSettings, Question, Spending
 from studies import cities, seeds, turns
-from studies.cities import CITIES, SPLITS, WORDINGS, cases_of, is_right
+from studies.cities import CITIES, SPLITS, WORDINGS, cases_of, names_only
 from studies.parts import show_part
 from studies.turns import THOUGHT_AFTER_ASKING, THOUGHT_BEFORE_ASKING
 from tests.support import tiny
@@ -175,8 +175,8 @@ def test_training_validation_and_test_ask_about_different_cities():
 
 def test_an_answer_is_right_if_it_names_the_right_country_and_no_other():
     for text, right in {"He lives in Oman.": 1, "Romania": 0, "Oman or Yemen": 0, "unknown": 0}.items():
-        assert is_right(text, "Oman") == right
-    assert is_right("Papua New Guinea", "Papua New Guinea") and not is_right("Papua New Guinea", "Guinea")
+        assert names_only(text, "Oman") == right
+    assert names_only("Papua New Guinea", "Papua New Guinea") and not names_only("Papua New Guinea", "Guinea")
 
 
 def test_the_demonstrations_show_every_wording_and_answer_what_the_reply_names(tmp_path):
