@@ -1,14 +1,14 @@
 """The text around messages in a chat template, and its encoding.
 
 The template is rendered once, to find its frame. From then on a dialogue only grows: the pieces of a message
-are encoded apart and appended, and together they decode to what the template writes.
+are encoded one by one and appended, and together they decode to what the template writes.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Message
@@ -78,27 +78,29 @@ def frame_of(tokenizer: "PreTrainedTokenizerBase", first_message: str) -> Frame:
             f"{where} has no chat template: give it one (chat_template.jinja) or use an instruct model"
         )
     marks = [f"\u2402{letter}\u2402" for letter in "abcde"]
+    roles: list[Literal["user", "assistant"]] = ["user", "assistant", "user", "assistant", "user"]
     messages: list[Message] = [
-        {"role": "assistant" if number % 2 else "user", "content": mark} for number, mark in enumerate(marks)
+        {"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)
     ]
-    mark = re.compile("\u2402.\u2402")
     text = render(tokenizer, messages)
-    gaps = mark.split(text)
-    frames = {Frame(gaps[0], between, gaps[-1]) for between in gaps[2:-1:2]}
-    frame = frames.pop() if mark.findall(text) == marks and len(frames) == 1 else None
-    rendered = render(tokenizer, [{"role": "user", "content": first_message}])
-    if frame is None or rendered != frame.before_user + first_message + frame.generation:
-        raise UsageError(
-            f"the chat template of {where} does not write the same text around every message, or changes the "
-            "messages: not supported"
-        )
-    return frame
+    mark = re.compile("\u2402.\u2402")
+    if mark.findall(text) == marks:
+        before_user, _, first_between, _, second_between, generation = mark.split(text)
+        frame = Frame(before_user, first_between, generation)
+        rendered = render(tokenizer, [{"role": "user", "content": first_message}])
+        expected = before_user + first_message + generation
+        if first_between == second_between and rendered == expected:
+            return frame
+    raise UsageError(
+        f"the chat template of {where} does not write the same text around every message, or changes the "
+        "messages: not supported"
+    )
 
 
 def text_of(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
-    """The text of a row of tokens as it stands, control tokens included.
+    """The text of tokens as it stands, control tokens included.
 
-    Tokenizers of the sentencepiece kind leave out one blank at its beginning.
+    Tokenizers of the sentencepiece kind leave out a space at the beginning.
     """
     text = tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str), "several texts from one row of tokens"
@@ -108,15 +110,15 @@ def text_of(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
 class PieceEncoder:
     """Encodes the pieces of a dialogue one by one; the joined tokens decode to the joined pieces.
 
-    Tokenizers of the sentencepiece kind write a blank before every text. There a piece that continues a
-    dialogue is encoded behind a control character, whose tokens are then removed.
+    Tokenizers of the sentencepiece kind write a space before every text. With such a tokenizer, a piece that
+    continues a dialogue is encoded behind a control character, whose tokens are then removed.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder
-        # Not control tokens: words, blanks and single characters that were added, and unk, which stands for
-        # characters that are not known.
+        # Words, white space and single characters that were added are no control tokens. Nor is unk, which
+        # stands for unknown characters.
         control = {
             number: token.content
             for number, token in added.items()
@@ -135,7 +137,7 @@ class PieceEncoder:
         return self._tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
 
     def trusted(self, text: str) -> list[int]:
-        """The tokens of trusted text that continues a dialogue. It may hold control tokens."""
+        """The tokens of trusted text that continues a dialogue. They may be control tokens."""
         tokens, guard = self.start(self._guard + text), self._guard_tokens
         assert tokens[: len(guard)] == guard, f"the tokenizer merges {self._guard!r} with {text[:20]!r}"
         return tokens[len(guard) :]
@@ -148,28 +150,33 @@ class PieceEncoder:
         """
         # Lone surrogates cannot be encoded as UTF-8; they become "?".
         text = text.encode("utf-8", "replace").decode("utf-8")
-        cuts = [0, *(match.start() + 1 for match in self._control.finditer(text)), len(text)]
-        return [token for start, end in pairwise(cuts) for token in self._without_control(text[start:end])]
+        cuts = [match.start() + 1 for match in self._control.finditer(text)]
+        tokens: list[int] = []
+        for start, end in pairwise([0, *cuts, len(text)]):
+            tokens += self._without_control(text[start:end])
+        return tokens
 
     def _without_control(self, piece: str) -> list[int]:
         """The tokens of a piece. A single character that is a control token is left out.
 
-        A normalizer can make a name of other characters, such as full-width letters: there the piece is
-        halved until no name is left.
+        A normalizer can turn other characters, such as full-width letters, into the name of a control token.
+        Then the piece is halved until no name is left.
         """
         tokens = self.trusted(piece)
         if self._control_ids.isdisjoint(tokens):
             return tokens
         middle = len(piece) // 2
-        halves = (piece[:middle], piece[middle:]) if middle else ()
-        return [token for half in halves for token in self._without_control(half)]
+        if middle == 0:
+            return []
+        return self._without_control(piece[:middle]) + self._without_control(piece[middle:])
 
 
 def find_turn_end(between: list[int], tokenizer: "PreTrainedTokenizerBase", *, known: Sequence[str]) -> int:
-    """The position of the token that ends the agent's turn, in the frame between two messages; -1: none.
+    """The index of the token in `between`, the tokens from an assistant's message to the next message, that
+    ends the agent's turn; -1: none does.
 
-    It is the first control token after nothing but blanks, without those that are `known`, else eos: what the
-    template writes there may be plain text, as in "### User:", and then only eos can end the agent's turn.
+    Templates end a turn with a control token (<|im_end|>). Skip white space and our own tags (`known`); the
+    first control token is the end. If the template writes plain text there ("### User:"), the end is eos.
 
     Raises UsageError for a tokenizer that has no such token.
     """

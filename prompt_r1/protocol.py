@@ -1,13 +1,14 @@
 """The protocol of the game: instruction, tags, `parse`, and the `Codec` between text and tokens.
 
-Two rules keep training correct. Tokens are append-only: those that the agent sampled are kept, and other text
-is encoded once. And text from outside (questions, replies) is encoded separately from our own frame of roles,
-tags and instruction (`chat_template.Frame`), so that it can never become a control token.
+Two rules keep training correct:
+
+1. Tokens are append-only. What the agent sampled is never encoded again, and other text is encoded once.
+2. Text from outside (questions, replies) is encoded separately from our own frame of roles, tags and
+   instruction (`chat_template.Frame`), so that it can never become a control token.
 """
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from prompt_r1.chat_template import PieceEncoder, find_turn_end, frame_of, name_of, opened_think, text_of
@@ -62,8 +63,9 @@ ENVIRONMENT_SYSTEM = (
 )
 
 NO_REPLY = "(no reply)"  # stands for an empty reply, which servers refuse in a dialogue; it earns nothing
-LONGEST_TOKEN = 64  # characters: of a long reply, so many are encoded for each token that is read
-CUT = " [cut]"  # appended to a reply of which the agent sees only the beginning
+CUT = " [cut]"  # appended to a reply if the agent reads only its beginning
+# Of a long reply, this many characters are encoded for each token that the agent reads: few tokens have more.
+LONGEST_TOKEN = 64
 
 TAGS = tuple(
     f"<{slash}{name}>"
@@ -87,7 +89,7 @@ def parse(text: str) -> Action:
     think, think_end = _block(text, "think", 0)
     prompt, prompt_end = _block(text, "interaction_prompt", think_end)
     answer, answer_end = _block(text, "answer", think_end)
-    if prompt is not None and answer is not None:  # the one that is complete first counts
+    if prompt is not None and answer is not None:  # the block that is complete first counts
         if prompt_end < answer_end:
             answer = None
         else:
@@ -111,7 +113,11 @@ def _block(text: str, name: str, start: int) -> tuple[str | None, int]:
 def _is_clean(text: str) -> bool:
     """Whether the turn is a think block, then a prompt or an answer, and nothing else, not even a tag."""
     pieces = ANY_TAG.split(text, maxsplit=5)  # text, tag, text, tag, …; a fifth tag is one too many
-    return pieces[1::2] in CLEAN_TURNS and not "".join(pieces[::4]).strip()
+    texts, tags = pieces[::2], pieces[1::2]
+    if tags not in CLEAN_TURNS:
+        return False
+    before, _think, between, _action, after = texts
+    return not (before + between + after).strip()
 
 
 class Codec:
@@ -126,41 +132,47 @@ class Codec:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", instruction: str) -> None:
         self.tokenizer = tokenizer
         self.frame = frame_of(tokenizer, f"Question: Who?\n{instruction}")
-        self.opened = opened_think(self.frame.generation)  # by the template, in every turn of the agent
+        # The <think> that the template itself writes at the start of every turn of the agent, or "".
+        self.opened = opened_think(self.frame.generation)
         self.encoder = PieceEncoder(tokenizer)
         between = self.encoder.trusted(self.frame.between + "<interaction_response>")
         end = find_turn_end(between, tokenizer, known=TAGS)
         self.turn_end: int = between[end] if end >= 0 else tokenizer.eos_token_id
         self.stop_ids: frozenset[int] = frozenset({self.turn_end, tokenizer.eos_token_id} - {None})
-        # Closes a message that the agent left open: the template's blanks and end token.
-        self._close, self._reply_head = between[: end + 1], between[end + 1 :]
+        # A message that the agent left open is closed with the template's white space and end token.
+        self._close = between[: end + 1]
+        self._reply_head = between[end + 1 :]
         self._opening_head = self.encoder.start(self.frame.before_user + "Question:")
         self._opening_tail = self.encoder.trusted(f"\n{instruction}{self.frame.generation}")
         self._reply_tail = self.encoder.trusted(f"</interaction_response>{self.frame.generation}")
         self._check_pieces(instruction)
 
     def _check_pieces(self, instruction: str) -> None:
-        """Compare an opening, a turn of tags and the next message with what the template writes as a whole.
+        """Raise UsageError unless the pieces of a dialogue, encoded one by one, make the template's text.
 
-        What stands around the turn is compared, which may be any text with tags. Raises UsageError.
+        The pieces are an opening, a turn that holds every tag, and a reply. Everything but the turn itself is
+        compared with the dialogue encoded as a whole.
         """
-        frame, tags, tokenizer = self.frame, " ".join(TAGS), name_of(self.tokenizer)
-        text = partial(text_of, self.tokenizer)
-        first = f"{frame.before_user}Question: Who?\n{instruction}{frame.generation}"
-        second = f"{frame.between}<interaction_response>Bob.</interaction_response>{frame.generation}"
-        opening, turn = self.opening("Who?"), self.encoder.trusted(tags)
-        pieces = opening + turn + self.reply("Bob.", after=turn[-1])
-        whole = self.encoder.start(first + tags + second)
-        said = text(turn)
-        if not all(tag in said for tag in TAGS):
+        frame, name = self.frame, name_of(self.tokenizer)
+        tags = " ".join(TAGS)
+        turn = self.encoder.trusted(tags)
+        decoded_turn = text_of(self.tokenizer, turn)
+        if not all(tag in decoded_turn for tag in TAGS):
             raise UsageError(
-                f"{tokenizer} decodes the tags of the game as {said[:40]!r}…, so that no turn of an agent "
+                f"{name} decodes the tags of the game as {decoded_turn[:40]!r}…, so that no turn of an agent "
                 "could be read: not supported"
             )
-        replies = {text(tokens).rpartition(TAGS[-1])[2] for tokens in (pieces, whole)}
-        if text(opening) != text(self.encoder.start(first)) or len(replies) > 1:
+        first = f"{frame.before_user}Question: Who?\n{instruction}{frame.generation}"
+        second = f"{frame.between}<interaction_response>Bob.</interaction_response>{frame.generation}"
+        opening = self.opening("Who?")
+        pieces = text_of(self.tokenizer, opening + turn + self.reply("Bob.", after=turn[-1]))
+        whole = text_of(self.tokenizer, self.encoder.start(first + tags + second))
+        last_tag = TAGS[-1]
+        same_opening = text_of(self.tokenizer, opening) == text_of(self.tokenizer, self.encoder.start(first))
+        same_reply = pieces.rpartition(last_tag)[2] == whole.rpartition(last_tag)[2]
+        if not (same_opening and same_reply):
             raise UsageError(
-                f"{tokenizer}: tokenizing the pieces of a dialogue one by one can give other tokens than "
+                f"{name}: tokenizing the pieces of a dialogue one by one can give other tokens than "
                 "tokenizing the whole text: not supported"
             )
 
@@ -171,8 +183,8 @@ class Codec:
     def reply(self, text: str, *, after: int, max_tokens: int = 0) -> list[int]:
         """The tokens of the environment's reply as the next user message, up to the agent's turn.
 
-        `after` is the last token of the dialogue so far: a message that the agent left open is closed here.
-        A reply of more than `max_tokens` tokens (0: no limit) is cut and marked.
+        `after` is the last token of the dialogue so far: if it does not end the agent's message, the message
+        is closed here. A reply of more than `max_tokens` tokens (0: no limit) is cut and marked.
         """
         close = [] if after == self.turn_end else self._close
         text = text.replace("</interaction_response", "&lt;/interaction_response")  # may not close our frame
@@ -184,16 +196,16 @@ class Codec:
         return close + self._reply_head + content + self._reply_tail
 
     def _whole_characters(self, tokens: list[int]) -> list[int]:
-        """The tokens without a partial character at the end (at most 3 bytes, so at most 3 tokens)."""
+        """Drop a partial character at the end: at most 3 bytes of UTF-8, so at most 3 tokens."""
         for end in range(len(tokens), max(len(tokens) - 4, 0), -1):
             if not text_of(self.tokenizer, tokens[:end]).endswith("\ufffd"):
                 return tokens[:end]
         return tokens
 
     def turn_text(self, tokens: Sequence[int]) -> str:
-        """The text of one turn as `parse` reads it.
-
-        With the <think> that the template has opened for it, without the stop token at the end.
+        """The text of one turn as `parse` reads it: with the <think> that the template has opened for it, and
+        without the stop token at the end.
         """
-        stopped = bool(tokens) and tokens[-1] in self.stop_ids
-        return self.opened + text_of(self.tokenizer, tokens[:-1] if stopped else tokens)
+        if tokens and tokens[-1] in self.stop_ids:
+            tokens = tokens[:-1]
+        return self.opened + text_of(self.tokenizer, tokens)
