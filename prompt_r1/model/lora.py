@@ -75,7 +75,7 @@ def adapters_of(model: nn.Module) -> dict[str, LoRA]:
 
 @contextmanager
 def adapters_removed(model: nn.Module) -> Iterator[dict[str, LoRA]]:
-    """Let a model be what it was before `add_lora`; yields the adapted layers."""
+    """Temporarily take the adapters out of the model; yields the adapted layers by name."""
     adapted = adapters_of(model)
     for name, layer in adapted.items():
         model.set_submodule(name, layer.base)

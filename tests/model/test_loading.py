@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from prompt_r1.errors import UsageError
-from prompt_r1.model.loading import free_memory, load_policy, load_tokenizer
+from prompt_r1.model.loading import check_room, free_memory, load_policy, load_tokenizer
 from prompt_r1.pair.agent import load_agent, load_codec
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.train import PRESETS, TrainConfig
@@ -178,6 +178,13 @@ def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="the tokenizer has 262 tokens, and the model embeds 261"):
         load_agent(tmp_path, AgentConfig(), CPU)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_size_that_does():
+    check_room("model", needed=4, free=4, where="of memory")
+    sentence = "needs 4.00 GB of memory, and 1.00 GB are free: make room, or give a model of at most 25% of"
+    with pytest.raises(UsageError, match=sentence):
+        check_room("model", needed=4 * 10**9, free=10**9, where="of memory")
 
 
 def test_games_that_are_longer_than_a_model_was_made_for_are_said_once(tmp_path):
