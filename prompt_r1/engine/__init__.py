@@ -1,0 +1,13 @@
+"""Batched generation for many games at once, with a paged KV cache.
+
+In reading order:
+
+    engine        `generate`: tokens in, sampled tokens out; the loop of schedule, run and sample
+    scheduler     which jobs run, how many tokens each computes, and which sequences lose their blocks
+    kv_cache      sequences, their block tables, the pool of blocks, and attention over it
+    sampling      one token for each row of logits: temperature and top-p
+    cuda_graphs   decode steps that a GPU replays
+    model_check   packed rows and the cache against a model's own forward, when it is loaded
+
+Imports `model` and the root of the package.
+"""

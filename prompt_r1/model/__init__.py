@@ -1,0 +1,15 @@
+"""The agent's weights on unmodified Hugging Face models: tokens in, log-probabilities out.
+
+In reading order:
+
+    packing       games as one row of tokens without padding, which share their opening
+    attention     the attention function that Hugging Face models call in place of their own
+    policy        log-probabilities of the agent's tokens in a packed row, computed in chunks
+    lora          low-rank adapters beside frozen weights
+    loading       models and tokenizers from folders and the Hub, or the reason why they are refused
+    gguf          GGUF files, which are converted into folders
+    distributed   ranks: what they exchange, and weights that are replicated or sharded over them
+    fine_tuning   supervised training
+
+Imports the root of the package, `programs` and `settings`.
+"""

@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from prompt_r1.engine.engine import Engine
 from prompt_r1.model import policy as policy_module
 from prompt_r1.model.attention import causal_mask
-from prompt_r1.model.cpu_linear import speed_up_linear_layers
 from prompt_r1.model.packing import Packed, pack
 from prompt_r1.model.policy import Policy
 from prompt_r1.types import Trajectory
@@ -178,17 +177,6 @@ def head_and_states() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     head, hidden = torch.randn(50, 16, generator=generator), 2 * torch.randn(9, 16, generator=generator)
     return head.bfloat16(), hidden.bfloat16()
-
-
-@pytest.mark.parametrize("rows", [1, 4, 48, 49])
-def test_a_large_linear_layer_computes_few_rows_as_many(rows):
-    torch.manual_seed(0)
-    layer, x = torch.nn.Linear(512, 520), torch.randn(2, rows, 512)[:1]
-    expected = layer(x)
-    speed_up_linear_layers(layer)
-    found = layer(x)
-    torch.testing.assert_close(found, expected)
-    assert found.is_contiguous(), "or SDPA computes attention without its fast kernel"
 
 
 @pytest.mark.parametrize("scale", SCALES)
