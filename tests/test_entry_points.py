@@ -187,7 +187,7 @@ def test_evaluate_frees_an_agent_before_it_loads_the_next_and_samples_each_repea
 ):
     gc.disable()  # otherwise it may come by chance
     request.addfinalizer(gc.enable)
-    monkeypatch.setattr("prompt_r1.model.policy.LARGE_MATRIX", 1)  # linear layers are parts of cycles
+    monkeypatch.setattr("prompt_r1.model.cpu_linear.LARGE_MATRIX", 1)  # linear layers are parts of cycles
     opened = []
 
     def noted(*arguments):
