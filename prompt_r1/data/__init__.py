@@ -7,7 +7,7 @@ In reading order:
     datasets.py   the paper's twelve datasets: from their own rows to questions; the training mix
     questions.py  the names of --data; held-out questions
     sampler.py    which questions a step plays; stratified samples
-    __main__.py   `python -m prompt_r1.data convert` and `mix`
+    __main__.py   `python -m prompt_r1.data convert`, `split` and `mix`
 
 Imports the root, `programs`, `settings` and the mini world.
 """

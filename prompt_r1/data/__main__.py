@@ -1,4 +1,4 @@
-"""Convert raw dumps to question files, and draw a training mix."""
+"""Convert raw dumps to question files, split a file, and draw a training mix."""
 
 if __name__ == "__main__":  # before the imports below, which an old Python or an empty environment lacks
     from prompt_r1.programs.installation import check_installation
@@ -8,47 +8,62 @@ if __name__ == "__main__":  # before the imports below, which an old Python or a
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from prompt_r1.data.datasets import CONVERTED, TRAINED, convert, mix, write_questions
 from prompt_r1.data.files import load_questions
+from prompt_r1.data.questions import hold_out
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.command_line import Parser, program_name, run_program
 from prompt_r1.programs.text import printable
-from prompt_r1.settings.fields import POSITIVE, check_number
+from prompt_r1.settings.fields import POSITIVE, Range, check_number
 
 
 def main(arguments: list[str]) -> None:
-    """Run one of the commands convert and mix."""
+    """Run one of the commands convert, split and mix."""
     parser = Parser(program_name(), description=__doc__, allow_abbrev=False)
-    commands = parser.add_subparsers(required=True, metavar="convert|mix")
+    commands = parser.add_subparsers(required=True, metavar="convert|split|mix")
 
     command = commands.add_parser("convert", help="convert a raw dump to a question file", allow_abbrev=False)
-    command.set_defaults(command=_convert, exclude=[])
+    command.set_defaults(run=_convert)
     add = command.add_argument
     add("--from", dest="source", required=True, choices=CONVERTED, help="the dataset")
     sources = "raw files, or hf:ORG/NAME:SPLIT"
     add("--in", dest="files", required=True, nargs="+", metavar="FILE", help=sources)
     add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")
 
+    about = "divide questions into a file to train on and a file to test with"
+    command = commands.add_parser("split", help=about, allow_abbrev=False)
+    command.set_defaults(run=_split)
+    add = command.add_argument
+    add("--in", dest="files", required=True, nargs="+", metavar="FILE", help="question files")
+    add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file to train on")
+    add("--test", required=True, type=Path, metavar="FILE", help="a .jsonl file to test with")
+    add("--share", type=float, default=0.1, metavar="X", help="share to test with, of each dataset (0.1)")
+
     about = "draw the same number of questions from each dataset"
     command = commands.add_parser("mix", help=about, allow_abbrev=False)
-    command.set_defaults(command=_mix)
+    command.set_defaults(run=_mix)
     add = command.add_argument
-    add("--in", dest="files", required=True, nargs="+", type=Path, metavar="FILE", help="question files")
+    add("--in", dest="files", required=True, nargs="+", metavar="FILE", help="question files")
     add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")
     add("--per-dataset", type=int, default=5_120, metavar="N", help="questions per dataset (5120)")
-    add("--exclude", nargs="+", default=[], type=Path, metavar="FILE", help="leave out their questions")
+    add("--exclude", nargs="+", default=[], metavar="FILE", help="leave out their questions")
     add("--seed", type=int, default=0, metavar="N", help="seed of the draw (0)")
 
     options = parser.parse_args(arguments)
-    for name in [*options.files, *options.exclude]:
-        if Path(name).resolve() == options.out.resolve():
-            raise UsageError(f"{options.out}: --out must not be among the files that are read")
-    options.command(options)
+    options.run(options)
+
+
+def _check_written(path: Path, read: Sequence[str | Path]) -> None:
+    """Raise UsageError if a file would be read and written."""
+    if path.resolve() in [Path(name).resolve() for name in read]:
+        raise UsageError(f"{path}: a file that is written must not be among the files that are read")
 
 
 def _convert(options: argparse.Namespace) -> None:
+    _check_written(options.out, options.files)
     questions, left_out = convert(options.source, options.files)
     write_questions(options.out, questions)
     print(f"{options.out}: {len(questions):,} questions of {questions[0].dataset}")
@@ -56,7 +71,20 @@ def _convert(options: argparse.Namespace) -> None:
         print(f"  left out: {rows:,} ({reason})")
 
 
+def _split(options: argparse.Namespace) -> None:
+    _check_written(options.out, options.files)
+    _check_written(options.test, [*options.files, options.out])
+    check_number("--share", options.share, Range(above=0, below=1))
+    questions = [question for path in options.files for question in load_questions(path)]
+    training, test = hold_out(questions, max(1, round(options.share * len(questions))))
+    write_questions(options.out, training)
+    write_questions(options.test, test)
+    print(f"{options.out}: {len(training):,} questions to train on")
+    print(f"{options.test}: {len(test):,} questions to test with")
+
+
 def _mix(options: argparse.Namespace) -> None:
+    _check_written(options.out, [*options.files, *options.exclude])
     check_number("--per-dataset", options.per_dataset, POSITIVE)
     questions = [question for path in options.files for question in load_questions(path)]
     excluded = [question for path in options.exclude for question in load_questions(path)]

@@ -75,13 +75,21 @@ def training_and_validation(
                 "--exclude of `python -m prompt_r1.data mix` leaves them out"
             )
         return training, validation
-    count = max(1, min(limit, len(training) // 10))
-    validation = stratified(training)[:count]
-    held_out = _keys(validation)
-    rest = [question for question in training if question_key(question.text) not in held_out]
-    if not rest:
+    training, validation = hold_out(training, max(1, min(limit, len(training) // 10)))
+    if not training:
         raise UsageError("--val-data held-out leaves no question to train on: give --val-data FILE or none")
-    return rest, validation
+    return training, validation
+
+
+def hold_out(questions: Sequence[Question], count: int) -> tuple[list[Question], list[Question]]:
+    """The questions without `count` held-out ones, and these: a sample, stratified by dataset.
+
+    The first list has no question with the text of a held-out one, also if it was asked several times.
+    """
+    held_out = stratified(questions)[:count]
+    keys = _keys(held_out)
+    rest = [question for question in questions if question_key(question.text) not in keys]
+    return rest, held_out
 
 
 def _keys(questions: Sequence[Question]) -> set[str]:

@@ -7,7 +7,8 @@ import hashlib
 import json
 import re
 import shlex
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -224,7 +225,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
         ("booksum", "x.jsonl", [{"book_id": "Emma"}], "row 1: .*summary_text is missing; .*kmfoda/booksum"),
         ("xsum", "x.parquet", ("no parquet",), "row 1: not readable as parquet"),
         ("xsum", "x.txt", ("x",), "not a file of rows"),
-        ("hotpotqa", "out.jsonl", [BOB], "--out must not be among the files that"),
+        ("hotpotqa", "out.jsonl", [BOB], "must not be among the files that"),
         ("hotpotqa", "x.json", [], r"no question is left \(no rows"),
     ],
 )
@@ -262,6 +263,20 @@ def test_the_mix_draws_equally_many_of_each_dataset_and_counts_them(tmp_path: Pa
     assert {question.text for question in other} != texts
 
 
+def test_a_file_is_split_by_dataset_and_the_parts_share_no_text(tmp_path: Path, capsys) -> None:
+    own, train, test = tmp_path / "own.jsonl", tmp_path / "train.jsonl", tmp_path / "test.jsonl"
+    hotpot, popqa = numbered_questions(60), numbered_questions(30, "PopQA")
+    popqa = [replace(question, id=f"p{question.id}") for question in popqa]
+    again = [replace(question, id=f"again {question.id}") for question in hotpot[:10]]
+    write_questions(own, [*hotpot, *popqa, *again])
+    main(["split", "--in", str(own), "--out", str(train), "--test", str(test), "--share", "0.3"])
+    training, held_out = load_questions(train), load_questions(test)
+    assert Counter(question.dataset for question in held_out) == {"HotpotQA": 21, "PopQA": 9}
+    assert not {question.text for question in training} & {question.text for question in held_out}
+    assert {question.text for question in [*training, *held_out]} == {one.text for one in hotpot + popqa}
+    assert f"{train}: {len(training)} questions to train on" in capsys.readouterr().out
+
+
 def test_a_question_is_drawn_once_despite_differences_in_case_blanks_and_dataset() -> None:
     """The first spelling is kept; a test question is left out in every spelling, also in DAPO's wrapper."""
     hotpot, popqa = ("Where is it?", "where  IS it? ", "Who?", "Why?"), ("Where is it?", "When?")
@@ -276,6 +291,12 @@ def test_a_question_is_drawn_once_despite_differences_in_case_blanks_and_dataset
     ("line", "reason"),
     [
         ("mix --in own.jsonl --out own.jsonl", "must not be among"),
+        ("split --in own.jsonl --out own.jsonl --test o.jsonl", "must not be among"),
+        ("split --in own.jsonl --out o.jsonl --test o.jsonl", "must not be among"),
+        (
+            "split --in own.jsonl --out o.jsonl --test p.jsonl --share 1",
+            "--share must be above 0 and below 1",
+        ),
         ("mix --in own.jsonl --exclude o.jsonl --out o.jsonl", "must not be among"),
         ("mix --in own.jsonl --out o.jsonl --per-dataset 0", "--per-dataset must be above 0 and below"),
         ("convert --from hotpotqa --in nowhere.json --out o.jsonl", "no such file"),
