@@ -20,7 +20,7 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
 import asyncio
 import json
 import sys
-from functools import partial
+from collections.abc import Sequence
 
 from prompt_r1.errors import Resumable
 from prompt_r1.pair.dialogue import Dialogue, game_as_json
@@ -31,27 +31,24 @@ from prompt_r1.programs.command_line import run_program, teaching_command
 from prompt_r1.programs.text import printable
 from prompt_r1.types import Spending, Trajectory
 
-ACTION_TAGS = ("<interaction_prompt>", "<answer>")  # a turn that was cut off may have one, and no action
-NO_FORMAT = "the agent wrote neither <interaction_prompt> nor <answer>: it does not know the format; "
+# An agent that knows the format begins an action with one of these tags, also where its turn is cut off.
+ACTION_TAGS = ("<interaction_prompt>", "<answer>")
 
 
 def main(config: InferConfig) -> None:
     """Ask the question of the command line, or those of standard input or the keyboard."""
-    questions = given_questions(config.question)
-    # With --json, only the games are printed.
-    view = Dialogue((lambda text: None) if config.json else partial(print, end="", flush=True))
+    questions = given_questions(config.question) or typed_questions()
+    view = Dialogue(ignore if config.json else show)
     games: list[Trajectory] = []
     with asyncio.Runner() as runner:
         pair = open_pair(config, runner.run)
         print(printable(pair.about), file=sys.stderr, flush=True)
         try:
-            for text in questions or typed_questions():
-                games.append(runner.run(ask(text, pair, view, config)))
+            for question in questions:
+                games.append(runner.run(ask(question, pair, view, config)))
         finally:
             if len(games) > 1:
-                spent = sum((game.spent for game in games), Spending())
-                seconds = sum(game.seconds for game in games)
-                view.note("total", f"{len(games)} questions, {spent}, {seconds:.1f} s")
+                view.note("total", total_of(games))
     broken = [game for game in games if game.stop == "env_error"]
     if broken:
         raise Resumable(
@@ -60,25 +57,51 @@ def main(config: InferConfig) -> None:
         )
 
 
-async def ask(text: str, pair: OpenPair, view: Dialogue, config: InferConfig) -> Trajectory:
+async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig) -> Trajectory:
     """Play one game, and print it while it is played, or as JSON. Raises UsageError for a long question."""
     before = pair.environment.budget.spent
-    view.question(text)
+    view.question(question)
     try:
-        game = await pair.play(text, on_piece=view.piece)
+        game = await pair.play(question, on_piece=view.piece)
     except asyncio.CancelledError:  # by Ctrl-C
         view.note("no answer", "interrupted")
         raise
-    game.spent = pair.environment.budget.spent - before  # with attempts that were lost
+    game.spent = pair.environment.budget.spent - before  # requests that were lost count too
     if config.json:
         names = {"agent": pair.path, "environment": pair.environment.name}
         print(json.dumps(game_as_json(game, names, priced=bool(config.env_price))), flush=True)
     if game.stop != "answered":
-        view.note("no answer", f"the game ended: {(game.error or game.stop).replace('_', ' ')}")
-    if game.turns and not any(tag in turn.text for turn in game.turns for tag in ACTION_TAGS):
-        view.note("format", f"{NO_FORMAT}`{teaching_command(config.agent or pair.path)}` teaches it")
+        reason = game.error or game.stop
+        view.note("no answer", f"the game ended: {reason.replace('_', ' ')}")
+    if game.turns and not has_action_tag(game):
+        teach = teaching_command(config.agent or pair.path)
+        tags = " nor ".join(ACTION_TAGS)
+        view.note(
+            "format", f"the agent wrote neither {tags}: it does not know the format; `{teach}` teaches it"
+        )
     view.note("cost", f"{game.spent}, {game.seconds:.1f} s")
     return game
+
+
+def has_action_tag(game: Trajectory) -> bool:
+    """Whether the agent has written a tag of the format in any turn."""
+    return any(tag in turn.text for turn in game.turns for tag in ACTION_TAGS)
+
+
+def total_of(games: Sequence[Trajectory]) -> str:
+    """What several games have cost."""
+    spent = sum((game.spent for game in games), Spending())
+    seconds = sum(game.seconds for game in games)
+    return f"{len(games)} questions, {spent}, {seconds:.1f} s"
+
+
+def show(text: str) -> None:
+    """Print a part of the dialogue at once."""
+    print(text, end="", flush=True)
+
+
+def ignore(text: str) -> None:
+    """Print nothing: with --json, only the games are printed."""
 
 
 if __name__ == "__main__":

