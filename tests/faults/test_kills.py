@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: the resumed run ends like an uninterrupted one."""
+"""SIGKILL at random moments: the resumed run ends like an uninterrupted run."""
 
 import random
 from collections import Counter
@@ -7,11 +7,11 @@ from statistics import median
 
 import pytest
 
-from tests.support.fault_harness import Fault, games_of, metrics_of, paid_calls, saved_tensors
+from tests.support.fault_harness import Fault, ProcessRun, games_of, metrics_of, paid_calls, saved_tensors
 
 pytestmark = pytest.mark.faults
 
-KILLS = 10  # at least, with each number of ranks
+KILLS = 10  # the least number of kills with each number of ranks
 MOST_KILLS = 30
 KILLS_OF_A_RUN = 5
 TARGET_PHASES = "rollout backward step save seal backward step validation export".split()
@@ -27,27 +27,34 @@ def test_a_run_that_is_killed_repeatedly_ends_like_an_uninterrupted_one(harness,
     rng = random.Random(0)
     phases_hit = Counter[str]()
     runs = 0
-    while (missed := missed_phases(phases_hit)) or phases_hit.total() < KILLS:
-        assert phases_hit.total() < MOST_KILLS, f"no kill hit any of {missed}: {dict(phases_hit)}"
+    while phases_hit.total() < KILLS or missed_phases(phases_hit):
+        assert phases_hit.total() < MOST_KILLS, f"kills hit these phases only: {dict(phases_hit)}"
         runs += 1
         folder = tmp_path / f"run{runs}"
         for _ in range(KILLS_OF_A_RUN):
-            kills, missed = phases_hit.total(), missed_phases(phases_hit)
-            phase = TARGET_PHASES[kills % len(TARGET_PHASES)] if kills < KILLS or not missed else missed[0]
-            rank = 0 if phase == "seal" else rng.randrange(ranks)  # only rank 0 seals a folder
-            delay = rng.random() * median(reference.durations(phase, rank)) * (kills < KILLS)
-            occurrence = rng.randint(1, 2)
-            targets = rng.choice([tuple(range(ranks)), tuple(reversed(range(ranks))), (rank,)])
-            kill = Fault(phase, occurrence=occurrence, rank=rank, delay=delay, targets=targets)
+            kill = aim(phases_hit, rng, reference, ranks)
             process_run = harness.run(folder, arguments, ranks=ranks, fault=kill)
             if -9 not in process_run.exit_codes:  # it ended before the kill
                 assert process_run.exit_codes == [0] * ranks, (folder / "rank0.log").read_text()
                 break
-            phases_hit[process_run.last_phase(rank)] += 1
+            phases_hit[process_run.last_phase(kill.rank)] += 1
         process_run = harness.run(folder, arguments, ranks=ranks)
         assert process_run.exit_codes == [0] * ranks, (folder / "rank0.log").read_text()
         check_same_run(folder / "run", reference_folder / "run")
     print(f"{phases_hit.total()} kills in {runs} runs, by the phase that they hit: {dict(phases_hit)}")
+
+
+def aim(phases_hit: Counter[str], rng: random.Random, reference: ProcessRun, ranks: int) -> Fault:
+    """Choose the next kill: first somewhere in each of TARGET_PHASES, then at the start of a missed phase."""
+    kills = phases_hit.total()
+    missed = missed_phases(phases_hit)
+    is_aimed_at_missed = kills >= KILLS and bool(missed)
+    phase = missed[0] if is_aimed_at_missed else TARGET_PHASES[kills % len(TARGET_PHASES)]
+    rank = 0 if phase == "seal" else rng.randrange(ranks)  # only rank 0 seals a folder
+    delay = 0.0 if is_aimed_at_missed else rng.random() * median(reference.durations(phase, rank))
+    every_rank = tuple(range(ranks))
+    targets = rng.choice([every_rank, every_rank[::-1], (rank,)])
+    return Fault(phase, occurrence=rng.randint(1, 2), rank=rank, delay=delay, targets=targets)
 
 
 def missed_phases(phases_hit: Counter[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Ways in which a file can be damaged, or made by someone who wishes us ill."""
+"""Damage a file, or give it values that an attacker would."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def nest_deeply(path: Path, rng: random.Random) -> None:
 
 
 def replace_a_value(path: Path, rng: random.Random) -> None:
-    """Give a value in a JSON, YAML or JSON lines file another type; noise in other files."""
+    """Give a value in a JSON, YAML or JSON lines file another type. Other files become noise."""
     text = path.read_bytes().decode("utf-8", "replace")
     try:
         if path.suffix == ".jsonl":
@@ -48,12 +48,15 @@ def replace_a_value(path: Path, rng: random.Random) -> None:
 
 
 def _with_wrong_value(value: object, rng: random.Random) -> object:
-    """The value, or one somewhere inside it, replaced by a wrong one or left out."""
-    inside = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
-    if not inside or rng.random() < 0.1:
+    """Replace the value, or a random value somewhere inside it, by a wrong value, or remove it."""
+    places: list = []
+    if isinstance(value, dict):
+        places = list(value)
+    elif isinstance(value, list):
+        places = list(range(len(value)))
+    if not places or rng.random() < 0.1:
         return rng.choice(WRONG)
-    assert isinstance(value, dict | list)
-    place = rng.choice(list(inside))
+    place = rng.choice(places)
     if rng.random() < 0.2:
         del value[place]
     else:

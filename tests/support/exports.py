@@ -1,4 +1,4 @@
-"""Exports an agent on one rank, reads its tensors, fills the disk, and locks a run folder."""
+"""Export an agent on one rank, read tensors, fill the disk, and lock a run folder."""
 
 import resource
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ def export(policy: Policy, base: Path, config: TrainConfig, folder: Path, metric
 
 @contextmanager
 def file_size_limit(size: int) -> Iterator[None]:
-    """No file can grow beyond `size` bytes, as if the disk were full."""
+    """Let no file grow beyond `size` bytes, as if the disk were full."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -36,7 +36,7 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The folder is in use by a run."""
+    """Lock a folder as a run does that uses it."""
     with (folder / LOCK).open("a+") as file:
         claim(file, folder)
         yield

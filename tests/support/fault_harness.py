@@ -37,11 +37,11 @@ class PhaseEvent:
 
 @dataclass(frozen=True)
 class ProcessRun:
-    """The exit codes of one start of `train.py`, by rank, and all phase events."""
+    """One start of `train.py`: the exit codes of its ranks, and the events of all phases."""
 
     exit_codes: list[int]
     events: list[PhaseEvent]
-    seconds_after_fault: float  # until the exit of the last rank
+    seconds_after_fault: float  # the seconds until the last rank exited
 
     def last_phase(self, rank: int) -> str:
         """The innermost phase of a rank at its last event."""
@@ -85,12 +85,21 @@ class FaultHarness:
 
         Without a `launcher`, nobody ends the ranks when one of them fails.
         """
-        request = {"ranks": ranks, "arguments": arguments, "folder": str(folder), "launcher": launcher}
-        request["fault"] = fault and asdict(fault)
+        request = {
+            "ranks": ranks,
+            "arguments": arguments,
+            "folder": str(folder),
+            "launcher": launcher,
+            "fault": asdict(fault) if fault else None,
+        }
         self.server.stdin.write(json.dumps(request) + "\n")
         self.server.stdin.flush()
         response = json.loads(self.server.stdout.readline())
-        return ProcessRun(**response | {"events": [PhaseEvent(*event) for event in response["events"]]})
+        return ProcessRun(
+            response["exit_codes"],
+            [PhaseEvent(*event) for event in response["events"]],
+            response["seconds_after_fault"],
+        )
 
     def close(self) -> None:
         self.server.stdin.close()
@@ -98,7 +107,7 @@ class FaultHarness:
         self.server.stdout.close()
 
 
-# Metrics that depend on the clock, or on which start of a run paid for a call.
+# These metrics depend on the clock, or on which start of a run paid for a call.
 NOT_REPRODUCIBLE = ("time/", "tokens/s", "games/s", "env/latency", "env/paid", "env/reused")
 
 
@@ -135,7 +144,7 @@ def games_of(run: Path) -> dict[str, list[tuple]]:
 
 
 def paid_calls(run: Path) -> dict[str, int]:
-    """How often each call was paid for, by its key in the journal."""
+    """How often each call was paid, by its key in the journal."""
     counts: dict[str, int] = {}
     for path in sorted((run / "journal").glob("rank*.jsonl")):
         for line in path.read_text("utf-8").splitlines():

@@ -1,11 +1,11 @@
 """Forks the ranks of training runs, so that torch is imported only once.
 
-`python -m tests.support.rank_server` reads requests from standard input, one line of JSON each (`ranks`,
-`arguments`, `folder`, `launcher`, `fault`). For each it forks the ranks of one `train.py` and, when all have
-exited, writes a line: what fault_harness.ProcessRun holds. With a launcher, it terminates the other ranks
-when one fails, as torchrun does: SIGTERM, then SIGKILL after three seconds.
+`python -m tests.support.rank_server` reads requests from standard input, a line of JSON each (`ranks`,
+`arguments`, `folder`, `launcher`, `fault`). For a request it forks the ranks of one `train.py` and, when all
+of them have exited, writes a line with the fields of fault_harness.ProcessRun. With a launcher, it ends the
+other ranks when one fails, as torchrun does: by SIGTERM, and by SIGKILL after three seconds.
 
-The forked processes write an event to a pipe at the start and the end of each phase.
+The forked processes write an event to a pipe at the start and at the end of each phase.
 """
 
 import json
@@ -33,7 +33,7 @@ SHORT_PHASES = ("backward", "step", "seal")
 
 
 def recorder(pipe: int, rank: int) -> Callable[[str], AbstractContextManager]:
-    """A function that records the start and the end of a phase, and decorates what is one."""
+    """Make a function that records the start and the end of a phase; it decorates a function that is one."""
 
     def record(sign: str, phase: str) -> None:
         os.write(pipe, json.dumps([rank, sign, phase, time.monotonic()]).encode() + b"\n")
