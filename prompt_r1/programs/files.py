@@ -80,7 +80,7 @@ def lock(file: int | IO[str], path: Path, *, wait: bool = False) -> bool:
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except (BlockingIOError, PermissionError):  # some network file systems say so by EACCES
         return False
     except OSError as error:
         _warn_of_missing_locks(path, error.strerror)

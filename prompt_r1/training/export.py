@@ -48,8 +48,8 @@ def export_agent(
     """Write the agent as a Hugging Face folder, which replaces an older one when it is complete.
 
     The weights have the dtype that the agent plays with, so validation has played what is written: float32,
-    or 16 bits where both the base model and the agent's products have them. Adapters are merged into the
-    weights; the folder `adapter` has them once more for peft.
+    or 16 bits if both the base model and the agent's matrix products have them. Adapters are merged into the
+    weights, which rounds once more; the folder `adapter` has them in float32 for peft.
 
     `base` is the folder or hub id of the base model, `metrics` is the metric line of the agent's step. Called
     by every rank. Raises Resumable if a file cannot be written.
