@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from prompt_r1.programs import files
-from prompt_r1.training.log import Log, read_metrics
+from prompt_r1.training.log import Log, read_metrics, trim_run
 
 
 def test_a_message_cannot_move_the_cursor(tmp_path, capsys):
@@ -39,6 +39,27 @@ def test_damaged_metric_lines_and_values_are_skipped_and_nan_is_kept(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("\n".join([good, *damaged, wrong]))
     first, second = read_metrics(tmp_path)
     assert first["em"] == 0.5 and math.isnan(first["loss"]) and second == {"step": 3, "games": 4}
+
+
+def test_metric_lines_after_the_checkpoint_and_incomplete_ones_are_removed(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(
+        b'[1]\n{"step": 0}\n\xff\n{"step": "a"}\n{"step": 1, "em": 0.5}\n{"step": 2}\n{"step": 3, "r'
+    )
+    trim_run(tmp_path, trained=1, logged=1)
+    assert path.read_text() == '{"step":0}\n{"step":1,"em":0.5}\n'
+
+
+def test_the_games_of_later_steps_are_removed_whatever_rank_played_them(tmp_path):
+    """Also after a resume on one rank in place of two: those of rank 1."""
+    folder = tmp_path / "trajectories"
+    folder.mkdir()
+    kept = ["step-000002-rank0", "step-000002-rank1", "validation-000000-rank1", "own"]
+    removed = ["step-000003-rank1", "validation-000002-rank0", "test-trained-rank1"]
+    for name in (*kept, *removed):
+        (folder / f"{name}.jsonl").touch()
+    trim_run(tmp_path, trained=2, logged=1)
+    assert sorted(path.stem for path in folder.iterdir()) == sorted(kept)
 
 
 def test_the_seconds_of_a_phase_add_up_until_they_are_logged(tmp_path):
