@@ -27,6 +27,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
 from prompt_r1.data.questions import sample_questions
@@ -77,28 +78,15 @@ def main(config: EvaluateConfig) -> None:
     with closing(PredictionFile(folder / FILE)) as file:
         settings = identifying_values(config) | {"seed": seed}
         keep_settings(folder, settings, digests_of_systems(config, systems))
-        wanted = [(question, sample) for question in questions for sample in range(config.repeats)]
+        wanted: list[Pair] = []
+        for question in questions:
+            wanted += [(question, sample) for sample in range(config.repeats)]
         missing = missing_answers(file, systems, wanted)
         try:
             # An evaluation that is complete opens no environment and no journal.
             if missing:
-                open_one = partial(
-                    open_environment,
-                    config=config,
-                    typed=[*config.env, config.optimizer_env],
-                    others={config.optimizer_env, *(system.environment for system in systems)} - {""},
-                    account=open_account(config, folder),
-                    seed=seed,
-                    device=device,
-                )
-                make_setup = partial(
-                    setup_of,
-                    config=config,
-                    open_environment=open_one,
-                    datasets=datasets,
-                    device=device,
-                    seed=seed,
-                    folder=folder,
+                make_setup = setup_maker(
+                    config, systems, datasets=datasets, device=device, seed=seed, folder=folder
                 )
                 asyncio.run(answer_missing(missing, systems, make_setup, file))
         finally:
@@ -115,7 +103,9 @@ def main(config: EvaluateConfig) -> None:
 
 def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
     """The questions of --data; with --tables and the mini world also those out of distribution."""
-    names = ("mini", "mini:ood") if config.tables and config.data == ("mini",) else config.data
+    names = list(config.data)
+    if config.tables and names == ["mini"]:
+        names.append("mini:ood")
     questions: list[Question] = []
     for name in names:
         questions += sample_questions([name], "test", seed, config.limit)
@@ -129,7 +119,7 @@ def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
 def describe_agents(
     config: EvaluateConfig, agents: Mapping[str, AgentSpec], seed: int, questions: Sequence[Question]
 ) -> None:
-    """Say which agents play. Raises QuestionTooLong for a question that leaves one of them no room."""
+    """Say which agents play. Raises QuestionTooLong for a question that leaves an agent no room."""
     playing = ",".join(environments_of(config, agents))
     for agent in agents.values():
         print(printable(agent.describe(environment=playing, seed=seed)), file=sys.stderr, flush=True)
@@ -142,10 +132,41 @@ def missing_answers(
     """What each system has not answered yet; systems that have answered everything are left out."""
     missing = {}
     for system in systems:
-        asked = [(question, sample) for question, sample in wanted if not file.find(system, question, sample)]
+        asked = [pair for pair in wanted if file.find(system, *pair) is None]
         if asked:
             missing[system] = asked
     return missing
+
+
+def setup_maker(
+    config: EvaluateConfig,
+    systems: Mapping[System, AgentSpec],
+    *,
+    datasets: Sequence[str],
+    device: torch.device,
+    seed: int,
+    folder: Path,
+) -> Callable[[System, AgentSpec], Setup]:
+    """What gives each system what its method is made from, all with one journal and one budget."""
+    specs = {config.optimizer_env, *(system.environment for system in systems)} - {""}
+    open_one = partial(
+        open_environment,
+        config=config,
+        typed=[*config.env, config.optimizer_env],
+        others=specs,
+        account=open_account(config, folder),
+        seed=seed,
+        device=device,
+    )
+    return partial(
+        setup_of,
+        config=config,
+        open_environment=open_one,
+        datasets=datasets,
+        device=device,
+        seed=seed,
+        folder=folder,
+    )
 
 
 async def answer_missing(
@@ -158,7 +179,7 @@ async def answer_missing(
     for system, asked in missing.items():
         setup = make_setup(system, agents[system])
         if setup.environment is not None:
-            await setup.environment.check()  # before large agents are loaded
+            await setup.environment.check()  # Large agents are loaded only if it answers.
         answer = await METHODS[system.method].make(setup)
         await answer_all(system, answer, asked, file)
 

@@ -1,4 +1,4 @@
-"""Measurements of which the documents quote the results. Not part of the package.
+"""Measurements whose results the documents quote. Not part of the package.
 
 `seeds` prints one table from the evaluations of several seeds, `turns` the accuracy after each interaction.
 `parts` makes an agent that was shown no chain of two steps. `cities`: a pretrained model questions another.

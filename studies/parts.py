@@ -10,7 +10,7 @@ It learns the format from demonstrations of these parts:
 No request holds what only a reply has told. An agent that uses a reply in its next request, which bridge
 questions, comparisons and word problems need, combines the parts in a way that it was never shown.
 
-With `--games 128` it writes so many of them, the training mix being bridge questions, for another model:
+With `--games 128` it writes 128 such demonstrations for another model; the training mix is bridge questions:
 
     python -m studies.parts --games 128 --out runs/parts.jsonl
     python -m prompt_r1.training.warm_start --agent smollm2 --games runs/parts.jsonl --out runs/warm
@@ -18,6 +18,7 @@ With `--games 128` it writes so many of them, the training mix being bridge ques
 
 import argparse
 import json
+import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,9 +43,10 @@ from prompt_r1.types import Question, Turn
 
 SHARE_OF_STEPS = 0.65  # of the demonstrations: questions whose one or two steps are both in the question
 SHARE_OF_TWO = 0.6  # of these demonstrations: two steps
-STRATEGIES = {"as it is": 0.3, "beginning": 0.6, "vague": 0.05, "guess": 0.05}  # for the training mix
+STRATEGIES = {"as it is": 0.3, "beginning": 0.6, "vague": 0.05, "guess": 0.05}  # shares in the training mix
 WORDINGS = ("{clear}", "{subject}: {short}?", "Tell me, {short} of {subject}?", "For {subject}, {short}?")
 SHORT = {"birthplace": "what is the birthplace", "year": "the year"}
+WORLDS = 8  # whose demonstrations --games writes
 ORDERS = ("{one} And then: {other}", "{other} But first: {one}", "{one} {other}", "{other} {one}")
 # What a question says beside what it asks, so that an agent learns which of the names is meant.
 ABOUT_FILMS = ("I just saw {name}.", "{name} is so good.", "This is about {name}.")
@@ -55,7 +57,7 @@ ABOUT_PEOPLE = ("I met {name}.", "{name} told me.", "This is about {name}.")
 class Step:
     """A question of one step."""
 
-    text: str  # as it is put
+    text: str  # the question as the agent gets it
     request: str  # the clear wording, which the environment understands
     answer: str
     thoughts: tuple[str, str, str]  # alone, as the first of two steps, and as the second
@@ -169,8 +171,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     if given.games:
-        shown = demonstrations(given.seed, 8, -(-given.games // 8), kinds=["bridge"], show=show_part)
-        given.out.write_text("".join(game_line(*game) for game in list(shown)[: given.games]))
+        per_world = math.ceil(given.games / WORLDS)
+        shown = list(demonstrations(given.seed, WORLDS, per_world, kinds=["bridge"], show=show_part))
+        lines = [game_line(question, turns) for question, turns in shown[: given.games]]
+        given.out.write_text("".join(lines))
         return
     torch.set_num_threads(1)
     for part in build_agent(given.seed, show=show_part):

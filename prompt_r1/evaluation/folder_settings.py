@@ -33,7 +33,8 @@ def check_same_settings(folder: Path, settings: Mapping[str, object]) -> dict[st
 
 def keep_settings(folder: Path, settings: Mapping[str, object], digests: Mapping[str, str]) -> None:
     """Write config.yaml. Raises UsageError if the folder's answers have other settings or digests."""
-    if not (folder / SETTINGS).exists() and (folder / FILE).stat().st_size:
+    has_answers = (folder / FILE).stat().st_size > 0
+    if has_answers and not (folder / SETTINGS).exists():
         raise UsageError(f"--out {folder}: its answers are of an older version: give another --out")
     kept = check_same_settings(folder, settings)
     for name, digest in digests.items():
@@ -52,7 +53,8 @@ def digests_of(files: Iterable[str], specs: Iterable[str], agents: Iterable[str]
     names = [*files, *agents]
     for spec in specs:
         names += [part.removeprefix("hf:") for part in spec.split(",")]
-    return {f"digest of {name}": _digest(Path(name)) for name in names if name and Path(name).exists()}
+    here = [name for name in names if name and Path(name).exists()]
+    return {f"digest of {name}": _digest(Path(name)) for name in here}
 
 
 def _digest(path: Path) -> str:

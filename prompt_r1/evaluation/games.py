@@ -28,7 +28,7 @@ class AgentMethod:
     rule: Rule
     temperature: float
     top_p: float
-    seed: int  # of the evaluation
+    seed: int  # the evaluation's
     thinks: bool = True  # a turn without a think block is not well formed
 
     async def __call__(self, question: Question, sample: int) -> Prediction:

@@ -20,7 +20,8 @@ from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.evaluation.searches import VALIDATED_ON, PromptSearch, mean_score
 from prompt_r1.types import Question
 
-BATCH, METRIC_CALLS = 3, 150  # training questions of an iteration, calls of the environment
+BATCH = 3  # training questions of an iteration
+METRIC_CALLS = 150  # calls of the environment
 FENCE = re.compile("`{3,}")
 LANGUAGE = re.compile("[a-z]+")
 CLOSED_ON_OWN_LINE = re.compile(r"\n[ \t]*\Z")

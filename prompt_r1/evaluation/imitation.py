@@ -34,11 +34,11 @@ from prompt_r1.training.warm_start_settings import SftConfig
 from prompt_r1.types import Completion, Question, Trajectory
 
 # The numbers of rft:
-ROUNDS = 2  # of playing and fine-tuning
-CALLS = 10_000  # of the environment, in all rounds
-QUESTIONS_AT_ONCE = 20  # played between two looks at the calls that are left
-GROUP_SIZE = 5  # games of a question
-GAMES_WITHOUT_RIGHT = 100  # after which rft gives up, if none of them ended right
+ROUNDS = 2  # A round plays games and fine-tunes on the right ones so far.
+CALLS = 10_000  # Calls of the environment in all rounds.
+QUESTIONS_AT_ONCE = 20  # Questions that are played between two looks at the calls that are left.
+GROUP_SIZE = 5  # Games of a question.
+GAMES_WITHOUT_RIGHT = 100  # rft gives up after so many games if no game ended right.
 
 SFT_RANK = 8
 IMITATION_RANK = 16
@@ -49,7 +49,7 @@ def sft_agent(
 ) -> AgentSpec:
     """Fine-tune an agent on the gold answers to training questions, for a game of one turn."""
     settings = _settings(agent, seed=seed, device=device, rank=SFT_RANK)
-    # The mini agent of another seed is another agent: the start is the one that the run trained.
+    # The mini agents of two seeds differ. The start must be the agent that the run has trained.
     game = one_turn_config(agent.start, seed=agent.config.seed)
     if not _is_done(folder):
         fine_tune_agent(
@@ -143,7 +143,7 @@ async def imitate_own_games(
     *,
     calls: int,
 ) -> None:
-    """Play and fine-tune in rounds, each of which ends after its share of `calls`.
+    """Play and fine-tune in rounds. Each ends after its share of `calls`.
 
     Raises UsageError if none of the first games ended right.
     """

@@ -48,13 +48,13 @@ class Setup:
     open_optimizer: Callable[[Fields], Environment]  # the model that writes prompts
     agent: AgentSpec  # of the user: trained, or as it was found
     grpo_agent: str
-    datasets: Sequence[str]  # of the questions that will be answered
+    datasets: Sequence[str]  # datasets of the questions that will be answered
     train: Sequence[Question]
     validation: Sequence[Question]
     results: Path  # folder of the evaluation
     device: "torch.device"
-    seed: int  # for what a method draws while it prepares, and for games
-    temperature: float  # of the agent
+    seed: int  # seed of what a method draws while it prepares, and of games
+    temperature: float  # the agent's
     top_p: float
     calls: int = 0  # of a search or of rft; 0: the authors' number
     examples: int = 0  # questions that score a prompt; 0: the authors' number
@@ -174,10 +174,10 @@ class Method:
 
     needs: Needs
     make: Callable[[Setup], Awaitable[Answer]]
-    by_default: bool = False  # without --method
-    in_paper: bool = True  # with --tables
-    in_transfer: bool = False  # with --tables for every environment and agent: Table 5
-    fields: Fields = field(default_factory=dict)  # of its requests, whatever --env-args says
+    by_default: bool = False  # compared if there is no --method
+    in_paper: bool = True  # compared by --tables
+    in_transfer: bool = False  # compared by --tables with every environment and agent: Table 5
+    fields: Fields = field(default_factory=dict)  # fields of each request, whatever --env-args says
 
 
 SEARCH = Needs(training=True, optimizer=True)

@@ -43,7 +43,8 @@ async def opro(search: PromptSearch, train: Sequence[Question], _: Sequence[Ques
         search.steps += 1
         rng = random.Random(f"opro {search.seed} {search.steps}")
         shown = rng.sample(train, min(EXEMPLARS, len(train)))
-        request = meta_prompt({prompt: fmean(scores) for prompt, scores in search.scores.items()}, shown)
+        means = {prompt: fmean(scores) for prompt, scores in search.scores.items()}
+        request = meta_prompt(means, shown)
         # The request is the same eight times, and in every step that scores nothing new: numbers tell
         # the calls apart.
         first = search.steps * PER_STEP
@@ -71,7 +72,8 @@ def meta_prompt(scores: Mapping[str, float], examples: Sequence[Question]) -> st
 
 def read_instruction(reply: str) -> str:
     """The instruction in the optimiser's reply; the whole reply if the tags are missing."""
-    text = (text_between(reply, "<INS>", "</INS>") or reply).replace("**", "").strip()
+    inside = text_between(reply, "<INS>", "</INS>")
+    text = (inside or reply).replace("**", "").strip()
     return text[:1].upper() + text[1:]
 
 

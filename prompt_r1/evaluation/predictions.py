@@ -68,9 +68,10 @@ class Prediction:
     metrics: dict[str, float] = field(default_factory=dict)  # each from 0 to 1; empty after an error
 
 
-# The fields of a line, by their types. Those of the first tuple have the names of `Prediction`'s fields.
+# The fields of a line. These have the names of Prediction's and Spending's fields:
 STORED_AS_IS = ("raw", "sample", "stop", "error", "turns", "format", "reward")
 AMOUNTS = ("calls", "tokens_in", "tokens_out", "usd")
+# All fields but `answers` and `prediction`, by their types:
 TEXTS = ("method", "environment", "agent", "dataset", "kind", "id", "question", "raw", "stop", "error")
 NUMBERS = ("sample", "turns", *AMOUNTS)
 NUMBERS_OR_NONE = ("format", "reward")

@@ -74,7 +74,7 @@ class Results:
         return [fmean(scores) for scores in repeats.values()]
 
     def average(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
-        """The mean over the datasets that report this metric; None if one of them was not measured."""
+        """The mean over the datasets that report this metric; None if a dataset was not measured."""
         reporting = [name for name in datasets if metric in METRICS_OF_KIND[self.kinds[name]]]
         scores = {name: self.scores(system, name, metric) for name in reporting}
         if not scores or not all(scores.values()):
@@ -119,11 +119,11 @@ def text_metrics(prediction: Prediction, *, official: bool = False) -> dict[str,
 
 @dataclass(frozen=True)
 class Means:
-    """What a system reached on the questions of some datasets, each of which counts alike."""
+    """What a system reached on the questions of some datasets. Each question counts alike."""
 
     n: int  # questions with an answer
     errors: int  # failed calls, which are in no mean
-    rates: dict[str, Rate]  # of each metric that was measured
+    rates: dict[str, Rate]  # metric → mean, where it was measured
     counts: dict[str, float]  # means per answer: format, turns, calls, tokens and dollars, where known
 
     def as_json(self) -> dict[str, float]:

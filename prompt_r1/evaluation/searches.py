@@ -39,7 +39,7 @@ class OptimizerReply:
     """What the optimiser wrote."""
 
     text: str
-    is_cut: bool  # by the limit of tokens
+    is_cut: bool  # whether the limit of tokens has cut it
 
 
 @dataclass
@@ -52,7 +52,7 @@ class PromptSearch:
     name: str  # the method and the dataset
     environment: Environment
     optimizer: Environment
-    request: str  # for the answer, after a question
+    request: str  # how the answer is requested, after a question
     max_calls: int = 0  # of both models in the whole search; 0: no limit
     examples: int = 0  # questions that score a prompt; 0: as many as the authors'
     seed: int = 0
@@ -107,7 +107,8 @@ class PromptSearch:
 
     def best(self) -> str:
         """The prompt with the best mean score, the first of equals; the seed prompt if none was scored."""
-        return max(self.scores, key=lambda prompt: fmean(self.scores[prompt]), default=SEED_PROMPT)
+        means = {prompt: fmean(scores) for prompt, scores in self.scores.items()}
+        return max(means, key=lambda prompt: means[prompt], default=SEED_PROMPT)
 
     def can_afford(self, more_calls: int) -> bool:
         """Whether the limit allows this many more calls."""
@@ -172,7 +173,10 @@ async def optimised_prompt(
     """
     folder.mkdir(parents=True, exist_ok=True)
     needed = [train, validation] if validation else [train]
-    own = [name for name in datasets if all(_of_dataset(name, questions) for questions in needed)]
+    own = []
+    for name in datasets:
+        if all(_of_dataset(name, questions) for questions in needed):
+            own.append(name)
     searches = list(own)
     if len(own) < len(datasets):
         searches.append(ALL)

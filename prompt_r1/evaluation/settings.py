@@ -12,7 +12,7 @@ of_methods = partial(setting, group="compared methods", identifies=True)
 
 @dataclass(frozen=True)
 class EvaluateConfig(PlayConfig):
-    """Score methods on questions; settings without a flag are those of a method's authors."""
+    """Score methods on questions. A method's settings without a flag are its authors'."""
 
     data: tuple[str, ...] = everyday(("mini",), "mini, mini:validation, mini:ood, files, hf:ORG/NAME:SPLIT")
     method: tuple[str, ...] = everyday(

@@ -1,7 +1,7 @@
 """SSim: cosine similarity of embeddings.
 
 The encoder is all-MiniLM-L6-v2, run with plain transformers in float32: the mean of the last hidden states of
-the first 256 tokens, L2-normalised. The numbers equal those of sentence-transformers. If the encoder is
+the first 256 tokens, L2-normalised. The numbers equal the ones of sentence-transformers. If the encoder is
 missing, an error says so; there is no fallback, because another measure would not be comparable.
 """
 

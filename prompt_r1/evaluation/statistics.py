@@ -35,8 +35,8 @@ def mean_interval(scores: Sequence[float]) -> tuple[float, float]:
 def macro_interval(groups: Mapping[str, Sequence[float]]) -> tuple[float, float]:
     """The interval of the mean of the datasets' means. `groups`: dataset → scores, one per question.
 
-    Every dataset counts as if it had no more questions than the smallest one. If all have n questions, this
-    is Wilson's interval over all of them.
+    Every dataset counts as if it had no more questions than the smallest one. For datasets of one size, this
+    is Wilson's interval over all their questions.
     """
     means = [fmean(scores) for scores in groups.values()]
     smallest = min(len(scores) for scores in groups.values())

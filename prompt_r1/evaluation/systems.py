@@ -40,7 +40,8 @@ def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
         check_agent(name)
     if "grpo-only" in methods:
         _check_grpo_agent(config.grpo_agent)
-    if config.ssim_model not in ("", "auto") and not (Path(config.ssim_model) / "config.json").is_file():
+    encoder = Path(config.ssim_model)
+    if config.ssim_model not in ("", "auto") and not (encoder / "config.json").is_file():
         raise UsageError(f"--ssim-model {config.ssim_model}: not a folder with a config.json")
     check_data([*config.data, *config.train_data, *config.val_data])
     learning = [method for method in methods if METHODS[method].needs.training]
@@ -67,6 +68,14 @@ def _check_grpo_agent(name: str) -> None:
             "grpo-only needs an agent that was trained without environment: run "
             f"`{command('train.py', '--env', 'none')}` and give --grpo-agent RUN"
         )
+
+
+def _preparation_questions(config: EvaluateConfig, seed: int) -> tuple[list[Question], list[Question]]:
+    """Training and validation questions. The mini world brings its own."""
+    own = ("mini",) if _asks_mini_world(config) else ()
+    train = find_questions(config.train_data or own, "train", seed)
+    validation = sample_questions(config.val_data or own, "validation", seed, 0)
+    return train, validation
 
 
 def _asks_mini_world(config: EvaluateConfig) -> bool:
@@ -169,9 +178,9 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
 def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, AgentSpec]) -> dict[str, str]:
     """Digests of everything on this machine that the answers depend on."""
     specs = [config.optimizer_env, *(system.environment for system in systems)]
-    names = [str(agent.path) for agent in systems.values()]
-    names += [system.agent for system in systems]
-    return digests_of([*config.train_data, *config.val_data], specs, names)
+    agents = [str(agent.path) for agent in systems.values()]
+    agents += [system.agent for system in systems]
+    return digests_of([*config.train_data, *config.val_data], specs, agents)
 
 
 def setup_of(
@@ -196,12 +205,7 @@ def setup_of(
     def open_optimizer(fields: Fields) -> Environment:
         return open_environment(config.optimizer_env or spec, fields=fields, price=config.optimizer_price)
 
-    train: list[Question] = []
-    validation: list[Question] = []
-    if method.needs.training:
-        own = ("mini",) if _asks_mini_world(config) else ()
-        train = find_questions(config.train_data or own, "train", seed)
-        validation = sample_questions(config.val_data or own, "validation", seed, 0)
+    train, validation = _preparation_questions(config, seed) if method.needs.training else ([], [])
     return Setup(
         method=system.method,
         spec=spec,

@@ -15,9 +15,9 @@ from prompt_r1.evaluation.searches import SEED_PROMPT, VALIDATED_ON, PromptSearc
 from prompt_r1.types import Question
 
 EPOCHS = 3
-UPDATES = 4  # in an epoch
+UPDATES = 4  # updates in an epoch
 BATCH = 3  # training questions of an update
-UPDATE_CALLS = 2 * BATCH + 1  # of the optimiser
+UPDATE_CALLS = 2 * BATCH + 1  # calls of the optimiser in an update
 OPENING, CLOSING = "<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"
 
 CRITIC = """\

@@ -1,17 +1,17 @@
-"""Supervised fine-tuning: on gold answers for the method `sft`, or on recorded games as a warm start.
+"""Warm start: fine-tune an agent on recorded games, so that it has the format of the game before training.
 
     python -m prompt_r1.training.warm_start --agent DIR --games FILE
     python -m prompt_r1.training.warm_start --agent smollm2 --games mini
 
-The settings are those of the paper's Table 7, and LLaMA-Factory's where the paper gives none. For `sft` the
-prompt is the question with the instruction to answer in <answer> tags; the target is the first gold answer in
-these tags, without thinking. Only the target enters the loss.
+A model that lacks the format of the game earns no reward, so reinforcement learning cannot begin. Gold
+answers would teach it not to ask; recorded games teach it to play. In --games FILE each line has `question`
+(a text, or an object with `text`) and `turns`, a list of objects with `text` (what the agent writes, with its
+tags) and `reply` (null after the answer). The files of runs/*/trajectories have this form. `--games mini` are
+demonstrations in mini worlds that training does not use: the format, and several ways to ask, most of which
+fail.
 
-A model that lacks the format of the game cannot begin, and gold answers teach it not to ask. --games FILE
-teaches it whole games: each line has `question` (a text, or an object with `text`) and `turns`, a list of
-objects with `text` (what the agent writes, with its tags) and `reply` (null after the answer). The files of
-runs/*/trajectories have this form. `--games mini` are demonstrations in mini worlds other than that of
-training: the format, and several ways to ask, most of which fail.
+Only the agent's own tokens enter the loss. The settings are the paper's (Table 7), and LLaMA-Factory's where
+the paper gives none. The evaluation's methods `sft`, `bc` and `rft` fine-tune in the same way.
 """
 
 if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
@@ -62,57 +62,62 @@ from prompt_r1.types import Question, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
-BATCH_SIZE = 32  # examples of an optimiser step, the paper's 4 × 8
-MINI_GAMES = 8, 6  # worlds whose demonstrations are `--games mini`, and games in each
-LEAST_STEPS = 30  # fewer teach little: few examples get smaller batches
+BATCH_SIZE = 32  # examples of an optimiser step: the paper's 4 × 8
+LEAST_STEPS = 30  # Fewer steps teach little, so few examples get smaller batches.
+# `--games mini` are demonstrations of this many games in each of this many worlds.
+MINI_WORLDS = 8
+MINI_GAMES = 6
 
 
 def main(config: SftConfig) -> None:
     """Warm-start an agent, and print the command that trains it."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    folder = learn_games(config.games, config, Path(config.out or f"runs/sft-seed{config.seed}"))
-    then = command("train.py", "--config", preset_of(config.agent, config.preset), "--agent", folder)
+    out = Path(config.out or f"runs/sft-seed{config.seed}")
+    folder = learn_games(config.games, config, out)
+    preset = preset_of(config.agent, config.preset)
+    then = command("train.py", "--config", preset, "--agent", folder)
     print(f"The agent is saved in {folder}. Train it:\n{then}")
 
 
 def learn_games(source: str, config: SftConfig, out: Path) -> Path:
     """Warm-start an agent on the games of a file or of `mini`; the folder of the result."""
-    if is_mini_data(source):
-        kind = source.partition(":")[2]
-        games = list(demonstrations(config.seed, *MINI_GAMES, kinds=[kind] if kind else None))
-    else:
-        games = list(read_games(Path(source)))
+    games = mini_games(source, config.seed) if is_mini_data(source) else list(read_games(Path(source)))
 
     def examples(codec: Codec) -> list[Trajectory]:
-        return [record(question, _sampled(turns, codec), codec) for question, turns in games]
+        return [record(question, sampled_turns(turns, codec), codec) for question, turns in games]
 
     preset = agent_preset(preset_of(config.agent, config.preset))
     # Reinforcement learning has not begun: the agent is its own start.
-    return fine_tune_agent(examples, config, replace(preset, agent=str(out / "agent"), seed=config.seed), out)
+    trained_as = replace(preset, agent=str(out / "agent"), seed=config.seed)
+    return fine_tune_agent(examples, config, trained_as, out)
 
 
-def _sampled(turns: list[Turn], codec: Codec) -> list[Turn]:
+def mini_games(source: str, seed: int) -> list[tuple[Question, list[Turn]]]:
+    """The demonstrations of `mini`, or of `mini:KIND`."""
+    _, _, kind = source.partition(":")
+    kinds = [kind] if kind else None
+    return list(demonstrations(seed, MINI_WORLDS, MINI_GAMES, kinds=kinds))
+
+
+def sampled_turns(turns: list[Turn], codec: Codec) -> list[Turn]:
     """The turns without the <think> that the chat template opens for the agent."""
     if not codec.opened:
         return turns
-    return [replace(turn, text=turn.text.lstrip().removeprefix("<think>").lstrip()) for turn in turns]
+    sampled = []
+    for turn in turns:
+        text = turn.text.lstrip().removeprefix("<think>").lstrip()
+        sampled.append(replace(turn, text=text))
+    return sampled
 
 
 def read_games(path: Path) -> Iterator[tuple[Question, list[Turn]]]:
-    """The games of a JSONL file. Raises UsageError with the row, from 1, that holds none."""
+    """The games of a JSONL file. Raises UsageError with the number of a row, from 1, that holds none."""
     for number, row in read_rows(path):
         try:
-            fields, turns = fields_of(row), list[Turn]()
-            asked, played = fields["question"], fields["turns"]
-            if not isinstance(played, list) or not played:
-                raise BadRow("`turns` is no list, or empty")
-            for turn in map(fields_of, played):
-                text, reply = text_field(turn, "text"), turn["reply"]
-                if turns and turns[-1].reply is None:
-                    raise BadRow("a turn before the last has no reply")
-                turns.append(Turn(text, parse(text), None if reply is None else text_field(turn, "reply")))
-            question = text_field(asked if isinstance(asked, dict) else {"text": asked}, "text")
+            fields = fields_of(row)
+            question = _question_text(fields["question"])
+            turns = _turns(fields["turns"])
         except (BadRow, KeyError, TypeError) as reason:
             raise UsageError(
                 f"{path}, row {number}: a game has `question`, a text, and `turns`, a list of objects with "
@@ -121,19 +126,39 @@ def read_games(path: Path) -> Iterator[tuple[Question, list[Turn]]]:
         yield Question(str(number), path.stem, question, ()), turns
 
 
+def _question_text(question: object) -> str:
+    """The text of a question, which is a text or an object with `text`."""
+    return text_field(question if isinstance(question, dict) else {"text": question}, "text")
+
+
+def _turns(played: object) -> list[Turn]:
+    """The turns of a game. Raises BadRow, KeyError or TypeError."""
+    if not isinstance(played, list) or not played:
+        raise BadRow("`turns` is no list, or empty")
+    turns: list[Turn] = []
+    for row in played:
+        if turns and turns[-1].reply is None:
+            raise BadRow("a turn before the last has no reply")
+        fields = fields_of(row)
+        text = text_field(fields, "text")
+        reply = None if fields["reply"] is None else text_field(fields, "reply")
+        turns.append(Turn(text, parse(text), reply))
+    return turns
+
+
 def fine_tune_agent(
     examples: Callable[[Codec], Sequence[Trajectory]], config: SftConfig, trained_as: AgentConfig, out: Path
 ) -> Path:
     """Fine-tune an agent on games, for the game `trained_as`; the folder of the result.
 
-    Writes metrics.jsonl beside it.
+    Writes metrics.jsonl beside it. `examples` gives the games as the agent's codec encodes them.
     """
-    ours = {"metrics.jsonl", "agent", ".agent.old", TEMPORARY}
-    make_folder(out, lambda out: {path.name for path in out.iterdir()} <= ours, "a fine-tuning")
+    make_folder(out, _is_fine_tuning, "a fine-tuning")
     device = pick_device(config.device)
     start = find_agent(config.agent, trained_as.seed)
     agent = load_agent(start, trained_as, device)
-    alone, policy = Ranks(0, 1, agent.policy.device), agent.policy
+    policy = agent.policy
+    alone = Ranks(0, 1, policy.device)
     if config.rank:
         trainable = add_lora(policy.model, rank=config.rank, alpha=2 * config.rank, seed=config.seed)
         check_model(policy)
@@ -151,24 +176,31 @@ def fine_tune_agent(
     return out / "agent"
 
 
+def _is_fine_tuning(folder: Path) -> bool:
+    """Whether all files in a folder are of a fine-tuning, which may have been killed."""
+    written = {"metrics.jsonl", "agent", ".agent.old", TEMPORARY}
+    return {path.name for path in folder.iterdir()} <= written
+
+
 def train_weights(
     policy: Policy, trainable: list[nn.Parameter], examples: Sequence[Trajectory], config: SftConfig
 ) -> Iterator[dict[str, float]]:
-    """AdamW steps; yields the metrics of each."""
-    count, most = len(examples), config.cutoff
-    examples = [example for example in examples if len(example.tokens) <= most]
-    if not examples:
+    """Take AdamW steps; yields the metrics of each. Examples of more than --cutoff tokens are left out."""
+    most = config.cutoff
+    used = [example for example in examples if len(example.tokens) <= most]
+    if not used:
         raise UsageError(f"nothing is left to train on: all examples have more than --cutoff {most} tokens")
-    if len(examples) < count:
-        logger.warning("%d examples of more than %d tokens are left out", count - len(examples), most)
-    per_step = config.batch_size or batch_size_for(len(examples) * config.epochs)
+    if len(used) < len(examples):
+        logger.warning("%d examples of more than %d tokens are left out", len(examples) - len(used), most)
+    per_step = config.batch_size or batch_size_for(len(used) * config.epochs)
     rng = random.Random(f"sft {config.seed}")
     batches = []
     for _ in range(config.epochs):
-        epoch = rng.sample(examples, len(examples))
-        batches += [epoch[first : first + per_step] for first in range(0, len(epoch), per_step)]
+        epoch = rng.sample(used, len(used))
+        for first in range(0, len(epoch), per_step):
+            batches.append(epoch[first : first + per_step])
     if len(batches) < LEAST_STEPS:
-        shown = f"{len(examples)} examples in {config.epochs} epochs are {len(batches)} steps"
+        shown = f"{len(used)} examples in {config.epochs} epochs are {len(batches)} steps"
         logger.warning("%s, which teach little: give more examples, or more --epochs", shown)
 
     return fine_tune(
@@ -182,21 +214,27 @@ def train_weights(
 
 
 def batch_size_for(examples: int) -> int:
-    """The examples of a step: as the paper has it, or fewer, so that there are enough steps."""
+    """The examples of a step: the paper's number, or fewer, so that there are enough steps."""
     return max(1, min(BATCH_SIZE, examples // LEAST_STEPS))
 
 
 def negative_log_likelihood(policy: Policy, examples: Sequence[Trajectory]) -> Tensor:
     """The mean over the agent's tokens, in nats."""
-    return -policy(pack([[example] for example in examples], policy.device)).logprobs.mean()
+    groups = [[example] for example in examples]
+    scores = policy(pack(groups, policy.device))
+    return -scores.logprobs.mean()
 
 
 def schedule(step: int, steps: int) -> float:
-    """Linear warm-up over the first tenth of the steps, none of them at 0, then a cosine decay to 0."""
+    """The share of the peak learning rate: it rises linearly in a tenth of the steps, then decays to 0.
+
+    The decay is a cosine. No step that rises is at 0, since a step at 0 teaches nothing.
+    """
     rising = math.ceil(0.1 * steps)
     if step < rising:
         return (step + 1) / (rising + 1)
-    return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(steps - rising, 1)))
+    decayed = (step - rising) / max(steps - rising, 1)
+    return 0.5 * (1 + math.cos(math.pi * decayed))
 
 
 if __name__ == "__main__":

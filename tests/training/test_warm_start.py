@@ -18,12 +18,12 @@ from prompt_r1.pair.trained import resolve_agent, trained_config
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.reward import RULES
 from prompt_r1.training.warm_start import (
-    _sampled,
     batch_size_for,
     fine_tune_agent,
     learn_games,
     negative_log_likelihood,
     read_games,
+    sampled_turns,
     schedule,
     train_weights,
 )
@@ -182,7 +182,7 @@ def test_a_warm_start_on_recorded_games_teaches_a_model_without_the_format_to_pl
 def test_the_think_block_that_a_template_opens_is_not_learned_twice():
     codec = Codec(tokenizer_of(KINDS["DeepSeek-R1-distill"], "byte level"), "Answer.")
     turn = Turn("<think>a</think><answer>b</answer>", parse(""), None)
-    assert codec.opened and _sampled([turn], codec)[0].text == "a</think><answer>b</answer>"
+    assert codec.opened and sampled_turns([turn], codec)[0].text == "a</think><answer>b</answer>"
 
 
 @pytest.mark.parametrize(
