@@ -64,8 +64,8 @@ class Pieces:
     def __init__(self, text_of: Callable[[list[int]], str], on_piece: Callable[[Piece], object]) -> None:
         self._text_of = text_of
         self._on_piece = on_piece
-        self._tokens: list[int] = []  # of the turn so far
-        self._shown: list[int] = []  # characters of each block of the turn that are in a piece
+        self._tokens: list[int] = []  # the turn so far
+        self._shown: list[int] = []  # for each block of the turn: how many characters have been in a piece
 
     def token(self, token: int) -> None:
         """Add the next token of the agent's turn."""

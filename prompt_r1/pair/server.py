@@ -49,13 +49,19 @@ Body = dict[str, object]
 PieceQueue = asyncio.Queue[Piece | None]  # the dialogue of a game; None ends it
 T = TypeVar("T")
 
-MOST_BYTES = 2_000_000  # of a request's body: more text than any game has room for
-ARRIVAL_SECONDS = 30.0  # for the head of a request, and for its body
-SPARE_CONNECTIONS = 64  # beyond one for each session: requests that arrive, and clients that keep theirs
-DISCONNECT_CHECK_SECONDS = 0.2  # between looks whether the client is still there
-GONE = 499  # nginx's status for a client that has disconnected; nobody receives it
-LONGEST_NOTE = 500  # characters of an error in the log
-LONGEST_PATH = 100  # characters of a path in the log
+# The longest body of a request: more text than any game has room for.
+MOST_BYTES = 2_000_000
+# The head of a request must arrive within this time, and so must its body.
+ARRIVAL_SECONDS = 30.0
+# Connections beyond one for each session: requests that arrive, and clients that keep their connection open.
+SPARE_CONNECTIONS = 64
+# While a game is played, the server looks this often whether the client is still there.
+DISCONNECT_CHECK_SECONDS = 0.2
+# The status that nginx logs for a client that has disconnected. Nobody receives it.
+GONE = 499
+# Characters of an error and of a path in the log.
+LONGEST_NOTE = 500
+LONGEST_PATH = 100
 
 # Types of errors after which a client should not send the request again. OpenAI's client does so by itself.
 FINAL = ("time_limit", "budget_exhausted", "environment_unusable", "internal_error")
@@ -240,12 +246,12 @@ class ChatServer:
 
     pair: OpenPair
     model_name: str
-    limits: Limits  # of each question
+    limits: Limits  # what one question may cost
     max_sessions: int
-    key: str = ""  # that requests must have; "": none
-    is_local: bool = True  # it listens to this machine only
+    key: str = ""  # the key that requests must have; "": they need none
+    is_local: bool = True  # whether only this machine reaches the server
     arrival_seconds: float = ARRIVAL_SECONDS
-    sessions: int = 0  # games that run
+    sessions: int = 0  # the number of games that run
 
     def app(self) -> ASGIApp:
         """The application, which logs each request."""
@@ -451,7 +457,7 @@ def _fail(request: Request, error: Exception) -> Response:
 
 def _note(request: Request, text: str) -> None:
     """Say in the log how a request ended."""
-    request.state.note = text[:LONGEST_NOTE]
+    request.state.note = without_keys(text)[:LONGEST_NOTE]
 
 
 class RequestLog:
@@ -478,12 +484,12 @@ class RequestLog:
             state["note"] = "the server has stopped"
         finally:
             client = scope["client"][0] if scope.get("client") else "-"
-            path = scope["path"][:LONGEST_PATH]
+            path = without_keys(scope["path"])[:LONGEST_PATH]
             seconds = time.perf_counter() - begin
             line = f"{client} {scope['method']} {path} {status} {seconds:.2f} s"
             if "note" in state:
                 line = f"{line}: {state['note']}"
-            logger.info(printable_line(without_keys(line)))
+            logger.info(printable_line(line))
 
 
 class Connection(H11Protocol):
