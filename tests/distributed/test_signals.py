@@ -3,12 +3,15 @@
 import asyncio
 import os
 import signal
+import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from prompt_r1.errors import Interrupted, Resumable
 from prompt_r1.model.distributed import SIGNALS, Interrupt
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -104,3 +107,26 @@ def test_the_previous_signal_handlers_are_restored():
     with Interrupt():
         pass
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_a_signal_of_slurm_reaches_the_program_through_the_shell_of_a_task(tmp_path):
+    """The shell ignored USR1, so its program did too: at the time limit all ranks were killed unsaved."""
+    script = (ROOT / "examples/train.slurm").read_text("utf-8")
+    shell_of_a_task = script.split("bash -c '")[1].split("' train.py")[0]
+    program = tmp_path / "python"  # saves at the signal, as train.py does
+    program.write_text("#!/bin/sh\ntrap 'exit 75' USR1\ntouch started\nwhile :; do sleep 0.02; done\n")
+    program.chmod(0o755)
+    variables = dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"), "1")
+    variables |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "codes": str(tmp_path / "codes")}
+    with subprocess.Popen(
+        ["bash", "-c", shell_of_a_task, "train.py"], cwd=tmp_path, env=variables, start_new_session=True
+    ) as task:
+        try:
+            while not (tmp_path / "started").exists():
+                time.sleep(0.01)
+            os.killpg(task.pid, signal.SIGUSR1)  # Slurm signals the shell and the program
+            assert task.wait(timeout=10) == 0, "the other ranks are still saving"
+        finally:
+            if task.poll() is None:
+                os.killpg(task.pid, signal.SIGKILL)
+    assert (tmp_path / "codes").read_text() == "75\n"
