@@ -26,7 +26,7 @@ class Interrupted(Resumable):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, with the next one if it only announces that; or its type."""
+    """The first line of an error's message, with the next one after a colon; without a message, its type."""
     text = type(error).__name__
     if isinstance(error, KeyError):  # its message is the bare key
         return f"{text}: {error}"

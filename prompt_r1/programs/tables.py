@@ -13,14 +13,16 @@ def markdown_table(header: Sequence[str], rows: Rows, *, left: int = 1) -> str:
 
     Pipes, line breaks and unprintable characters in cells are escaped, so that no text can break the table.
     """
-    # A backslash before a pipe would escape our own one, so it is doubled.
-    shown = [
-        [re.sub(r"(\\*)\|", r"\1\1\\|", printable_line(cell)) for cell in row] for row in (header, *rows)
-    ]
+    shown = [[_escaped(cell) for cell in row] for row in (header, *rows)]
     marks = ["---"] * left + ["--:"] * (len(header) - left)
     top, line, *others = _aligned([shown[0], marks, *shown[1:]], left)
     line = [cell.replace(" ", "-") for cell in line]  # dashes fill the columns of the marks
     return "\n".join(f"| {' | '.join(row)} |" for row in (top, line, *others))
+
+
+def _escaped(cell: str) -> str:
+    """A cell whose pipes end no cell. A backslash before a pipe would escape ours, so it is doubled."""
+    return re.sub(r"(\\*)\|", r"\1\1\\|", printable_line(cell))
 
 
 def text_table(header: Sequence[str], rows: Rows) -> str:
@@ -30,9 +32,12 @@ def text_table(header: Sequence[str], rows: Rows) -> str:
 
 
 def _aligned(table: Rows, left: int) -> list[list[str]]:
-    """Pad the cells of each column to its width."""
-    columns = [
-        [f"{cell:{'<' if number < left else '>'}{max(map(len, column))}}" for cell in column]
-        for number, column in enumerate(zip(*table, strict=True))
-    ]
+    """The table with the cells of each column padded to the width of the longest one."""
+    columns = []
+    for number, column in enumerate(zip(*table, strict=True)):
+        width = max(len(cell) for cell in column)
+        if number < left:
+            columns.append([cell.ljust(width) for cell in column])
+        else:
+            columns.append([cell.rjust(width) for cell in column])
     return [list(row) for row in zip(*columns, strict=True)]

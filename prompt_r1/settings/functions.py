@@ -14,13 +14,14 @@ from typing import Any
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Reward, Trajectory
 
-OBJECT_PREFIX = "py:"  # of an environment that is an object of the user's: py:MODULE:NAME
+OBJECT_PREFIX = "py:"  # begins an environment or questions that are the user's own: py:MODULE:NAME
 
 
 def import_object(name: str, *, where: str) -> Any:
     """Import MODULE:NAME, also from the current folder. Raises UsageError, which begins with `where`."""
     module, _, attribute = name.partition(":")
-    if not all(map(str.isidentifier, f"{module}.{attribute}".split("."))) or module.endswith(".py"):
+    parts = [*module.split("."), *attribute.split(".")]
+    if not all(part.isidentifier() for part in parts) or module.endswith(".py"):
         raise UsageError(
             f"{where}: give MODULE:NAME, such as my_file:my_name or folder.my_file:my_name, not {name!r}"
         )
@@ -36,12 +37,12 @@ def import_object(name: str, *, where: str) -> Any:
 
 
 def import_reward(name: str) -> Callable[[Trajectory, Reward], float]:
-    """The reward of games called MODULE:FUNCTION. Raises UsageError if it cannot be called."""
+    """The function MODULE:FUNCTION as a reward. Raises UsageError if it cannot be called with a game."""
     where = f"--reward {name}"
     function = import_object(name, where="--reward")
     if not callable(function) or inspect.isclass(function):
         raise UsageError(f"{where}: not a function")
-    with suppress(ValueError):  # some that are written in C have no signature
+    with suppress(ValueError):  # a function written in C may have no signature
         try:
             inspect.signature(function).bind("game", "paper")
         except TypeError:
@@ -62,7 +63,7 @@ def import_reward(name: str) -> Callable[[Trajectory, Reward], float]:
 
 
 def described(error: BaseException) -> str:
-    """An error in a user's own code as one line: its type, its text, and the line of the file."""
+    """An error in a user's own code, on one line: its type, its text, and the line of the file."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, SyntaxError):  # its text names the file
         return text
@@ -74,5 +75,5 @@ def parameters_of(function: Callable[..., object]) -> set[str]:
     """The names of a function's parameters."""
     try:
         return set(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # some that are written in C have none
+    except (TypeError, ValueError):  # a function written in C may have no signature
         return set()

@@ -2,28 +2,20 @@
 
 import errno
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from infer import InferConfig
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line
-from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.programs.command_line import command, read_settings, run_program
 from prompt_r1.programs.installation import check_installation
-from prompt_r1.protocol import INSTRUCTIONS
-from prompt_r1.reward import RULES
-from prompt_r1.settings.fields import flag_of, settings_of
-from prompt_r1.settings.train import TrainConfig, train_config, warnings_of
+from prompt_r1.settings.train import train_config
 from tests.support.paths import ROOT
-from tests.support.programs import PROGRAMS
 from tests.support.providers import KEY
 
 HOSTILE = "reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b"
@@ -176,79 +168,6 @@ def test_an_error_message_cannot_move_the_cursor(monkeypatch, capsys):
     assert capsys.readouterr().err == f"train.py: {SHOWN}\n"
 
 
-def help_of(arguments: list[str], capsys, read=train_config) -> dict[str, str]:
-    """The help of each flag, on one line."""
-    with pytest.raises(SystemExit) as left:
-        read(arguments)
-    assert left.value.code == 0
-    text = capsys.readouterr().out
-    entries = re.split(r"\n  (?=--)", text)[1:]
-    return {entry.split()[0]: " ".join(entry.split("\n\n")[0].split()) for entry in entries}
-
-
-def test_a_flag_is_shown_with_its_form_choices_and_defaults(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["train.py"])
-    shown = help_of(["--help-all"], capsys)
-    assert shown["--lr"] == "--lr X learning rate of AdamW, constant (0.0005; small: 3e-05; paper: 1e-06)"
-    assert shown["--checkpointing"].startswith(
-        "--checkpointing [true|false] gradient checkpointing (false; paper: true)"
-    )
-    assert shown["--help-all"] == f"--help-all show all {len(settings_of(TrainConfig))} flags"
-    assert len(shown) == len(settings_of(TrainConfig)) + 2
-
-
-def test_a_tuple_collects_every_value_and_a_boolean_takes_true_or_false():
-    config = train_config("--data a.jsonl b.jsonl --data c.jsonl --checkpointing true".split())
-    assert config.data == ("a.jsonl", "b.jsonl", "c.jsonl")
-    assert config.checkpointing is True and train_config([]).checkpointing is False
-    with pytest.raises(UsageError, match="--checkpointing takes true or false, not 'yes'"):
-        train_config(["--checkpointing", "yes"])
-
-
-@pytest.mark.parametrize(
-    ("flags", "game"),
-    [
-        ("", ("short", 48)),
-        ("--instruction paper --max-new 99", ("alone", 99)),
-        ("--config paper --data mini", ("alone", 8192)),
-        ("--config paper --data mini --instruction answer", ("answer", 8192)),
-    ],
-)
-def test_without_an_environment_the_agent_is_told_to_answer_in_one_turn_as_long_as_a_game(flags, game):
-    config = train_config(["--env", "none", *flags.split()])
-    assert config.game.max_turns == 1 and config.base_rule is RULES["alone"]
-    assert (config.instruction_text, config.game.max_new) == (INSTRUCTIONS[game[0]], game[1])
-    assert config.out == ("runs/paper-alone-seed0" if "paper --data" in flags else "runs/mini-alone-seed0")
-
-
-@pytest.mark.parametrize(
-    ("flags", "folder", "toys"),
-    [
-        ("", "mini", ""),
-        ("--steps 3 --agent mini --data mini", "mini", ""),
-        ("--data a/mine.jsonl", "mini-mine", "--agent mini, --env mini:"),
-        ("--data mine.jsonl --env gpt-4o-mini@http://host/v1", "mini-gpt-4o-mini-mine", "--agent mini:"),
-        ("--agent org/Qwen3-0.6B", "mini-Qwen3-0.6B", "--data mini, --env mini:"),
-        ("--config paper --data mine.jsonl", "paper-mine", ""),
-        ("--config paper --agent ../my/model/ --data x.parquet", "paper-model-x", ""),
-    ],
-)
-def test_the_folder_of_a_run_follows_from_its_parts_and_toys_beside_real_parts_are_named(flags, folder, toys):
-    config = train_config([*flags.split(), "--seed", "3"])
-    assert config.out == f"runs/{folder}-seed3"
-    assert (toys in "".join(warnings_of(config))) if toys else not "".join(warnings_of(config))
-
-
-def test_ones_own_questions_are_held_out_in_part_and_never_validated_on_those_of_the_mini_world():
-    def split(flags: str) -> tuple[Sequence[str], Sequence[str]]:
-        config = train_config(["--data", "mine.jsonl", *flags.split()])
-        return config.val_data, config.test_data
-
-    assert split("") == split("--config paper") == (("held-out",), ())
-    assert split("--val-data none --test-data b.jsonl") == ((), ("b.jsonl",))
-    assert split("--val-data c.jsonl") == (("c.jsonl",), ())
-
-
 def test_a_bug_and_an_error_of_the_programs_exit_with_1_and_a_renamed_file_is_named(monkeypatch, capsys):
     """Only a bug shows a traceback, without keys; a short value of TOKEN=1 would remove every 1."""
     monkeypatch.setenv("OPENAI_API_KEY", f" {KEY}\n")
@@ -277,23 +196,3 @@ def test_a_current_folder_that_has_been_deleted_is_reported(tmp_path, monkeypatc
     assert exit_code(None, monkeypatch, reading=True) == 2
     sentence = "the current folder has been deleted: change to one that exists"
     assert capsys.readouterr().err == f"train.py: {sentence}\n"
-
-
-@pytest.mark.parametrize(
-    ("program", "kind"),
-    [("train.py", TrainConfig), ("infer.py", InferConfig), ("evaluate.py", EvaluateConfig)],
-)
-def test_help_fits_one_screen_and_help_all_has_every_flag(program, kind, monkeypatch, capsys):
-    shown = {}
-    for flag in ("--help", "--help-all"):
-        monkeypatch.setattr("sys.argv", [program, flag])
-        with pytest.raises(SystemExit) as left:
-            read_settings(PROGRAMS[program][0])
-        assert left.value.code == 0
-        shown[flag] = capsys.readouterr().out
-    lines = shown["--help"].splitlines()
-    assert len(lines) <= 36 and max(map(len, lines)) <= 80 and "--help-all" in shown["--help"]
-    for field in settings_of(kind):
-        line = re.compile(f"^  {flag_of(field.name)}( |$)", re.MULTILINE)
-        assert line.search(shown["--help-all"])
-        assert bool(line.search(shown["--help"])) == field.metadata["everyday"]

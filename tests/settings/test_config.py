@@ -1,11 +1,14 @@
 """Presets, YAML files and flags: their precedence, and the values of the presets."""
 
 import sys
+from collections.abc import Sequence
 
 import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.settings import EvaluateConfig
+from prompt_r1.protocol import INSTRUCTIONS
+from prompt_r1.reward import RULES
 from prompt_r1.settings.agent import HELD_OUT
 from prompt_r1.settings.fields import Range, check_number, read_yaml, write_yaml
 from prompt_r1.settings.train import TrainConfig, train_config, warnings_of
@@ -130,6 +133,50 @@ def test_the_learning_rate_of_the_toy_agent_is_warned_of_with_any_other_agent():
     assert warned("--config mini --agent real")
     assert not warned("") and not warned("--config mini --agent real --lr 3e-5")
     assert not warned("--config small") and not warned("--config paper --env mini --data mini")
+
+
+@pytest.mark.parametrize(
+    ("flags", "game"),
+    [
+        ("", ("short", 48)),
+        ("--instruction paper --max-new 99", ("alone", 99)),
+        ("--config paper --data mini", ("alone", 8192)),
+        ("--config paper --data mini --instruction answer", ("answer", 8192)),
+    ],
+)
+def test_without_an_environment_the_agent_is_told_to_answer_in_one_turn_as_long_as_a_game(flags, game):
+    config = train_config(["--env", "none", *flags.split()])
+    assert config.game.max_turns == 1 and config.base_rule is RULES["alone"]
+    assert (config.instruction_text, config.game.max_new) == (INSTRUCTIONS[game[0]], game[1])
+    assert config.out == ("runs/paper-alone-seed0" if "paper --data" in flags else "runs/mini-alone-seed0")
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder", "toys"),
+    [
+        ("", "mini", ""),
+        ("--steps 3 --agent mini --data mini", "mini", ""),
+        ("--data a/mine.jsonl", "mini-mine", "--agent mini, --env mini:"),
+        ("--data mine.jsonl --env gpt-4o-mini@http://host/v1", "mini-gpt-4o-mini-mine", "--agent mini:"),
+        ("--agent org/Qwen3-0.6B", "mini-Qwen3-0.6B", "--data mini, --env mini:"),
+        ("--config paper --data mine.jsonl", "paper-mine", ""),
+        ("--config paper --agent ../my/model/ --data x.parquet", "paper-model-x", ""),
+    ],
+)
+def test_the_folder_of_a_run_follows_from_its_parts_and_toys_beside_real_parts_are_named(flags, folder, toys):
+    config = train_config([*flags.split(), "--seed", "3"])
+    assert config.out == f"runs/{folder}-seed3"
+    assert (toys in "".join(warnings_of(config))) if toys else not "".join(warnings_of(config))
+
+
+def test_ones_own_questions_are_held_out_in_part_and_never_validated_on_those_of_the_mini_world():
+    def split(flags: str) -> tuple[Sequence[str], Sequence[str]]:
+        config = train_config(["--data", "mine.jsonl", *flags.split()])
+        return config.val_data, config.test_data
+
+    assert split("") == split("--config paper") == (("held-out",), ())
+    assert split("--val-data none --test-data b.jsonl") == ((), ("b.jsonl",))
+    assert split("--val-data c.jsonl") == (("c.jsonl",), ())
 
 
 @pytest.mark.parametrize(
