@@ -44,13 +44,14 @@ KEPT = "|".join(
     (
         r"(?<![\w-])-(?=[^\s-])",  # the minus before an operand
         r"(?<=\de)-(?=\d)",  # the minus of an exponent
-        r"(?<=\b[^\W\d_])-(?=[^\W\d_]\b)",  # the minus of "x-y"
+        r"(?<=\b[^\W\d_])-(?=[^\W\d_]\b|\s|$)",  # the minus of "x-y" and of the blood type "O-"
         r"(?<=\d)\.(?=\d)",
         r"(?<![\w.])\.(?=\d)",  # the point of ".5"
         r"(?<=[\w)}\]])/(?=[\w({\\-])",
-        r"(?<=[\w)}\]+ ])\+",  # but not the sign of "+5"
+        r"(?<=[\w)}\]+ ])(?<!\de)\+",  # but not the sign of "+5" and "1e+5"
         r"[\^<>]",
         r"(?<=[<>])=",
+        r"(?<=\w)\*\*(?=\w)",  # the power of "x**2"
         r"(?<=[^\W\d_])#",
     )
 )
@@ -75,23 +76,23 @@ def _drop_punctuation(text: str) -> str:
         kept, separator = match.groups()
         return " " if separator else kept or ""
 
-    text = plain_characters(text).casefold()
+    text = _plain_characters(text).casefold()
     text = LEADING_MINUS.sub("-", text)
     text = SPACED_SLASH.sub("/", text)
     text = THOUSANDS.sub("", text)
     return PUNCTUATION.sub(replacement, text)
 
 
-def plain_characters(text: str) -> str:
+def _plain_characters(text: str) -> str:
     """Replace typographic characters: compatibility forms (NFKC), dashes, quotes, and invisible ones."""
     if text.isascii():
         return text
     text = SUPERSCRIPT.sub(r"^\1", text)
     text = FRACTION_AFTER_DIGIT.sub(r" \1", text)
-    return "".join(map(_plain_character, unicodedata.normalize("NFKC", text)))
+    return "".join(map(_plain_form, unicodedata.normalize("NFKC", text)))
 
 
-def _plain_character(character: str) -> str:
+def _plain_form(character: str) -> str:
     if character.isascii() or character in PLAIN:
         return PLAIN.get(character, character)
     category = unicodedata.category(character)
@@ -138,8 +139,8 @@ def _best(metric: Metric, prediction: str, answers: Sequence[str], official: boo
 
 
 def _is_the_same_text(prediction: str, gold: str) -> bool:
-    said = plain_characters(prediction).strip().casefold()
-    meant = plain_characters(gold).strip().casefold()
+    said = _plain_characters(prediction).strip().casefold()
+    meant = _plain_characters(gold).strip().casefold()
     return said == meant != ""
 
 

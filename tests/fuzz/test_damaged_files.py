@@ -124,12 +124,13 @@ def test_a_run_resumes_bit_for_bit_from_a_damaged_folder_or_refuses(sandbox: San
     shutil.move(good, sandbox.folder / "three")
     sandbox.keep_as_it_is()
     rng = random.Random("run")
-    names = [path.relative_to(sandbox.folder / "two") for path in sorted((sandbox.folder / "two").rglob("*"))]
-    for name in [name for name in names if (sandbox.folder / "two" / name).is_file()]:
+    whole = sandbox.folder / "two"
+    names = [path.relative_to(whole) for path in sorted(whole.rglob("*")) if path.is_file()]
+    for name in names:
         for damage in (*RANDOM, *FIXED):
             if damage is flip_a_bit and name.parts[0] == "checkpoints" and name.suffix == ".safetensors":
                 continue  # checkpoints have no digests: nothing can notice another weight
-            shutil.copytree(sandbox.folder / "two", good)
+            shutil.copytree(whole, good)
             damage(good / name, rng)
             sandbox.about = f"{damage.__name__} in {name}"
             code = sandbox.run("train.py", *TRAIN, "--steps", "3", own=("out",))
