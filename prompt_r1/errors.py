@@ -36,7 +36,7 @@ def first_line(error: BaseException) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out: in Python, in torch's allocators, in CUDA and NCCL, or in cuBLAS."""
-    # By name: this file is read before torch is imported.
+    # The class of torch is known by its name, because this file is read before torch is imported.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     texts = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")

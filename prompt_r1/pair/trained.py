@@ -1,13 +1,13 @@
-"""Which agent infer and evaluate play with, and its game."""
+"""Agents that were trained here: their settings, and which one plays where nobody names one."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.names import RUNS, exported_step, find_agent
 from prompt_r1.programs.command_line import command
 from prompt_r1.settings.agent import GAME_FILE, MINI_AGENT, AgentConfig
-from prompt_r1.settings.fields import read_yaml
+from prompt_r1.settings.fields import read_yaml, settings_of
 from prompt_r1.settings.train import PRESETS, preset_of
 
 
@@ -16,13 +16,13 @@ def trained_config(path: str | Path) -> AgentConfig | None:
     file = Path(path) / GAME_FILE
     if not file.is_file():
         return None
-    # Its training, perhaps by another version, had settings that are no agent's.
+    # The file has all settings of a training, perhaps of another version; those of an agent are read.
     return AgentConfig(**read_yaml(file, AgentConfig, all_known=False))
 
 
 def agent_preset(name: str) -> AgentConfig:
     """How the agent of a preset plays."""
-    known = {f.name for f in fields(AgentConfig)}
+    known = {f.name for f in settings_of(AgentConfig)}
     return AgentConfig(**{name: value for name, value in PRESETS[name].items() if name in known})
 
 
@@ -31,7 +31,7 @@ def newest_mini_run() -> Path:
     saved = RUNS.glob(f"*/agent/{GAME_FILE}")
     for file in sorted(saved, key=lambda file: file.stat().st_mtime, reverse=True):
         config = trained_config(file.parent)
-        if config is not None and config.agent == MINI_AGENT and config.env != "none":
+        if config is not None and config.agent == MINI_AGENT and not config.alone:
             return file.parent.parent
     raise UsageError(
         f"no trained agent under {RUNS}/: run `{command('train.py')}` first, or give --agent and --env"
@@ -42,30 +42,37 @@ def newest_mini_run() -> Path:
 class AgentSpec:
     """An agent that a user named."""
 
-    path: str | Path  # folder or hub id
-    config: AgentConfig  # of the run that trained it, or the preset whose game it plays
+    path: str | Path  # its folder or hub id
+    config: AgentConfig  # how it was trained, or the preset whose game it plays
     start: str  # the agent before training; its own name if it was not trained here
-    is_newest: bool = False  # nobody named it: it is the newest mini run
+    is_newest: bool = False  # the user named no agent, and this is the newest mini run
 
     def describe(self, *, environment: str, seed: int) -> str:
         """One line: which agent of which step plays, with which environment and seed, and why this one."""
-        step = exported_step(Path(self.path))
-        run = Path(self.path).parent if Path(self.path).name == "agent" else self.path
-        trained = f", step {step}" if step >= 0 else ""
-        chosen = " (the newest mini run; --agent names another)" if self.is_newest else ""
-        return f"agent {run}{trained}, environment {environment}, seed {seed}{chosen}"
+        path = Path(self.path)
+        run = path.parent if path.name == "agent" else self.path
+        line = f"agent {run}"
+        step = exported_step(path)
+        if step == 0:  # no later agent of the run was better in validation
+            line += ", step 0 (as it was before training)"
+        elif step > 0:
+            line += f", step {step}"
+        line += f", environment {environment}, seed {seed}"
+        if self.is_newest:
+            line += " (the newest mini run; --agent names another)"
+        return line
 
 
 def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> AgentSpec:
     """The agent that a user names for infer and evaluate. "" names the newest mini run.
 
     An agent that was not trained here plays the game of the paper preset; mini and smollm2 have their own.
-    `max_turns` and `max_new` replace those of its game; 0: they do not.
+    `max_turns` and `max_new` replace the limits of its game, unless they are 0.
     """
-    local = name or str(newest_mini_run())
-    path = find_agent(local, seed=0)
+    known_as = name or str(newest_mini_run())
+    path = find_agent(known_as, seed=0)
     trained = trained_config(path)
-    config = trained or agent_preset(preset_of(local))
+    config = agent_preset(preset_of(known_as)) if trained is None else trained
     config = replace(config, max_turns=max_turns or config.max_turns, max_new=max_new or config.max_new)
-    start = trained.agent if trained else name
+    start = name if trained is None else trained.agent
     return AgentSpec(path, config, start, is_newest=not name)

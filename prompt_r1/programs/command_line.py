@@ -17,10 +17,10 @@ from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, 
 from prompt_r1.programs.keys import without_keys
 from prompt_r1.programs.text import printable
 
-Settings = TypeVar("Settings")  # of a program: its config, or its arguments
+Settings = TypeVar("Settings")  # the config of a program, or its arguments
 PACKAGE = Path(__file__).parents[1]
 LONGEST_SENTENCE = 2000  # characters of an error message
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # often without a path
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # these often name no path
 MORE_MEMORY = (
     "in training, give a smaller --tokens-per-batch, --parallel fsdp --offload, or more GPUs, and resume "
     "from the last checkpoint; otherwise start fewer processes, take a smaller agent or --device cpu"
@@ -53,8 +53,10 @@ def run_program(main: Callable[[Settings], None], settings: Settings, *, then: s
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `read_settings` leaves it during the imports
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if main.__module__ == "__main__":  # a program of its own, not a call inside another process
-        gc.freeze()  # full collections then skip what was imported, a quarter of a second each time
+    if main.__module__ == "__main__":
+        # Full garbage collections then skip what was imported, and save a quarter of a second each. Inside
+        # another process, such as a test, the objects are not ours to freeze.
+        gc.freeze()
     with errors_explained(then):
         main(settings)
         sys.stdout.flush()
@@ -114,8 +116,8 @@ def exit_with(code: int, reason: str) -> NoReturn:
     except OSError:  # Python flushes it again at its end, and would exit with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if os.environ.get("WORLD_SIZE", "") not in ("", "1"):
-        # At once: the end of an interpreter waits for its threads, and for NCCL, which may wait for ranks
-        # that do not know yet that this one leaves.
+        # A rank leaves at once. The end of the interpreter would wait for threads and for NCCL, which may
+        # wait for ranks that do not know yet that this one leaves.
         os._exit(code)
     sys.exit(code)
 

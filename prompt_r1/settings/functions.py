@@ -14,7 +14,7 @@ from typing import Any
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Reward, Trajectory
 
-OBJECT_PREFIX = "py:"  # begins an environment or questions that are the user's own: py:MODULE:NAME
+OBJECT_PREFIX = "py:"  # py:MODULE:NAME is an environment, or questions, of the user's own
 
 
 def import_object(name: str, *, where: str) -> Any:

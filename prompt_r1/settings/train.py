@@ -58,7 +58,8 @@ class TrainConfig(AgentConfig):
     offload: bool = of_machine(False, "keep sharded weights and AdamW's states in CPU memory")
     tokens_per_batch: int = of_machine(16384, "tokens per micro-batch; shared openings count once", POSITIVE)
     checkpointing: bool = of_machine(True, "gradient checkpointing")
-    env_from_file: bool = False  # no setting: whether the YAML file of --config, and no flag, names `env`
+    # This is no setting. It says that the YAML file of --config names the environment, and no flag does.
+    env_from_file: bool = False
 
     @property
     def typed_environments(self) -> tuple[str, ...]:
@@ -113,7 +114,7 @@ MINI: dict[str, Any] = {
     "tokens_per_batch": 4096,
     "checkpointing": False,
 }
-# A pretrained model of a few hundred million parameters on a CPU, which knows the format from a warm start.
+# For a pretrained model of a few hundred million parameters on a CPU, after a warm start.
 SMALL: dict[str, Any] = {
     **MINI,
     "agent": SMOLLM2,

@@ -43,6 +43,14 @@ def test_the_newest_run_is_named_with_its_step_and_seed_and_why_it_was_chosen(tm
     assert named.describe(environment="mini", seed=8) == where
 
 
+def test_an_agent_of_step_0_is_said_to_be_untrained(tmp_path, monkeypatch):
+    """A short run may keep the agent of step 0, and `infer.py` asked it without a word."""
+    monkeypatch.chdir(tmp_path)
+    save_run(Path("runs/short"), seed=0, step=0, saved=1)
+    line = resolve_agent("runs/short").describe(environment="mini", seed=0)
+    assert line == "agent runs/short, step 0 (as it was before training), environment mini, seed 0"
+
+
 @pytest.mark.parametrize(
     ("typed", "end"),
     [
