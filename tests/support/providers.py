@@ -110,6 +110,11 @@ async def outcome_of(
     return await source.reply(Call(messages, sample, "q", account.begin, account.give_up))
 
 
+def environment_over(respond: Respond, **settings: object) -> Environment:
+    """The environment of one endpoint."""
+    return Environment([endpoint(respond, **settings)])
+
+
 async def reply(source: Source, messages: list[Message] = HELLO) -> str:
     """The text of one call. Raises as a game's call does."""
     return await Environment([source]).ask(messages, Caller("q"))
