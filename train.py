@@ -110,9 +110,10 @@ async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> l
     """
     config = run.config
     seeds = [f"{config.seed}/{step}/{number}" for number in questions]
-    epoch = run.questions.epoch(step)
+    epochs = {seed: run.questions.epoch(step, number) for seed, number in zip(seeds, questions, strict=True)}
 
     async def play_one(question: Question, *, seed: str, sample: int) -> Trajectory:
+        seed_of_question, _, _ = seed.rpartition("/")
         game = await play_question(
             run.agent,
             run.environment,
@@ -120,7 +121,7 @@ async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> l
             seed=seed,
             temperature=config.temperature,
             sample=sample,
-            epoch=epoch,
+            epoch=epochs[seed_of_question],
         )
         run.log.progress.update()
         return game

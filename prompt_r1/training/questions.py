@@ -32,9 +32,9 @@ class RunQuestions:
         check_question_lengths([*training, *validation, *test], codec, config.game)
         return cls(training, validation, test, config.questions, config.seed)
 
-    def epoch(self, step: int) -> int:
-        """The epoch, from 0, in which a step begins."""
-        return (step - 1) * self.per_step // len(self.training)
+    def epoch(self, step: int, number: int) -> int:
+        """How often the run has drawn a question before, which is given by its number in a step."""
+        return ((step - 1) * self.per_step + number) // len(self.training)
 
     def of_rank(self, step: int, ranks: Ranks) -> dict[int, Question]:
         """This rank's questions of a step, by their numbers among the questions of all ranks."""

@@ -18,11 +18,15 @@ from tests.support.games import ONE_RANK
 QUESTIONS = [Question(str(number), "d", "?" * (1 + number % 3), ("a",)) for number in range(7)]
 
 
-@pytest.mark.parametrize(("per_step", "epochs"), [(7, [0, 1, 2]), (3, [0, 0, 0, 1, 1, 2])])
-def test_the_epoch_of_a_step_is_that_in_which_it_begins(per_step, epochs):
-    """A step that ends an epoch belongs to it: else recorded replies of that epoch are paid for again."""
+@pytest.mark.parametrize("per_step", [3, 7, 20])
+def test_the_epoch_of_a_question_is_how_often_it_was_drawn_before(per_step):
+    """A bug: a step counted as the epoch in which it begins, so later occurrences shared sampled replies."""
     questions = RunQuestions(QUESTIONS, (), (), per_step, seed=0)
-    assert [questions.epoch(step) for step in range(1, len(epochs) + 1)] == epochs
+    before: Counter[str] = Counter()
+    for step in range(1, 12):
+        for number, question in questions.of_rank(step, ONE_RANK).items():
+            assert questions.epoch(step, number) == before[question.id]
+            before[question.id] += 1
 
 
 def ids(questions: list[Question]) -> list[str]:
