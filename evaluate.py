@@ -31,7 +31,7 @@ import torch
 from tqdm import tqdm
 
 from prompt_r1.data.questions import sample_questions
-from prompt_r1.environments.specs import open_account, open_environment
+from prompt_r1.environments.specs import Account, open_account, open_environment
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.ask_once import Answer
 from prompt_r1.evaluation.folder_settings import keep_settings
@@ -85,10 +85,17 @@ def main(config: EvaluateConfig) -> None:
         try:
             # An evaluation that is complete opens no environment and no journal.
             if missing:
+                account = open_account(config, folder)
                 make_setup = setup_maker(
-                    config, systems, datasets=datasets, device=device, seed=seed, folder=folder
+                    config,
+                    systems,
+                    account=account,
+                    datasets=datasets,
+                    device=device,
+                    seed=seed,
+                    folder=folder,
                 )
-                asyncio.run(answer_missing(missing, systems, make_setup, file))
+                asyncio.run(answer_missing(missing, systems, make_setup, file, account))
         finally:
             # The rows that are finished are shown whatever has failed after them.
             predictions = file.answers_to(wanted, systems)
@@ -142,6 +149,7 @@ def setup_maker(
     config: EvaluateConfig,
     systems: Mapping[System, AgentSpec],
     *,
+    account: Account,
     datasets: Sequence[str],
     device: torch.device,
     seed: int,
@@ -154,7 +162,7 @@ def setup_maker(
         config=config,
         typed=[*config.env, config.optimizer_env],
         others=specs,
-        account=open_account(config, folder),
+        account=account,
         seed=seed,
         device=device,
     )
@@ -174,14 +182,18 @@ async def answer_missing(
     agents: Mapping[System, AgentSpec],
     make_setup: Callable[[System, AgentSpec], Setup],
     file: PredictionFile,
+    account: Account,
 ) -> None:
     """Let each system answer the questions that the file lacks, system by system."""
-    for system, asked in missing.items():
-        setup = make_setup(system, agents[system])
-        if setup.environment is not None:
-            await setup.environment.check()  # Large agents are loaded only if it answers.
-        answer = await METHODS[system.method].make(setup)
-        await answer_all(system, answer, asked, file)
+    try:
+        for system, asked in missing.items():
+            setup = make_setup(system, agents[system])
+            if setup.environment is not None:
+                await setup.environment.check()  # Large agents are loaded only if it answers.
+            answer = await METHODS[system.method].make(setup)
+            await answer_all(system, answer, asked, file)
+    finally:
+        await account.close()
 
 
 async def answer_all(system: System, answer: Answer, asked: Sequence[Pair], file: PredictionFile) -> None:

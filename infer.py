@@ -47,6 +47,7 @@ def main(config: InferConfig) -> None:
             for question in questions:
                 games.append(runner.run(ask(question, pair, view, config)))
         finally:
+            runner.run(pair.environment.close())
             if len(games) > 1:
                 view.note("total", total_of(games))
     broken = [game for game in games if game.stop == "env_error"]

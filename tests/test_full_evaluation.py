@@ -114,7 +114,7 @@ async def run(server: KnowingServer, folder: Path, *, killed: bool) -> None:
         if killed:
             process = await evaluate(server, folder)
             await server.reached.wait()
-            while (folder / "journal/rank0.jsonl").read_text().count('"verdict"') < 700:
+            while (folder / "journal/rank0.jsonl").read_text().count('"reply"') < 700:
                 await asyncio.sleep(0.1)  # the last replies are still on their way
             process.kill()
             await process.wait()

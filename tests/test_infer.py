@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import itertools
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 import infer
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.sources import OwnSource
+from prompt_r1.environments.sources import Busy, OwnSource
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.pair.dialogue import Dialogue, Pieces
 from prompt_r1.pair.settings import InferConfig
@@ -78,15 +79,14 @@ def ask(agent, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("lost", [0, 1])  # requests of each call
 def test_json_output_has_one_object_per_question_with_its_own_cost(ask, monkeypatch, lost):
     """Without that of the questions before it, and with that of lost requests."""
-    reply = OwnSource.reply
+    attempt, attempts = OwnSource.attempt, itertools.count(1)
 
-    async def lose_some(source, call):
-        for _ in range(lost):
-            await call.begin()
-            call.give_up(True)
-        return await reply(source, call)
+    async def lose_some(source, messages, caller):
+        if next(attempts) % (1 + lost):
+            raise Busy("reset", wait=0.0, may_be_billed=True)
+        return await attempt(source, messages, caller)
 
-    monkeypatch.setattr(OwnSource, "reply", lose_some)
+    monkeypatch.setattr(OwnSource, "attempt", lose_some)
     flags = ["--json", "--env-price", "1,2", "--temperature", "1", "--seed", "0"]
     lines = ask(*flags, typed="abc def?\nabc def?\n").splitlines()
     games = [json.loads(line) for line in lines]

@@ -1,10 +1,8 @@
-"""What calls, games and runs cost, and hard limits on it.
-
-A request starts only if the budget still holds when it ends.
-"""
+"""What calls cost, and hard limits on it: a request starts only if the budget still holds when it ends."""
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prompt_r1.errors import Resumable, UsageError
@@ -54,25 +52,35 @@ class Budget:
         self, *, max_calls: int = 0, max_usd: float = 0.0, spent: Spending | None = None, ranks: int = 1
     ) -> None:
         self.before = self.spent = spent or Spending()
+        self.limits_usd = max_usd > 0
         self._limits = {"calls": max_calls, "usd": max_usd}
         self._share: dict[str, float] = {}  # the part of each limit that this rank may reach
         for name, limit in self._limits.items():
             before: float = getattr(self.before, name)
             self._share[name] = before + (limit - before) / ranks if limit else math.inf
         self._reserved = Spending()
-        self._settled = asyncio.Event()  # of the next request that ends
+        self._settled = asyncio.Event()  # set when the next request ends
 
-    async def reserve(self, estimate: Spending) -> None:
-        """Reserve the estimated cost of a request, and wait while only reservations of others prevent it.
+    async def reserve(self, estimate: Callable[[], Spending]) -> Spending:
+        """Reserve the estimated cost of a request, and return it.
 
-        Raises OutOfBudget when the request does not fit although no other one is running.
+        Waits while only the reservations of others prevent it. The estimate is made again after each wait,
+        because a reply that came meanwhile may have been longer than all before. Raises OutOfBudget when the
+        request does not fit although no other one is running.
         """
-        while exceeded := self._exceeded(self.spent + self._reserved + estimate):
+        while True:
+            estimated = estimate()
+            exceeded = self._exceeded(self.spent + self._reserved + estimated)
+            if not exceeded:
+                self._reserved += estimated
+                return estimated
             if not self._reserved.calls:
                 flag = f"--max-env-{exceeded[0]} {self._limits[exceeded[0]]:g}"
-                raise OutOfBudget(f"the budget {flag} has no room for another call; spent: {self.spent}")
+                raise OutOfBudget(
+                    f"the budget {flag} has no room for another call; spent: {self.spent}; a larger limit "
+                    "resumes the run"
+                )
             await self._settled.wait()
-        self._reserved += estimate
 
     def settle(self, estimate: Spending, actual: Spending) -> None:
         """Replace the reservation of a request that has ended by its actual cost."""

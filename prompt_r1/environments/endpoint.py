@@ -1,29 +1,26 @@
 """An OpenAI-compatible endpoint as a source: `--env MODEL@URL`, over one shared HTTP client.
 
-A call holds one of `concurrency` slots and repeats its request until there is a reply, none is possible, or
-its time is over. Each request has a deadline of its own too, because httpx's read timeout starts again with
-every chunk: a server that sends a blank line now and then would keep a request open forever.
+`Endpoint.attempt` sends one request; responses.py reads the response. A request has a deadline of its own,
+because httpx's read timeout starts again with every chunk: a server that sends a blank line now and then
+would keep a request open forever.
 """
 
 import asyncio
 import json
 import logging
 import os
-import random
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
 
 import httpx
 
 from prompt_r1.environments.environment import BILLED_CHARACTERS_PER_TOKEN
-from prompt_r1.environments.responses import MOST_BYTES, Attempt, back_off, classify, failed
-from prompt_r1.environments.sources import AskOutcome, Call, Outcome, Source
-from prompt_r1.errors import FatalEnvError, Resumable, UsageError
+from prompt_r1.environments.responses import read_reply
+from prompt_r1.environments.sources import Busy, Caller, NoServer, NoText, Refused, Reply, Source
+from prompt_r1.errors import UsageError
 from prompt_r1.programs.keys import SHORTEST_SECRET, scrub
 from prompt_r1.programs.text import printable
 from prompt_r1.types import Message
@@ -31,30 +28,19 @@ from prompt_r1.types import Message
 logger = logging.getLogger(__name__)
 
 OPENAI_URL = "https://api.openai.com/v1"
-CHECK_SECONDS = 5.0
-CHECKS = 3  # requests of the check that may bring no chat completion
 CONNECT_SECONDS = 30.0
-MOST_ANSWERS = 6  # of a call, that are billed but no reply; other requests are repeated until time ends
-SILENT_SECONDS = 10.0  # the first wait since a reply that is longer is reported, with its reason
+MOST_BYTES = 2_000_000  # of a response: more than most models can write
 LONGEST_REASON = 300  # characters of a provider's error message
 HIGHEST_PORT = 65535
-# The end of a SPEC whose URL lacks its scheme. Other names of models may hold an @ too.
-HOST = re.compile(
-    r"@(localhost|([\w-]+\.)+[a-z]{2,}|\d+(\.\d+){3}|[\w.-]+(?=:\d)|\[[\w:.]+\])(:\d+)?(/[^@]*)?$",
-    re.IGNORECASE,
-)
-UNREADABLE = re.compile(r"\bHTTP (400|422|500)\b")  # also answered to a system message that is not accepted
-# Read when a client is made.
-VARIABLES = re.compile("(ALL|HTTPS?|NO)_PROXY|SSL_CERT_(FILE|DIR)|SSLKEYLOGFILE", re.IGNORECASE)
+CLIENT_VARIABLES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
 @dataclass(repr=False, eq=False)
 class Endpoint(Source):
     """Asks the model `name` at `base_url`. `system` opens every dialogue that has no system message.
 
-    `fields` (temperature, max_tokens, …) are added to every request; a field that the model rejects is
-    dropped for the rest of the run. In seconds, `attempt_timeout` bounds a request and its response, and
-    `call_deadline` all requests of a call.
+    `fields` (temperature, max_tokens, …) are added to every request; a field that the server does not know is
+    dropped for the rest of the run. `timeout` bounds a request and its response, in seconds.
     """
 
     name: str
@@ -64,241 +50,160 @@ class Endpoint(Source):
     fields: Mapping[str, object] = field(default_factory=dict)
     system: str = ""
     concurrency: int = 64
-    attempt_timeout: float = 120.0
-    call_deadline: float = 600.0
+    timeout: float = 120.0
     transport: httpx.AsyncBaseTransport | None = None
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    needs_check: bool = True
 
     def __post_init__(self) -> None:
         self.parameters: Mapping[str, object] = {"url": self.base_url, "system": self.system, **self.fields}
         self.samples = self.fields.get("temperature") != 0
-        self._checking = False  # the check makes one request
-        self._client: httpx.AsyncClient | None = None  # of the event loop, like the slots
-        self._paused_until = 0.0  # loop time; the provider asked us to send nothing before
-        self._reported = False  # what is waited for
+        self._client: httpx.AsyncClient | None = None
 
-    async def reply(self, call: Call) -> Outcome:
-        """The outcome after all requests, without the key in any of its texts."""
-        messages = call.messages
+    def __str__(self) -> str:
+        return f"{self.name} at {self.base_url}"
+
+    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
+        """Send one request. No text that comes of it contains the key, which some servers send back."""
         if self.system and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": self.system}, *messages]
-        if self._client is None:
-            self._closing = self._open_client()
-            self._client = await anext(self._closing)
-            self._slots = asyncio.Semaphore(self.concurrency)
-        async with self._slots:
-            outcome = await self._send_until_done(self._client, call, messages)
-        if not outcome.replied or outcome.reason:  # a request that was rejected costs nothing
-            return outcome
+        fields = self.fields  # another call may drop one while this one waits
+        try:
+            reply = await self._send({"model": self.name, "messages": messages, **fields})
+        except Refused as refused:
+            refused.reason = self._shown(refused.reason)
+            if refused.field not in fields:
+                raise
+            self._drop_field(refused.field, refused.reason)
+            raise Busy(f"{self.name} does not accept {refused.field}", wait=0.0) from None
+        except Busy as busy:
+            busy.reason = self._shown(busy.reason)
+            raise
+        secret = self.key if len(self.key) >= SHORTEST_SECRET else ""
+        reply = replace(
+            reply,
+            text=scrub(reply.text, secret),
+            reasoning=scrub(reply.reasoning, secret),
+            finish=scrub(reply.finish, secret),
+            reason=self._shown(reply.reason),
+        )
+        if reply.reason:
+            return reply  # the request was rejected, and costs nothing
         # Without counts, a reply would be free.
         sent = sum(len(message["content"]) for message in messages)
-        written = len(outcome.text) + len(outcome.reasoning)
+        written = len(reply.text) + len(reply.reasoning)
         return replace(
-            outcome,
-            tokens_in=outcome.tokens_in or -(-sent // BILLED_CHARACTERS_PER_TOKEN),
-            tokens_out=outcome.tokens_out or -(-written // BILLED_CHARACTERS_PER_TOKEN),
+            reply,
+            tokens_in=reply.tokens_in or -(-sent // BILLED_CHARACTERS_PER_TOKEN),
+            tokens_out=reply.tokens_out or -(-written // BILLED_CHARACTERS_PER_TOKEN),
         )
 
-    async def check(self, ask: AskOutcome) -> None:
-        """Find a wrong URL, key, model or setting within a few seconds. A slow or busy endpoint passes."""
-        self._checking, system = True, self.system
-        shown, outcome = f"{self.name} at {self.base_url}", Outcome("failed")
-        with suppress(TimeoutError, Resumable):
-            async with asyncio.timeout(CHECK_SECONDS):
-                outcome = await ask([{"role": "user", "content": "Hi"}])
-                if system and UNREADABLE.search(outcome.reason):
-                    self.system = ""
-                    accepted = (await ask([{"role": "user", "content": "Hello"}])).replied
-                    self.system = system
-                    if accepted:  # once more, because a 500 may have been a moment's
-                        outcome = await ask([{"role": "user", "content": "Hi"}])
-                    if accepted and UNREADABLE.search(outcome.reason):
-                        raise UsageError(
-                            f'{shown} takes no system message: give --env-system "" ({outcome.reason})'
-                        )
-        self._checking, self.system = False, system
-        if outcome.verdict == "refused":
-            raise FatalEnvError(f"{self.name} cannot be used: {self.base_url}: {outcome.reason}")
-        if outcome.replied and not outcome.text.strip():
-            raise UsageError(
-                f'{shown} replied to "Hi" without any text ({outcome.reason or outcome.label}): check '
-                "max_tokens and the other fields of --env-args, or choose another model"
-            )
-
-    async def _send_until_done(
-        self, client: httpx.AsyncClient, call: Call, messages: list[Message]
-    ) -> Outcome:
-        """Send a request until it succeeds or cannot succeed, too many were lost, or the time is over."""
-        failures, answers, wait, now = 0, 0, 0.0, asyncio.get_running_loop().time
-        attempt = failed("no request ended")
-        dialogue = " ".join(message["content"] for message in messages)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.call_deadline):
-                while answers < MOST_ANSWERS:
-                    wait = max(wait, self._paused_until - now())
-                    if wait > 0:
-                        await self.sleep(wait)
-                    fields = self.fields
-                    await call.begin()
-                    attempt = await self._attempt(client, {"messages": messages, **fields})
-                    attempt = replace(attempt, outcome=self._without_key(attempt.outcome))
-                    named = [name for name in fields if re.search(rf"\b{re.escape(name)}\b", attempt.blamed)]
-                    if named and named[0] not in dialogue:  # otherwise it may only repeat the dialogue
-                        call.give_up(False)
-                        self._drop_field(named[0])
-                        continue
-                    if attempt.outcome.verdict != "failed":
-                        self._reported = False
-                        return attempt.outcome
-                    call.give_up(attempt.lost)
-                    failures += 1
-                    if self._checking:
-                        if not attempt.misdirected:
-                            return attempt.outcome
-                        if failures == CHECKS:
-                            return replace(attempt.outcome, verdict="refused")
-                        continue
-                    answers += attempt.lost and attempt.misdirected
-                    wait = attempt.wait or back_off(failures, random.Random())
-                    if wait > SILENT_SECONDS and not self._reported:
-                        self._reported = True
-                        shown = attempt.outcome.reason
-                        logger.warning("waiting for %s at %s: %s", self.name, self.base_url, shown)
-                    if attempt.wait:  # all calls wait
-                        self._paused_until = max(self._paused_until, now() + attempt.wait)
-        call.give_up(True)  # of a request that the deadline cut off
-        limit = f"{failures} requests" if answers == MOST_ANSWERS else f"{self.call_deadline:g} s"
-        reason = f"{self.name} did not reply: in {limit}, the last problem: {attempt.outcome.reason}"
-        return replace(attempt.outcome, reason=reason)
-
-    async def _attempt(self, client: httpx.AsyncClient, content: Mapping[str, object]) -> Attempt:
-        """One request: what its response means, or why there is none."""
-        body = json.dumps({"model": self.name, **content})  # ASCII: a lone surrogate could not be encoded
-        received, waited = bytearray(), asyncio.Event()
-
-        async def refuse_early_response(event: str, info: object) -> None:
-            """Some servers send a response twice: what is there before we wait for it is not our reply."""
-            if event == "http11.receive_response_headers.started":
-                asyncio.get_running_loop().call_soon(waited.set)
-            elif event == "http11.receive_response_headers.complete" and not waited.is_set():
-                raise httpx.RemoteProtocolError("a response that was sent before its request")
-
+    async def _send(self, request: Mapping[str, object]) -> Reply:
+        """One request and its response. Raises Busy and Refused."""
+        client = self._client = self._client or self._open_client()
+        content = json.dumps(request)  # ASCII: a lone surrogate could not be encoded
+        url, body = self.base_url + "/chat/completions", bytearray()
         try:
-            async with (
-                asyncio.timeout(self.attempt_timeout),
-                client.stream(
-                    "POST",
-                    self.base_url + "/chat/completions",
-                    content=body,
-                    extensions={"trace": refuse_early_response},
-                ) as response,
-            ):
-                async for chunk in response.aiter_bytes():
-                    received += chunk
-                    if len(received) > MOST_BYTES:
-                        break
-            return classify(response.status_code, response.headers, bytes(received), now=time.time())
+            async with asyncio.timeout(self.timeout), client.stream("POST", url, content=content) as response:
+                # Not decompressed: a few kilobytes may stand for gigabytes.
+                async for chunk in response.aiter_raw():
+                    body += chunk
+                    if len(body) > MOST_BYTES:
+                        raise NoText(f"a response of over {MOST_BYTES:,} bytes")
         except TimeoutError:
-            return failed(f"no complete response within {self.attempt_timeout:g} s", lost=True)
+            reason = f"no complete response within {self.timeout:g} s"
+            raise Busy(reason, may_be_billed=True) from None
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, ExceptionGroup) as error:
-            # asyncio's errors are a group where a proxy's port is above the highest one
-            said = f"({str(error) or type(error).__name__}): check the host and the port"
-            if (proxies := _variables("PROXY")) and not is_loopback(self.base_url):
-                said += f", and {proxies}"
-            if "[SSL" not in said:
-                return failed(f"no server answers {said}", misdirected=True)
-            own = "for a certificate of your own, set SSL_CERT_FILE"
-            return failed(f"no secure connection {said}, and http or https; {own}", misdirected=True)
+            # asyncio's errors are a group where a proxy's port is above the highest one.
+            said = str(error) or type(error).__name__
+            raise NoServer(f"no server answers ({said}): check the URL{_proxy_advice()}") from None
         except (httpx.HTTPError, OSError) as error:
-            said = f"{type(error).__name__}: {error}".rstrip(":. ")
-            is_no_http = "illegal" in said  # h11's word for lines that are none of HTTP
-            if is_no_http or "without sending" in said:
-                said += "; check http or https and the port"
-            return failed(said, lost=True, misdirected=is_no_http)
+            raise Busy(f"{type(error).__name__}: {error}".rstrip(":. "), may_be_billed=True) from None
+        if encoding := response.headers.get("content-encoding"):
+            raise NoText(f"the response is encoded ({encoding[:40]}), though the request allows no encoding")
+        return read_reply(response.status_code, response.headers, bytes(body), now=time.time())
 
-    async def _open_client(self) -> AsyncIterator[httpx.AsyncClient]:
-        """Yield the client of an event loop, which ends this generator, and the connections, when it ends."""
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
+    async def close(self) -> None:
+        """Close the connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    def _open_client(self) -> httpx.AsyncClient:
+        # Their lines show what a server writes beside the status, which may be the key.
+        for name in ("httpx", "httpcore.http11"):
+            logging.getLogger(name).addFilter(_is_no_request)
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.concurrency)
-        transport = self.transport
         try:
-            if transport is None and is_loopback(self.base_url):  # a proxy cannot reach this machine's ports
-                is_tls = self.base_url.startswith("https:")
-                transport = httpx.AsyncHTTPTransport(limits=limits, trust_env=is_tls)
-            client = httpx.AsyncClient(
+            return httpx.AsyncClient(
                 headers=headers,
-                timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),  # other deadlines are our own
-                limits=limits,
-                event_hooks={"response": [_hide_headers]},
-                transport=transport,
+                timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),  # `attempt` has the other deadline
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=self.concurrency),
+                transport=self.transport,
+                trust_env=not is_loopback(self.base_url),  # a proxy cannot reach this machine's ports
             )
-        except Exception as error:  # nothing else can fail
-            kind = "SSL" if isinstance(error, OSError) else "PROXY"
-            said = "it is no URL; write # / @ of a password as %23 %2F %40"  # an error may quote a password
-            if isinstance(error, OSError | ImportError):
-                said = self._scrubbed(str(error))
+        except Exception:  # what httpx raises may quote the password of a proxy
+            names = _set_variables(CLIENT_VARIABLES)
             raise UsageError(
-                f"the environment variable {_variables(kind)} cannot be used for "
-                f"{self.base_url}: {said}; correct or unset it"
+                f"{self.base_url} cannot be asked with the environment variable {names}: correct or unset it"
             ) from None
-        try:
-            async with client:
-                yield client
-        finally:
-            self._client = None
 
-    def _drop_field(self, rejected: str) -> None:
-        """Leave out a field that the model rejects, in this call and all later ones."""
-        if rejected not in self.fields:
-            return  # another call has already dropped it
+    def _drop_field(self, name: str, reason: str) -> None:
+        """Leave out a field in this call and all later ones; another call may have dropped it already."""
+        if name not in self.fields:
+            return
         fields = dict(self.fields)
-        value = fields.pop(rejected)
-        if rejected == "max_tokens":
+        value = fields.pop(name)
+        if name == "max_tokens":  # OpenAI's newer models know it by this name
             fields.setdefault("max_completion_tokens", value)
         self.fields = fields
-        logger.warning("%s does not accept %s; continuing without", self.name, rejected)
+        logger.warning("%s does not accept %s; continuing without: %s", self.name, name, reason)
 
-    def _scrubbed(self, reason: str) -> str:
+    def _shown(self, reason: str) -> str:
         """An error text without the key, cut and printable."""
         # Scrub before cutting: half a key would not be found.
-        return printable(" ".join(scrub(reason, self.key)[: 9 * LONGEST_REASON].split()))[:LONGEST_REASON]
-
-    def _without_key(self, outcome: Outcome) -> Outcome:
-        """Remove the key from the texts of an outcome: servers echo headers in errors, some in replies."""
-        secret = self.key if len(self.key) >= SHORTEST_SECRET else ""
-        return replace(
-            outcome,
-            text=scrub(outcome.text, secret),
-            reason=self._scrubbed(outcome.reason),
-            reasoning=scrub(outcome.reasoning, secret),
-            finish=scrub(outcome.finish, secret),
-        )
+        return printable(" ".join(scrub(reason, self.key).split()))[:LONGEST_REASON]
 
 
-async def _hide_headers(response: httpx.Response) -> None:
-    """Rename headers that httpx acts on: we follow no redirect, and see in a body how it is encoded."""
-    for name in ("location", "content-encoding"):
-        if name in response.headers:
-            response.headers[f"sent-{name}"] = response.headers.pop(name)
-
-
-def parse_endpoint(name: str, *, key: str) -> Callable[..., Endpoint]:
-    """What opens the endpoint of a SPEC: MODEL@URL, or MODEL at OPENAI_BASE_URL (default: OpenAI).
+def endpoint_of(
+    name: str, *, key: str, fields: Mapping[str, object], system: str, concurrency: int
+) -> Endpoint:
+    """The endpoint of a SPEC: MODEL@URL, or MODEL at OPENAI_BASE_URL (default: OpenAI).
 
     Raises UsageError for a name or URL that is none, and for a key that is missing or cannot be a header: the
     error that httpx raises there contains the key.
     """
-    match = re.fullmatch(r"(?!https?:)([^\s,]+?)(?:@(https?://[^\s,]+))?", name)
-    if match is None or re.search("://|@https?:", match[1], re.IGNORECASE) or HOST.search(match[1]):
+    model, at, rest = name.rpartition("@http")  # the name of a model may hold an @ too
+    if not at:
+        model, given = name, ""
+    else:
+        given = f"http{rest}"
+    host = model.rpartition("@")[2] if "@" in model else ""
+    has_host = host.startswith("localhost") or "." in host or ":" in host  # MODEL@localhost:8000
+    if not model or re.search(r"\s|://", model) or has_host:
         raise UsageError(
             f"there is no environment {name!r}: give mini, MODEL, MODEL@http://host:port/v1 or hf:DIR "
             "(a URL begins with http:// or https://)"
         )
-    model, given = match.groups()
+    base_url = _base_url(given or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
+    if not key and not given and not is_loopback(base_url):
+        raise UsageError(
+            f"the environment {name!r} at {base_url} needs a key: set OPENAI_API_KEY, or give --env mini "
+            "or MODEL@http://host:port/v1"
+        )
+    key = key.strip()
+    if not re.fullmatch(r"[\x21-\x7e]*", key):
+        raise UsageError(
+            "OPENAI_API_KEY contains a line break, a blank or a non-ASCII character: copy it again"
+        )
+    return Endpoint(model, base_url, key=key, fields=fields, system=system, concurrency=concurrency)
+
+
+def _base_url(text: str) -> str:
+    """The base URL of an endpoint, in normal form. Raises UsageError, which does not show it."""
     try:
-        url = httpx.URL((given or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).strip())
+        url = httpx.URL(text.strip())
         host = url.host  # raises ValueError for an xn--… that is no name
     except (httpx.InvalidURL, ValueError):
         url, host = httpx.URL(""), ""
@@ -308,22 +213,12 @@ def parse_endpoint(name: str, *, key: str) -> Callable[..., Endpoint]:
             "the base URL of an endpoint must look like http://host:port/v1 "
             f"(without user, password or query; port at most {HIGHEST_PORT}; a key goes to OPENAI_API_KEY)"
         )
-    base_url = str(url).rstrip("/")
-    if not key and not given and not is_loopback(base_url):
-        raise UsageError(
-            f"the environment {name!r} at {base_url} needs a key: set OPENAI_API_KEY, or give --env mini "
-            "or MODEL@http://host:port/v1"
-        )
-    if not re.fullmatch(r"[\x21-\x7e]*", key.strip()):
-        raise UsageError(
-            "OPENAI_API_KEY contains a line break, a blank or a non-ASCII character: copy it again"
-        )
-    return partial(Endpoint, model, base_url, key=key.strip())
+    return str(url).rstrip("/")
 
 
 def check_listening(name: str) -> None:
     """Raise UsageError if the server of MODEL@URL is on this machine, and nothing listens there."""
-    url = httpx.URL("http" + name.partition("@http")[2])  # the name of a model may hold an @ too
+    url = httpx.URL("http" + name.rpartition("@http")[2])
     if not is_loopback(str(url)):
         return
     try:
@@ -334,12 +229,20 @@ def check_listening(name: str) -> None:
         return  # a request will tell
 
 
-def _variables(kind: str) -> str:
-    """The names of the environment variables of proxies ("PROXY") or certificates ("SSL") that are set."""
-    names = [name for name in os.environ if VARIABLES.fullmatch(name) and kind in name.upper()]
-    return " or ".join(filter(os.environ.get, names))
-
-
 def is_loopback(base_url: str) -> bool:
     """Return whether the endpoint is on this machine."""
     return bool(re.fullmatch(r"(.+\.)?localhost|127(\.\d+){3}|::1", httpx.URL(base_url).host))
+
+
+def _is_no_request(record: logging.LogRecord) -> bool:
+    return record.levelno > logging.INFO
+
+
+def _set_variables(names: tuple[str, ...]) -> str:
+    """Those of these environment variables that are set."""
+    return " or ".join(name for name in os.environ if name.upper() in names and os.environ[name])
+
+
+def _proxy_advice() -> str:
+    proxies = _set_variables(("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY"))
+    return f", and the proxy in {proxies}" if proxies else ""

@@ -7,7 +7,7 @@ agent can become a control token.
 
 import re
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from prompt_r1.chat_template import PieceEncoder, opened_think, render
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.model_check import check_model
-from prompt_r1.environments.sources import Call, Outcome, Source
+from prompt_r1.environments.sources import Caller, Reply, Source, cut_thinking, reply_of
 from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_file, gguf_folder
 from prompt_r1.model.loading import load_policy, load_tokenizer, longest_game, vocabulary_of
@@ -59,6 +59,8 @@ class LocalEnvironment(Source):
         except UsageError:  # Gemma's template, for example, has no system role
             self._accepts_system = False
         self._opened = opened_think(render(self.tokenizer, [{"role": "user", "content": "b"}]))
+        added = self.tokenizer.added_tokens_decoder.values()
+        self._specials = [token.content for token in added if token.special]
         self._encoder = PieceEncoder(self.tokenizer)
         self._stop_ids = self.policy.end_ids | ({self.tokenizer.eos_token_id} - {None})
 
@@ -69,30 +71,29 @@ class LocalEnvironment(Source):
             self.policy, stop_ids=self._stop_ids, max_tokens=self.capacity, max_sequences=self.slots
         )
 
-    async def reply(self, call: Call) -> Outcome:
-        """Generate the reply. A dialogue that is too long for the model is an "outcome" without text."""
-        await call.begin()
-        tokens = self.encode(call.messages)
+    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
+        """Generate the reply. A dialogue that is too long for the model has a labelled one without text."""
+        tokens = self.encode(messages)
         room = self.capacity - len(tokens)
         if room < 1:
             reason = f"a dialogue of {len(tokens)} tokens"
-            return Outcome("outcome", label="context_length", reason=reason, tokens_in=len(tokens))
+            return Reply("", label="context_length", reason=reason, tokens_in=len(tokens))
+        game = f"{caller.question}/{caller.sample}/{caller.epoch}"
         completion = await self._engine.generate(
             tokens,
             max_new=min(room, self.max_tokens),
-            seed=f"{self.seed}/{call.sample}/{len(tokens)}/{call.messages[-1]['content']}",
+            seed=f"{self.seed}/{game}/{len(tokens)}/{messages[-1]['content']}",
             temperature=self.temperature,
         )
         sampled = [token for token in completion.tokens if token not in self._stop_ids]
-        written = self.tokenizer.decode(sampled, skip_special_tokens=True)
+        # With special tokens: some models mark their thinking by them.
+        written = self.tokenizer.decode(sampled, skip_special_tokens=False)
         assert isinstance(written, str), "several texts from one row of tokens"
-        return Outcome(
-            "ok",
-            text=(self._opened + written).strip(),
-            finish="stop" if completion.finished else "length",
-            tokens_in=len(tokens),
-            tokens_out=len(completion.tokens),
-        )
+        thought, text = cut_thinking(self._opened + written)
+        for special in self._specials:
+            text = text.replace(special, "")
+        reply = reply_of(text.strip(), reasoning=thought, finish="stop" if completion.finished else "length")
+        return replace(reply, tokens_in=len(tokens), tokens_out=len(completion.tokens))
 
     def encode(self, messages: list[Message]) -> list[int]:
         """The tokens of the dialogue in the model's chat template, up to the start of its reply."""

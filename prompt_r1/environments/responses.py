@@ -1,245 +1,204 @@
-"""Read an endpoint's responses; the wait before a retry. Pure. The rules are a table in docs/running.md.
+"""Read one response of a chat-completions endpoint. Pure: no network, no clock.
 
-Structure decides before words: a status, wherever the body has it, then names of codes and fields, and only
-then a message. What no rule knows is an error of this dialogue, of which the caller counts the share.
+The status decides, and inside a 200 the error object that takes the reply's place. Other people's prose is
+read for one thing only: that a dialogue is too long, for which servers have no common code.
 """
 
 import json
 import math
-import random
 import re
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 
-from prompt_r1.environments.sources import Outcome
+from prompt_r1.environments.sources import Busy, NoText, Refused, Reply, reply_of
 
 LONGEST_WAIT, LONGEST_BELIEVED = 120.0, 86400.0  # seconds; longer requested waits are cut, or ignored
 LARGEST_COUNT = 10_000_000  # tokens of a prompt or a reply; more than any model's context
-MOST_BYTES = 2_000_000  # of a response, also when it is decompressed: more than most models can write
-LONGEST_SAID = 10_000  # characters of an error that are read
-FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.5, 30.0  # seconds
+LONGEST_SAID = 2000  # characters of an error that are read
 
-RETRIED_STATUSES = (408, 409, 425, 429)
-NEVER_RETRIED = (501, 505, 511)  # no such method, no such protocol, log in to the network first
-CODE_FIELDS = ("code", "type", "status", "status_code", "reason", "__type")  # anywhere in an error
-TEMPORARY = re.compile("(?i)throttl|rate.?limit|overload|unavailable(?!_)|server.?error|too.?many.?req|busy")
-MESSAGE_FIELD = re.compile("(error|status)?_?(message|msg)|detail|errors?", re.IGNORECASE)  # errorMessage
-FILTERED = ("content_filter", "content_policy_violation")
-# In codes as in messages: context_length_exceeded, "maximum prompt length is 9", "input is too long", …
+BUSY_STATUSES = (408, 409, 425, 429)  # and all from 500 on
+WRONG_FOR_ALL = (401, 402, 403)  # key, credit, permission
+FILTERED_CODES = ("content_filter", "content_policy_violation")
+UNKNOWN_FIELD_CODES = ("unsupported_parameter", "unsupported_value", "unknown_parameter", "extra_forbidden")
+# context_length_exceeded, "maximum prompt length is 9", "input is too long", …
 TOO_LONG = re.compile(
     r"(context|tokens?).?(length|window|size|limit)|too.?(long|large|many tokens)"
     r"|max.{0,9}((prompt|model|input).?)?length|must have less than"
     r"|(prompt|input).{0,30}(length|tokens?.{0,30}(exceed|limit|must|max))",
     re.IGNORECASE,
 )
-# A field that is rejected as such, whatever its value: only then the request is sent without it.
-REJECTED = re.compile(
-    r"un(known|supported|recogni[sz]ed|expected)|(not|n't)( be)? (support|allow|permit|accept|recogni)"
-    r"|forbidden|deprecated|cannot (both )?be (used|set|specified)",
-    re.IGNORECASE,
+# What the finish_reason of a reply contains, in lower case, if it is no ordinary end.
+FAILED_ENDS = ("error", "abort", "cancel", "resource", "timeout")
+FILTERED_ENDS = (
+    "filter",
+    "safety",
+    "prohibit",
+    "block",
+    "recitation",
+    "sensitive",
+    "spii",
+    "armor",
+    "policy",
 )
-# How a word of a `finish_reason` begins where the model has ended or is full, and what those of a failure
-# contain. Any other is the name of a filter, of which each provider has its own.
-NORMAL_END = re.compile(
-    r"^$|(?<![a-z])(stop|eos|end|complete|done|success|normal|nul|none|tool|function|"
-    r"(?P<full>\w*limit|max|length|context|trunc|incompl))",
-    re.IGNORECASE,
-)
-FAILED_END = re.compile("error|abort|fail|cancel|interrupt|time.?out|resource|unavailable", re.IGNORECASE)
+FULL_ENDS = ("length", "max", "limit", "trunc")
 ADVICE = {
-    401: " (check OPENAI_API_KEY; a URL from an agent's folder gets it only if --env names it too)",
+    401: " (check OPENAI_API_KEY; a URL from a file gets it only if --env names it too)",
     402: " (the account has no credit)",
     403: " (check that OPENAI_API_KEY may use this model)",
     404: " (check the model's name and the base URL)",
 }
-PAGE_ADVICE = " (a web page, not the API's answer: check the base URL and the proxy)"
-WAIT_FIELD = re.compile("retry[-_]?(after|delay|in)", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """What one request came to."""
-
-    outcome: Outcome
-    lost: bool = False  # there is no reply, and the provider may bill it all the same
-    wait: float | None = None  # seconds in which the provider asks for no calls
-    blamed: str = ""  # where the provider names a field that it rejects: some models take no temperature
-    misdirected: bool = False  # no chat server, or a wrong setting of it, unless it has replied before
-
-
-def failed(reason: str, *, lost: bool = False, misdirected: bool = False) -> Attempt:
-    """A request without a reply that may be repeated."""
-    return Attempt(Outcome("failed", reason=reason), lost=lost, misdirected=misdirected)
-
-
-def classify(status: int, headers: Mapping[str, str], body: bytes, *, now: float) -> Attempt:
-    """Classify a complete response.
+def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: float) -> Reply:
+    """The reply in a complete response. Raises Busy or Refused, with the server's words.
 
     The names in `headers` are lower-case; `now` is in epoch seconds.
     """
-    raw = _decompressed(body)
-    if len(raw) > MOST_BYTES:
-        return failed(f"a response of over {MOST_BYTES:,} bytes", lost=True, misdirected=True)
-    text = _decoded(raw, headers.get("content-type", ""))
-    data, is_unknown = _parse(text), False
-    choice = _first(data.get("choices"))
-    sent = data.get("error") or choice.get("error")
-    objects = list(_objects(sent if isinstance(sent, dict) else data))
-    message, field = _error_of(objects)
-    named = [fields.get(name) for fields in objects for name in CODE_FIELDS]
-    codes = [str(code) for code in named if code and isinstance(code, str | int)]
+    data = _object_of(body)
+    choice = _first_choice(data)
+    error = data.get("error") or choice.get("error")
+    fields = error if isinstance(error, dict) else {}
+    shown = f"HTTP {status}"
     if 200 <= status < 300:
-        is_error = bool(sent) and bool(message or codes)
-        if choice and not is_error:
-            return _classify_completion(data, choice)
-        statuses = [int(code) for code in codes if re.fullmatch("[45]\\d\\d", code)]
-        if not is_error and not (statuses and message):
-            return failed(_described(text, headers, message), lost=True, misdirected=True)
-        is_unknown = not statuses and not TEMPORARY.search(" ".join((*codes, message)))
-        reason, status = f"HTTP {status}", statuses[0] if statuses else 500
-    else:
-        reason = f"HTTP {status}" + (f" to {headers['sent-location']}" if "sent-location" in headers else "")
-    reason += f": {message}" if message else ""
-    if "insufficient_quota" in (*codes, *message.split()):
-        return Attempt(Outcome("refused", reason=f"{reason} (check plan and billing)"))
-    words = " ".join(codes)
-    is_busy = status in RETRIED_STATUSES or status > 500
-    is_busy |= status in (400, 403) and bool(TEMPORARY.search(words))
-    if not is_busy:
-        if set(FILTERED) & set(codes):
-            return Attempt(Outcome("outcome", label="content_filter", reason=reason))
-        is_long = status in (400, 422, 500) and TOO_LONG.search(f"{words} {message}")
-        if is_long or status == 413:
-            return Attempt(Outcome("outcome", label="context_length", reason=reason))
-    if (is_busy or status == 500) and status not in NEVER_RETRIED:
-        reason += ADVICE[404] if is_unknown else ""
-        return replace(failed(reason, misdirected=is_unknown), wait=requested_wait(headers, data, now=now))
-    # Some errors name the field only in the message: "Unsupported value: 'temperature' does not support 0".
-    is_rejected = status in (400, 422) and REJECTED.search(f"{message} {words}")
-    blamed = (field or message) if is_rejected else ""
-    said = "" if message else " (check the base URL and any proxy)"
-    reason += PAGE_ADVICE if text.lstrip().startswith("<") else ADVICE.get(status, said)
-    return Attempt(Outcome("refused", reason=reason), blamed=blamed)
+        if not any(fields.values()):
+            return _read_completion(data, choice, body)
+        # The error's own status decides; without one the server is busy.
+        status = _count(fields.get("code"))
+        status = status if 400 <= status < 600 else 503
+    said = _words_of(data, error, body)
+    reason = f"{shown} to {headers['location']}" if "location" in headers else shown
+    reason += f": {said}" if said else ""
+    codes = {str(fields.get(name)) for name in ("code", "type", "status")}
+    if "insufficient_quota" in codes:
+        raise Refused(f"{reason} (check plan and billing)", status=status, concerns_all=True)
+    if status < 500 and codes.intersection(FILTERED_CODES):
+        return Reply("", label="content_filter", reason=reason)
+    may_be_long = status in (400, 422, 500) and TOO_LONG.search(f"{' '.join(codes)} {said}")
+    if may_be_long or status == 413:
+        return Reply("", label="context_length", reason=reason)
+    if status in BUSY_STATUSES or status >= 500:
+        raise Busy(reason, wait=requested_wait(headers, now=now))
+    raise Refused(
+        reason + ADVICE.get(status, ""),
+        status=status,
+        field=_unknown_field(data, fields) if status in (400, 422) else "",
+        concerns_all=status in WRONG_FOR_ALL,
+    )
 
 
-def requested_wait(headers: Mapping[str, str], data: object = None, *, now: float) -> float | None:
-    """Seconds for which a response asks for no calls, at most LONGEST_WAIT; None for none that is believed.
-
-    They stand in a field such as retry-after-ms or retryDelay of headers or body; the shortest one counts.
-    """
-    waits = [
-        _seconds(value, 0.001 if name.lower().endswith("ms") else 1.0, now)
-        for fields in (headers, *_objects(data))
-        for name, value in fields.items()
-        if WAIT_FIELD.search(name)
-    ]
-    return min((min(wait, LONGEST_WAIT) for wait in waits if 0 < wait <= LONGEST_BELIEVED), default=None)
-
-
-def back_off(failures: int, rng: random.Random) -> float:
-    """Seconds to wait after this many failures: exponential back-off with full jitter."""
-    longest = min(LONGEST_BACK_OFF, FIRST_BACK_OFF * 2.0 ** min(failures - 1, 10))
-    return rng.uniform(0, longest)
-
-
-def _described(text: str, headers: Mapping[str, str], message: str) -> str:
-    """What a successful response is that is no chat completion, and what it says."""
-    if re.search("^data:", text, re.MULTILINE):
-        return "a stream, which was not asked for: set the server to send whole responses"
-    if encoding := headers.get("sent-content-encoding"):
-        return f"no chat completion in a body encoded as {encoding[:40]!r}"
-    what = "a web page" if text.lstrip().startswith("<") else "no chat completion"
-    said = f"; it says: {message}" if message else ""
-    return f"the response is {what}: check the base URL, which often ends in /v1{said}"
-
-
-def _classify_completion(data: Mapping[str, object], choice: Mapping[str, object]) -> Attempt:
-    finish = _text_of(choice.get("finish_reason"))
-    sent = choice.get("message") or choice.get("delta") or choice.get("text")
-    message = sent if isinstance(sent, dict) else {"content": sent}
-    text = _text_of(message.get("content"))
-    refusal = _text_of(message.get("refusal")) or _text_of(message.get("content"), "refusal")
+def _read_completion(data: Mapping[str, object], choice: Mapping[str, object], body: bytes) -> Reply:
+    """The reply in a 200 without an error."""
+    sent = choice.get("message")
+    message = sent if isinstance(sent, dict) else {}
+    text, refusal = _text_of(message.get("content")), _text_of(message.get("refusal"))
     reasoning = _text_of(message.get("reasoning_content")) or _text_of(message.get("reasoning"))
-    reply = Outcome("ok", text or refusal, "", "", finish, reasoning, *_counts(data.get("usage")))
-    end = NORMAL_END.search(finish)
-    if FAILED_END.search(finish):
-        return failed(f"the reply was cut off by an error (finish_reason {finish})", lost=True)
-    if end is None:
-        return Attempt(replace(reply, verdict="outcome", label="content_filter"))
-    if text.strip():
-        return Attempt(reply)
-    if refusal.strip():
-        return Attempt(replace(reply, verdict="outcome", label="refusal"))
-    if end["full"]:
-        return Attempt(replace(reply, verdict="outcome", label="length"))
-    hint = "; all text is in reasoning_content: turn the server's reasoning parser off" if reasoning else ""
-    return failed(f"an empty reply (finish_reason {finish}){hint}", lost=True, misdirected=True)
+    finish = str(choice.get("finish_reason") or "")
+    if _contains(finish, FAILED_ENDS):
+        raise Busy(f"the reply was cut off by an error (finish_reason {finish})", may_be_billed=True)
+    label = ""
+    if _contains(finish, FILTERED_ENDS):
+        label = "content_filter"
+    elif not text.strip() and refusal.strip():
+        label = "refusal"
+    elif not text.strip() and _contains(finish, FULL_ENDS):
+        label = "length"
+    elif not text.strip():
+        said = _words_of(data, data.get("error"), body)
+        raise NoText(f"no reply (check the base URL, which often ends in /v1) in: {said}")
+    if _contains(finish, FULL_ENDS):
+        finish = "length"  # each provider has its own word
+    reply = reply_of(text or refusal, label=label, reasoning=reasoning, finish=finish)
+    tokens_in, tokens_out = billed_tokens(data.get("usage"))
+    return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
 
 
-def _error_of(objects: list[Mapping[str, object]]) -> tuple[str, str]:
-    """The message of an error in any provider's form, and the request field that it names."""
-    said = [value for fields in objects for name, value in fields.items() if MESSAGE_FIELD.fullmatch(name)]
-    texts = [text for value in said for text in (value if isinstance(value, list) else [value])]
-    message = next((text for text in texts if text and isinstance(text, str)), "")
-    field = next(filter(None, (fields.get("param") or fields.get("loc") for fields in objects)), "")
-    if isinstance(field, list):  # FastAPI's
-        field = ".".join(map(str, field))
-        message = f"{field}: {message}"
-    return clean(message)[:LONGEST_SAID], str(field)
+def billed_tokens(usage: object) -> tuple[int, int]:
+    """The tokens in and out that a reply is billed for; 0 where the server does not say.
+
+    Some servers leave the cached part of the prompt out of its count, or the thinking out of the reply's, and
+    only the total has them. What the cache fields account for is input; the rest of the total is output.
+    """
+    sent = usage if isinstance(usage, dict) else {}
+    tokens_in = _count(sent.get("prompt_tokens")) or _count(sent.get("input_tokens"))
+    tokens_out = _count(sent.get("completion_tokens")) or _count(sent.get("output_tokens"))
+    if not tokens_in:
+        return 0, tokens_out
+    details = sent.get("prompt_tokens_details") or sent.get("input_tokens_details")
+    cached = max(_cached_tokens(sent), _cached_tokens(details))
+    total = _count(sent.get("total_tokens"))
+    if not total and "input_tokens" in sent:  # Anthropic's form, whose input is what the cache lacks
+        total = tokens_in + tokens_out + _cached_tokens(sent)
+    missing = max(0, total - tokens_in - tokens_out)
+    cached_and_missing = min(cached, missing)
+    return tokens_in + cached_and_missing, tokens_out + missing - cached_and_missing
 
 
-def _objects(value: object) -> Iterator[Mapping[str, object]]:
-    """All objects in a JSON value, the outer ones first, because inner ones may echo the request."""
-    values = [value]
-    for value in values:  # which grows
-        if isinstance(value, dict):
-            yield value
-            values += value.values()
-        elif isinstance(value, list):
-            values += value
+def _cached_tokens(fields: object) -> int:
+    """The tokens that were read from a cache or written to it."""
+    if not isinstance(fields, dict):
+        return 0
+    return sum(_count(value) for name, value in fields.items() if "cache" in name and "miss" not in name)
 
 
-def _decompressed(body: bytes) -> bytes:
-    """The body without gzip or deflate, as it begins, whatever its header says; cut off above MOST_BYTES."""
-    if body.startswith((b"\x1f\x8b", b"x")):
-        with suppress(zlib.error):
-            return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, MOST_BYTES + 1)
-    return body
+def requested_wait(headers: Mapping[str, str], *, now: float) -> float | None:
+    """The seconds for which a response asks for no calls, at most LONGEST_WAIT; None if it asks for none."""
+    seconds = _seconds(headers.get("retry-after-ms", "")) / 1000
+    if not 0 < seconds <= LONGEST_BELIEVED:
+        seconds = _seconds(headers.get("retry-after", ""), now=now)
+    return min(seconds, LONGEST_WAIT) if 0 < seconds <= LONGEST_BELIEVED else None
 
 
-def _decoded(raw: bytes, content_type: str) -> str:
-    """A body as text: JSON is UTF-8, whatever its header says, unless it cannot be."""
-    for encoding in (json.detect_encoding(raw), content_type.rpartition("charset=")[2].strip('" ')):
-        with suppress(UnicodeError, LookupError):
-            return raw.decode(encoding)
-    return raw.decode(errors="replace")
+def _seconds(value: str, *, now: float = math.nan) -> float:
+    """A number of seconds, or those until a date of HTTP; NaN for anything else."""
+    with suppress(ValueError):
+        return float(value)
+    with suppress(ValueError, TypeError, OverflowError, IndexError):
+        return parsedate_to_datetime(value).timestamp() - now
+    return math.nan
 
 
-def _parse(text: str) -> dict[str, object]:
-    """The JSON object of a response, which Google puts into a list; of other text, what it says."""
+def _words_of(data: Mapping[str, object], error: object, body: bytes) -> str:
+    """The message of an error, or how the body begins."""
+    inner = error.get("message") if isinstance(error, dict) else error
+    for said in (inner, data.get("message")):
+        if said and isinstance(said, str):
+            return clean(said)[:LONGEST_SAID]
+    return clean(body[:LONGEST_SAID].decode(errors="replace")).strip()
+
+
+def _unknown_field(data: Mapping[str, object], error: Mapping[str, object]) -> str:
+    """The field of the request that the server does not know, by OpenAI's `param` or FastAPI's `loc`."""
+    if error.get("code") in UNKNOWN_FIELD_CODES:
+        return str(error.get("param") or "")
+    details = data.get("detail")
+    for detail in details if isinstance(details, list) else []:
+        if isinstance(detail, dict) and detail.get("type") in UNKNOWN_FIELD_CODES:
+            place = detail.get("loc")
+            return str(place[-1]) if isinstance(place, list) and place else ""
+    return ""
+
+
+def _object_of(body: bytes) -> dict[str, object]:
+    """The JSON object of a body; Google puts errors into a list. {} for anything else."""
     with suppress(ValueError, RecursionError):
-        if data := _first(json.loads(text, strict=False)):
-            return data
-    said = re.sub("<[^<>]*>", " ", text[:LONGEST_SAID])  # of a web page
-    return {"message": "" if "\ufffd" in said else said.strip()}
+        value = json.loads(body, strict=False)
+        first = value[0] if isinstance(value, list) and value else value
+        return first if isinstance(first, dict) else {}
+    return {}
 
 
-def _first(choices: object) -> dict[str, object]:
-    first = choices[0] if isinstance(choices, list) and choices else choices
+def _first_choice(data: Mapping[str, object]) -> dict[str, object]:
+    choices = data.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
     return first if isinstance(first, dict) else {}
 
 
-def _text_of(content: object, kind: str = "text") -> str:
-    """The text of a message's content: a string, or a list of parts, of which those of this kind count."""
-    texts, parts = [], content if isinstance(content, list) else [content]
-    for sent in parts:
-        part = sent if isinstance(sent, dict) else {"text": sent}
-        if str(part.get("type", kind)).endswith(kind) and not part.get("thought"):
-            value = part.get(kind)
-            texts.append(value.get("value") if isinstance(value, dict) else value)
+def _text_of(content: object) -> str:
+    """The text of a message's content: a string, or a list of parts, of which the texts count."""
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
     return clean("".join(text for text in texts if isinstance(text, str)))
 
 
@@ -248,25 +207,11 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "")
 
 
-def _counts(usage: object) -> tuple[int, int]:
-    """The tokens in and out. Where only the total contains those of the thinking, they count as well."""
-    sent = _first(usage)
-    tokens_in = _count(sent.get("prompt_tokens")) or _count(sent.get("input_tokens"))
-    tokens_out = _count(sent.get("completion_tokens")) or _count(sent.get("output_tokens"))
-    return tokens_in, max(tokens_out, _count(sent.get("total_tokens")) - tokens_in if tokens_in else 0)
+def _contains(finish: str, words: tuple[str, ...]) -> bool:
+    return any(word in finish.lower() for word in words)
 
 
 def _count(value: object) -> int:
     """A number of tokens, also one that is sent as 7.0 or "7"; 0 for one that cannot be right."""
     match = re.fullmatch(r"(\d{1,8})(\.0)?", str(value))
     return int(match[1]) if match and int(match[1]) <= LARGEST_COUNT else 0
-
-
-def _seconds(value: object, unit: float, now: float) -> float:
-    """Seconds of a number, of one in seconds (19.5s), or until a date of HTTP; `unit` is that of a number."""
-    text = str(value).strip()
-    with suppress(ValueError):
-        return float(text.removesuffix("s")) * unit
-    with suppress(ValueError, TypeError, OverflowError, IndexError):
-        return parsedate_to_datetime(text).timestamp() - now
-    return math.nan

@@ -1,89 +1,97 @@
-"""What replies: the interface of a source, and objects in this process as sources."""
+"""What an environment asks: the interface of a source, what an attempt comes to, and objects in this process.
+
+A source makes one attempt. It returns a `Reply`, or raises `Busy` (the same request may get a reply later) or
+`Refused` (it will not). Retries, budget and journal are the environment's (environment.py).
+"""
 
 import asyncio
 import inspect
 import math
 import re
+import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
 from prompt_r1.settings.functions import described, parameters_of
-from prompt_r1.types import Message
-
-# ok       a reply
-# outcome  no ordinary reply, but one that the dialogue caused (refusal, content filter, context too long):
-#          the game continues with the text there is, and the journal records the label
-# failed   the same call may succeed later
-# refused  the provider rejects this dialogue, or all of them: known once it has replied to another
-Verdict = Literal["ok", "outcome", "failed", "refused"]
+from prompt_r1.types import Message, Spending
 
 CHARACTERS_PER_TOKEN = 4.0  # of objects in this process, which count no tokens
 
-# Where the thinking of a reply ends and its text begins, where model and server do not separate them. A tag
-# is <think>, [THINK], <seed:think>, <|begin_of_thought|>, <think duration="3">, ◁think▷ …
-KIND = r"(?:think(?:ing)?|thoughts?|reasoning|reflection|analysis)(?:\s[^<>\[\]\n]{0,60})?\|?[>\]▷]"
-OPENED = rf"[<\[◁]\|?(?:\w+:|begin_of_|start_)?{KIND}"
-CLOSED = rf"[<\[◁]\|?(?:/(?:\w+:)?|end_of_|end_){KIND}"
-THINKING = (
-    # a tag begins the reply; without an end, all of it is thinking
-    re.compile(rf"(?:\s*{OPENED}(.*?)(?:{CLOSED}|\Z))+(.*)", re.DOTALL | re.IGNORECASE),
-    # an end alone (the template wrote the start) begins a line or follows a sentence; others are mentions
-    re.compile(
-        rf"((?:(?!{OPENED}).)*?)(?:(?:\A\s*|\n[ \t]*){CLOSED}|(?<=[.!?。])\s?{CLOSED}(?=\S|\s*\n|\Z))(.*)",
-        re.DOTALL | re.IGNORECASE,
-    ),
-    # gpt-oss: the text is the channel "final"; the second form has lost its special tokens
-    re.compile(
-        r"\s*(?:<\|start\|>\w*)?(?=<\|channel\|>)(.*?)(?:<\|channel\|>final.{0,60}?<\|message\|>|\Z)(.*)",
-        re.DOTALL,
-    ),
-    re.compile(r"\s*(analysis.*?)assistantfinal(.*)", re.DOTALL),
+# Thinking that model and server do not separate from the reply. A block that does not end is thinking too.
+THINKING = re.compile(r"\s*(?:<think>(.*?)(?:</think>|\Z)|\[THINK\](.*?)(?:\[/THINK\]|\Z))", re.DOTALL)
+# Control tokens that a server leaves at the end of a reply: <|im_end|>, <｜end▁of▁sentence｜>, </s>, [EOS], …
+END_TOKENS = re.compile(
+    r"(?:\s*(?:<[|｜][^<>\n]{1,40}[|｜]>|</s>|<(?:eos|eod|eot|pad|end_of_\w+)>|\[EOS\]))+\s*\Z", re.IGNORECASE
 )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a call."""
+@dataclass
+class Caller:
+    """Who calls, and what the replies have cost, whether they were paid now or earlier.
 
-    verdict: Verdict
-    text: str = ""  # the reply
-    label: str = ""  # of an "outcome": refusal, content_filter, length, context_length or empty
-    reason: str = ""  # why there is no reply; the provider's message where it sent one
-    finish: str = ""  # the provider's finish_reason
-    reasoning: str = ""  # the model's thinking: recorded, never part of the reply
+    A resumed run plays its games from the journal again, and must reward them the same.
+    """
+
+    question: str = ""  # its id
+    sample: int = 0  # number of the game among those of its question
+    epoch: int = 0  # how often the run has drawn the question before
+    spent: Spending = field(default_factory=Spending)
+    finish: str = ""  # why the last reply ended: "length" if it was cut by a limit of tokens
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a source replies.
+
+    A label says that it is no ordinary reply, although the dialogue got all that it will get: refusal,
+    content_filter, length, context_length or empty. The game goes on with the text that there is.
+    """
+
+    text: str
+    label: str = ""
+    reasoning: str = ""  # the model's thinking: recorded, never part of the text
+    finish: str = ""  # the server's finish_reason
+    reason: str = ""  # the server's words, if an error became a labelled reply
     tokens_in: int = 0
     tokens_out: int = 0
 
-    @property
-    def replied(self) -> bool:
-        """Whether there is a reply, so that the call is not sent again."""
-        return self.verdict in ("ok", "outcome")
+
+class Busy(Exception):
+    """There is no reply yet: the same request may get one later.
+
+    `wait` are the seconds for which the server asks for no calls. A request that may be billed although its
+    reply is lost is charged at its estimate.
+    """
+
+    def __init__(self, reason: str, *, wait: float | None = None, may_be_billed: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.wait = wait
+        self.may_be_billed = may_be_billed
 
 
-AskOutcome = Callable[[list[Message]], Awaitable[Outcome]]  # a paid call
+class NoText(Busy):
+    """A complete response without a reply. Several in succession mean that something is set wrongly."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, may_be_billed=True)
 
 
-def without_thinking(outcome: Outcome) -> Outcome:
-    """The outcome with the thinking in its text as its reasoning, and a label if that leaves no text."""
-    if found := next(filter(None, (pattern.fullmatch(outcome.text) for pattern in THINKING)), None):
-        thought, text = found[1].strip(), re.sub(r"\A<\|\w+\|>|<\|\w+\|>\Z", "", found[2].strip())
-        outcome = replace(outcome, text=text, reasoning=outcome.reasoning or thought)
-    if outcome.text.strip() or outcome.verdict != "ok":
-        return outcome
-    return replace(outcome, verdict="outcome", label="length" if outcome.finish == "length" else "empty")
+class NoServer(Busy):
+    """No connection to the server."""
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call, as a source gets it: the dialogue, the game, and two functions that account for requests."""
+class Refused(Exception):
+    """The server rejects this dialogue, or with `concerns_all` every dialogue."""
 
-    messages: list[Message]
-    sample: int  # number of the game among those of its question
-    session: str  # id of the question
-    begin: Callable[[], Awaitable[None]]  # before each request: reserves its estimated cost, and may wait
-    give_up: Callable[[bool], None]  # after a request without a reply; True: it may be billed all the same
+    def __init__(self, reason: str, *, status: int = 0, field: str = "", concerns_all: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.status = status
+        self.field = field  # the field of the request that the server does not know
+        self.concerns_all = concerns_all
 
 
 class Source(Protocol):
@@ -92,14 +100,44 @@ class Source(Protocol):
     name: str
     parameters: Mapping[str, object]
     samples: bool  # equal messages may get different replies
-    by_session: bool = False  # the reply depends on the question's id too
+    by_question: bool = False  # the reply depends on the question's id too
+    concurrency: int = sys.maxsize  # attempts at the same time
+    needs_check: bool = False  # whether a wrong setting shows only in a reply
 
-    async def reply(self, call: Call) -> Outcome:
-        """The reply with its token counts, or why there is none. Awaits `call.begin` before it starts."""
+    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
+        """Send one request. Raises Busy, Refused, EnvError, FatalEnvError or UsageError."""
 
-    async def check(self, ask: AskOutcome) -> None:
-        """Raise UsageError or FatalEnvError if no call can succeed. What it asks is paid for."""
+    async def close(self) -> None:
+        """Close connections. Another attempt opens new ones."""
         return
+
+
+def reply_of(written: str, *, label: str = "", reasoning: str = "", finish: str = "stop") -> Reply:
+    """A reply from what a model wrote, without its thinking and the tokens that end it.
+
+    It is labelled if that leaves no text.
+    """
+    thought, text = cut_thinking(written)
+    text = END_TOKENS.sub("", text)
+    if not text.strip() and not label:
+        label = "length" if finish == "length" else "empty"
+    return Reply(text, label=label, reasoning=reasoning or thought, finish=finish)
+
+
+def cut_thinking(written: str) -> tuple[str, str]:
+    """The thinking in a text, and the text without it.
+
+    Thinking is in blocks at the beginning, or ends with a lone </think>, if the chat template has opened it.
+    """
+    thoughts, text = [], written
+    while block := THINKING.match(text):
+        thoughts.append((block[1] or block[2] or "").strip())
+        text = text[block.end() :].strip()
+    before, end, after = text.partition("</think>")
+    if end and "<think>" not in before:
+        thoughts.append(before.strip())
+        text = after.strip()
+    return "\n".join(filter(None, thoughts)), text
 
 
 class Answering(Protocol):
@@ -134,27 +172,26 @@ class OwnSource(Source):
         self.parameters: Mapping[str, object] = {"seed": seed}
         self._function: Callable[..., Any] = function
         self._takes = parameters_of(function) & {"session", "sample", "seed"}
-        self.by_session = "session" in self._takes
+        self.by_question = "session" in self._takes
         self.samples = getattr(own, "samples", True)
         self._characters_per_token = CHARACTERS_PER_TOKEN if priced else math.inf
 
-    async def reply(self, call: Call) -> Outcome:
-        await call.begin()
-        game = {"session": call.session, "sample": call.sample, "seed": self.parameters["seed"]}
-        own = [Message(role=one["role"], content=one["content"]) for one in call.messages]
-        text = await self._call(own, **{name: game[name] for name in self._takes})
+    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
+        known = {"session": caller.question, "sample": caller.sample, "seed": self.parameters["seed"]}
+        own = [Message(role=one["role"], content=one["content"]) for one in messages]
+        text = await self._call(own, **{name: known[name] for name in self._takes})
         if not isinstance(text, str):
             raise UsageError(f"the environment {self.name} returned {type(text).__name__}, not a string")
-        characters = sum(len(message["content"]) for message in call.messages)
+        characters = sum(len(message["content"]) for message in messages)
         tokens_in = math.ceil(characters / self._characters_per_token)
         tokens_out = math.ceil(len(text) / self._characters_per_token)
-        return Outcome("ok", text=text, finish="stop", tokens_in=tokens_in, tokens_out=tokens_out)
+        return replace(reply_of(text), tokens_in=tokens_in, tokens_out=tokens_out)
 
-    async def _call(self, *arguments: object, **game: object) -> object:
+    async def _call(self, *arguments: object, **known: object) -> object:
         try:
             if inspect.iscoroutinefunction(self._function):
-                return await self._function(*arguments, **game)
-            reply = await asyncio.to_thread(self._function, *arguments, **game)
+                return await self._function(*arguments, **known)
+            reply = await asyncio.to_thread(self._function, *arguments, **known)
             # A decorated or partial async function does not look like one.
             return await reply if inspect.isawaitable(reply) else reply
         except (EnvError, FatalEnvError, UsageError):

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -37,6 +37,12 @@ class Account:
 
     journal: Journal
     budget: Budget
+    opened: list[Environment] = field(default_factory=list)
+
+    async def close(self) -> None:
+        """Close the connections of the environments that were opened."""
+        for environment in self.opened:
+            await environment.close()
 
 
 def open_account(
@@ -129,13 +135,15 @@ def open_environment(
         for name in names
     ]
     account = account or open_account(config)
-    return Environment(
+    environment = Environment(
         [open_source() for open_source in openers],
         journal=account.journal,
         budget=account.budget,
         price=call_price,
         route=config.route,
     )
+    account.opened.append(environment)
+    return environment
 
 
 def _opener(
@@ -167,11 +175,13 @@ def _opener(
         # Here, so that what cannot be imported is reported before torch is.
         own = import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
         return partial(OwnSource, own, seed=seed, name=name, priced=priced)
-    from prompt_r1.environments.endpoint import parse_endpoint  # others need no HTTP
+    from prompt_r1.environments.endpoint import endpoint_of  # others need no HTTP
 
     key = os.environ.get("OPENAI_API_KEY", "") if name in with_key else ""
-    open_endpoint, system = parse_endpoint(name, key=key), config.env_system
-    return partial(open_endpoint, fields=fields, system=system, concurrency=config.env_concurrency)
+    endpoint = endpoint_of(
+        name, key=key, fields=fields, system=config.env_system, concurrency=config.env_concurrency
+    )
+    return lambda: endpoint
 
 
 def _open_local(

@@ -91,7 +91,14 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
     print(printable(pair.about))
     host = f"[{address}]" if ":" in address else address
     print(f"{config.model_name} at http://{host}:{port}/v1", flush=True)
-    asyncio.run(uvicorn_server(chat).serve(sockets=[listener]))
+
+    async def serve() -> None:
+        try:
+            await uvicorn_server(chat).serve(sockets=[listener])
+        finally:
+            await pair.environment.close()
+
+    asyncio.run(serve())
     print(f"stopped; spent: {pair.environment.budget.spent}")
 
 

@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,6 +67,8 @@ class Pair(AbstractContextManager["Pair"]):
 
     def close(self) -> None:
         """End the thread and cancel its games. The pair cannot be used afterwards."""
+        with suppress(UsageError):  # closed before
+            self._loop.run(self._pair.environment.close())
         self._loop.close()
 
     def __exit__(self, *error: object) -> None:
@@ -92,7 +94,6 @@ class LoopThread:
     def _run(self) -> None:
         self._loop.run_forever()
         self._loop.run_until_complete(_cancel_all())
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())  # closes the environment's connections
         self._loop.close()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:

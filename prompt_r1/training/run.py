@@ -74,9 +74,12 @@ def start_run(config: TrainConfig) -> Iterator["Run"]:
             with (folder / LOCK).open("a+") as lock, asyncio.Runner() as runner:
                 ranks.from_first(lambda: claim(lock, folder))
                 run = Run(config, folder, ranks, runner, interrupt)
-                with closing(run.log):
-                    run.resume()
-                    yield run
+                try:
+                    with closing(run.log):
+                        run.resume()
+                        yield run
+                finally:
+                    runner.run(run.environment.close())
         stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them
 
 

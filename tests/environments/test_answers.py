@@ -1,20 +1,40 @@
-"""What follows from an answer of a server: a table, played through `Environment.ask`. No network, no clock."""
+"""What follows from a server's answer: a table, played through `Environment.ask`. No network, no clock."""
 
 import asyncio
 import json
 from email.utils import formatdate
-from pathlib import Path
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from prompt_r1.environments.responses import requested_wait
+from prompt_r1.environments.sources import Reply
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable
+from tests.support.at_once import at_once
 from tests.support.paths import ROOT
-from tests.support.providers import HELLO, OK, Provider, RecordedSleep, body_of, environment_over, error_of
+from tests.support.providers import (
+    HELLO,
+    NOW,
+    OK,
+    Provider,
+    RecordedSleep,
+    body_of,
+    environment_over,
+    error_of,
+    read_body,
+)
 
 CASES = ROOT / "tests/environments/cases"
 FAILED_ENDS = ("error", "ERROR", "network_error", "abort", "insufficient_system_resource")
 FULL_ENDS = ("length", "MAX_TOKENS", "token_limit", "tokenLimit", "truncated", "FINISH_REASON_MAX_TOKENS")
+FIELDS = st.sampled_from(["error", "choices", "message", "content", "refusal", "usage", "code"])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+JSON_VALUES = st.recursive(
+    SCALARS, lambda values: st.lists(values) | st.dictionaries(FIELDS, values), max_leaves=10
+)
+JSON_BODIES = JSON_VALUES.map(lambda value: json.dumps(value).encode())
 TOO_LONG = [
     (400, "This model's maximum prompt length is 131072 but the request contains 537812 tokens."),  # xAI
     (422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 512. Given: 900"),  # TGI
@@ -168,9 +188,6 @@ def test_before_any_reply_a_refusal_ends_the_run(status: int, body: object) -> N
         asyncio.run(environment_over(Provider(response_of(status, body))).ask(HELLO))
 
 
-NOW = 1_700_000_000.0
-
-
 @pytest.mark.parametrize(
     ("name", "value", "seconds"),
     [
@@ -191,10 +208,6 @@ def test_the_wait_that_a_server_asks_for_is_kept_up_to_120_seconds(name, value, 
     assert what_follows(busy, sleep=sleep) == ("busy", "Paris")
     [waited] = sleep
     assert waited == seconds if seconds else waited <= 0.5  # the first back-off
-
-
-def lines_of(name: str) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (CASES / name).read_text().splitlines()]
 
 
 def paid_for(usage: object) -> tuple[int, int]:
@@ -222,3 +235,143 @@ def paid_for(usage: object) -> tuple[int, int]:
 def test_the_tokens_of_a_reply_are_those_of_its_usage_or_an_estimate(usage, tokens) -> None:
     """Bugs: a reply without usage was free; thinking that only the total has was; 10**400 was an error."""
     assert paid_for(usage) == tokens
+
+
+def lines_of(name: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (CASES / name).read_text("utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("case", lines_of("usage.jsonl"))
+def test_cached_tokens_are_input_and_only_the_rest_of_a_total_is_output(case: dict[str, object]) -> None:
+    """A bug: 10,536 tokens from a cache were billed as output, so a budget ended five times too early."""
+    assert paid_for(case["usage"]) == (case["tokens_in"], case["tokens_out"])
+
+
+@pytest.mark.parametrize("case", lines_of("replies.jsonl"))
+def test_the_tokens_that_end_a_reply_are_cut_off(case: dict[str, object]) -> None:
+    """A bug: with `</s>` at the end of every reply, EM and F1 were 0 for every method."""
+    assert what_follows(response_of(200, body_of(case["content"]))) == ("reply", case["reply"])
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (401, error_of("Incorrect API key")),
+        (402, {"error": "Payment required"}),
+        (403, {"message": "Not in your country"}),
+        (429, error_of("You exceeded your current quota", code="insufficient_quota")),
+        (200, error_of("Incorrect API key", code=401)),
+    ],
+)
+def test_an_endpoint_that_accepts_no_calls_any_more_stops_the_run(status: int, body: object) -> None:
+    """Every game would break; the run can be resumed with a new key or credit."""
+    follows, reason = what_follows(response_of(status, body))
+    assert follows == "stop" and "large accepts no calls any more: HTTP" in reason
+
+
+def test_a_status_inside_a_200_decides_as_one_outside_of_it() -> None:
+    follows, reason = what_follows(response_of(200, error_of("Content Exists Risk", code=400)))
+    assert follows == "refused" and "HTTP 200: Content Exists Risk" in reason
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>Log in</html>",
+        {"error": "Unexpected endpoint or method. (POST /chat/completions)"},  # LM Studio, without /v1
+        {"choices": []},
+        body_of(""),
+        body_of(None, finish="tool_calls"),
+        b': ping\n\ndata: {"choices": [{"delta": {"content": "Par"}}]}\n\n',
+        json.dumps(body_of("Paris")).encode()[:-9],
+        json.dumps(body_of("Z\u00fcrich"), ensure_ascii=False).encode("latin-1"),
+    ],
+)
+def test_after_six_responses_without_a_reply_a_call_is_refused_with_the_words_of_the_last(body) -> None:
+    """They may be billed, and ten minutes of them would be hundreds."""
+    no_reply = response_of(200, body)
+    follows, reason = what_follows(*[no_reply] * 5)
+    assert follows == "busy"
+    follows, reason = what_follows(*[no_reply] * 6)
+    said = body if isinstance(body, bytes) else json.dumps(body).encode()
+    assert follows == "refused" and "6 responses without a reply" in reason
+    assert said[:6].decode(errors="replace") in reason or "Unexpected endpoint" in reason
+
+
+UNSUPPORTED = {"code": "unsupported_parameter", "type": "invalid_request_error"}
+NO_MAX_TOKENS = error_of("no", param="max_tokens", **UNSUPPORTED)
+EXTRA = {"type": "extra_forbidden", "loc": ["body", "top_k"], "msg": "Extra inputs are not permitted"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "body", "left"),
+    [
+        (
+            {"max_tokens": 9},
+            400,
+            error_of("no", param="max_tokens", **UNSUPPORTED),
+            {"max_completion_tokens": 9},
+        ),
+        ({"max_tokens": 9, "max_completion_tokens": 5}, 400, NO_MAX_TOKENS, {"max_completion_tokens": 5}),
+        ({"temperature": 0}, 400, error_of("no", param="temperature", code="unsupported_value"), {}),
+        ({"top_k": 5, "top_p": 1}, 422, {"detail": [EXTRA]}, {"top_p": 1}),
+    ],
+)
+def test_a_field_that_the_server_does_not_know_is_left_out_of_all_later_requests(fields, status, body, left):
+    """A bug: the user's own max_completion_tokens was overwritten by the max_tokens that was rejected."""
+    provider, sleep = Provider(response_of(status, body), OK), RecordedSleep()
+    asked = environment_over(provider, fields={**fields, "seed": 1}, sleep=sleep)
+    assert [asyncio.run(asked.ask(HELLO)) for _ in range(2)] == ["Paris", "Paris"]
+    plain = {"model": "large", "messages": HELLO, "seed": 1}
+    assert provider.requests == [{**plain, **fields}, {**plain, **left}, {**plain, **left}]
+    assert sleep == [] and asked.budget.spent.lost_usd == 0
+
+
+def test_two_calls_at_once_whose_field_is_rejected_are_both_sent_again() -> None:
+    """A bug in waiting: the second call found the field dropped already, and ended the run as refused."""
+    requests = []
+
+    async def strict(request: httpx.Request) -> httpx.Response:
+        sent = json.loads(request.content)
+        requests.append(sent)
+        await asyncio.sleep(0.01)
+        return OK if "top_k" not in sent else response_of(400, error_of("no", param="top_k", **UNSUPPORTED))
+
+    asked = environment_over(strict, fields={"top_k": 5})
+    assert at_once([asked.ask(HELLO), asked.ask(HELLO)]) == ["Paris", "Paris"]
+    assert ["top_k" in request for request in requests] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"detail": [{"loc": ["body", "messages"], "msg": "bad", "input": "What is temperature?"}]},
+        error_of("decimal above maximum value", param="temperature", code="decimal_above_max_value"),
+        {"detail": [{"loc": ["body", "temperature"], "type": "less_than_equal", "msg": "at most 2"}]},
+        error_of("temperature must be between 0 and 0.5"),
+    ],
+)
+def test_a_value_that_is_wrong_is_refused_and_no_field_is_dropped(body: object) -> None:
+    """A bug: a 422 that echoed the question dropped `temperature` for the whole run."""
+    follows, _ = what_follows(response_of(422, body), fields={"temperature": 0.7})
+    assert follows == "refused"
+
+
+@settings(max_examples=100, derandomize=True)
+@given(st.integers(100, 599), st.binary() | JSON_BODIES)
+def test_any_response_is_a_reply_or_a_sentence(status: int, body: bytes) -> None:
+    came = read_body(status, body)
+    assert isinstance(came, Reply) or str(came)
+
+
+@given(st.text())
+@settings(derandomize=True)
+def test_any_retry_after_header_can_be_read(value: str) -> None:
+    wait = requested_wait({"retry-after": value, "retry-after-ms": value}, now=NOW)
+    assert wait is None or 0 < wait <= 120
+
+
+def test_a_date_in_retry_after_is_waited_for() -> None:
+    dates = {seconds: formatdate(NOW + seconds, usegmt=True) for seconds in (20, 500, -20)}
+    waits = {seconds: requested_wait({"retry-after": date}, now=NOW) for seconds, date in dates.items()}
+    assert waits == {20: 20, 500: 120, -20: None}

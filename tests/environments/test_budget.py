@@ -7,11 +7,11 @@ import httpx
 import pytest
 
 from prompt_r1.environments.budget import Budget, OutOfBudget
-from prompt_r1.environments.environment import LONG_REPLY, Environment
+from prompt_r1.environments.environment import FIRST_AT_ONCE, LONG_REPLY, Environment
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Call, Outcome
+from prompt_r1.environments.sources import Busy, Caller, Refused, Reply
 from prompt_r1.errors import Resumable
-from prompt_r1.types import Spending
+from prompt_r1.types import Message, Spending
 from tests.support.at_once import at_once
 from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
 from tests.support.providers import Provider, body_of, endpoint, error_of
@@ -39,9 +39,9 @@ def test_forty_concurrent_games_never_exceed_the_budget(
 def test_forty_concurrent_games_without_a_limit_on_replies_never_exceed_the_budget() -> None:
     """Each call reserves the longest reply so far, not the last or an average one."""
     replies = [5 * LONG_REPLY, 5, *[5 * LONG_REPLY] * 40]
-    outcomes = [Outcome("ok", text="long", tokens_in=10, tokens_out=tokens) for tokens in replies]
+    script = [Reply("long", tokens_in=10, tokens_out=tokens) for tokens in replies]
     budget = Budget(max_usd=60 * LONG_REPLY * 10e-6)
-    asked = environment(CountingSource(*outcomes), budget=budget)
+    asked = environment(CountingSource(*script), budget=budget)
     for number in range(2):  # sequentially, so that a reply's length is known
         ask(asked, sample=number)
 
@@ -50,22 +50,56 @@ def test_forty_concurrent_games_without_a_limit_on_replies_never_exceed_the_budg
     assert 50 * LONG_REPLY < budget.spent.tokens <= 60 * LONG_REPLY
 
 
-class LosingSource(CountingSource):
-    """Each call sends three requests without a reply, the first of which cannot be billed."""
+def test_a_tiny_budget_holds_from_the_first_call_on() -> None:
+    """A bug: the 9-token reply to the check was the estimate, and $0.033 were spent of $0.005."""
+    script = [Reply("Hello!", tokens_in=8, tokens_out=9)]
+    script += [Reply("long", tokens_in=10, tokens_out=800) for _ in range(99)]
+    source, budget = CountingSource(*script), Budget(max_usd=0.05)
+    source.needs_check = True
+    asked = environment(source, budget=budget)
+    asyncio.run(asked.check())
+    results = forty_calls(asked)
+    assert all(isinstance(result, str | Resumable) for result in results)
+    assert 0.03 < budget.spent.usd <= 0.05
 
-    async def reply(self, call: Call) -> Outcome:
-        for lost in (False, True, True):
-            await call.begin()
-            self.calls += 1
-            await asyncio.sleep(0)
-            call.give_up(lost)
-        return await super().reply(call)
+
+def test_where_nothing_bounds_a_reply_the_first_calls_are_few_at_a_time() -> None:
+    """A bug: of $0.05, 64 first calls at once spent $0.615. Each reply allows one more at a time."""
+    script = [Reply("long", tokens_in=10, tokens_out=9 * LONG_REPLY) for _ in range(99)]
+    limit = 10 * LONG_REPLY * 10e-6
+    source, budget = CountingSource(*script), Budget(max_usd=limit)
+    forty_calls(environment(source, budget=budget))
+    assert source.peak == FIRST_AT_ONCE and budget.spent.usd <= limit + FIRST_AT_ONCE * 8 * LONG_REPLY * 10e-6
+
+    for bound in ({"max_tokens": 9}, {"max_completion_tokens": 9}):
+        bounded = CountingSource(**bound)
+        forty_calls(environment(bounded, budget=Budget(max_usd=9)))
+        assert bounded.peak > 30
+    unlimited = CountingSource()
+    forty_calls(environment(unlimited, budget=Budget(max_calls=99)))
+    assert unlimited.peak > 30
+    growing = CountingSource()
+    forty_calls(environment(growing, budget=Budget(max_usd=9)))
+    assert FIRST_AT_ONCE < growing.peak < 30
+
+
+def busy(number: int) -> Busy:
+    """The first of three attempts cannot be billed."""
+    return Busy("HTTP 500", may_be_billed=number % 3 > 0)
+
+
+def losing_source(calls: int = 1) -> CountingSource:
+    """Each call gets a reply in the fourth attempt."""
+    script: list[Reply | Exception] = []
+    for _ in range(calls):
+        script += [*map(busy, range(3)), Reply("at last", tokens_in=10, tokens_out=5)]
+    return CountingSource(*script, max_tokens=9)
 
 
 def test_lost_requests_are_charged_at_their_estimate_also_after_a_resume(tmp_path) -> None:
     """A bug: requests that were reset after delivery, and billed, were in no budget."""
-    asked = environment(LosingSource(max_tokens=9), folder=tmp_path)
-    assert ask(asked) == "reply 4"
+    asked = environment(losing_source(), folder=tmp_path)
+    assert ask(asked) == "at last"
     estimate = asked.members[0].estimate(HELLO)
     lost = 2 * estimate.usd
     expected = estimate * 2 + PRICE.of_call(10, 5) + Spending(lost_usd=lost)
@@ -77,8 +111,8 @@ def test_lost_requests_are_charged_at_their_estimate_also_after_a_resume(tmp_pat
 
 def test_requests_that_are_repeated_never_exceed_the_budget(tmp_path) -> None:
     """A bug: nothing was reserved for another attempt, so that lost ones exceeded the limit."""
-    source, budget = LosingSource(max_tokens=9), Budget(max_calls=7)
-    results = forty_calls(environment(source, folder=tmp_path, budget=budget))
+    budget = Budget(max_calls=7)
+    results = forty_calls(environment(losing_source(40), folder=tmp_path, budget=budget))
     assert any(isinstance(result, OutOfBudget) for result in results)
     assert budget.spent.calls <= 7 and Journal(tmp_path).spent.calls == budget.spent.calls
 
@@ -87,17 +121,14 @@ def test_a_process_that_is_killed_during_a_repeated_request_has_charged_the_lost
     at_the_kill = []
 
     class KilledSource(CountingSource):
-        async def reply(self, call: Call) -> Outcome:
-            await call.begin()
-            call.give_up(True)
-            await call.begin()
+        async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
             at_the_kill.append(Journal(tmp_path).spent)
-            return Outcome("ok", text="Paris")
+            return await super().attempt(messages, caller)
 
-    asked = environment(KilledSource(max_tokens=9), folder=tmp_path)
+    asked = environment(KilledSource(Busy("reset", may_be_billed=True), max_tokens=9), folder=tmp_path)
     ask(asked)
     estimate = asked.members[0].estimate(HELLO)
-    assert at_the_kill == [estimate * 2 + Spending(lost_usd=estimate.usd)]
+    assert at_the_kill[-1] == estimate * 2 + Spending(lost_usd=estimate.usd)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
@@ -105,21 +136,11 @@ def test_a_reply_is_reserved_at_the_limit_of_its_request(name):
     assert environment(CountingSource(**{name: 7000})).members[0].estimate(HELLO).tokens_out == 7000
 
 
-class RejectedSource(CountingSource):
-    """Its first request is rejected."""
-
-    async def reply(self, call: Call) -> Outcome:
-        await call.begin()
-        await asyncio.sleep(0)
-        call.give_up(False)
-        await asyncio.sleep(0)
-        return await super().reply(call)
-
-
-def test_a_request_that_was_rejected_is_not_charged_if_its_call_ends_then(tmp_path) -> None:
+def test_a_request_that_was_rejected_is_a_call_without_tokens(tmp_path) -> None:
     """A bug: the journal kept the estimate of it, and a resumed run had spent more than its limit."""
+    script = [error for _ in range(5) for error in (Reply("yes"), Refused("HTTP 400"))]
     budget = Budget(max_calls=2)
-    results = forty_calls(environment(RejectedSource(), folder=tmp_path, budget=budget))
+    results = forty_calls(environment(CountingSource(*script), folder=tmp_path, budget=budget))
     assert any(isinstance(result, OutOfBudget) for result in results)
     assert Journal(tmp_path).spent.calls == budget.spent.calls <= 2
 
@@ -137,7 +158,7 @@ def test_a_reply_without_believable_usage_is_in_the_budget_at_its_estimate(usage
     """A bug: such a reply cost nothing, so that the budget was never reached."""
     body = body_of("Paris, in", reasoning_content=" France.")  # reasoning is billed too
     response = httpx.Response(200, json={**body, **usage})
-    asked = environment(endpoint(Provider(response), system="Be brief."))
+    asked = environment(endpoint(Provider(response), system="Be brief."), price=PRICE)
     ask(asked)
     assert asked.budget.spent == Spending(1, 5, 6, pytest.approx(65e-6))  # a token has three characters
 
@@ -194,10 +215,24 @@ def test_ranks_share_the_rest_of_a_budget_equally(limit: dict[str, float]) -> No
     async def use_up() -> int:
         for number in range(99):
             try:
-                await budget.reserve(call)
+                await budget.reserve(lambda: call)
             except Resumable:
                 return number
             budget.settle(call, call)
         return 99
 
     assert asyncio.run(use_up()) == 5
+
+
+def test_a_call_that_waits_for_room_is_estimated_again_when_it_gets_it() -> None:
+    """The replies that came meanwhile may have been longer than all before."""
+    budget, estimates = Budget(max_calls=1), [Spending(calls=1), Spending(calls=1, usd=2.0)]
+
+    async def wait_and_reserve() -> Spending:
+        first = await budget.reserve(lambda: Spending(calls=1))
+        second = asyncio.create_task(budget.reserve(lambda: estimates.pop(0)))
+        await asyncio.sleep(0)
+        budget.settle(first, Spending())
+        return await second
+
+    assert asyncio.run(wait_and_reserve()).usd == 2.0

@@ -7,24 +7,28 @@ import pytest
 
 from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Caller, Environment
-from prompt_r1.environments.sources import Call, Outcome
+from prompt_r1.environments.sources import Refused, Reply
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
+from prompt_r1.types import Message
 from tests.support.counting import HELLO, CountingSource, environment
 from tests.support.providers import open_environment
 
-DOWN = Outcome("failed", reason="large did not reply: HTTP 500")
+DOWN = EnvError("large did not reply: HTTP 500")
+REFUSED = Refused("HTTP 400: Content Exists Risk")
 
 
 class Named(CountingSource):
-    """Replies with its name, or with the outcome `down` if that is set."""
+    """Replies with its name, or with `down` if that is set: another reply, or an exception."""
 
-    def __init__(self, name: str, *, down: Outcome | None = None) -> None:
+    def __init__(self, name: str, *, down: Reply | Exception | None = None) -> None:
         super().__init__(name=name)
         self.down = down
 
-    async def reply(self, call: Call) -> Outcome:
+    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
         self.calls += 1
-        return self.down or Outcome("ok", text=self.name, finish="stop", tokens_in=3, tokens_out=5)
+        if isinstance(self.down, Exception):
+            raise self.down
+        return self.down or Reply(self.name, tokens_in=3, tokens_out=5)
 
 
 def replies(asked: Environment, *, sessions: int = 400, samples: int = 5, epoch: int = 0) -> list[list[str]]:
@@ -71,7 +75,7 @@ def test_a_game_is_never_moved_to_another_environment() -> None:
     """A bug: some games of a group were, when theirs was down, though training compares the games."""
     other = Named("b")
     asked = environment(Named("a", down=DOWN), other, route="1,0")
-    assert replies(asked, sessions=3) == [[DOWN.reason] * 5] * 3 and other.calls == 0
+    assert replies(asked, sessions=3) == [[str(DOWN)] * 5] * 3 and other.calls == 0
 
 
 def test_each_of_several_environments_has_metrics_of_its_own() -> None:
@@ -92,7 +96,7 @@ def test_a_route_that_does_not_match_the_environments_is_a_usage_error(route: st
         open_environment("mini,mini-b", route=route)
 
 
-def ask_often(asked: Environment, source: Named, count: int, down: Outcome | None) -> None:
+def ask_often(asked: Environment, source: Named, count: int, down: Reply | Exception | None) -> None:
     source.down = down
     for _ in range(count):
         try:
@@ -136,18 +140,17 @@ def test_the_alarm_names_the_number_of_calls_that_were_made(caplog) -> None:
 
 def test_a_dialogue_that_is_refused_after_a_reply_breaks_its_game_and_a_share_of_them_the_run() -> None:
     """A bug: a content filter's 400 for one dialogue ended the run, and every resume of it."""
-    refused = Outcome("refused", reason="HTTP 400: Content Exists Risk")
-    source = Named("a", down=refused)
+    source = Named("a", down=REFUSED)
     asked = environment(source)
     with pytest.raises(FatalEnvError, match="a cannot be used: HTTP 400: Content Exists Risk"):
-        ask_often(asked, source, 1, refused)
+        ask_often(asked, source, 1, REFUSED)
     ask_often(asked, source, 80, None)
-    source.down = refused
+    source.down = REFUSED
     with pytest.raises(EnvError, match="a refused the dialogue: HTTP 400"):
         asyncio.run(asked.ask(HELLO))
-    ask_often(asked, source, 19, refused)
+    ask_often(asked, source, 19, REFUSED)
     with pytest.raises(Resumable, match="21 of the last 101 calls of a failed"):
-        ask_often(asked, source, 1, refused)
+        ask_often(asked, source, 1, REFUSED)
 
 
 def test_a_recorded_reply_tells_a_resumed_run_that_the_endpoint_replies(tmp_path) -> None:
@@ -155,7 +158,7 @@ def test_a_recorded_reply_tells_a_resumed_run_that_the_endpoint_replies(tmp_path
     replies(environment(source, folder=tmp_path), sessions=1, samples=1)
     resumed = environment(source, folder=tmp_path)
     replies(resumed, sessions=1, samples=1)
-    source.down = Outcome("refused", reason="HTTP 400")
+    source.down = Refused("HTTP 400")
     assert replies(resumed, sessions=1, samples=2)[0][1] == "a refused the dialogue: HTTP 400"
 
 
@@ -163,7 +166,6 @@ def test_replies_without_text_are_counted_by_label() -> None:
     """A bug: with max_tokens above the server's window every reply was empty, and nothing said so."""
     source = Named("a")
     asked = environment(source)
-    ask_often(asked, source, 25, Outcome("outcome", label="length"))
-    ask_often(asked, source, 1, Outcome("ok", text=" "))
+    ask_often(asked, source, 25, Reply("", label="length"))
     metrics = asked.take_metrics()
-    assert (metrics["env/outcomes/length"], metrics["env/outcomes/empty"]) == (25, 1)
+    assert metrics["env/outcomes/length"] == 25

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
-from contextlib import nullcontext
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,8 @@ import pytest
 from prompt_r1.environments.budget import Budget
 from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Outcome
-from prompt_r1.errors import EnvError
+from prompt_r1.environments.sources import Reply
+from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.types import Message, Spending
 from tests.support.at_once import at_once
 from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
@@ -34,10 +36,11 @@ def test_calls_share_a_reply_only_where_nothing_that_shapes_it_differs(tmp_path:
     servers = [CountingSource(url=url) for url in ("http://x/v1", "http://y/v1")]
     assert paid(*servers, CountingSource(url="http://x/v1"), games=games[:1]) == 2
     assert paid(CountingSource(name="other"), CountingSource(temperature=1), games=games[:1]) == 2
-    assert paid(CountingSource(), games=games) == 3  # neither the question's id nor anything else
-    takes_session = CountingSource(name="by session")
-    takes_session.by_session = True
-    assert paid(takes_session, games=games) == 4
+    # A bug: a source that samples gave one reply to the equal prompts of two questions.
+    assert paid(CountingSource(), games=games) == 4
+    takes_session = CountingSource(name="by session", samples=False)
+    takes_session.by_question = True
+    assert paid(takes_session, games=games) == 2
     # A bug: number of the game and epoch were in the key also here: 1,065 calls for 478 prompts.
     assert paid(CountingSource(name="greedy", samples=False), games=games) == 1
 
@@ -67,7 +70,7 @@ def test_of_many_that_wait_for_a_call_that_is_cancelled_one_is_sent_and_the_othe
 
 
 def test_a_call_that_failed_is_sent_again_when_it_is_made_again(tmp_path: Path) -> None:
-    asked = environment(CountingSource(Outcome("failed")), folder=tmp_path)
+    asked = environment(CountingSource(EnvError("HTTP 500")), folder=tmp_path)
     with pytest.raises(EnvError):
         ask(asked)
     assert ask(asked) == "reply 2"
@@ -75,8 +78,8 @@ def test_a_call_that_failed_is_sent_again_when_it_is_made_again(tmp_path: Path) 
 
 def recorded(folder: Path) -> bytes:
     """The journal of four calls, of which the second one failed."""
-    ok = Outcome("ok", text="first", tokens_in=10, tokens_out=5)
-    source = CountingSource(ok, Outcome("failed", reason="HTTP 500"), max_tokens=20)
+    first = Reply("first", tokens_in=10, tokens_out=5)
+    source = CountingSource(first, EnvError("HTTP 500"), max_tokens=20)
     asked = environment(source, folder=folder)
     for sample in range(4):
         with pytest.raises(EnvError) if sample == 1 else nullcontext():
@@ -137,7 +140,7 @@ def test_a_resumed_rank_gets_its_own_reply_and_not_that_of_another_rank(tmp_path
     """A bug: both ranks paid for a call, in two epochs; resumed, rank 1 got the reply of rank 0."""
     journals = [Journal(tmp_path, rank=rank) for rank in range(2)]
     for rank, journal in enumerate(journals):
-        said = CountingSource(Outcome("ok", text=f"to rank {rank}"))
+        said = CountingSource(Reply(f"to rank {rank}"))
         assert ask(Environment([said], journal=journal)) == f"to rank {rank}"
     replies = [
         ask(Environment([CountingSource()], journal=Journal(tmp_path, rank=rank))) for rank in range(3)
@@ -145,20 +148,74 @@ def test_a_resumed_rank_gets_its_own_reply_and_not_that_of_another_rank(tmp_path
     assert replies[:2] == ["to rank 0", "to rank 1"] and replies[2].startswith("to rank")
 
 
-def test_lines_that_are_no_calls_and_amounts_that_cannot_be_are_skipped(tmp_path: Path) -> None:
-    """A key that is a list ended the run with a traceback."""
+def test_lines_that_are_no_json_are_skipped(tmp_path: Path) -> None:
     ask(environment(CountingSource(), folder=tmp_path))
     path = tmp_path / "rank0.jsonl"
-    line = json.loads(path.read_text().splitlines()[-1])
-    changes = [("key", []), ("verdict", []), ("text", 5), ("call", "x"), ("charged", [1, 2])]
-    changes += [("charged", amounts) for amounts in ([1, 1, 1, -3.0, 0], [1e999] * 5, ["1"] * 5, {}, None)]
-    strange = [json.dumps({**line, "call": 1, "key": "other"} | {name: value}) for name, value in changes]
-    strange += ["[]", "7", "\xff", '{"key": []}', "[" * 100_000]
-    path.write_text("\n".join([*strange, path.read_text()]))
+    path.write_text("\n".join(["[]", "7", "\xff", "[" * 100_000, '{"key": "torn', path.read_text()]))
     again = CountingSource()
     asked = environment(again, folder=tmp_path)
     assert ask(asked) == "reply 1" and again.calls == 0
     assert asked.journal.spent == PRICE.of_call(10, 5)
+
+
+STRANGE = [
+    *({"key": key} for key in ([], None)),
+    *({"call": call} for call in ("x", -1, True, 1e999)),
+    *({"charged": amounts} for amounts in ([1, 2], [1, 1, 1, -3.0, 0], [1e999] * 5, ["1"] * 5, {}, None)),
+    {"charged": [1, 10**400, 1, 1, 1]},
+    *({"reply": reply} for reply in ([], "Paris", {"text": "Paris"})),
+    {"verdict": "ok"},
+]
+
+
+@pytest.mark.parametrize("change", STRANGE)
+def test_a_line_that_we_have_not_written_is_refused_with_its_number(change, tmp_path: Path) -> None:
+    """Bugs: 10**400 tokens raised OverflowError, and -10**9 of them gave dollars to the budget."""
+    ask(environment(CountingSource(), folder=tmp_path))
+    path = tmp_path / "rank0.jsonl"
+    line = json.loads(path.read_text().splitlines()[-1])
+    with path.open("a") as file:
+        file.write(json.dumps({**line, **change}) + "\n")
+    with pytest.raises(UsageError, match=r"rank0.jsonl, line 3: .*; give another --out"):
+        Journal(tmp_path)
+
+
+@pytest.mark.parametrize("tokens", [10**400, -(10**9), 7.5, "7"])
+def test_a_reply_with_a_number_of_tokens_that_cannot_be_is_refused(tokens, tmp_path: Path) -> None:
+    ask(environment(CountingSource(), folder=tmp_path))
+    path = tmp_path / "rank0.jsonl"
+    line = json.loads(path.read_text().splitlines()[-1])
+    line["reply"]["tokens_in"] = tokens
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(UsageError, match=r"rank0.jsonl, line 1: "):
+        Journal(tmp_path)
+
+
+@contextmanager
+def full_disk(path: Path, room: int) -> Iterator[None]:
+    """The file may grow by `room` bytes: a write that needs more is cut, and the next one raises."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("room", [0, 1, 60, 200])
+def test_a_disk_that_is_full_for_a_moment_loses_no_reply_before_or_after_it(room: int, tmp_path) -> None:
+    """A bug: os.write cut a line and raised nothing, and the next paid reply was glued to the torn one."""
+    asked = environment(CountingSource(), folder=tmp_path)
+    path = tmp_path / "rank0.jsonl"
+    ask(asked)
+    with full_disk(path, room), pytest.raises(OSError):
+        ask(asked, sample=1)
+    assert ask(asked, sample=2) == f"reply {asked.members[0].source.calls}"
+    again = CountingSource()
+    resumed = environment(again, folder=tmp_path)
+    assert ask(resumed) == "reply 1" and ask(resumed, sample=2)
+    assert again.calls == 0
+    assert resumed.journal.spent.calls >= asked.members[0].source.calls
 
 
 def test_a_new_call_hides_no_cost_of_an_old_one_where_lines_are_lost(tmp_path: Path) -> None:

@@ -3,18 +3,19 @@
 import asyncio
 import copy
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from prompt_r1.environments.local import LocalEnvironment, load_local
-from prompt_r1.environments.sources import without_thinking
+from prompt_r1.environments.sources import Caller
 from prompt_r1.errors import UsageError
-from prompt_r1.types import Message
+from prompt_r1.types import Completion, Message
 from tests.support import tiny
 from tests.support.games import CPU
-from tests.support.providers import HELLO, outcome_of
+from tests.support.providers import HELLO, attempt
 from tests.support.templates import chatml
 
 CONTROLS = set(tiny.tokenizer().added_tokens_decoder)
@@ -32,7 +33,7 @@ def local(**settings) -> LocalEnvironment:
 
 
 def call(environment: LocalEnvironment, messages: list[Message] = HELLO, *, sample: int = 0) -> str:
-    return asyncio.run(outcome_of(environment, messages, sample=sample)).text
+    return asyncio.run(attempt(environment, messages, sample=sample)).text
 
 
 def test_the_reply_is_the_models_greedy_continuation_of_its_chat_template() -> None:
@@ -47,9 +48,9 @@ def test_the_reply_is_the_models_greedy_continuation_of_its_chat_template() -> N
         if sampled[-1] == tiny.tokenizer().eos_token_id:
             break
     expected = tiny.tokenizer().decode(sampled, skip_special_tokens=True).rpartition("</think>")[2].strip()
-    outcome = asyncio.run(outcome_of(environment))
-    assert outcome.text == expected and outcome.tokens_in == len(tokens)
-    assert outcome.tokens_out == len(sampled)
+    reply = asyncio.run(attempt(environment))
+    assert reply.text == expected and reply.tokens_in == len(tokens)
+    assert reply.tokens_out == len(sampled)
 
 
 def test_reasoning_that_the_template_opens_and_the_limit_cuts_off_is_not_the_reply() -> None:
@@ -57,8 +58,8 @@ def test_reasoning_that_the_template_opens_and_the_limit_cuts_off_is_not_the_rep
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.chat_template = chatml("<think>\\n")
     environment = LocalEnvironment(tiny.policy(), tokenizer, name="tiny", max_tokens=12)
-    outcome = without_thinking(asyncio.run(outcome_of(environment)))
-    assert (outcome.text, outcome.label) == ("", "length") and outcome.reasoning
+    reply = asyncio.run(attempt(environment))
+    assert (reply.text, reply.label) == ("", "length") and reply.reasoning
 
 
 def test_sampled_replies_depend_on_the_seed_and_on_the_number_of_the_sample() -> None:
@@ -106,14 +107,14 @@ def test_a_template_may_write_the_system_message_before_the_last_question() -> N
     assert written == "user: Who?<|im_end|>assistant: Anna.<|im_end|>Be brief. user: Where?<|im_end|>"
 
 
-def test_a_reply_that_ends_at_once_is_an_outcome_of_one_token() -> None:
+def test_a_reply_that_ends_at_once_is_empty_and_of_one_token() -> None:
     policy = tiny.policy()
     tokens = torch.tensor([local().encode(HELLO)])
     policy.model.generation_config.eos_token_id = int(tiny.model()(input_ids=tokens).logits[0, -1].argmax())
     environment = LocalEnvironment(policy, tiny.tokenizer(), name="tiny", capacity=600)
-    outcome = without_thinking(asyncio.run(outcome_of(environment)))
-    assert (outcome.verdict, outcome.label, outcome.finish) == ("outcome", "empty", "stop")
-    assert (outcome.text, outcome.tokens_out) == ("", 1)
+    reply = asyncio.run(attempt(environment))
+    assert (reply.label, reply.finish) == ("empty", "stop")
+    assert (reply.text, reply.tokens_out) == ("", 1)
 
 
 @pytest.mark.parametrize("fields", [{"top_p": 0.5}, {"temperature": "hot"}, {"max_tokens": -1}])
@@ -126,9 +127,9 @@ def test_fields_other_than_max_tokens_and_temperature_are_a_usage_error(
 
 def test_a_dialogue_may_leave_a_single_token_for_the_reply() -> None:
     length = len(local().encode(HELLO))
-    outcome = asyncio.run(outcome_of(local(capacity=length + 1)))
-    assert outcome.tokens_out == 1 and outcome.label != "context_length"
-    full = asyncio.run(outcome_of(local(capacity=length)))
+    reply = asyncio.run(attempt(local(capacity=length + 1)))
+    assert reply.tokens_out == 1 and reply.label != "context_length"
+    full = asyncio.run(attempt(local(capacity=length)))
     assert (full.label, full.tokens_in, full.tokens_out) == ("context_length", length, 0)
 
 
@@ -145,7 +146,7 @@ def test_a_dialogue_beyond_the_models_positions_has_no_reply(tmp_path):
     config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 64}))
     source = load_local(f"hf:{folder}", fields={}, system="", seed=0, slots=1, device=CPU)
     long = [{"role": "user", "content": "Where is the Louvre? " * 40}]
-    assert asyncio.run(outcome_of(source, long)).label == "context_length"
+    assert asyncio.run(attempt(source, long)).label == "context_length"
 
 
 def test_a_loaded_model_has_the_given_settings(tmp_path):
@@ -155,3 +156,41 @@ def test_a_loaded_model_has_the_given_settings(tmp_path):
     )
     assert {**given, "system": "Be brief.", "seed": 3}.items() <= source.parameters.items()
     assert source.encode(HELLO) == source.encode([{"role": "system", "content": "Be brief."}, *HELLO])
+
+
+def writing(text: str, *, specials: Sequence[str] = ()) -> LocalEnvironment:
+    """A local model whose sampled tokens are those of this text, in which `specials` are special tokens."""
+    tokenizer = tiny.tokenizer.__wrapped__()  # a new one, because it is changed
+    tokenizer.add_special_tokens({"additional_special_tokens": list(specials)})
+    environment = LocalEnvironment(tiny.policy(), tokenizer, name="tiny")
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    async def generate(*_: object, **__: object) -> Completion:
+        return Completion(tokens, [0.0] * len(tokens), True)
+
+    environment._engine.generate = generate  # type: ignore[method-assign]
+    return environment
+
+
+@pytest.mark.parametrize(
+    ("written", "thought", "text"),
+    [
+        ("[THINK]It could be Bob.[/THINK]It is Eve.", "It could be Bob.", "It is Eve."),
+        ("<think>It could be Bob.</think>It is Eve.", "It could be Bob.", "It is Eve."),
+        ("It is <|box|>Eve.", "", "It is Eve."),
+        ("[THINK]It could be", "It could be", ""),
+    ],
+)
+def test_thinking_between_special_tokens_is_not_part_of_the_reply(written, thought, text) -> None:
+    """A bug: special tokens were left out before thinking was looked for, so all of it was the reply."""
+    environment = writing(written, specials=["[THINK]", "[/THINK]", "<|box|>"])
+    reply = asyncio.run(attempt(environment))
+    assert (reply.text, reply.reasoning) == (text, thought)
+
+
+def test_sampled_replies_differ_between_questions_and_epochs() -> None:
+    """A bug: a question that was drawn again, and another one with an equal prompt, got the same reply."""
+    source = local(temperature=1.5)
+    callers = [Caller("q"), Caller("q"), Caller("other"), Caller("q", epoch=1)]
+    first, again, other, later = (asyncio.run(source.attempt(HELLO, caller)).text for caller in callers)
+    assert first == again and len({first, other, later}) == 3

@@ -111,7 +111,7 @@ def endpoint_of(spec: str, **settings: object) -> Endpoint:
 
 def test_the_settings_of_the_command_line_reach_the_source(asking_agent, monkeypatch) -> None:
     source = endpoint_of("large@http://localhost:8000/v1", env_args='{"temperature": 0.7}', env_concurrency=3)
-    assert (source.concurrency, source.attempt_timeout, source.call_deadline) == (3, 120.0, 600.0)
+    assert (source.concurrency, source.timeout) == (3, 120.0)
     assert source.parameters["temperature"] == 0.7 and "helpful assistant" in str(source.parameters["system"])
     monkeypatch.setattr("prompt_r1.environments.local.load_local", local := Mock(return_value=source))
     calls = EnvironmentConfig(env_system="Own.", env_concurrency=3)

@@ -14,8 +14,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from prompt_r1.environments.sources import Call, Outcome
-from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.environments.sources import Caller, Reply
+from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.evaluation import methods
 from prompt_r1.evaluation.ask_once import IN_TAGS
 from prompt_r1.evaluation.gepa import draw_parent, filled_batches, gepa, read_fenced_prompt
@@ -195,11 +195,11 @@ def test_a_repeated_search_makes_no_new_calls(name, tmp_path):
 
 
 def test_a_failed_call_stops_the_search():
-    async def fail(call: Call) -> Outcome:
-        return Outcome("failed", reason="HTTP 500")
+    async def fail(messages: list[Message], caller: Caller) -> Reply:
+        raise EnvError("HTTP 500")
 
     source = answering_task()
-    source.reply = fail  # type: ignore[method-assign]
+    source.attempt = fail  # type: ignore[method-assign]
     with pytest.raises(Resumable, match="the environment failed in the search of searched"):
         find("gepa", new_search(source))
 
@@ -430,5 +430,8 @@ def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(endpoint
     assert sent[False, seed] == {opro, textgrad, json.dumps(own)}
     calls = map(json.loads, (tmp_path / "out/journal/rank0.jsonl").read_text().splitlines())
     ended = [call for call in calls if "usd" in call]
-    prices_paid = {round(1e6 * call["usd"] / (call["tokens_in"] + call["tokens_out"])) for call in ended}
+    prices_paid = {
+        round(1e6 * call["usd"] / (call["reply"]["tokens_in"] + call["reply"]["tokens_out"]))
+        for call in ended
+    }
     assert prices_paid == {1, 5}, "those of the environment and of the optimiser"

@@ -7,13 +7,12 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from prompt_r1.data.datasets import write_questions
 from prompt_r1.data.files import load_questions
-from prompt_r1.environments.sources import Verdict
+from prompt_r1.environments.sources import Reply
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, to_row
 from prompt_r1.pair.server import Failure, read_request
@@ -27,7 +26,7 @@ from prompt_r1.types import Question
 from tests.support import tiny
 from tests.support.damage import RANDOM, nest_deeply
 from tests.support.played import group_of, write_run
-from tests.support.providers import body_of, classify_body
+from tests.support.providers import body_of, read_body
 from tests.support.published import parquet, published_row
 
 QUESTION = Question("q", "a", "Who?", ("Anna",), extra={"level": 3})
@@ -70,7 +69,7 @@ def test_a_damaged_file_is_read_or_refused_in_a_sentence(damage, tmp_path):
         read(path)
 
 
-def test_a_damaged_body_is_classified_or_refused_in_a_sentence(tmp_path):
+def test_a_damaged_body_is_read_or_refused_in_a_sentence(tmp_path):
     file = tmp_path / "body.json"
     request = {"model": "m", "messages": [{"role": "user", "content": "Who?"}], "max_calls": 3, "seed": 1}
     for damage in RANDOM:
@@ -78,7 +77,8 @@ def test_a_damaged_body_is_classified_or_refused_in_a_sentence(tmp_path):
             rng = random.Random(f"{damage.__name__} {seed}")
             file.write_text(json.dumps(body_of("Anna.")))
             damage(file, rng)
-            assert classify_body(200, file.read_bytes()).outcome.verdict in get_args(Verdict)
+            came = read_body(200, file.read_bytes())
+            assert isinstance(came, Reply) or 0 < len(str(came)) < 3000
             file.write_text(json.dumps(request))
             damage(file, rng)
             try:

@@ -47,7 +47,7 @@ def faulty(asking_agent: Path, tmp_path_factory) -> tuple[subprocess.CompletedPr
             *("--test-data", "own.jsonl", "--env-price", "1,2", "--out", "run"),
         ]
         patch.setenv("OPENAI_API_KEY", KEY)
-        patch.setattr("prompt_r1.environments.endpoint.back_off", lambda failures, rng: 0.01)
+        patch.setattr("prompt_r1.environments.environment.back_off", lambda failures: 0.01)
         patch.chdir(folder)
         patch.setattr("sys.argv", ["train.py", *line])
         with pytest.raises(SystemExit) as left:

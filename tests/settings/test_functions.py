@@ -13,7 +13,7 @@ from prompt_r1.settings.functions import import_reward
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.types import Question
 from tests.support.played import play_game
-from tests.support.providers import open_environment, outcome_of
+from tests.support.providers import attempt, open_environment
 from tests.support.tiny import think
 
 OWN = """
@@ -106,6 +106,6 @@ def test_an_error_in_the_users_reward_is_one_sentence(own, name, sentence):
 
 def test_an_error_in_the_users_environment_is_one_sentence(own):
     with pytest.raises(UsageError, match=r"own_code:Leaves raised SystemExit: 3 \(own_code.py, line"):
-        asyncio.run(outcome_of(open_environment("py:own_code:Leaves").members[0].source))
+        asyncio.run(attempt(open_environment("py:own_code:Leaves").members[0].source))
     with pytest.raises(UsageError, match=r"own_code:Broken raised TypeError: .*own_code.py, line"):
-        asyncio.run(outcome_of(open_environment("py:own_code:Broken").members[0].source))
+        asyncio.run(attempt(open_environment("py:own_code:Broken").members[0].source))

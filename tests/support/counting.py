@@ -6,37 +6,50 @@ from pathlib import Path
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Call, Outcome, Source
-from prompt_r1.types import Ask, Message
+from prompt_r1.environments.sources import Reply, Source
+from prompt_r1.types import Message
 
 HELLO: list[Message] = [{"role": "user", "content": "Where?"}]
 PRICE = Price(1.0, 10.0)  # dollars per million tokens
 
 
-class CountingSource:
-    """Replies with the number of the call, after a millisecond; 10 tokens in, 5 out."""
+class CountingSource(Source):
+    """Replies with the number of the attempt, after a millisecond; 10 tokens in, 5 out.
+
+    Of `script`, each attempt takes one: a reply, or an exception that it raises.
+    """
 
     def __init__(
-        self, *outcomes: Outcome, name: str = "counting", samples: bool = True, **parameters: object
+        self,
+        *script: Reply | Exception,
+        name: str = "counting",
+        samples: bool = True,
+        concurrency: int = 1000,
+        **parameters: object,
     ) -> None:
-        self.name, self.samples, self.by_session = name, samples, False
+        self.name, self.samples, self.concurrency = name, samples, concurrency
         self.parameters = parameters
-        self.outcomes = list(outcomes)
+        self.script = list(script)
         self.calls = self.running = self.peak = 0
 
-    async def reply(self, call: Call) -> Outcome:
-        await call.begin()
+    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
         self.calls += 1
         self.running += 1
         self.peak = max(self.peak, self.running)
         number = self.calls
-        await asyncio.sleep(0.001)
-        self.running -= 1
-        ok = Outcome("ok", text=f"reply {number}", finish="stop", tokens_in=10, tokens_out=5)
-        return self.outcomes.pop(0) if self.outcomes else ok
+        try:
+            await asyncio.sleep(0.001)
+        finally:
+            self.running -= 1
+        step = self.script.pop(0) if self.script else Reply(f"reply {number}", tokens_in=10, tokens_out=5)
+        if isinstance(step, Exception):
+            raise step
+        return step
 
-    async def check(self, ask: Ask) -> None:
-        raise AssertionError("check was called")
+
+async def no_sleep(seconds: float) -> None:
+    """A replacement of asyncio.sleep that returns at once."""
+    await asyncio.sleep(0)
 
 
 def environment(
@@ -47,7 +60,8 @@ def environment(
     **options: object,
 ) -> Environment:
     """An environment with the journal of a folder. `options` are those of Environment."""
-    return Environment(sources, journal=Journal(folder), budget=budget, price=price, **options)
+    journal = Journal(folder)
+    return Environment(sources, journal=journal, budget=budget, price=price, sleep=no_sleep, **options)
 
 
 async def text_of(asked: Environment, *, sample: int = 0) -> str:

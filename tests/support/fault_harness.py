@@ -152,6 +152,6 @@ def paid_calls(run: Path) -> dict[str, int]:
                 call = json.loads(line)
             except ValueError:
                 continue  # a kill cut this line short: its call had not ended
-            if "text" in call:  # the line of its end
+            if "reply" in call:  # the line of its end
                 counts[call["key"]] = counts.get(call["key"], 0) + 1
     return counts

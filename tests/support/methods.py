@@ -10,7 +10,7 @@ import torch
 from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Call, Outcome
+from prompt_r1.environments.sources import Caller, Reply, Source
 from prompt_r1.evaluation.ask_once import Answer
 from prompt_r1.evaluation.methods import METHODS, Setup
 from prompt_r1.evaluation.predictions import Prediction
@@ -21,11 +21,11 @@ ANNA = Question("1", "a", "abc def?", ("Anna",))
 CONFIG = replace(agent_preset("mini"), max_turns=3, max_new=60, max_tokens=900)
 
 
-class PricedSource:
+class PricedSource(Source):
     """Replies with a function of the messages."""
 
     parameters: dict[str, object] = {}  # noqa: RUF012
-    samples, by_session = True, False
+    samples = True
 
     def __init__(self, reply, tokens_in: int = 10, tokens_out: int = 3, finish: str = "stop") -> None:
         self.name = "priced"
@@ -35,14 +35,10 @@ class PricedSource:
         self.asked: list[list[Message]] = []
         self.numbers: list[int] = []  # of the game of each call
 
-    async def reply(self, call: Call) -> Outcome:
-        await call.begin()
-        self.numbers.append(call.sample)
-        self.asked.append([dict(message) for message in call.messages])  # type: ignore[misc]
-        return Outcome("ok", text=self.reply_to(call.messages), finish=self.finish, **self.tokens)
-
-    async def check(self, ask) -> None:
-        pass
+    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
+        self.numbers.append(caller.sample)
+        self.asked.append([dict(message) for message in messages])  # type: ignore[misc]
+        return Reply(self.reply_to(messages), finish=self.finish, **self.tokens)
 
 
 def priced(source, journal: Path | None = None) -> Environment:

@@ -3,14 +3,17 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from pathlib import Path
 
 import httpx
 import torch
 
 from prompt_r1.environments.endpoint import Endpoint
 from prompt_r1.environments.environment import Caller, Environment
-from prompt_r1.environments.responses import Attempt, classify
-from prompt_r1.environments.sources import Call, Outcome, OwnSource, Source
+from prompt_r1.environments.journal import Journal
+from prompt_r1.environments.responses import read_reply
+from prompt_r1.environments.sources import Busy, OwnSource, Refused, Reply, Source
 from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.settings.agent import EnvironmentConfig
 from prompt_r1.types import Message
@@ -34,10 +37,13 @@ def error_of(message: str, **fields: object) -> dict[str, object]:
 OK = httpx.Response(200, json=body_of())
 
 
-def classify_body(status: int, body: object) -> Attempt:
-    """Classify a response with this body: bytes as they are, anything else as JSON."""
+def read_body(status: int, body: object) -> Reply | Busy | Refused:
+    """What a response with this body comes to: bytes as they are, anything else as JSON."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return classify(status, {}, content, now=NOW)
+    try:
+        return read_reply(status, {}, content, now=NOW)
+    except (Busy, Refused) as problem:
+        return problem
 
 
 class Provider:
@@ -75,54 +81,45 @@ class MovingClock(RecordedSleep):
         await asyncio.sleep(0)
 
 
-class RecordedAccount:
-    """Counts the requests of a call, and those that may be billed although they brought no reply."""
-
-    def __init__(self) -> None:
-        self.requests = self.lost = 0
-        self.running = False
-
-    async def begin(self) -> None:
-        self.requests += 1
-        self.running = True
-
-    def give_up(self, lost: bool) -> None:
-        self.lost += lost and self.running
-        self.running = False
+async def _streamed(respond: Respond, request: httpx.Request) -> httpx.Response:
+    """A response that has not been read yet, as one of a network."""
+    response = await respond(request)
+    stream = httpx.ByteStream(response.content)
+    return httpx.Response(response.status_code, headers=response.headers, stream=stream)
 
 
 def endpoint(respond: Respond | None = None, **settings: object) -> Endpoint:
     """An endpoint: `respond` answers its requests, without a network, if given."""
-    transport = httpx.MockTransport(respond) if respond else None
-    defaults = {"name": "large", "base_url": "https://llm.test/v1", "key": KEY, "sleep": MovingClock()}
+    transport = httpx.MockTransport(partial(_streamed, respond)) if respond else None
+    defaults = {"name": "large", "base_url": "https://llm.test/v1", "key": KEY}
     return Endpoint(transport=transport, **{**defaults, **settings})
 
 
-async def outcome_of(
-    source: Source,
-    messages: list[Message] = HELLO,
-    account: RecordedAccount | None = None,
+def environment_over(
+    respond: Respond | None = None,
     *,
-    sample: int = 0,
-) -> Outcome:
-    """The outcome of one call."""
-    account = account or RecordedAccount()
-    return await source.reply(Call(messages, sample, "q", account.begin, account.give_up))
+    sleep: RecordedSleep | None = None,
+    folder: Path | None = None,
+    **settings: object,
+) -> Environment:
+    """The environment of one endpoint. `settings` are those of the endpoint."""
+    source = endpoint(respond, **settings)
+    return Environment([source], journal=Journal(folder), sleep=MovingClock() if sleep is None else sleep)
 
 
-def environment_over(respond: Respond, **settings: object) -> Environment:
-    """The environment of one endpoint."""
-    return Environment([endpoint(respond, **settings)])
+async def attempt(source: Source, messages: list[Message] = HELLO, *, sample: int = 0) -> Reply:
+    """The reply to one attempt."""
+    return await source.attempt(messages, Caller("q", sample))
 
 
-async def reply(source: Source, messages: list[Message] = HELLO) -> str:
+async def reply(asked: Environment, messages: list[Message] = HELLO) -> str:
     """The text of one call. Raises as a game's call does."""
-    return await Environment([source]).ask(messages, Caller("q"))
+    return await asked.ask(messages, Caller("q"))
 
 
-def ask(source: Source, messages: list[Message] = HELLO) -> str:
+def ask(asked: Environment, messages: list[Message] = HELLO) -> str:
     """The text of one call, in an event loop of its own."""
-    return asyncio.run(reply(source, messages))
+    return asyncio.run(reply(asked, messages))
 
 
 def environment_of(own: object) -> Environment:
