@@ -31,7 +31,7 @@ from prompt_r1.settings.agent import SMOLLM2
 from prompt_r1.types import ScoredGame
 
 RIVALS = ("trl", "naive")
-GAMES = 5  # of a question
+GAMES = 5  # games of each question
 
 
 @dataclass

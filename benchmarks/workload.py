@@ -55,7 +55,7 @@ class Lengths:
     new: tuple[int, int]  # tokens of a turn
     reply: tuple[int, int]  # tokens
     latency: float  # median seconds of a reply, log-normally distributed
-    sigma: float  # of the logarithm of the latency
+    sigma: float  # standard deviation of the latency's logarithm
 
 
 LENGTHS = {
@@ -138,7 +138,7 @@ def random_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
 ) -> Qwen3ForCausalLM:
-    """A random Qwen3, the same each time. `vocabulary` 0: that of Qwen3, or VOCABULARY if small.
+    """A random Qwen3, the same each time. `vocabulary` 0: as large as Qwen3's, or VOCABULARY if small.
 
     The small one has 7 M parameters, and a head with large weights: greedy decoding has clear winners.
     """

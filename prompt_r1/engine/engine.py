@@ -95,9 +95,9 @@ class Engine:
     ) -> Completion:
         """Sample the next tokens until a stop token, or `max_new` tokens.
 
-        Temperature 0 takes the most likely token. The log-probabilities are those of softmax(logits /
-        temperature) over the whole vocabulary, or of softmax(logits) at temperature 0. The result depends on
-        the weights, the tokens and these arguments only, not on the games that run at the same time.
+        Temperature 0 takes the most likely token. The log-probabilities are log_softmax(logits / temperature)
+        over the whole vocabulary, at temperature 0 log_softmax(logits). The result depends only on the
+        weights, the tokens and these arguments, not on the games that run at the same time.
 
         `sequence`: the sequence of the game whose turn this is, which has one turn at a time; None: a new
         sequence for this call alone. `watch` is called with each token as it is sampled. Raises ValueError if

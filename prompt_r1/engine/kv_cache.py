@@ -106,7 +106,7 @@ class BlockPool:
         del sequence.tokens[length:]
 
     def fork(self, source: Sequence, target: Sequence, length: int) -> None:
-        """Begin an empty sequence with the first `length` tokens of another one.
+        """Begin an empty sequence with the first `length` tokens of another.
 
         Full blocks are shared. The rest is copied to a new block, which must be free.
         """

@@ -1,7 +1,7 @@
 """What the engine computes next: jobs, blocks, tokens.
 
 The oldest sequences are served first. A job takes free blocks, else the blocks of newer sequences, the newest
-first: first of the sequences that wait for a reply, then of those that run. A running job that loses its
+first: first of sequences that wait for a reply, then of sequences that run. A running job that loses its
 blocks is preempted: it waits again with its sampled tokens, whose keys and values are computed again when it
 returns. So the oldest game never waits for memory, no game starves, and little is computed twice.
 """

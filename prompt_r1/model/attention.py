@@ -1,7 +1,8 @@
 """Attention of packed rows (packing.py) and of sequences in the paged KV cache (kv_cache.py).
 
-It is registered with transformers' `AttentionInterface`, so Hugging Face models run unmodified. Keywords of a
-model's forward reach the attention of every layer: `attend_row=` is the function that computes the row.
+`attend` is registered with transformers' `AttentionInterface`, so Hugging Face models run unmodified. A
+keyword of a model's forward reaches the attention of every layer: `attend_row=` is the function that computes
+a row.
 """
 
 from collections.abc import Callable
@@ -15,11 +16,11 @@ from transformers import AttentionInterface
 NAME = "prompt_r1"
 
 Window = int | None
-"""The number of tokens that each token of a layer sees, itself included; None: all before it."""
+"""How many tokens each token of a layer sees, itself included; None: all tokens before it."""
 RowAttention = Callable[[int, Tensor, Tensor, Tensor, float, Window], Tensor]
 """Layer number, (H, T, D) queries, (Hkv, T, D) keys and values, scale, window → contiguous (T, H, D)."""
 Mask = Callable[[int, int, int, torch.dtype, torch.device], Tensor]
-"""Makes a `causal_mask`, or returns the one that another layer has made."""
+"""`causal_mask`, perhaps cached: all layers of a forward share their masks."""
 
 
 class Row(Protocol):
@@ -36,13 +37,14 @@ class Row(Protocol):
 
 
 class UnsupportedAttention(Exception):
-    """What a model wants of its attention and `attend` cannot compute: "its attention …"."""
+    """A model asks for an attention that `attend` does not compute. The message begins "its attention …"."""
 
 
-# Queries of one call with a mask on a CPU, where SDPA also computes the keys that the mask hides.
+# On a CPU, SDPA also computes the scores that a mask hides. So masked queries are computed in blocks of this
+# many, each with only the keys up to its last query.
 BLOCK = 256
 
-# Beginnings of a forward's keywords that reach every attention function and change nothing here.
+# Keywords of a model's forward that reach the attention and do not change it, by how they begin.
 IGNORED = ("position_ids", "use_cache", "return_dict", "output_")
 
 
@@ -79,22 +81,27 @@ def attend(
     if attend_row is not None:
         layer = cast(int, module.layer_idx)
         return attend_row(layer, query[0], key[0], value[0], scale, sliding_window)[None], None
-    rows = [attend_in_window(*row, scale, sliding_window) for row in zip(query, key, value, strict=True)]
+    rows = [
+        attend_in_window(queries, keys, values, scale, sliding_window)
+        for queries, keys, values in zip(query, key, value, strict=True)
+    ]
     return torch.stack(rows).transpose(1, 2).contiguous(), None
 
 
 def register() -> None:
     """Register `attn_implementation="prompt_r1"` with transformers. Calling it again has no effect.
 
-    The name is not in transformers' mask interface, so models build no mask for it.
+    transformers builds no mask for an attention whose name is not in its mask interface, such as this one.
     """
     AttentionInterface.register(NAME, attend)
 
 
 def causal_mask(count: int, length: int, window: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(count, length): 0 where one of the last `count` of `length` tokens sees a key, else -inf."""
-    unseen = torch.full((count, length), -torch.inf, dtype=dtype, device=device)
-    return unseen.triu(length - count + 1) + unseen.tril(length - count - window)
+    """A mask (count, length) for the last `count` of `length` tokens: 0 for keys that they see, else -inf."""
+    hidden = torch.full((count, length), -torch.inf, dtype=dtype, device=device)
+    later = hidden.triu(length - count + 1)
+    before_window = hidden.tril(length - count - window)
+    return later + before_window
 
 
 def attend_in_window(
@@ -102,22 +109,25 @@ def attend_in_window(
 ) -> Tensor:
     """Causal attention of one sequence, on any device, differentiable.
 
-    (H, Tq, D) queries, the last Tq of the T tokens, and (Hkv, T, D) keys and values → (H, Tq, D).
+    The queries (H, Tq, D) are the last Tq of the T tokens of the keys and values (Hkv, T, D). → (H, Tq, D)
     """
     count, length = query.shape[1], key.shape[1]
     window = min(window or length, length)
-    if query.device.type == "cpu" and count > BLOCK and min(count, window) < length:
-        ends = range(length - count + BLOCK, length + BLOCK, BLOCK)
-        blocks = zip(query.split(BLOCK, 1), ends, strict=True)
-        parts = [attend_in_window(q, key[:, :end], value[:, :end], scale, window, mask) for q, end in blocks]
+    needs_mask = count < length or window < length
+    if needs_mask and query.device.type == "cpu" and count > BLOCK:
+        parts: list[Tensor] = []
+        end = length - count
+        for queries in query.split(BLOCK, 1):
+            end += queries.shape[1]  # the keys up to the last of these queries
+            parts.append(attend_in_window(queries, key[:, :end], value[:, :end], scale, window, mask))
         return torch.cat(parts, 1)
     visible: Tensor | None = None
-    if query.is_cuda and query.dtype.itemsize == 2 and count < window == length:
+    if needs_mask and window == length and query.is_cuda and query.dtype.itemsize == 2:
         from torch.nn.attention.bias import causal_lower_right  # slow to import
 
-        visible = causal_lower_right(count, length)  # FlashAttention takes no mask
-    elif min(count, window) < length:
-        # Floats, because of booleans SDPA would make new ones at every call, and keep them for backward.
+        visible = causal_lower_right(count, length)  # FlashAttention takes no tensor as a mask
+    elif needs_mask:
+        # SDPA turns a mask of booleans into floats at every call, and keeps them for backward.
         visible = mask(count, length, window, query.dtype, query.device)
     return F.scaled_dot_product_attention(
         query[None],

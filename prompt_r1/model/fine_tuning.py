@@ -19,21 +19,28 @@ def fine_tune(
     betas: tuple[float, float],
     micro_batch: int,
 ) -> Iterator[dict[str, float]]:
-    """An AdamW step on each batch, with the gradient clipped to a norm of 1; yields the metrics of each step.
+    """Take an AdamW step on each batch, with the gradient clipped to a norm of 1; yields each step's metrics.
 
-    The loss of a batch is the mean over its sampled tokens, as is `mean_loss` of the micro-batches that it is
-    split into. `rate` is the learning rate of each step, from 0.
+    A batch is split into micro-batches of `micro_batch` games. `mean_loss` is the mean loss of the sampled
+    tokens of a micro-batch; the loss of a batch is the mean over all of its sampled tokens. `rate` gives the
+    learning rate of a step, counted from 0.
     """
     optimizer = torch.optim.AdamW(parameters, betas=betas, weight_decay=0.0, fused=True)
     for step, batch in enumerate(batches):
         optimizer.param_groups[0]["lr"] = rate(step)
-        sampled, total = [sum(game.sampled) for game in batch], 0.0  # the agent's tokens in each game
+        tokens_of_batch = _sampled_tokens(batch)
+        total = 0.0
         for start in range(0, len(batch), micro_batch):
-            part = slice(start, start + micro_batch)
-            loss = mean_loss(batch[part]) * (sum(sampled[part]) / sum(sampled))
+            part = batch[start : start + micro_batch]
+            loss = mean_loss(part) * (_sampled_tokens(part) / tokens_of_batch)
             loss.backward()
             total += loss.item()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         yield {"step": step + 1, "loss": total, "lr": rate(step)}
+
+
+def _sampled_tokens(games: Batch) -> int:
+    """The number of the agent's tokens in these games."""
+    return sum(sum(game.sampled) for game in games)

@@ -2,10 +2,11 @@
 
     y = W x + (alpha / rank) · B A x        W frozen, A (rank, in) and B (out, rank) trained in float32
 
-The product is applied, not merged, while the agent plays and learns: 16-bit weights would round small
-changes away. Other weights stay as they are: embeddings, norms, and experts that are stored as one tensor.
+While the agent plays and learns, the product is not merged into W: 16-bit weights would round small changes
+away. All weights but those of linear layers stay as they are: embeddings, norms, and experts that are stored
+as one tensor.
 
-Why not peft: this is shorter than a dependency, and the outputs are equal (tests/model/test_lora.py).
+This file takes the place of peft, which is a larger dependency. Outputs are equal (tests/model/test_lora.py).
 """
 
 import math
@@ -19,11 +20,11 @@ from transformers import PreTrainedModel
 
 from prompt_r1.errors import UsageError
 
-ADAPTER_ALPHA = 32.0  # as in the LoRA settings of most RL fine-tuning with small ranks
+ADAPTER_ALPHA = 32.0  # most RL fine-tuning with small ranks uses it
 
 
 class LoRA(nn.Module):
-    """A frozen linear layer and its adapter. A starts random, B at zero: W' = W before training."""
+    """A frozen linear layer and its adapter. B starts at zero, so W' = W before training."""
 
     def __init__(self, base: nn.Linear, *, rank: int, alpha: float, generator: torch.Generator) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ def add_lora(model: PreTrainedModel, *, rank: int, alpha: float, seed: int = 0) 
     layers = {
         name: layer
         for name, layer in model.named_modules()
-        if type(layer) is nn.Linear and layer is not head  # a subclass returns something else
+        if type(layer) is nn.Linear and layer is not head  # a subclass may compute something else
     }
     widest = max((min(layer.weight.shape) for layer in layers.values()), default=0)
     if not widest:

@@ -81,7 +81,7 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
             assert game.tokens[: game.opening_length] == games[0].tokens[:opening], "one opening"
             start = 0 if number == 0 else opening  # position of the first token that the game adds
             end = len(game.tokens) - 1
-            shift = len(tokens) - start  # from the positions of these tokens to their columns
+            shift = len(tokens) - start  # column minus position of these tokens
             for position, sampled in enumerate(game.sampled):
                 if sampled:
                     # The token before predicts it: a token of this game, or the last of the opening.

@@ -53,12 +53,12 @@ class Policy(nn.Module):
         super().__init__()
         text = model.config.get_text_config()
         self.model = model
-        self.device = model.device  # of the computation; sharded weights may be elsewhere
+        self.device = model.device  # where the model computes; sharded weights may be elsewhere
         self.compute = compute
         self.temperature = temperature  # logits are divided by it, so we train the distribution we sample
         self.vocabulary = vocabulary or text.vocab_size
-        multiplier = getattr(text, "logit_scale", None) or 1.0  # in Cohere's models
-        divisor = getattr(text, "logits_scaling", None) or 1.0  # in Granite's models
+        multiplier = getattr(text, "logit_scale", None) or 1.0  # Cohere's models have it
+        divisor = getattr(text, "logits_scaling", None) or 1.0  # Granite's models have it
         self.logit_scale = multiplier / divisor
 
     @property
@@ -69,7 +69,7 @@ class Policy(nn.Module):
         return frozenset(token for token in listed if type(token) is int)  # the file may hold anything
 
     def trained_parameters(self) -> list[nn.Parameter]:
-        """The weights that learn: all of them, or only the adapters (lora.py)."""
+        """The weights that learn: all weights, or only the adapters (lora.py)."""
         return [weight for weight in self.parameters() if weight.requires_grad]
 
     def forward(self, packed: Packed) -> TokenScores:
@@ -199,10 +199,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
             slope = _slope(hidden[rows], head, targets[rows], ctx.scale)
             grad_hidden[rows] = (slope @ head).mul_(-grad[rows, None])
             if grad_weight is not None and grad_weight.dtype == hidden.dtype:
-                grad_head.addmm_(slope.T, scaled[rows], alpha=-1)  # without a second matrix of its size
+                grad_head.addmm_(slope.T, scaled[rows], alpha=-1)  # needs no second matrix of its size
             elif grad_weight is not None:
                 grad_head -= slope.T @ scaled[rows]
-            del slope  # before the next chunk allocates its own
+            del slope  # its memory is free before the next chunk allocates its own
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
 
 

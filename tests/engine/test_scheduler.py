@@ -93,7 +93,7 @@ def test_a_job_beside_others_leaves_a_sixteenth_of_the_blocks_free_for_them_to_g
         scheduler.add(job_of(Sequence(number), [number] * 4 * blocks, loop))
         scheduler.admit()
     assert len(scheduler.running) == 1
-    scheduler.add(job_of(Sequence(0), [2] * 4 * 7, loop))  # of an older game, which is admitted first
+    scheduler.add(job_of(Sequence(0), [2] * 4 * 7, loop))  # an older game is admitted first
     scheduler.admit()
     assert len(scheduler.running) == 2
 
