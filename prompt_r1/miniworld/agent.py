@@ -90,14 +90,10 @@ def build_agent(
 def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniAgent] = build_agent) -> Path:
     """The Hugging Face folder of the warm-started agent of `seed`.
 
-    From now on torch computes in one thread. This is fastest for a tiny model, and the weights do not depend
-    on the number of cores.
-
     The agent of seed 0 comes with the package. Others are built by the first call and kept in `cache_dir`.
     The folder is written under another name and then renamed, so that a killed build leaves no incomplete
     agent. Of two concurrent builds, the first to finish is kept.
     """
-    torch.set_num_threads(1)
     name = f"mini-agent-{seed}-v{VERSION}"
     if (EMBEDDED / name).is_dir():
         return EMBEDDED / name
@@ -109,7 +105,12 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniA
         f"Building the mini agent of seed {seed}: about a minute, once; it is kept in {folder}",
         file=sys.stderr,
     )
-    parts = build(seed)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # fastest for a tiny model, and its weights do not depend on the number of cores
+    try:
+        parts = build(seed)
+    finally:
+        torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as unfinished:
         complete = Path(unfinished, name)
         for part in parts:

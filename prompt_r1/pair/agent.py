@@ -16,7 +16,7 @@ from prompt_r1.model.loading import load_policy, load_tokenizer, vocabulary_of
 from prompt_r1.model.policy import Policy
 from prompt_r1.protocol import Codec
 from prompt_r1.rollout import play
-from prompt_r1.settings.agent import MINI_AGENT, AgentConfig
+from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.types import GameSettings, Message, Question, Spending, Trajectory
 
 # Characters per token: no question that people write has longer tokens on average.
@@ -44,11 +44,10 @@ class Agent:
 def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> Agent:
     """Load the agent of a folder or hub id, ready to play the game of `config`.
 
-    Raises UsageError if there is no agent. With a mini agent, torch computes in one thread from now on: more
-    threads hardly help a tiny model, and hurt on a busy CPU.
+    Raises UsageError if there is no agent. From now on torch computes in `config.threads` threads, if given.
     """
-    if config.agent == MINI_AGENT:
-        torch.set_num_threads(1)
+    if config.threads:
+        torch.set_num_threads(config.threads)
     # bfloat16 is slow on a CPU.
     compute = torch.float32 if device.type == "cpu" else getattr(torch, config.dtype)
     codec = load_codec(path, config)

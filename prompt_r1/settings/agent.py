@@ -78,6 +78,7 @@ class AgentConfig(EnvironmentConfig):
     )
     test_data: tuple[str, ...] = of_instruments((), "test questions at the end; none: no test", everyday=True)
     dtype: str = of_machine("bfloat16", "matrix products on GPUs; all else: float32", ("float32", "bfloat16"))
+    threads: int = of_machine(0, "threads of torch on a CPU; 0: its own choice")
 
     @property
     def alone(self) -> bool:

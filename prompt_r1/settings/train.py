@@ -111,6 +111,7 @@ MINI: dict[str, Any] = {
     "weight_decay": 0.0,
     "val_limit": 100,
     "dtype": "float32",
+    "threads": 1,  # more hardly help so small a model, and hurt on a busy CPU
     "tokens_per_batch": 4096,
     "checkpointing": False,
 }
@@ -120,6 +121,7 @@ SMALL: dict[str, Any] = {
     "agent": SMOLLM2,
     "data": ("mini:pop",),  # one step in casual words, which such a model learns to ask clearly in minutes
     "max_tokens": 512,
+    "threads": 0,
     "steps": 24,
     "questions": 4,
     "group_size": 4,

@@ -10,7 +10,7 @@ import torch
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import mini_agent
 from prompt_r1.pair.agent import load_agent
-from prompt_r1.pair.names import check_agent, find_agent
+from prompt_r1.pair.names import check_agent
 from prompt_r1.pair.trained import resolve_agent
 from prompt_r1.settings.agent import GAME_FILE, STEP_FILE
 from prompt_r1.settings.fields import write_yaml
@@ -105,18 +105,12 @@ def test_a_mini_agent_is_built_with_one_thread_on_every_machine(two_threads, tmp
         return ()
 
     mini_agent(seed=1, cache_dir=tmp_path, build=build)
-    assert seen == [1]
-
-
-def test_whoever_finds_a_mini_agent_computes_in_one_thread(two_threads):
-    """`sft --agent mini` gives the agent another name, by which `load_agent` knows no mini agent."""
-    find_agent("mini", seed=0)
-    assert torch.get_num_threads() == 1
+    assert seen == [1] and torch.get_num_threads() == 2
 
 
 def test_a_mini_agent_plays_in_one_thread_and_a_real_one_in_those_of_torch(two_threads, asking_agent):
     """With a thread for each core, an evaluation of a mini agent took three times as long."""
-    load_agent(asking_agent, TrainConfig(**{**PRESETS["mini"], "agent": "real"}), torch.device("cpu"))
+    load_agent(asking_agent, TrainConfig(**PRESETS["small"]), torch.device("cpu"))
     assert torch.get_num_threads() == 2
     load_agent(asking_agent, TrainConfig(**PRESETS["mini"]), torch.device("cpu"))
     assert torch.get_num_threads() == 1
