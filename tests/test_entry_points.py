@@ -187,7 +187,6 @@ def test_evaluate_frees_an_agent_before_it_loads_the_next_and_samples_each_repea
 ):
     gc.disable()  # otherwise it may come by chance
     request.addfinalizer(gc.enable)
-    monkeypatch.setattr("prompt_r1.model.cpu_linear.LARGE_MATRIX", 1)  # linear layers are parts of cycles
     opened = []
 
     def noted(*arguments):
@@ -198,7 +197,7 @@ def test_evaluate_frees_an_agent_before_it_loads_the_next_and_samples_each_repea
     def is_alone(*arguments):
         assert not [ref for ref in opened if ref() is not None], "two agents fill the memory of a GPU"
 
-    monkeypatch.setattr("prompt_r1.evaluation.methods.load_agent", noted)
+    monkeypatch.setattr("prompt_r1.pair.agent.load_agent", noted)
     monkeypatch.setattr("prompt_r1.model.loading.check_room", is_alone)  # asked before the weights are read
     line = ["--method", "prompt-r1", "untrained", "--env", "mini", "--limit", "1", "--max-turns", "1"]
     line += ["--max-new", "8", "--temperature", "1", "--repeats", "2", "--out", "scores"]
