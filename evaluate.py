@@ -192,6 +192,7 @@ async def answer_missing(
                 await setup.environment.check()  # Large agents are loaded only if it answers.
             answer = await METHODS[system.method].make(setup)
             await answer_all(system, answer, asked, file)
+            del answer  # frees its agent before the next one is loaded
     finally:
         await account.close()
 
