@@ -72,14 +72,14 @@ def make_folder(folder: Path, holds: Callable[[Path], bool], what: str) -> None:
         raise UsageError(f"--out {folder}: {error.strerror}; give a folder that can be written") from None
 
 
-def lock(file: int | IO[str], path: Path, *, wait: bool = False) -> bool:
+def lock(file: int | IO[str], path: Path) -> bool:
     """Lock the open file of `path` until it is closed. Returns False if another process holds its lock.
 
-    With `wait`, wait for that process instead. The system frees the lock when a process ends in any way, so a
-    lock is never stale. Some network file systems have no locks: there we warn and go on without.
+    The system frees the lock when a process ends in any way, so a lock is never stale. Some network file
+    systems have no locks: there we warn and go on without.
     """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # some network file systems say so by EACCES
         return False
     except OSError as error:

@@ -124,6 +124,6 @@ def test_a_file_system_without_locks_is_warned_of_once_and_used_without(tmp_path
     monkeypatch.setattr(fcntl, "flock", no_locks)
     path = tmp_path / "lock"
     with path.open("w") as file:
-        assert lock(file, path) and lock(file, path, wait=True)
+        assert lock(file, path) and lock(file, path)
     [warning] = caplog.messages
     assert f"{path} cannot be locked (No locks available)" in warning
