@@ -175,25 +175,25 @@ class Environment:
                     if wait > 0:
                         await self._sleep(wait)
                     estimate = await self.budget.reserve(partial(member.estimate, messages))
-                    self.journal.write(call, key, charged + estimate)
-                    cost = lost(estimate)  # a request that is cut off may be billed
+                    cost, is_lost = lost(estimate), True  # a request that is cut off may be billed
                     reply: Reply | None = None
                     try:
+                        self.journal.write(call, key, charged + estimate)
                         reply = await source.attempt(messages, caller)
                         cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
                     except Busy as error:
                         busy = error
                         if not busy.may_be_billed:
-                            cost = Spending()
+                            cost, is_lost = Spending(), False
                     except (Refused, EnvError):
-                        cost = UNBILLED
+                        cost, is_lost = UNBILLED, False
                         raise
                     finally:
                         self.budget.settle(estimate, cost)
                         charged += cost
                         self.journal.write(call, key, charged, reply, **shown)
                         if reply is None:
-                            counts.update(failed_requests=1, lost=cost.calls)
+                            counts.update(failed_requests=1, lost=is_lost)
                     if reply is not None:
                         member.learn(reply)
                         counts.update(paid=1, tokens_in=reply.tokens_in, tokens_out=reply.tokens_out)

@@ -10,7 +10,7 @@ from prompt_r1.environments.budget import Budget, OutOfBudget
 from prompt_r1.environments.environment import FIRST_AT_ONCE, LONG_REPLY, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Busy, Caller, Refused, Reply
-from prompt_r1.errors import Resumable
+from prompt_r1.errors import EnvError, Resumable
 from prompt_r1.types import Message, Spending
 from tests.support.at_once import at_once
 from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
@@ -138,6 +138,12 @@ def test_a_reply_is_reserved_at_the_limit_of_its_request(name):
 
 def test_a_request_that_was_rejected_is_a_call_without_tokens(tmp_path) -> None:
     """A bug: the journal kept the estimate of it, and a resumed run had spent more than its limit."""
+    refused = environment(CountingSource(Reply("yes"), Refused("HTTP 400")))
+    ask(refused)
+    with pytest.raises(EnvError):
+        ask(refused, sample=1)
+    assert refused.budget.spent.calls == 2 and refused.take_metrics()["env/lost"] == 0
+
     script = [error for _ in range(5) for error in (Reply("yes"), Refused("HTTP 400"))]
     budget = Budget(max_calls=2)
     results = forty_calls(environment(CountingSource(*script), folder=tmp_path, budget=budget))
