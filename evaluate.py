@@ -33,7 +33,6 @@ from tqdm import tqdm
 from prompt_r1.data.questions import sample_questions
 from prompt_r1.environments.specs import Account, open_account, open_environment
 from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.evaluation.ask_once import Answer
 from prompt_r1.evaluation.folder_settings import keep_settings
 from prompt_r1.evaluation.methods import METHODS, Setup
 from prompt_r1.evaluation.predictions import FILE, Prediction, PredictionFile, System
@@ -76,8 +75,8 @@ def main(config: EvaluateConfig) -> None:
     folder = results_folder(config)
 
     with closing(PredictionFile(folder / FILE)) as file:
-        settings = identifying_values(config) | {"seed": seed}
-        keep_settings(folder, settings, digests_of_systems(config, systems))
+        identifying = identifying_values(config) | {"seed": seed}
+        keep_settings(folder, identifying, digests_of_systems(config, systems))
         wanted: list[Pair] = []
         for question in questions:
             wanted += [(question, sample) for sample in range(config.repeats)]
@@ -187,22 +186,20 @@ async def answer_missing(
     """Let each system answer the questions that the file lacks, system by system."""
     try:
         for system, asked in missing.items():
-            setup = make_setup(system, agents[system])
-            if setup.environment is not None:
-                await setup.environment.check()  # Large agents are loaded only if it answers.
-            answer = await METHODS[system.method].make(setup)
-            await answer_all(system, answer, asked, file)
-            del answer  # frees its agent before the next one is loaded
+            await answer_all(system, make_setup(system, agents[system]), asked, file)
     finally:
         await account.close()
 
 
-async def answer_all(system: System, answer: Answer, asked: Sequence[Pair], file: PredictionFile) -> None:
-    """Answer all questions concurrently, and write each answer at once.
+async def answer_all(system: System, setup: Setup, asked: Sequence[Pair], file: PredictionFile) -> None:
+    """Make a system's method, answer all questions concurrently, and write each answer at once.
 
     A failed call of one question is recorded with its answer; any other error is raised, and asyncio.run
-    cancels the rest.
+    cancels the rest. The method's agent is freed at the end, before the next one is loaded.
     """
+    if setup.environment is not None:
+        await setup.environment.check()  # A large agent is loaded only if the environment answers.
+    answer = await METHODS[system.method].make(setup)
 
     async def answer_one(question: Question, sample: int) -> None:
         prediction = await answer(question, sample)

@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.folder_settings import digests_of, keep_settings
 from prompt_r1.evaluation.methods import METHODS
-from prompt_r1.evaluation.predictions import FILE
+from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.evaluation.systems import choose_systems, common_seed, digests_of_systems
+from prompt_r1.evaluation.systems import choose_systems, common_seed, digests_of_systems, setup_of
 from prompt_r1.pair.trained import AgentSpec
 from prompt_r1.settings.train import TrainConfig
 from tests.support.programs import run_here
@@ -60,6 +62,26 @@ def test_each_method_is_answered_by_its_own_agent(agents, tmp_path):
     own = {"grpo-only": "runs/alone", "agent-only": "runs/a", "prompt-r1": "runs/a"}
     own |= dict.fromkeys(("sft", "untrained", "bc", "rft"), start)
     assert answering == {name: own.get(name, "") for name in METHODS}
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].needs.environment])
+def test_a_method_without_environment_opens_none(agents, tmp_path, name):
+    """The mini world was opened, and asked "Hi"."""
+
+    def refuse(spec: str, **_: object) -> Environment:
+        raise AssertionError(f"{spec} was opened")
+
+    setup = setup_of(
+        System(name),
+        agents["runs/a"],
+        EvaluateConfig(),
+        open_environment=refuse,
+        datasets=[],
+        device=torch.device("cpu"),
+        seed=0,
+        folder=tmp_path,
+    )
+    assert setup.environment is None
 
 
 @pytest.mark.parametrize("name", ["mini", "py:own_sums:sums"])
