@@ -11,5 +11,5 @@ In reading order:
     budget           prices, and limits on calls and dollars
     specs            open environments by `--env SPEC`; which of them gets the key
 
-It may import engine, model, settings and programs. The mini world is opened by name.
+It may import engine, miniworld, model, settings and programs.
 """

@@ -6,28 +6,21 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from prompt_r1.environments.budget import Budget, parse_price
 from prompt_r1.environments.environment import FREE, Environment, parse_weights
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import OwnSource, Source
+from prompt_r1.environments.sources import Answering, MuteEnvironment, OwnSource, Source
 from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_file
-from prompt_r1.settings.agent import MINI_ENVIRONMENTS, MINI_WORLD, SMOLLM2, EnvironmentConfig
+from prompt_r1.settings.agent import MINI_ENVIRONMENTS, SMOLLM2, EnvironmentConfig
 from prompt_r1.settings.functions import OBJECT_PREFIX, import_object
 
 if TYPE_CHECKING:  # a wrong SPEC is reported before torch is imported
     import torch
 
-# Classes that come with the package, opened by name like those of users.
-BUILT_IN = {
-    "mini": f"{MINI_WORLD}.environment:MiniEnvironment",  # the mini world of the seed
-    "mini-b": f"{MINI_WORLD}.environment:MiniEnvironmentB",
-    "mini-mute": "prompt_r1.environments.sources:MuteEnvironment",
-    "none": "prompt_r1.environments.sources:MuteEnvironment",  # for agents that answer alone
-}
+BUILT_IN = (*MINI_ENVIRONMENTS, "none")  # none: an agent answers alone, and asks nothing
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # of a request; users may not set them
 
 
@@ -164,7 +157,7 @@ def _opener(
             raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
         return partial(_open_local, name, config, fields=fields, seed=seed, device=device)
     if name in BUILT_IN:
-        return partial(OwnSource, resolve_name(BUILT_IN[name]), seed=seed, name=name, priced=priced)
+        return partial(OwnSource, _built_in(name), seed=seed, name=name, priced=priced)
     if name.startswith("mini-") and "@" not in name:
         raise UsageError(
             f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
@@ -182,6 +175,18 @@ def _opener(
         name, key=key, fields=fields, system=config.env_system, concurrency=config.env_concurrency
     )
     return lambda: endpoint
+
+
+def _built_in(name: str) -> type[Answering]:
+    """The class of an environment that comes with the package."""
+    # Imported here, because `--help` does without the mini world.
+    from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
+
+    if name == "mini":
+        return MiniEnvironment
+    if name == "mini-b":
+        return MiniEnvironmentB
+    return MuteEnvironment
 
 
 def _open_local(

