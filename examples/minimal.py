@@ -302,7 +302,9 @@ class Training:
 def show(step: Step, tokenizer) -> None:
     """Print a game with its reward, its group's advantages, and the loss of its first turn."""
     # Of the second mini-batch: in the first one no weight has moved yet, and all ratios are 1.
-    chosen = max(range(MINI_BATCH, len(step.games)), key=lambda place: step.advantages[place])
+    # A word problem, because its answer is not right by luck.
+    problems = [n for n in range(MINI_BATCH, len(step.games)) if step.games[n].question.kind == "math"]
+    chosen = max(problems, key=lambda place: step.advantages[place])
     game, reward, loss = step.games[chosen], step.rewards[chosen], step.losses[1]
     print(f"\nQuestion: {game.question.text}  (gold: {' or '.join(game.question.answers)})")
     for turn in game.turns:
