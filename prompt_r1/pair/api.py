@@ -66,10 +66,15 @@ class Pair(AbstractContextManager["Pair"]):
             game.cancel()  # has no effect on a game that has ended
 
     def close(self) -> None:
-        """End the thread and cancel its games. The pair cannot be used afterwards."""
-        with suppress(UsageError):  # closed before
-            self._loop.run(self._pair.environment.close())
+        """Cancel the games, close the connections, and end the thread. The pair cannot be used afterwards."""
+        with suppress(UsageError):  # It was closed before.
+            self._loop.run(self._cancel_and_disconnect())
         self._loop.close()
+
+    async def _cancel_and_disconnect(self) -> None:
+        # In this order: no call runs any more when the connections are closed.
+        await _cancel_all()
+        await self._pair.environment.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -16,13 +16,13 @@ import pytest
 import prompt_r1
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import OwnSource
+from prompt_r1.environments.sources import Caller, OwnSource, Reply, Source
 from prompt_r1.pair.agent import play_question
 from prompt_r1.pair.api import LoopThread, Pair
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.types import Question
+from prompt_r1.types import Message, Question
 from tests.pair.running import echo_pair
 from tests.support.echo_agent import EchoAgent, Shouting, paid_environment
 from tests.support.paths import ROOT
@@ -238,6 +238,40 @@ def test_a_game_that_runs_when_its_pair_is_closed_is_cancelled():
             with pytest.raises(prompt_r1.UsageError, match="the pair was closed while it played"):
                 asked.result(timeout=30)
     assert agent.running == 0
+
+
+class Hanging(Source):
+    """Never replies, and notes how many calls ran when its connections were closed."""
+
+    def __init__(self) -> None:
+        self.name, self.parameters, self.samples = "hanging", {}, True
+        self.running = 0
+        self.running_at_close = -1
+
+    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
+        self.running += 1
+        try:
+            await asyncio.sleep(600)
+        finally:
+            self.running -= 1
+        return Reply("too late")
+
+    async def close(self) -> None:
+        self.running_at_close = self.running
+
+
+def test_games_are_cancelled_before_the_connections_of_their_calls_are_closed():
+    """A bug: the connections were closed first, under calls that still ran."""
+    source = Hanging()
+    pair = pair_of(Environment([source]))
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(pair.ask, QUESTION)
+        while not source.running:
+            time.sleep(0.01)
+        pair.close()
+        with pytest.raises(prompt_r1.UsageError, match="the pair was closed while it played"):
+            asked.result(timeout=30)
+    assert source.running_at_close == 0
 
 
 @pytest.mark.parametrize("method", ["ask", "stream"])
