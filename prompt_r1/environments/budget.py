@@ -1,4 +1,7 @@
-"""What calls cost, and hard limits on it: a request starts only if the budget still holds when it ends."""
+"""The price of calls, and hard limits on calls and dollars.
+
+A request starts only if its estimated cost fits into what is left of the budget.
+"""
 
 import asyncio
 import math
@@ -19,7 +22,7 @@ class Price:
     tokens_out: float = 0.0
 
     def of_call(self, tokens_in: int, tokens_out: int) -> Spending:
-        """The spending of one call."""
+        """What one call with these tokens costs."""
         usd = (tokens_in * self.tokens_in + tokens_out * self.tokens_out) / 1e6
         return Spending(1, tokens_in, tokens_out, usd)
 
@@ -45,7 +48,7 @@ class Budget:
     """Limits on the calls and dollars of a run (0: no limit).
 
     `spent` is what the run spent before it was resumed. Each of `ranks` processes gets an equal share of what
-    is left, so that all of them together keep the limits.
+    is left, so that all processes together keep the limits.
     """
 
     def __init__(
@@ -54,19 +57,21 @@ class Budget:
         self.before = self.spent = spent or Spending()
         self.limits_usd = max_usd > 0
         self._limits = {"calls": max_calls, "usd": max_usd}
-        self._share: dict[str, float] = {}  # the part of each limit that this rank may reach
+        # By the name of each limit: the spending, with the spending before, that this rank may reach.
+        self._share: dict[str, float] = {}
         for name, limit in self._limits.items():
             before: float = getattr(self.before, name)
             self._share[name] = before + (limit - before) / ranks if limit else math.inf
         self._reserved = Spending()
-        self._settled = asyncio.Event()  # set when the next request ends
+        self._settled = asyncio.Event()  # The next request that ends sets it.
 
     async def reserve(self, estimate: Callable[[], Spending]) -> Spending:
         """Reserve the estimated cost of a request, and return it.
 
-        Waits while only the reservations of others prevent it. The estimate is made again after each wait,
-        because a reply that came meanwhile may have been longer than all before. Raises OutOfBudget when the
-        request does not fit although no other one is running.
+        If the request does not fit, it waits until other requests have ended, because they may cost less than
+        was reserved for them. After each wait the estimate is made again, because a reply that came meanwhile
+        may have been longer than all before. Raises OutOfBudget if the request does not fit although no other
+        request is running.
         """
         while True:
             estimated = estimate()
@@ -75,7 +80,8 @@ class Budget:
                 self._reserved += estimated
                 return estimated
             if not self._reserved.calls:
-                flag = f"--max-env-{exceeded[0]} {self._limits[exceeded[0]]:g}"
+                name = exceeded[0]
+                flag = f"--max-env-{name} {self._limits[name]:g}"
                 raise OutOfBudget(
                     f"the budget {flag} has no room for another call; spent: {self.spent}; a larger limit "
                     "resumes the run"
@@ -90,4 +96,5 @@ class Budget:
         self._settled = asyncio.Event()
 
     def _exceeded(self, total: Spending) -> list[str]:
+        """The names of the limits that this spending exceeds."""
         return [name for name, share in self._share.items() if getattr(total, name) > share + ROUNDING]

@@ -1,13 +1,14 @@
 """An OpenAI-compatible endpoint as a source: `--env MODEL@URL`, over one shared HTTP client.
 
-`Endpoint.attempt` sends one request; responses.py reads the response. A request has a deadline of its own,
-because httpx's read timeout starts again with every chunk: a server that sends a blank line now and then
-would keep a request open forever.
+`Endpoint.attempt` sends one request; responses.py reads the response. Each request has its own deadline. The
+read timeout of httpx is not enough, because it starts again with every chunk: a server that sends a blank
+line now and then would keep a request open forever.
 """
 
 import asyncio
 import json
 import logging
+import math
 import os
 import re
 import socket
@@ -17,9 +18,17 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 
 import httpx
 
-from prompt_r1.environments.environment import BILLED_CHARACTERS_PER_TOKEN
 from prompt_r1.environments.responses import read_reply
-from prompt_r1.environments.sources import Busy, Caller, NoServer, NoText, Refused, Reply, Source
+from prompt_r1.environments.sources import (
+    BILLED_CHARACTERS_PER_TOKEN,
+    Busy,
+    Caller,
+    NoServer,
+    NoText,
+    Refused,
+    Reply,
+    Source,
+)
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.keys import SHORTEST_SECRET, scrub
 from prompt_r1.programs.text import printable
@@ -29,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 OPENAI_URL = "https://api.openai.com/v1"
 CONNECT_SECONDS = 30.0
-MOST_BYTES = 2_000_000  # of a response: more than most models can write
+MOST_BYTES = 2_000_000  # the largest response; more than most models can write
 LONGEST_REASON = 300  # characters of a provider's error message
 HIGHEST_PORT = 65535
 CLIENT_VARIABLES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -37,10 +46,11 @@ CLIENT_VARIABLES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_C
 
 @dataclass(repr=False, eq=False)
 class Endpoint(Source):
-    """Asks the model `name` at `base_url`. `system` opens every dialogue that has no system message.
+    """A source that asks the model `name` at `base_url`.
 
-    `fields` (temperature, max_tokens, …) are added to every request; a field that the server does not know is
-    dropped for the rest of the run. `timeout` bounds a request and its response, in seconds.
+    `system` opens every dialogue that has no system message. `fields` (temperature, max_tokens, …) are added
+    to every request; a field that the server does not know is dropped for the rest of the run. `timeout` is
+    the time for a request and its response, in seconds.
     """
 
     name: str
@@ -63,21 +73,25 @@ class Endpoint(Source):
         return f"{self.name} at {self.base_url}"
 
     async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
-        """Send one request. No text that comes of it contains the key, which some servers send back."""
+        """Send a request, and at once send it again without a field that the server does not know.
+
+        The key is removed from all texts of the response, because some servers send it back.
+        """
         if self.system and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": self.system}, *messages]
-        fields = self.fields  # another call may drop one while this one waits
-        try:
-            reply = await self._send({"model": self.name, "messages": messages, **fields})
-        except Refused as refused:
-            refused.reason = self._shown(refused.reason)
-            if refused.field not in fields:
+        while True:
+            fields = self.fields  # While this call waits, another call may drop a field from `self.fields`.
+            try:
+                reply = await self._send({"model": self.name, "messages": messages, **fields})
+                break
+            except Refused as refused:
+                refused.reason = self._shown(refused.reason)
+                if refused.field not in fields:
+                    raise
+                self._drop_field(refused.field, refused.reason)
+            except Busy as busy:
+                busy.reason = self._shown(busy.reason)
                 raise
-            self._drop_field(refused.field, refused.reason)
-            raise Busy(f"{self.name} does not accept {refused.field}", wait=0.0) from None
-        except Busy as busy:
-            busy.reason = self._shown(busy.reason)
-            raise
         secret = self.key if len(self.key) >= SHORTEST_SECRET else ""
         reply = replace(
             reply,
@@ -87,24 +101,22 @@ class Endpoint(Source):
             reason=self._shown(reply.reason),
         )
         if reply.reason:
-            return reply  # the request was rejected, and costs nothing
-        # Without counts, a reply would be free.
+            return reply  # The server rejected the request, which costs nothing.
+        # If the server counts no tokens, they are estimated. Otherwise the reply would be free.
         sent = sum(len(message["content"]) for message in messages)
         written = len(reply.text) + len(reply.reasoning)
-        return replace(
-            reply,
-            tokens_in=reply.tokens_in or -(-sent // BILLED_CHARACTERS_PER_TOKEN),
-            tokens_out=reply.tokens_out or -(-written // BILLED_CHARACTERS_PER_TOKEN),
-        )
+        tokens_in = reply.tokens_in or math.ceil(sent / BILLED_CHARACTERS_PER_TOKEN)
+        tokens_out = reply.tokens_out or math.ceil(written / BILLED_CHARACTERS_PER_TOKEN)
+        return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
 
     async def _send(self, request: Mapping[str, object]) -> Reply:
-        """One request and its response. Raises Busy and Refused."""
+        """Send a request and read its response. Raises Busy and Refused."""
         client = self._client = self._client or self._open_client()
-        content = json.dumps(request)  # ASCII: a lone surrogate could not be encoded
+        content = json.dumps(request)  # json.dumps escapes lone surrogates, which have no UTF-8.
         url, body = self.base_url + "/chat/completions", bytearray()
         try:
             async with asyncio.timeout(self.timeout), client.stream("POST", url, content=content) as response:
-                # Not decompressed: a few kilobytes may stand for gigabytes.
+                # The raw body is not decompressed, because a few kilobytes may stand for gigabytes.
                 async for chunk in response.aiter_raw():
                     body += chunk
                     if len(body) > MOST_BYTES:
@@ -113,7 +125,7 @@ class Endpoint(Source):
             reason = f"no complete response within {self.timeout:g} s"
             raise Busy(reason, may_be_billed=True) from None
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, ExceptionGroup) as error:
-            # asyncio's errors are a group where a proxy's port is above the highest one.
+            # asyncio raises a group of errors if the port of a proxy is above the highest port.
             said = str(error) or type(error).__name__
             raise NoServer(f"no server answers ({said}): check the URL{_proxy_advice()}") from None
         except (httpx.HTTPError, OSError) as error:
@@ -129,40 +141,41 @@ class Endpoint(Source):
             await client.aclose()
 
     def _open_client(self) -> httpx.AsyncClient:
-        # Their lines show what a server writes beside the status, which may be the key.
+        # At INFO, httpx and httpcore log the line in which a server sends its status and a reason. The reason
+        # may repeat the key.
         for name in ("httpx", "httpcore.http11"):
-            logging.getLogger(name).addFilter(_is_no_request)
+            logging.getLogger(name).addFilter(_is_warning)
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
         try:
             return httpx.AsyncClient(
                 headers=headers,
-                timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),  # `attempt` has the other deadline
+                timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),  # `_send` has the other deadline.
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=self.concurrency),
                 transport=self.transport,
-                trust_env=not is_loopback(self.base_url),  # a proxy cannot reach this machine's ports
+                trust_env=not is_loopback(self.base_url),  # A proxy cannot reach the ports of this machine.
             )
-        except Exception:  # what httpx raises may quote the password of a proxy
+        except Exception:  # The error of httpx may quote the password of a proxy.
             names = _set_variables(CLIENT_VARIABLES)
             raise UsageError(
                 f"{self.base_url} cannot be asked with the environment variable {names}: correct or unset it"
             ) from None
 
     def _drop_field(self, name: str, reason: str) -> None:
-        """Leave out a field in this call and all later ones; another call may have dropped it already."""
-        if name not in self.fields:
+        """Leave out a field in this call and all later calls."""
+        if name not in self.fields:  # Another call has dropped it meanwhile.
             return
         fields = dict(self.fields)
         value = fields.pop(name)
-        if name == "max_tokens":  # OpenAI's newer models know it by this name
+        if name == "max_tokens":  # OpenAI's newer models have another name for it.
             fields.setdefault("max_completion_tokens", value)
         self.fields = fields
         logger.warning("%s does not accept %s; continuing without: %s", self.name, name, reason)
 
     def _shown(self, reason: str) -> str:
-        """An error text without the key, cut and printable."""
-        # Scrub before cutting: half a key would not be found.
+        """An error text without the key, cut to LONGEST_REASON, and printable."""
+        # The key is removed before the text is cut, because half a key would not be found.
         return printable(" ".join(scrub(reason, self.key).split()))[:LONGEST_REASON]
 
 
@@ -171,10 +184,10 @@ def endpoint_of(
 ) -> Endpoint:
     """The endpoint of a SPEC: MODEL@URL, or MODEL at OPENAI_BASE_URL (default: OpenAI).
 
-    Raises UsageError for a name or URL that is none, and for a key that is missing or cannot be a header: the
-    error that httpx raises there contains the key.
+    Raises UsageError for a malformed name or URL, and for a key that is missing or that an HTTP header cannot
+    hold (the error of httpx would show the key).
     """
-    model, at, rest = name.rpartition("@http")  # the name of a model may hold an @ too
+    model, at, rest = name.rpartition("@http")  # The name of a model may contain an @ too.
     if not at:
         model, given = name, ""
     else:
@@ -201,18 +214,20 @@ def endpoint_of(
 
 
 def _base_url(text: str) -> str:
-    """The base URL of an endpoint, in normal form. Raises UsageError, which does not show it."""
+    """The base URL of an endpoint, in normal form. Raises UsageError, which does not show the URL."""
+    wrong = UsageError(
+        "the base URL of an endpoint must look like http://host:port/v1 "
+        f"(without user, password or query; port at most {HIGHEST_PORT}; a key goes to OPENAI_API_KEY)"
+    )
     try:
         url = httpx.URL(text.strip())
-        host = url.host  # raises ValueError for an xn--… that is no name
+        has_host = bool(url.host)  # `host` raises ValueError for a malformed xn--… name.
     except (httpx.InvalidURL, ValueError):
-        url, host = httpx.URL(""), ""
-    is_plain = not (url.userinfo or url.query or url.fragment) and (url.port or 0) <= HIGHEST_PORT
-    if url.scheme not in ("http", "https") or not host or not is_plain:
-        raise UsageError(
-            "the base URL of an endpoint must look like http://host:port/v1 "
-            f"(without user, password or query; port at most {HIGHEST_PORT}; a key goes to OPENAI_API_KEY)"
-        )
+        raise wrong from None
+    is_http = url.scheme in ("http", "https")
+    has_more = bool(url.userinfo or url.query or url.fragment)
+    if not is_http or not has_host or has_more or (url.port or 0) > HIGHEST_PORT:
+        raise wrong
     return str(url).rstrip("/")
 
 
@@ -226,7 +241,7 @@ def check_listening(name: str) -> None:
     except ConnectionRefusedError:
         raise UsageError(f"{name}: no server answers there: start it, or correct the port") from None
     except OSError:
-        return  # a request will tell
+        return  # The first request will tell.
 
 
 def is_loopback(base_url: str) -> bool:
@@ -234,12 +249,13 @@ def is_loopback(base_url: str) -> bool:
     return bool(re.fullmatch(r"(.+\.)?localhost|127(\.\d+){3}|::1", httpx.URL(base_url).host))
 
 
-def _is_no_request(record: logging.LogRecord) -> bool:
+def _is_warning(record: logging.LogRecord) -> bool:
+    """Whether a log record is more than the line that httpx writes for every request."""
     return record.levelno > logging.INFO
 
 
 def _set_variables(names: tuple[str, ...]) -> str:
-    """Those of these environment variables that are set."""
+    """The environment variables among `names` that are set, as a list in a sentence."""
     return " or ".join(name for name in os.environ if name.upper() in names and os.environ[name])
 
 

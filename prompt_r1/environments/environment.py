@@ -1,15 +1,22 @@
 """One or several environments behind `ask`.
 
-`Environment.ask` draws the environment of the question; `_call` looks into the journal, and repeats the
-request within the budget until there is a reply; the source makes each attempt (endpoint.py over HTTP,
-local.py and sources.py in this process).
+In four steps, each of which calls the next:
+
+    ask        draw the environment of the question, and count how its call ends
+    _call      take the reply from the journal if it is there
+    _repeat    send the request until there is a reply
+    _request   reserve the cost in the budget, let the source make one attempt, and settle what it cost
+
+A source is a server (endpoint.py), a model in this process (local.py) or an object of the user (sources.py).
+
+With several environments, a route says how they are drawn:
 
     session   draw an environment for each question
-    uniform   draw one for each question anew in each epoch, all with the same probability
-    3,1,…     the same with these weights
+    uniform   draw an environment for each question anew in each epoch, all with the same probability
+    3,1,…     like uniform, with these weights
 
-All games of a group ask one environment (eqs 18-19), because training compares them: a game is never moved to
-another one. A resumed run draws the same.
+All games of a group ask the same environment (eqs 18-19), because training compares them. So a game is never
+moved to another environment. A resumed run draws the same environments again.
 """
 
 import asyncio
@@ -24,51 +31,64 @@ from weakref import WeakValueDictionary
 
 from prompt_r1.environments.budget import Budget, OutOfBudget, Price
 from prompt_r1.environments.journal import Journal, call_key
-from prompt_r1.environments.sources import Busy, Caller, NoServer, NoText, Refused, Reply, Source
+from prompt_r1.environments.sources import (
+    BILLED_CHARACTERS_PER_TOKEN,
+    Busy,
+    Caller,
+    NoServer,
+    NoText,
+    Refused,
+    Reply,
+    Source,
+)
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Message, Spending
 
 logger = logging.getLogger(__name__)
 
-# Estimates of what is billed. They are high, because a budget may end early, but not late.
-BILLED_CHARACTERS_PER_TOKEN = 3
-LONG_REPLY = 1024  # tokens: the least that is reserved for a reply where the request sets no limit
-FRAME_CHARACTERS = 20  # a message's role and markers
-FIRST_AT_ONCE = 4  # requests that run at first where nothing bounds what their replies cost
+# A request is estimated from above, because a budget may end early, but not late.
+LONG_REPLY = 1024  # If a request sets no limit, at least this many tokens are reserved for its reply.
+FRAME_CHARACTERS = 20  # The role and the markers of a message are estimated as this many characters.
+FIRST_AT_ONCE = 4  # If nothing bounds what replies cost, only this many requests run at once at first.
 
-CALL_DEADLINE = 600.0  # seconds in which a call repeats its request
-MOST_WITHOUT_TEXT = 6  # responses without a reply, which are billed, in one call
+CALL_DEADLINE = 600.0  # A call repeats its request for at most this many seconds.
+MOST_WITHOUT_TEXT = 6  # A call gives up after this many complete responses without a reply: each is billed.
 FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.5, 30.0  # seconds
-SILENT_SECONDS = 10.0  # a longer wait is reported, once in each outage
-CHECK_SECONDS = 5.0
+SILENT_SECONDS = 10.0  # A longer wait is reported, once in each outage.
+CHECK_SECONDS = 5.0  # The check of an environment waits this long for a reply.
 
 FREE = Price()
-UNBILLED = Spending(calls=1)  # a call that the source answered without a reply
-# Failure rates are over the last 200 calls. Fewer than 100 calls count as 100, so that one early failure
-# raises no alarm.
+UNBILLED = Spending(calls=1)  # A refused or failed call counts as a call, and costs nothing.
+# The share of failed calls is taken of the last 200 calls. Fewer than 100 calls count as 100, so that one
+# early failure raises no alarm.
 WATCHED, LEAST_WATCHED = 200, 100
 WARN_ABOVE, STOP_ABOVE = 0.05, 0.20  # shares of failed calls
+
+# What is counted for the metrics. Calls are `paid` if they were sent, also if they failed or were free, and
+# `reused` if the journal had their reply; `errors` are the failed calls. A call may need several requests:
+# `failed_requests` brought no reply, and `lost` are those among them that may have been billed.
 COUNTED = ("paid", "failed_requests", "lost", "reused", "errors", "tokens_in", "tokens_out")
 
 
 @dataclass(eq=False)
 class Member:
-    """One source with its price, its counts, and what is known about it."""
+    """A source with its price, its counts, and what is known about it."""
 
     source: Source
     price: Price
-    slots: asyncio.Semaphore  # attempts that may run
-    open_slots: int  # their number; with each reply there is one more, up to the source's concurrency
+    slots: asyncio.Semaphore  # Each call that is being paid for holds a slot.
+    # The number of slots. If it starts below the source's concurrency, each reply adds one.
+    slot_count: int
     has_replied: bool = False
     longest_reply: int = 0  # tokens
-    paused_until: float = 0.0  # loop time; the server asked for no calls before
-    reported: bool = False  # that we wait for it
-    counts: Counter[str] = field(default_factory=Counter)  # since `take_metrics`
+    paused_until: float = 0.0  # The server asked for no calls before this time of the event loop.
+    is_wait_reported: bool = False
+    counts: Counter[str] = field(default_factory=Counter)  # COUNTED, since the last `take_metrics`
 
     def estimate(self, messages: list[Message]) -> Spending:
         """Estimate the cost of a request from above.
 
-        It is too low only where the request sets no limit and the reply is longer than all before it.
+        The estimate is too low only if the request sets no limit and its reply is longer than all before.
         """
         characters = len(str(self.source.parameters))
         characters += sum(len(message["content"]) + FRAME_CHARACTERS for message in messages)
@@ -76,14 +96,29 @@ class Member:
         longest = max(LONG_REPLY, self.longest_reply) if limit is None else limit
         return self.price.of_call(characters // BILLED_CHARACTERS_PER_TOKEN, longest)
 
-    def learn(self, reply: Reply) -> None:
-        """Note that the source replies, and how much it writes."""
+    def note_reply(self, reply: Reply) -> None:
+        """Note that the source replies, and how long its reply is.
+
+        With each reply one more request may run, up to the source's concurrency.
+        """
         self.has_replied = True
-        self.reported = False
+        self.is_wait_reported = False
         self.longest_reply = max(self.longest_reply, reply.tokens_out)
-        if self.open_slots < self.source.concurrency:
-            self.open_slots += 1
+        if self.slot_count < self.source.concurrency:
+            self.slot_count += 1
             self.slots.release()
+
+
+@dataclass
+class Call:
+    """A call whose reply is not in the journal, and what its requests were charged so far."""
+
+    member: Member
+    messages: list[Message]
+    caller: Caller
+    key: str
+    number: int  # the call's number in the journal of this rank
+    charged: Spending = field(default_factory=Spending)
 
 
 class Environment:
@@ -104,24 +139,25 @@ class Environment:
         self.journal = journal or Journal(None)
         self.members: list[Member] = []
         for source in sources:
-            at_once = source.concurrency
+            slots = source.concurrency
             if self.budget.limits_usd and reply_limit(source) is None:
-                at_once = min(at_once, FIRST_AT_ONCE)  # until their replies show what they cost
-            self.members.append(Member(source, price, asyncio.Semaphore(at_once), at_once))
+                slots = min(slots, FIRST_AT_ONCE)  # The first replies show what a reply costs.
+            self.members.append(Member(source, price, asyncio.Semaphore(slots), slots))
         self._route = route
         self._weights = parse_weights(route, len(sources))
         self._sleep = sleep
-        self._locks = WeakValueDictionary[str, asyncio.Lock]()  # by the keys of the calls that are made now
-        self._recent: deque[bool] = deque(maxlen=WATCHED)  # whether each of the last calls failed
+        # The lock of each call that is being made, by the call's key.
+        self._locks = WeakValueDictionary[str, asyncio.Lock]()
+        self._recent: deque[bool] = deque(maxlen=WATCHED)  # For each of the last calls: whether it failed.
         self._warned = False
 
     async def ask(self, messages: list[Message], caller: Caller | None = None) -> str:
-        """Return the reply of the environment of the caller's question; without a caller, of no question.
+        """Return the reply of the environment that is drawn for the caller's question.
 
-        Raises EnvError if the call failed, FatalEnvError when none can succeed, and Resumable when the budget
-        is used up, when the endpoint accepts no calls any more, or for a failed call after too many others.
+        Raises EnvError if the call failed, FatalEnvError if no call can succeed, and Resumable if the budget
+        is used up, if the endpoint accepts no calls any more, or if too many calls have failed.
         """
-        caller = caller or Caller()
+        caller = caller or Caller()  # a call that no game makes
         drawn_by = caller.question if self._route == "session" else f"{caller.question}/{caller.epoch}"
         member = random.Random(drawn_by).choices(self.members, self._weights)[0]
         name = member.source.name
@@ -129,12 +165,14 @@ class Environment:
             reply = await self._call(member, messages, caller)
         except EnvError as error:
             caller.spent += UNBILLED
-            member.counts.update(paid=1, errors=1)
+            member.counts["paid"] += 1
+            member.counts["errors"] += 1
             self._watch(failed=True, reason=str(error))
             raise
         except Refused as refused:
             caller.spent += UNBILLED
-            member.counts.update(paid=1, errors=1)
+            member.counts["paid"] += 1
+            member.counts["errors"] += 1
             if not member.has_replied:
                 raise FatalEnvError(f"{name} cannot be used: {refused.reason}") from None
             if refused.concerns_all:
@@ -150,71 +188,91 @@ class Environment:
         return reply.text
 
     async def _call(self, member: Member, messages: list[Message], caller: Caller) -> Reply:
-        """The reply to a call: recorded, or paid for.
-
-        Each request is reserved in the budget, and written to the journal before it is sent. Whatever ends
-        it, what it may cost is charged. Raises Refused, and what `ask` raises.
-        """
-        source, counts = member.source, member.counts
-        key = call_key(source, messages, caller)
-        # Of games that make the same call at once, one pays, and the others find its reply in the journal.
+        """The reply from the journal, or else a reply that is paid for now. Raises what `_repeat` raises."""
+        key = call_key(member.source, messages, caller)
+        # If games make the same call at once, the first one pays, and the others find its reply in the
+        # journal.
         async with self._lock_of(key):
             if recorded := self.journal.replies.get(key):
-                counts["reused"] += 1
-                member.learn(recorded)
+                member.counts["reused"] += 1
+                member.note_reply(recorded)
                 return recorded
-            call, charged = next(self.journal.numbers), Spending()
-            shown = {"source": source.name, "prompt": messages[-1]["content"]}
-            failures = without_text = 0
-            wait = 0.0
+            call = Call(member, messages, caller, key, number=next(self.journal.numbers))
             async with member.slots:
-                loop = asyncio.get_running_loop()
-                begin = loop.time()
-                while True:
-                    wait = max(wait, member.paused_until - loop.time())
-                    if wait > 0:
-                        await self._sleep(wait)
-                    estimate = await self.budget.reserve(partial(member.estimate, messages))
-                    cost, is_lost = lost(estimate), True  # a request that is cut off may be billed
-                    reply: Reply | None = None
-                    try:
-                        self.journal.write(call, key, charged + estimate)
-                        reply = await source.attempt(messages, caller)
-                        cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
-                    except Busy as error:
-                        busy = error
-                        if not busy.may_be_billed:
-                            cost, is_lost = Spending(), False
-                    except (Refused, EnvError):
-                        cost, is_lost = UNBILLED, False
-                        raise
-                    finally:
-                        self.budget.settle(estimate, cost)
-                        charged += cost
-                        self.journal.write(call, key, charged, reply, **shown)
-                        if reply is None:
-                            counts.update(failed_requests=1, lost=is_lost)
-                    if reply is not None:
-                        member.learn(reply)
-                        counts.update(paid=1, tokens_in=reply.tokens_in, tokens_out=reply.tokens_out)
-                        return reply
-                    failures += 1
-                    if isinstance(busy, NoText):
-                        without_text += 1
-                        if without_text == MOST_WITHOUT_TEXT:
-                            raise Refused(
-                                f"{MOST_WITHOUT_TEXT} responses without a reply, the last: {busy.reason}"
-                            )
-                    wait = back_off(failures) if busy.wait is None else busy.wait
-                    if loop.time() - begin + wait > CALL_DEADLINE:
-                        break
-                    self._note_wait(member, busy, wait)
-        raise EnvError(
-            f"{source.name} did not reply: in {CALL_DEADLINE:g} s, the last problem: {busy.reason}"
-        )
+                return await self._repeat(call)
+
+    async def _repeat(self, call: Call) -> Reply:
+        """Send the request of a call until there is a reply, for at most CALL_DEADLINE seconds.
+
+        Raises Refused or EnvError if the call failed, and OutOfBudget before a request that does not fit.
+        """
+        member = call.member
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        failures = without_text = 0
+        wait = 0.0
+        while True:
+            wait = max(wait, member.paused_until - loop.time())
+            if wait > 0:
+                await self._sleep(wait)
+            try:
+                return await self._request(call)
+            except Busy as busy:
+                failures += 1
+                if isinstance(busy, NoText):
+                    without_text += 1
+                if without_text == MOST_WITHOUT_TEXT:
+                    raise Refused(
+                        f"{MOST_WITHOUT_TEXT} responses without a reply, the last: {busy.reason}"
+                    ) from None
+                wait = back_off(failures) if busy.wait is None else busy.wait
+                if loop.time() - begin + wait > CALL_DEADLINE:
+                    raise EnvError(
+                        f"{member.source.name} did not reply: in {CALL_DEADLINE:g} s, the last problem: "
+                        f"{busy.reason}"
+                    ) from None
+                self._note_wait(member, busy, wait)
+
+    async def _request(self, call: Call) -> Reply:
+        """Send one request of a call: reserve, begin, attempt, settle.
+
+        The estimated cost is reserved in the budget, and written to the journal before the request is sent.
+        However the request ends, budget and journal are then charged with what it may have cost. Raises
+        OutOfBudget, and what the source's attempt raises.
+        """
+        member, source, counts = call.member, call.member.source, call.member.counts
+        estimate = await self.budget.reserve(partial(member.estimate, call.messages))
+        # A request may be billed unless the source says otherwise: also a request that is cancelled.
+        cost, may_be_billed = lost(estimate), True
+        reply: Reply | None = None
+        try:
+            self.journal.write(call.number, call.key, call.charged + estimate)
+            reply = await source.attempt(call.messages, call.caller)
+            cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
+        except Busy as busy:
+            if not busy.may_be_billed:
+                cost, may_be_billed = Spending(), False
+            raise
+        except (Refused, EnvError):
+            cost, may_be_billed = UNBILLED, False
+            raise
+        finally:
+            self.budget.settle(estimate, cost)
+            call.charged += cost
+            prompt = call.messages[-1]["content"]
+            self.journal.write(call.number, call.key, call.charged, reply, source=source.name, prompt=prompt)
+            if reply is None:
+                counts["failed_requests"] += 1
+                if may_be_billed:
+                    counts["lost"] += 1
+        member.note_reply(reply)
+        counts["paid"] += 1
+        counts["tokens_in"] += reply.tokens_in
+        counts["tokens_out"] += reply.tokens_out
+        return reply
 
     async def check(self) -> None:
-        """Find a wrong URL, key, model or setting within a few seconds; a slow or busy endpoint passes.
+        """Find a wrong URL, key, model or setting within a few seconds. A slow or busy endpoint passes.
 
         Raises UsageError or FatalEnvError if no call can succeed.
         """
@@ -224,27 +282,28 @@ class Environment:
             try:
                 await self._check(member)
             finally:
-                await member.source.close()  # games may be played in another event loop
+                await member.source.close()  # Games may be played in another event loop.
 
     async def _check(self, member: Member) -> None:
-        """Send one request. It is charged, but its reply is not recorded: the next start checks again."""
+        """Send one request, and charge it. Its reply is not recorded: the next start checks again."""
         source, messages = member.source, [Message(role="user", content="Hi")]
         try:
             estimate = await self.budget.reserve(partial(member.estimate, messages))
         except OutOfBudget:
-            return  # a run that plays from its journal needs no more calls
-        cost, reply = lost(estimate), None
+            return  # A run that plays from its journal may need no more calls.
+        cost = lost(estimate)
+        reply: Reply | None = None
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 reply = await source.attempt(messages, Caller())
             cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
         except TimeoutError:
             logger.warning("%s takes over %g s to reply", source, CHECK_SECONDS)
-        except (NoText, NoServer) as problem:
-            cost = lost(estimate) if problem.may_be_billed else Spending()
-            raise FatalEnvError(f"{source} cannot be used: {problem.reason}") from None
         except Busy as busy:
-            cost = lost(estimate) if busy.may_be_billed else Spending()
+            if not busy.may_be_billed:
+                cost = Spending()
+            if isinstance(busy, NoText | NoServer):
+                raise FatalEnvError(f"{source} cannot be used: {busy.reason}") from None
             logger.warning("%s is busy: %s", source, busy.reason)
         except Refused as refused:
             cost = UNBILLED
@@ -266,32 +325,34 @@ class Environment:
             )
 
     async def close(self) -> None:
-        """Close connections; another call opens them again."""
+        """Close the connections. Another call opens new ones."""
         for member in self.members:
             await member.source.close()
 
     def most_usd(self, messages: list[Message]) -> float:
-        """The estimate from above of what a request with these messages costs, in dollars."""
+        """The most that a request with these messages is estimated to cost, in dollars."""
         return max(member.estimate(messages).usd for member in self.members)
 
     def take_metrics(self) -> dict[str, float]:
-        """Counts since the last call of this method.
+        """Return what was counted since the last call of this method.
 
-        The sums are env/NAME; with several environments, the counts of each are env/NUMBER:ENVIRONMENT/NAME.
-        Replies without ordinary text are counted by label, as env/outcomes/LABEL.
+        The sums over all environments are env/NAME. Of several environments, each also has its own counts,
+        env/NUMBER:ENVIRONMENT/NAME. Labelled replies are counted as env/outcomes/LABEL.
         """
-        totals = sum((member.counts for member in self.members), Counter[str]())
-        # Without errors, which the games count.
-        metrics = {f"env/{n}": float(totals[n]) for n in dict.fromkeys((*COUNTED, *totals)) if n != "errors"}
+        totals = Counter(dict.fromkeys(COUNTED, 0))
+        for member in self.members:
+            totals.update(member.counts)
+        del totals["errors"]  # The games count their failed calls.
+        metrics = {f"env/{name}": float(count) for name, count in totals.items()}
         for number, member in enumerate(self.members, start=1):
             if len(self.members) > 1:
-                place = f"env/{number}:{member.source.name}"
-                metrics |= {f"{place}/{name}": float(member.counts[name]) for name in COUNTED}
+                for name in COUNTED:
+                    metrics[f"env/{number}:{member.source.name}/{name}"] = float(member.counts[name])
             member.counts.clear()
         return metrics
 
     def _lock_of(self, key: str) -> AbstractAsyncContextManager[object]:
-        """The lock of a call. Without a journal, equal calls are made several times."""
+        """The lock of a call. Without a journal, equal calls do not wait for each other: each one pays."""
         if not self.journal.records:
             return nullcontext()
         return self._locks.setdefault(key, asyncio.Lock())
@@ -300,32 +361,34 @@ class Environment:
         """Let all calls wait if the server asked for it, and report a long wait."""
         if busy.wait:
             member.paused_until = max(member.paused_until, asyncio.get_running_loop().time() + busy.wait)
-        if wait > SILENT_SECONDS and not member.reported:
-            member.reported = True
+        if wait > SILENT_SECONDS and not member.is_wait_reported:
+            member.is_wait_reported = True
             logger.warning("waiting for %s: %s", member.source, busy.reason)
 
     def _watch(self, *, failed: bool, reason: str = "") -> None:
-        """Record how a call ended. Raises Resumable for too many failed ones; before, warns of them once."""
+        """Record how a call ended. Many failed calls are warned of once; too many raise Resumable."""
         self._recent.append(failed)
-        made, count = len(self._recent), sum(self._recent)
-        shown = f"{count} of the last {made} calls of {self.name} failed"
-        shown += f", this one: {reason}" if failed else ""
-        if failed and count > STOP_ABOVE * max(made, LEAST_WATCHED):
+        made, failures = len(self._recent), sum(self._recent)
+        share = failures / max(made, LEAST_WATCHED)
+        shown = f"{failures} of the last {made} calls of {self.name} failed"
+        if failed:
+            shown += f", this one: {reason}"
+        if failed and share > STOP_ABOVE:
             raise Resumable(shown)
-        alarming = count > WARN_ABOVE * max(made, LEAST_WATCHED)
-        if alarming and not self._warned:
+        is_alarming = share > WARN_ABOVE
+        if is_alarming and not self._warned:
             logger.warning("%s", shown)
-        self._warned = alarming
+        self._warned = is_alarming
 
 
 def reply_limit(source: Source) -> int | None:
-    """The most tokens of a reply, if the request sets a limit."""
+    """The most tokens that a reply may have; None if the request sets no limit."""
     limit = source.parameters.get("max_tokens") or source.parameters.get("max_completion_tokens")
     return limit if isinstance(limit, int) else None
 
 
 def lost(estimate: Spending) -> Spending:
-    """The charge of a request without a reply that may be billed."""
+    """What a request is charged that has no reply, but may be billed: its estimate, marked as lost."""
     return estimate + Spending(lost_usd=estimate.usd)
 
 
@@ -336,7 +399,7 @@ def back_off(failures: int) -> float:
 
 
 def parse_weights(route: str, count: int) -> list[float]:
-    """The weights of the environments in a route. Raises UsageError."""
+    """The weight of each of `count` environments in a route. Raises UsageError."""
     if route in ("session", "uniform"):
         return [1.0] * count
     try:

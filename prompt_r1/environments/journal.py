@@ -1,8 +1,9 @@
 """The journal: no call is paid for twice.
 
-It is a file of JSON lines for each rank, which only that rank appends to; all are read at the start. A call
-has a line before each of its requests, with what it costs if a kill ends the process there, and one after it:
-the last line of a call says what it was charged. A line with a `reply` answers the call for ever.
+Each rank appends JSON lines to a file of its own; at the start it reads the files of all ranks. Before each
+request of a call, a line says what the call costs if the process is killed now. After the request, a line
+says what the call did cost so far. So the last line of a call says what it was charged. If a line has a
+`reply`, the call is never sent again.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,15 @@ from prompt_r1.programs.files import json_object
 from prompt_r1.programs.lines import append_line
 from prompt_r1.types import Message, Spending
 
-LARGEST_AMOUNT = 1e15  # calls, tokens or dollars of one call that can be right: above, sums lose precision
+LARGEST_AMOUNT = 1e15  # No call has more tokens or dollars. Above, sums would lose precision.
 COLUMNS = len(Spending().amounts)
-EMPTY = asdict(Reply(""))  # the fields of a reply, with values of their types
+REPLY_TYPES = {f.name: f.type for f in fields(Reply)}  # the fields of a recorded reply, and their types
 
 
 def call_key(source: Source, messages: Sequence[Message], caller: Caller) -> str:
-    """Identifies a call: two calls with the same key share a reply.
+    """The key of a call. Two calls with the same key share a reply.
 
-    Where the source samples, each game of each occurrence of a question makes calls of its own.
+    If the source samples its replies, the calls of different games never share a reply.
     """
     asked_by: list[object] = []
     if source.samples:
@@ -41,24 +42,26 @@ def call_key(source: Source, messages: Sequence[Message], caller: Caller) -> str
 
 
 class Journal:
-    """Reads all of `folder` and writes to its rankN.jsonl. Without a folder, nothing is written or found.
+    """Reads all files of `folder`, and writes to its rankN.jsonl.
 
-    `spent` is what the calls in `folder` cost when it was opened. Raises UsageError for a file that we have
-    not written.
+    Without a folder it writes nothing and knows no replies. `spent` is what the calls in the folder had cost
+    when it was opened. Raises UsageError for a file that we have not written.
     """
 
     def __init__(self, folder: Path | None, *, rank: int = 0) -> None:
         self.spent = Spending()
-        self.records = folder is not None  # whether calls are written
-        self.replies: dict[str, Reply] = {}  # of recorded calls, by their keys
-        self.numbers = count(1)  # of new calls, in the rank's own file
+        self.records = folder is not None  # whether calls are written to a file
+        self.replies: dict[str, Reply] = {}  # call key → its recorded reply
+        self.numbers = count(1)  # the numbers of new calls in this rank's file
         if folder is None:
             return
         own = folder / f"rank{rank}.jsonl"
-        # The own file last, so that its replies count: a resumed run gets those that it had.
-        for path in sorted(folder.glob("rank*.jsonl"), key=lambda path: path == own):
-            charges = self._read(path)
-            self.spent += sum(charges.values(), Spending())
+        for path in sorted(folder.glob("rank*.jsonl")):
+            if path != own:
+                self._read(path)
+        if own.exists():
+            # This rank's file is read last: its replies win, so that a resumed run gets the replies it had.
+            charges = self._read(own)
             self.numbers = count(max(charges, default=0) + 1)
         folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(own, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o644)
@@ -66,7 +69,10 @@ class Journal:
     def write(
         self, call: int, key: str, charged: Spending, reply: Reply | None = None, **shown: object
     ) -> None:
-        """Append what a call is charged so far and its reply; `shown` is for people who read the file."""
+        """Append a line: what a call is charged so far, and its reply if there is one.
+
+        `shown` is added to the line of a reply, for people who read the file.
+        """
         if not self.records:
             return
         line: dict[str, object] = {"key": key, "call": call, "charged": charged.amounts}
@@ -76,9 +82,9 @@ class Journal:
         append_line(self._file, json.dumps(line))
 
     def _read(self, path: Path) -> dict[int, Spending]:
-        """Remember the replies in a file; what each of its calls was charged.
+        """Remember the replies in a file, and add up its charges. Returns the charge of each call by number.
 
-        A kill leaves torn lines, which are no JSON: they are skipped.
+        Lines that are no JSON are skipped, because a kill may leave an incomplete line.
         """
         charges = {}
         with path.open("rb") as file:
@@ -91,6 +97,7 @@ class Journal:
                     charges[call] = charged
                     if reply is not None:
                         self.replies[key] = reply
+        self.spent += sum(charges.values(), Spending())
         return charges
 
 
@@ -98,20 +105,27 @@ def _values_of(line: Mapping[str, Any]) -> tuple[str, int, Spending, Reply | Non
     """The key of a call, its number, what it was charged, and its reply. Raises ValueError."""
     if "verdict" in line:
         raise ValueError("the journal was written by an older version")
-    key, call, charged, reply = (line.get(name) for name in ("key", "call", "charged", "reply"))
+    key, call, charged, reply = line.get("key"), line.get("call"), line.get("charged"), line.get("reply")
     if not isinstance(key, str) or not _is_amount(call) or not isinstance(call, int):
         raise ValueError("this is no call of a journal")
     if not isinstance(charged, list) or len(charged) != COLUMNS or not all(map(_is_amount, charged)):
         raise ValueError(f"charged must be {COLUMNS} amounts from 0, not {charged!r:.99}")
     if reply is None:
         return key, call, Spending(*charged), None
-    fits = isinstance(reply, dict) and reply.keys() == EMPTY.keys()
-    if not fits or any(type(reply[name]) is not type(value) for name, value in EMPTY.items()):
-        raise ValueError(f"a reply has the fields {', '.join(EMPTY)}, with their types")
+    if not _is_reply(reply):
+        raise ValueError(f"a reply has the fields {', '.join(REPLY_TYPES)}, with their types")
     if not _is_amount(reply["tokens_in"]) or not _is_amount(reply["tokens_out"]):
         raise ValueError("tokens_in and tokens_out must be numbers from 0")
     return key, call, Spending(*charged), Reply(**reply)
 
 
+def _is_reply(value: object) -> bool:
+    """Whether a value from the file has the fields of a Reply, with their types."""
+    if not isinstance(value, dict) or value.keys() != REPLY_TYPES.keys():
+        return False
+    return all(type(value[name]) is kind for name, kind in REPLY_TYPES.items())
+
+
 def _is_amount(value: object) -> bool:
+    """Whether a value from the file is a number that can be right."""
     return type(value) in (int, float) and 0 <= value <= LARGEST_AMOUNT  # type: ignore[operator]

@@ -14,11 +14,12 @@ from email.utils import parsedate_to_datetime
 
 from prompt_r1.environments.sources import Busy, NoText, Refused, Reply, reply_of
 
-LONGEST_WAIT, LONGEST_BELIEVED = 120.0, 86400.0  # seconds; longer requested waits are cut, or ignored
-LARGEST_COUNT = 10_000_000  # tokens of a prompt or a reply; more than any model's context
-LONGEST_SAID = 2000  # characters of an error that are read
+LONGEST_WAIT = 120.0  # seconds; a server that asks for a longer wait is asked again after this time
+LONGEST_BELIEVED = 86400.0  # seconds; a longer requested wait is ignored
+LARGEST_COUNT = 10_000_000  # No prompt or reply has more tokens: no model has such a context.
+LONGEST_SAID = 2000  # So many characters of an error are read.
 
-BUSY_STATUSES = (408, 409, 425, 429)  # and all from 500 on
+BUSY_STATUSES = (408, 409, 425, 429)  # Every status from 500 on means busy too.
 WRONG_FOR_ALL = (401, 402, 403)  # key, credit, permission
 FILTERED_CODES = ("content_filter", "content_policy_violation")
 UNKNOWN_FIELD_CODES = ("unsupported_parameter", "unsupported_value", "unknown_parameter", "extra_forbidden")
@@ -29,7 +30,7 @@ TOO_LONG = re.compile(
     r"|(prompt|input).{0,30}(length|tokens?.{0,30}(exceed|limit|must|max))",
     re.IGNORECASE,
 )
-# What the finish_reason of a reply contains, in lower case, if it is no ordinary end.
+# If a reply has no ordinary end, its finish_reason in lower case contains one of these words.
 FAILED_ENDS = ("error", "abort", "cancel", "resource", "timeout")
 FILTERED_ENDS = (
     "filter",
@@ -60,23 +61,25 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: flo
     choice = _first_choice(data)
     error = data.get("error") or choice.get("error")
     fields = error if isinstance(error, dict) else {}
-    shown = f"HTTP {status}"
-    if 200 <= status < 300:
-        if not any(fields.values()):
-            return _read_completion(data, choice, body)
-        # The error's own status decides; without one the server is busy.
-        status = _count(fields.get("code"))
-        status = status if 400 <= status < 600 else 503
+    is_ok = 200 <= status < 300
+    if is_ok and not any(fields.values()):
+        return _read_completion(data, choice, body)
     said = _words_of(data, error, body)
-    reason = f"{shown} to {headers['location']}" if "location" in headers else shown
-    reason += f": {said}" if said else ""
+    reason = f"HTTP {status}"
+    if "location" in headers:
+        reason += f" to {headers['location']}"
+    if said:
+        reason += f": {said}"
+    if is_ok:
+        status = _status_of_error(fields)
     codes = {str(fields.get(name)) for name in ("code", "type", "status")}
     if "insufficient_quota" in codes:
         raise Refused(f"{reason} (check plan and billing)", status=status, concerns_all=True)
     if status < 500 and codes.intersection(FILTERED_CODES):
         return Reply("", label="content_filter", reason=reason)
-    may_be_long = status in (400, 422, 500) and TOO_LONG.search(f"{' '.join(codes)} {said}")
-    if may_be_long or status == 413:
+    texts = " ".join([*codes, said])
+    is_too_long = status in (400, 422, 500) and TOO_LONG.search(texts) is not None
+    if is_too_long or status == 413:
         return Reply("", label="context_length", reason=reason)
     if status in BUSY_STATUSES or status >= 500:
         raise Busy(reason, wait=requested_wait(headers, now=now))
@@ -86,6 +89,12 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: flo
         field=_unknown_field(data, fields) if status in (400, 422) else "",
         concerns_all=status in WRONG_FOR_ALL,
     )
+
+
+def _status_of_error(error: Mapping[str, object]) -> int:
+    """The status that an error inside a 200 names as its code; 503 (busy) if it names none."""
+    code = re.fullmatch(r"([45]\d\d)(\.0)?", str(error.get("code")))
+    return int(code[1]) if code else 503
 
 
 def _read_completion(data: Mapping[str, object], choice: Mapping[str, object], body: bytes) -> Reply:
@@ -108,7 +117,7 @@ def _read_completion(data: Mapping[str, object], choice: Mapping[str, object], b
         said = _words_of(data, data.get("error"), body)
         raise NoText(f"no reply (check the base URL, which often ends in /v1) in: {said}")
     if _contains(finish, FULL_ENDS):
-        finish = "length"  # each provider has its own word
+        finish = "length"  # Each provider has a word of its own.
     reply = reply_of(text or refusal, label=label, reasoning=reasoning, finish=finish)
     tokens_in, tokens_out = billed_tokens(data.get("usage"))
     return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
@@ -117,8 +126,8 @@ def _read_completion(data: Mapping[str, object], choice: Mapping[str, object], b
 def billed_tokens(usage: object) -> tuple[int, int]:
     """The tokens in and out that a reply is billed for; 0 where the server does not say.
 
-    Some servers leave the cached part of the prompt out of its count, or the thinking out of the reply's, and
-    only the total has them. What the cache fields account for is input; the rest of the total is output.
+    Some servers do not count the cached part of the prompt as prompt, or the thinking as completion: only the
+    total has these tokens. The missing tokens are input up to the number of cached tokens, and output beyond.
     """
     sent = usage if isinstance(usage, dict) else {}
     tokens_in = _count(sent.get("prompt_tokens")) or _count(sent.get("input_tokens"))
@@ -128,7 +137,7 @@ def billed_tokens(usage: object) -> tuple[int, int]:
     details = sent.get("prompt_tokens_details") or sent.get("input_tokens_details")
     cached = max(_cached_tokens(sent), _cached_tokens(details))
     total = _count(sent.get("total_tokens"))
-    if not total and "input_tokens" in sent:  # Anthropic's form, whose input is what the cache lacks
+    if not total and "input_tokens" in sent:  # In Anthropic's form, the input lacks the cached tokens.
         total = tokens_in + tokens_out + _cached_tokens(sent)
     missing = max(0, total - tokens_in - tokens_out)
     cached_and_missing = min(cached, missing)
@@ -136,7 +145,7 @@ def billed_tokens(usage: object) -> tuple[int, int]:
 
 
 def _cached_tokens(fields: object) -> int:
-    """The tokens that were read from a cache or written to it."""
+    """The number of tokens that were read from a cache or written to it."""
     if not isinstance(fields, dict):
         return 0
     return sum(_count(value) for name, value in fields.items() if "cache" in name and "miss" not in name)
@@ -151,7 +160,7 @@ def requested_wait(headers: Mapping[str, str], *, now: float) -> float | None:
 
 
 def _seconds(value: str, *, now: float = math.nan) -> float:
-    """A number of seconds, or those until a date of HTTP; NaN for anything else."""
+    """A number of seconds, also given as an HTTP date from now; NaN for anything else."""
     with suppress(ValueError):
         return float(value)
     with suppress(ValueError, TypeError, OverflowError, IndexError):
@@ -160,7 +169,7 @@ def _seconds(value: str, *, now: float = math.nan) -> float:
 
 
 def _words_of(data: Mapping[str, object], error: object, body: bytes) -> str:
-    """The message of an error, or how the body begins."""
+    """The message of an error, or else the beginning of the body."""
     inner = error.get("message") if isinstance(error, dict) else error
     for said in (inner, data.get("message")):
         if said and isinstance(said, str):
@@ -169,7 +178,7 @@ def _words_of(data: Mapping[str, object], error: object, body: bytes) -> str:
 
 
 def _unknown_field(data: Mapping[str, object], error: Mapping[str, object]) -> str:
-    """The field of the request that the server does not know, by OpenAI's `param` or FastAPI's `loc`."""
+    """The field of the request that the server does not know, from OpenAI's `param` or FastAPI's `loc`."""
     if error.get("code") in UNKNOWN_FIELD_CODES:
         return str(error.get("param") or "")
     details = data.get("detail")
@@ -181,7 +190,7 @@ def _unknown_field(data: Mapping[str, object], error: Mapping[str, object]) -> s
 
 
 def _object_of(body: bytes) -> dict[str, object]:
-    """The JSON object of a body; Google puts errors into a list. {} for anything else."""
+    """The JSON object of a body, or the first of a list, as Google sends errors. {} for anything else."""
     with suppress(ValueError, RecursionError):
         value = json.loads(body, strict=False)
         first = value[0] if isinstance(value, list) and value else value
@@ -190,13 +199,14 @@ def _object_of(body: bytes) -> dict[str, object]:
 
 
 def _first_choice(data: Mapping[str, object]) -> dict[str, object]:
+    """The first of the choices; {} if there is none."""
     choices = data.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     return first if isinstance(first, dict) else {}
 
 
 def _text_of(content: object) -> str:
-    """The text of a message's content: a string, or a list of parts, of which the texts count."""
+    """The text of a message's content: a string, or a list of parts; only text parts count."""
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
     return clean("".join(text for text in texts if isinstance(text, str)))
@@ -208,10 +218,11 @@ def clean(text: str) -> str:
 
 
 def _contains(finish: str, words: tuple[str, ...]) -> bool:
+    """Whether a finish_reason contains one of the words."""
     return any(word in finish.lower() for word in words)
 
 
 def _count(value: object) -> int:
-    """A number of tokens, also one that is sent as 7.0 or "7"; 0 for one that cannot be right."""
+    """A number of tokens, which may be sent as 7, 7.0 or "7"; 0 for anything that cannot be right."""
     match = re.fullmatch(r"(\d{1,8})(\.0)?", str(value))
     return int(match[1]) if match and int(match[1]) <= LARGEST_COUNT else 0

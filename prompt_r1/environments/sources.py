@@ -1,7 +1,7 @@
-"""What an environment asks: the interface of a source, what an attempt comes to, and objects in this process.
+"""What an environment asks: the interface of a source, the results of an attempt, and objects of the user.
 
 A source makes one attempt. It returns a `Reply`, or raises `Busy` (the same request may get a reply later) or
-`Refused` (it will not). Retries, budget and journal are the environment's (environment.py).
+`Refused` (it will not). environment.py repeats attempts, keeps the budget and writes the journal.
 """
 
 import asyncio
@@ -17,52 +17,58 @@ from prompt_r1.errors import EnvError, FatalEnvError, UsageError
 from prompt_r1.settings.functions import described, parameters_of
 from prompt_r1.types import Message, Spending
 
-CHARACTERS_PER_TOKEN = 4.0  # of objects in this process, which count no tokens
+# Where nobody counts tokens, they are estimated from characters. The usual English text has four for each
+# token. What may be billed is estimated from above.
+CHARACTERS_PER_TOKEN = 4
+BILLED_CHARACTERS_PER_TOKEN = 3
 
-# Thinking that model and server do not separate from the reply. A block that does not end is thinking too.
+# A block of thinking that neither model nor server separates from the reply. If a block does not end,
+# everything after its beginning is thinking.
 THINKING = re.compile(r"\s*(?:<think>(.*?)(?:</think>|\Z)|\[THINK\](.*?)(?:\[/THINK\]|\Z))", re.DOTALL)
-# Control tokens that a server leaves at the end of a reply: <|im_end|>, <｜end▁of▁sentence｜>, </s>, [EOS], …
-END_TOKENS = re.compile(
-    r"(?:\s*(?:<[|｜][^<>\n]{1,40}[|｜]>|</s>|<(?:eos|eod|eot|pad|end_of_\w+)>|\[EOS\]))+\s*\Z", re.IGNORECASE
+# A control token that a server leaves at the end of a reply: <|im_end|>, <｜end▁of▁sentence｜>, </s>, [EOS]
+END_TOKEN = re.compile(
+    r"(?:<[|｜][^<>\n]{1,40}[|｜]>|</s>|<(?:eos|eod|eot|pad|end_of_\w{1,40})>|\[EOS\])\Z", re.IGNORECASE
 )
+LONGEST_END_TOKEN = 60  # characters
 
 
 @dataclass
 class Caller:
-    """Who calls, and what the replies have cost, whether they were paid now or earlier.
+    """The game that calls, and what its replies have cost.
 
-    A resumed run plays its games from the journal again, and must reward them the same.
+    A resumed run plays its games from the journal again. A user's reward may depend on what a game has spent,
+    so a reply from the journal counts as if it were paid again.
     """
 
-    question: str = ""  # its id
-    sample: int = 0  # number of the game among those of its question
+    question: str = ""  # the question's id
+    sample: int = 0  # the number of the game among the games of its question
     epoch: int = 0  # how often the run has drawn the question before
     spent: Spending = field(default_factory=Spending)
-    finish: str = ""  # why the last reply ended: "length" if it was cut by a limit of tokens
+    finish: str = ""  # Why the last reply ended: "length" if a limit of tokens cut it.
 
 
 @dataclass(frozen=True)
 class Reply:
     """What a source replies.
 
-    A label says that it is no ordinary reply, although the dialogue got all that it will get: refusal,
-    content_filter, length, context_length or empty. The game goes on with the text that there is.
+    A label marks a reply that is no ordinary text: refusal, content_filter, length, context_length or empty.
+    Asking again would bring nothing better, so the game goes on with the text there is.
     """
 
     text: str
     label: str = ""
-    reasoning: str = ""  # the model's thinking: recorded, never part of the text
+    reasoning: str = ""  # The model's thinking is recorded, and is never part of the text.
     finish: str = ""  # the server's finish_reason
-    reason: str = ""  # the server's words, if an error became a labelled reply
+    reason: str = ""  # the server's words, if its error became a labelled reply
     tokens_in: int = 0
     tokens_out: int = 0
 
 
 class Busy(Exception):
-    """There is no reply yet: the same request may get one later.
+    """There is no reply yet: the same request may get a reply later.
 
-    `wait` are the seconds for which the server asks for no calls. A request that may be billed although its
-    reply is lost is charged at its estimate.
+    `wait` is how many seconds the server wants no calls; None if it does not say. `may_be_billed` tells that
+    the server may bill the request although its reply is lost.
     """
 
     def __init__(self, reason: str, *, wait: float | None = None, may_be_billed: bool = False) -> None:
@@ -90,19 +96,19 @@ class Refused(Exception):
         super().__init__(reason)
         self.reason = reason
         self.status = status
-        self.field = field  # the field of the request that the server does not know
+        self.field = field  # the name of a field in the request that the server does not know
         self.concerns_all = concerns_all
 
 
 class Source(Protocol):
-    """Something that replies. `parameters` is everything but the dialogue that shapes a reply."""
+    """Something that replies. `parameters` holds all that shapes a reply beside the dialogue."""
 
     name: str
     parameters: Mapping[str, object]
-    samples: bool  # equal messages may get different replies
-    by_question: bool = False  # the reply depends on the question's id too
-    concurrency: int = sys.maxsize  # attempts at the same time
-    needs_check: bool = False  # whether a wrong setting shows only in a reply
+    samples: bool  # True: replies are sampled, so equal messages may get different ones.
+    by_question: bool = False  # True: the reply depends on the question's id too.
+    concurrency: int = sys.maxsize  # the most attempts at the same time
+    needs_check: bool = False  # True: a wrong setting shows only in a reply.
 
     async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
         """Send one request. Raises Busy, Refused, EnvError, FatalEnvError or UsageError."""
@@ -113,21 +119,22 @@ class Source(Protocol):
 
 
 def reply_of(written: str, *, label: str = "", reasoning: str = "", finish: str = "stop") -> Reply:
-    """A reply from what a model wrote, without its thinking and the tokens that end it.
+    """Make a reply of what a model wrote, without its thinking and the tokens that end it.
 
-    It is labelled if that leaves no text.
+    If that leaves no text, the reply gets a label.
     """
     thought, text = cut_thinking(written)
-    text = END_TOKENS.sub("", text)
+    text = without_end_tokens(text)
     if not text.strip() and not label:
         label = "length" if finish == "length" else "empty"
     return Reply(text, label=label, reasoning=reasoning or thought, finish=finish)
 
 
 def cut_thinking(written: str) -> tuple[str, str]:
-    """The thinking in a text, and the text without it.
+    """Split a text into its thinking and the rest.
 
-    Thinking is in blocks at the beginning, or ends with a lone </think>, if the chat template has opened it.
+    The thinking is in blocks at the beginning. If the chat template has opened the block, it is everything
+    before a lone </think>.
     """
     thoughts, text = [], written
     while block := THINKING.match(text):
@@ -140,22 +147,32 @@ def cut_thinking(written: str) -> tuple[str, str]:
     return "\n".join(filter(None, thoughts)), text
 
 
-class Answering(Protocol):
-    """What a user's environment needs: it takes the chat messages of a game and returns the reply.
+def without_end_tokens(text: str) -> str:
+    """The text without the control tokens at its end, and without the white space around them."""
+    while True:
+        stripped = text.rstrip()
+        token = END_TOKEN.search(stripped, max(0, len(stripped) - LONGEST_END_TOKEN))
+        if token is None:
+            return text
+        text = stripped[: token.start()].rstrip()
 
-    Of `session` (the question's id), `sample` (the number of its game) and `seed` (of the run), it gets those
-    that `ask` has as parameters. With an attribute `samples = False`, equal calls are made once.
+
+class Answering(Protocol):
+    """What a user's environment needs: the method `ask` takes the chat messages of a game, and replies.
+
+    `ask` may have the parameters `session` (the question's id), `sample` (the number of the question's game)
+    and `seed` (of the run). With an attribute `samples = False`, equal calls are made once.
     """
 
     def ask(self, messages: list[Message]) -> str | Awaitable[str]:
-        """Return the reply. Raise EnvError if the call failed: its game ends, and no other one."""
+        """Return the reply. Raise EnvError if the call failed: its game ends, and other games go on."""
 
 
 class OwnSource(Source):
-    """An object with `ask` in this process as a source. A plain function runs in a thread: it may block.
+    """A source that asks an object of the user. If `ask` is no async function, it runs in a thread.
 
-    A class is instantiated, with the seed if it takes one. If it is `priced`, tokens are estimated from the
-    text's length. Raises UsageError.
+    A class is instantiated, with the seed if it takes a seed. If calls are `priced`, tokens are estimated
+    from the length of the texts; otherwise they are 0. Raises UsageError.
     """
 
     def __init__(self, own: Any, *, seed: int, name: str = "", priced: bool = False) -> None:
@@ -174,24 +191,30 @@ class OwnSource(Source):
         self._takes = parameters_of(function) & {"session", "sample", "seed"}
         self.by_question = "session" in self._takes
         self.samples = getattr(own, "samples", True)
-        self._characters_per_token = CHARACTERS_PER_TOKEN if priced else math.inf
+        self._priced = priced
 
     async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
         known = {"session": caller.question, "sample": caller.sample, "seed": self.parameters["seed"]}
-        own = [Message(role=one["role"], content=one["content"]) for one in messages]
-        text = await self._call(own, **{name: known[name] for name in self._takes})
+        arguments = {name: known[name] for name in self._takes}
+        # The user's code gets a copy, which it may change.
+        copies = [Message(role=message["role"], content=message["content"]) for message in messages]
+        text = await self._call(copies, **arguments)
         if not isinstance(text, str):
             raise UsageError(f"the environment {self.name} returned {type(text).__name__}, not a string")
+        reply = reply_of(text)
+        if not self._priced:
+            return reply
         characters = sum(len(message["content"]) for message in messages)
-        tokens_in = math.ceil(characters / self._characters_per_token)
-        tokens_out = math.ceil(len(text) / self._characters_per_token)
-        return replace(reply_of(text), tokens_in=tokens_in, tokens_out=tokens_out)
+        tokens_in = math.ceil(characters / CHARACTERS_PER_TOKEN)
+        tokens_out = math.ceil(len(text) / CHARACTERS_PER_TOKEN)
+        return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
 
-    async def _call(self, *arguments: object, **known: object) -> object:
+    async def _call(self, messages: list[Message], **arguments: object) -> object:
+        """Call the user's `ask`. Raises UsageError for an error in the user's code."""
         try:
             if inspect.iscoroutinefunction(self._function):
-                return await self._function(*arguments, **known)
-            reply = await asyncio.to_thread(self._function, *arguments, **known)
+                return await self._function(messages, **arguments)
+            reply = await asyncio.to_thread(self._function, messages, **arguments)
             # A decorated or partial async function does not look like one.
             return await reply if inspect.isawaitable(reply) else reply
         except (EnvError, FatalEnvError, UsageError):
@@ -201,7 +224,7 @@ class OwnSource(Source):
 
 
 class MuteEnvironment:
-    """Gives every prompt the same reply, without information: the ablations without an environment."""
+    """Gives every prompt the same reply, without information, for ablations without an environment."""
 
     name = "nobody"
     samples = False

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_r1.environments.responses import requested_wait
-from prompt_r1.environments.sources import Reply
+from prompt_r1.environments.sources import Reply, reply_of
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable
 from tests.support.at_once import at_once
 from tests.support.paths import ROOT
@@ -253,6 +253,21 @@ def test_the_tokens_that_end_a_reply_are_cut_off(case: dict[str, object]) -> Non
     assert what_follows(response_of(200, body_of(case["content"]))) == ("reply", case["reply"])
 
 
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("Paris" + " " * 200_000 + ".", "Paris" + " " * 200_000 + "."),
+        ("<|" * 99_000, "<|" * 99_000),
+        ("Paris" + " </s>" * 999, "Paris"),
+    ],
+    ids=["blanks", "brackets", "tokens"],
+)
+def test_the_end_of_a_very_long_reply_is_found_at_once(written: str, text: str) -> None:
+    """A bug: the time grew with the square of a run of blanks, and no other game played meanwhile."""
+    assert reply_of(written).text == text
+
+
 @pytest.mark.parametrize(
     ("status", "body"),
     [
@@ -340,6 +355,15 @@ def test_two_calls_at_once_whose_field_is_rejected_are_both_sent_again() -> None
     asked = environment_over(strict, fields={"top_k": 5})
     assert at_once([asked.ask(HELLO), asked.ask(HELLO)]) == ["Paris", "Paris"]
     assert ["top_k" in request for request in requests] == [True, True, False, False]
+
+
+def test_the_check_of_an_environment_goes_on_without_a_field_that_is_rejected() -> None:
+    """A bug: the check took the endpoint for a busy one, and did not find that the key is wrong."""
+    rejected = response_of(400, error_of("no", param="top_k", **UNSUPPORTED))
+    provider = Provider(rejected, response_of(401, error_of("wrong key")))
+    with pytest.raises(FatalEnvError, match="HTTP 401: wrong key"):
+        asyncio.run(environment_over(provider, fields={"top_k": 5}).check())
+    assert ["top_k" in request for request in provider.requests] == [True, False]
 
 
 @pytest.mark.parametrize(
