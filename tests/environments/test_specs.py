@@ -81,9 +81,9 @@ def test_the_key_of_the_default_endpoint_is_not_sent_to_other_hosts(
 @pytest.mark.parametrize(
     ("typed", "keys"),
     [
-        (["train.py", "--env", "llama@http://gpu7:8000/v1"], [KEY, ""]),
-        (["--env=oss@http://gpu8:8000/v1,llama@http://gpu7:8000/v1"], [KEY, KEY]),
-        (["--config", "theirs.yaml"], ["", ""]),
+        (["llama@http://gpu7:8000/v1"], [KEY, ""]),
+        (["oss@http://gpu8:8000/v1,llama@http://gpu7:8000/v1"], [KEY, KEY]),
+        (["another@http://gpu9:8000/v1"], ["", ""]),
         ([], ["", ""]),
     ],
 )
