@@ -1,8 +1,8 @@
 """A Hugging Face model as an environment: `--env hf:DIR`.
 
-It generates with our own engine and shares the event loop with the agent's: they take turns, one forward pass
-at a time. The texts of the dialogue are encoded separately from the chat template, so that no prompt of the
-agent can become a control token.
+It generates with our own engine. The engines of agent and environment share an event loop: they take turns,
+one forward pass at a time. The texts of the dialogue are encoded separately from the chat template, so that
+no prompt of the agent can become a control token.
 """
 
 import re
@@ -22,17 +22,18 @@ from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_file, gguf_folder
 from prompt_r1.model.loading import load_policy, load_tokenizer, longest_game, vocabulary_of
 from prompt_r1.model.policy import Policy
+from prompt_r1.programs.files import is_finite_number
 from prompt_r1.settings.agent import SMOLLM2
 from prompt_r1.types import Message
 
-MAX_TOKENS = 1024  # of a reply; --env-args '{"max_tokens": N}' changes it
+MAX_TOKENS = 1024  # tokens of a reply; --env-args '{"max_tokens": N}' changes the limit
 LONGEST_DIALOGUE = 8192  # tokens; less if the model supports less
 MOST_SLOTS = 16
 
 
 @dataclass(repr=False, eq=False)
 class LocalEnvironment(Source):
-    """Replies with greedy or sampled text of the model, and counts tokens as an endpoint does.
+    """A source that replies with text of the model, greedy or sampled, and counts tokens as an endpoint does.
 
     Raises UsageError for a tokenizer without a chat template that works.
     """
@@ -44,7 +45,7 @@ class LocalEnvironment(Source):
     folder: str = ""
     slots: int = MOST_SLOTS
     capacity: int = LONGEST_DIALOGUE  # tokens of a dialogue and its reply
-    max_tokens: int = MAX_TOKENS  # of a reply
+    max_tokens: int = MAX_TOKENS  # tokens of a reply
     temperature: float = 0.0
     seed: int = 0
     system: str = ""
@@ -56,7 +57,7 @@ class LocalEnvironment(Source):
         system: list[Message] = [{"role": "system", "content": "\u2402"}, {"role": "user", "content": "b"}]
         try:
             self._accepts_system = "\u2402" in render(self.tokenizer, system)
-        except UsageError:  # Gemma's template, for example, has no system role
+        except UsageError:  # Gemma's template, for example, has no system role.
             self._accepts_system = False
         self._opened = opened_think(render(self.tokenizer, [{"role": "user", "content": "b"}]))
         added = self.tokenizer.added_tokens_decoder.values()
@@ -66,13 +67,13 @@ class LocalEnvironment(Source):
 
     @cached_property
     def _engine(self) -> Engine:
-        """The engine, made at the first call: its KV cache takes a share of the memory that is free then."""
+        """The engine. It is made at the first call: its KV cache takes a share of the memory free then."""
         return Engine(
             self.policy, stop_ids=self._stop_ids, max_tokens=self.capacity, max_sequences=self.slots
         )
 
     async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
-        """Generate the reply. A dialogue that is too long for the model has a labelled one without text."""
+        """Generate the reply. If a dialogue is too long for the model, its reply is a label without text."""
         tokens = self.encode(messages)
         room = self.capacity - len(tokens)
         if room < 1:
@@ -86,7 +87,7 @@ class LocalEnvironment(Source):
             temperature=self.temperature,
         )
         sampled = [token for token in completion.tokens if token not in self._stop_ids]
-        # With special tokens: some models mark their thinking by them.
+        # Special tokens are decoded too, because some models mark their thinking by them.
         written = self.tokenizer.decode(sampled, skip_special_tokens=False)
         assert isinstance(written, str), "several texts from one row of tokens"
         thought, text = cut_thinking(self._opened + written)
@@ -102,8 +103,8 @@ class LocalEnvironment(Source):
         if messages[0]["role"] == "system" and not self._accepts_system:
             system, first, *others = messages
             messages = [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *others]
-        # Render the template with placeholders, and encode each text separately where its placeholder is:
-        # some templates write the system message before the last message of the user.
+        # Render the template with placeholders, and encode each text where its placeholder is. The order of
+        # the placeholders may differ: some templates write the system message before the last message.
         marked: list[Message] = [
             {**message, "content": f"\u2402{number}\u2403"} for number, message in enumerate(messages)
         ]
@@ -120,17 +121,13 @@ def load_local(
 ) -> LocalEnvironment:
     """Load the model of hf:DIR, hf:FILE.gguf or smollm2.
 
-    `fields`: max_tokens and temperature of --env-args. Raises UsageError.
+    `fields` are the fields of --env-args; only max_tokens and temperature are allowed. Raises UsageError.
     """
+    max_tokens, temperature = _generation_fields(name, fields)
     given = name.removeprefix("hf:")
     file = gguf_file(given)
     folder = gguf_folder(file) if file else Path(given)
     short = name if name == SMOLLM2 else f"hf:{folder.resolve().name}"
-    sent: dict[str, float] = {"max_tokens": MAX_TOKENS, "temperature": 0.0}
-    for field, value in fields.items():
-        if field not in sent or not isinstance(value, int | float) or value < 0:
-            raise UsageError(f"--env-args for {name} takes max_tokens and temperature, not {dict(fields)}")
-        sent[field] = value
     compute = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = load_tokenizer(folder)
     policy = load_policy(
@@ -146,8 +143,25 @@ def load_local(
         folder=str(folder.resolve()),
         slots=min(slots, MOST_SLOTS),
         capacity=min(longest, LONGEST_DIALOGUE),
-        max_tokens=int(sent["max_tokens"]),
-        temperature=sent["temperature"],
+        max_tokens=max_tokens,
+        temperature=temperature,
         seed=seed,
         system=system,
     )
+
+
+def _generation_fields(name: str, fields: Mapping[str, object]) -> tuple[int, float]:
+    """max_tokens and temperature of --env-args, or their defaults. Raises UsageError."""
+    wrong = UsageError(
+        f"--env-args for {name} takes max_tokens (at least 1) and temperature (at least 0), not "
+        f"{dict(fields)}"
+    )
+    if not fields.keys() <= {"max_tokens", "temperature"}:
+        raise wrong
+    max_tokens = fields.get("max_tokens", MAX_TOKENS)
+    if type(max_tokens) is not int or max_tokens < 1:
+        raise wrong
+    temperature = fields.get("temperature", 0.0)
+    if not is_finite_number(temperature) or temperature < 0:
+        raise wrong
+    return max_tokens, temperature

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -117,11 +118,23 @@ def test_a_reply_that_ends_at_once_is_empty_and_of_one_token() -> None:
     assert (reply.text, reply.tokens_out) == ("", 1)
 
 
-@pytest.mark.parametrize("fields", [{"top_p": 0.5}, {"temperature": "hot"}, {"max_tokens": -1}])
-def test_fields_other_than_max_tokens_and_temperature_are_a_usage_error(
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_p": 0.5},
+        {"temperature": "hot"},
+        {"temperature": -1},
+        {"temperature": math.nan},
+        {"max_tokens": -1},
+        {"max_tokens": 0},
+        {"max_tokens": 0.5},
+    ],
+)
+def test_fields_other_than_a_possible_max_tokens_and_temperature_are_a_usage_error(
     fields: dict[str, object], folder: Path
 ) -> None:
-    with pytest.raises(UsageError, match="takes max_tokens and temperature"):
+    """A bug: no tokens, or a temperature that is no number, ended the first call as a bug of ours."""
+    with pytest.raises(UsageError, match=r"takes max_tokens \(at least 1\) and temperature"):
         load_local(f"hf:{folder}", fields=fields, system="", seed=0, slots=1, device=torch.device("cpu"))
 
 
