@@ -31,7 +31,7 @@ from prompt_r1.grpo import LossColumns, compare_games, grpo_loss
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import play_question
 from prompt_r1.programs.command_line import run_program
-from prompt_r1.programs.launcher import launched
+from prompt_r1.programs.launcher import is_first_rank
 from prompt_r1.programs.text import printable
 from prompt_r1.reward import score_games
 from prompt_r1.rollout import play_groups
@@ -131,7 +131,7 @@ async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> l
 
 def main(config: TrainConfig) -> None:
     """Train, or only estimate the cost (--dry-run)."""
-    if launched("RANK", 0) == 0:
+    if is_first_rank():
         for warning in warnings_of(config):
             print(printable(f"Note: {warning}"))
     if config.dry_run:

@@ -8,7 +8,7 @@ from prompt_r1.data.files import as_questions, load_questions, question_key
 from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.world import mini_questions
-from prompt_r1.programs.launcher import launched
+from prompt_r1.programs.launcher import is_first_rank
 from prompt_r1.programs.text import printable
 from prompt_r1.settings.agent import HELD_OUT, is_mini_data
 from prompt_r1.settings.functions import OBJECT_PREFIX, described, import_object
@@ -16,15 +16,15 @@ from prompt_r1.types import Question
 
 
 def find_questions(names: Sequence[str], split: str, seed: int) -> list[Question]:
-    """The questions of the given names, one name after the other.
+    """The questions of the given names, in the order of the names.
 
-    A name is one of these:
+    A name has one of these forms:
 
         FILE                a question file
         hf:ORG/NAME:SPLIT   a dataset of the Hub
         py:MODULE:FUNCTION  a function, which is called with `split` and `seed`
         mini                `split` of the mini world of `seed`
-        mini:SPLIT          another split of it
+        mini:SPLIT          another split of this mini world
         mini:KIND           the questions of a kind in `split`
 
     Raises UsageError for a name that cannot be read.
@@ -48,13 +48,13 @@ def find_questions(names: Sequence[str], split: str, seed: int) -> list[Question
 def sample_questions(names: Sequence[str], split: str, seed: int, limit: int) -> list[Question]:
     """At most `limit` questions (0: all) of the given names, as `find_questions` names them.
 
-    The sample is random and stratified by dataset, because files may be sorted. The mini world's questions
-    are in random order, so their first ones are such a sample.
+    The sample is random and stratified by dataset, because files may be sorted. The questions of the mini
+    world are in random order already.
     """
     questions = find_questions(names, split, seed)
     if any(not is_mini_data(name) for name in names):
         questions = stratified(questions)
-    return questions[: limit or None]
+    return questions[:limit] if limit else questions
 
 
 def training_and_validation(
@@ -62,8 +62,8 @@ def training_and_validation(
 ) -> tuple[list[Question], list[Question]]:
     """The questions to train on, and at most `limit` to validate with.
 
-    If `val_data` is `held-out`, validation takes a tenth of `data`, stratified by dataset, and training loses
-    every question with one of its texts. Raises UsageError.
+    If `val_data` is `held-out`, a tenth of `data` is held out for validation, stratified by dataset. The
+    training questions are the rest: no question whose text is among the held-out texts. Raises UsageError.
     """
     training = find_questions(data, "train", seed)
     if list(val_data) != [HELD_OUT]:
@@ -82,9 +82,9 @@ def training_and_validation(
 
 
 def hold_out(questions: Sequence[Question], count: int) -> tuple[list[Question], list[Question]]:
-    """The questions without `count` held-out ones, and these: a sample, stratified by dataset.
+    """Split off `count` held-out questions, a sample that is stratified by dataset.
 
-    The first list has no question with the text of a held-out one, also if it was asked several times.
+    Returns the rest and the held-out questions. No text is in both lists, even if a file repeats a question.
     """
     held_out = stratified(questions)[:count]
     keys = _keys(held_out)
@@ -93,12 +93,13 @@ def hold_out(questions: Sequence[Question], count: int) -> tuple[list[Question],
 
 
 def _keys(questions: Sequence[Question]) -> set[str]:
+    """The keys by which questions are compared."""
     return {question_key(question.text) for question in questions}
 
 
 def _say(text: str) -> None:
-    """Print a note on stderr, on the first rank alone."""
-    if launched("RANK", 0) == 0:
+    """Print a note on stderr. Only the first rank prints."""
+    if is_first_rank():
         print(printable(text), file=sys.stderr, flush=True)
 
 
@@ -110,6 +111,6 @@ def _questions_of_function(name: str, split: str, seed: int) -> list[Question]:
         rows = list(function(split, seed))
     except UsageError:
         raise
-    except (Exception, SystemExit) as error:  # the function is the user's
+    except (Exception, SystemExit) as error:  # Anything may go wrong in the user's function.
         raise UsageError(f"{where}, called with a split and a seed, raised {described(error)}") from error
     return as_questions(where, enumerate(rows, start=1), dataset=name.rpartition(":")[2])

@@ -25,7 +25,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor
 
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line, is_out_of_memory
-from prompt_r1.programs.launcher import launched
+from prompt_r1.programs.launcher import launcher_number
 
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ def pick_device(name: str) -> torch.device:
         return torch.device(name)
     # Batches vary in size: expandable segments fragment less of the allocator's memory.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    local_rank = launched("LOCAL_RANK", 0)
+    local_rank = launcher_number("LOCAL_RANK", default=0)
     visible = torch.cuda.device_count()
     if visible == 1:
         return torch.device("cuda", 0)
@@ -158,7 +158,7 @@ def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 36
     `timeout` seconds. Raises UsageError if the processes do not find each other.
     """
     device = pick_device(device_name)
-    count = launched("WORLD_SIZE", 1)
+    count = launcher_number("WORLD_SIZE", default=1)
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)

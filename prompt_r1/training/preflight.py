@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.names import check_agent, check_data, check_device
-from prompt_r1.programs.launcher import launched
+from prompt_r1.programs.launcher import is_first_rank, launcher_number
 from prompt_r1.settings.train import TrainConfig, train_config
 from prompt_r1.training.run_folder import LOCK, check_newest, claim, open_run
 
@@ -22,7 +22,7 @@ def read_train_config(arguments: list[str]) -> TrainConfig:
     if not config.dry_run:  # an estimate needs no key
         check_environment(config.env, config, typed=config.typed_environments)
     check_data([*config.data, *config.val_data, *config.test_data])
-    if launched("RANK", 0) == 0 and not config.dry_run:
+    if is_first_rank() and not config.dry_run:
         run = open_run(config.out, config.resume)
         with (run / LOCK).open("a+") as file:  # the training claims it again
             claim(file, run)
@@ -32,8 +32,8 @@ def read_train_config(arguments: list[str]) -> TrainConfig:
 
 def _check_rank() -> None:
     """Raise UsageError for a rank that would wait in vain for the others."""
-    count = launched("WORLD_SIZE", 1)
-    rank = launched("RANK", 0)
+    count = launcher_number("WORLD_SIZE", default=1)
+    rank = launcher_number("RANK", default=0)
     if rank >= count:
         raise UsageError(
             f"RANK is {rank} of {count} ranks (WORLD_SIZE), which count from 0: start with torchrun"
