@@ -26,17 +26,24 @@ class Interrupted(Resumable):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, with the next one after a colon; without a message, its type."""
-    text = type(error).__name__
-    if isinstance(error, KeyError):  # its message is the bare key
-        return f"{text}: {error}"
-    first, *others = (str(error).strip() or text).splitlines()
-    return f"{first} {others[0].strip()}" if first.endswith(":") and others else first
+    """The first line of an error's message, and the second if the first ends with a colon.
+
+    An error without a message gives the name of its type.
+    """
+    kind = type(error).__name__
+    if isinstance(error, KeyError):  # Its message is the bare key.
+        return f"{kind}: {error}"
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return kind
+    if lines[0].endswith(":") and len(lines) > 1:
+        return f"{lines[0]} {lines[1].strip()}"
+    return lines[0]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out: in Python, in torch's allocators, in CUDA and NCCL, or in cuBLAS."""
-    # The class of torch is known by its name, because this file is read before torch is imported.
+    # The error of torch is recognised by its name, because this file does without torch.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     texts = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")

@@ -19,8 +19,8 @@ from prompt_r1.programs.text import printable
 
 Settings = TypeVar("Settings")  # the config of a program, or its arguments
 PACKAGE = Path(__file__).parents[1]
-LONGEST_SENTENCE = 2000  # characters of an error message
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # these often name no path
+LONGEST_SENTENCE = 2000  # An error message has at most so many characters.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # Such errors often name no path.
 MORE_MEMORY = (
     "in training, give a smaller --tokens-per-batch, --parallel fsdp --offload, or more GPUs, and resume "
     "from the last checkpoint; otherwise start fewer processes, take a smaller agent or --device cpu"
@@ -30,17 +30,18 @@ MORE_MEMORY = (
 def read_settings(read: Callable[[list[str]], Settings]) -> Settings:
     """The settings that `read` makes of this process's arguments; --help and every error end the process.
 
-    A program calls it before its imports of torch and transformers, which take seconds, and passes the result
-    to `run_program`. Errors are explained as there.
+    A program calls this function before its imports of torch and transformers, which take seconds, and passes
+    the settings to `run_program`. Both functions explain errors in the same way.
     """
     with errors_explained():
-        Path.cwd()  # raises if it has been deleted
+        Path.cwd()  # This raises if the current folder has been deleted.
         settings = read(sys.argv[1:])
-    # Libraries catch KeyboardInterrupt while they are imported, so Ctrl-C ends the process at once until
-    # `run_program`. A shell starts its background processes with SIGINT ignored, which stays.
+    # While torch is imported, Ctrl-C kills the process (SIG_DFL), because libraries catch KeyboardInterrupt.
+    # `run_program` restores Python's handler. If the shell has ignored SIGINT, as for a process in the
+    # background, it stays ignored.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.stderr.isatty():  # in a log file the line would be noise
+    if sys.stderr.isatty():  # In a log file the line would be noise.
         print("Loading …", file=sys.stderr, flush=True)
     return settings
 
@@ -51,10 +52,10 @@ def run_program(main: Callable[[Settings], None], settings: Settings, *, then: s
     Exit codes: 0 done, 1 a bug of ours, 2 wrong usage or out of memory, 75 stopped but resumable, 130 Ctrl-C.
     Every error is printed as one sentence on stderr; only a bug is a traceback, without keys.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `read_settings` leaves it during the imports
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # `read_settings` has set it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if main.__module__ == "__main__":
-        # Full garbage collections then skip what was imported, and save a quarter of a second each. Inside
+        # Each full garbage collection then skips what was imported, which saves a quarter of a second. Inside
         # another process, such as a test, the objects are not ours to freeze.
         gc.freeze()
     with errors_explained(then):
@@ -92,10 +93,12 @@ def explain(error: BaseException, *, then: str = "") -> tuple[int, str]:
             return 75, f"nobody reads the output any more{after_a_stop}"
         case OSError() if error.errno in DISK_ERRORS:
             return 75, f"{error}: free some space or check the disk{after_a_stop}"
-        case OSError(errno=errno.ENOENT, filename=None):  # getcwd raises it without a name
+        case OSError(errno=errno.ENOENT, filename=None):  # Only getcwd raises it without a name.
             return 2, "the current folder has been deleted: change to one that exists"
         case OSError() if error.filename:
-            path = error.filename2 or error.filename  # the second name is where a file was to be moved
+            path = (
+                error.filename2 or error.filename
+            )  # If a file was to be moved, the second name is its target.
             return 2, f"{path}: {error.strerror}; check the path and its permissions"
     if is_out_of_memory(error):
         return 2, f"{first_line(error)}: {MORE_MEMORY}"
@@ -105,15 +108,15 @@ def explain(error: BaseException, *, then: str = "") -> tuple[int, str]:
 def exit_with(code: int, reason: str) -> NoReturn:
     """Print the name of the program and why it ends, on one line of stderr, and exit."""
     sentence = printable(f"{program_name()}: {reason}")
-    sentence = sentence.replace("\n", "\\n")  # the name of a file may have line breaks
-    if len(sentence) > LONGEST_SENTENCE:  # it repeats a value of the command line or of a file
+    sentence = sentence.replace("\n", "\\n")  # The name of a file may have line breaks.
+    if len(sentence) > LONGEST_SENTENCE:  # It repeats a long value of the command line or of a file.
         half = LONGEST_SENTENCE // 2
         sentence = f"{sentence[:half]} … {sentence[-half:]}"
-    with suppress(OSError):  # the terminal has been closed
+    with suppress(OSError):  # The terminal may have been closed.
         print(sentence, file=sys.stderr, flush=True)
     try:
         sys.stdout.flush()
-    except OSError:  # Python flushes it again at its end, and would exit with 120
+    except OSError:  # Python would flush stdout again at its end, and exit with code 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if os.environ.get("WORLD_SIZE", "") not in ("", "1"):
         # A rank leaves at once. The end of the interpreter would wait for threads and for NCCL, which may
@@ -123,7 +126,7 @@ def exit_with(code: int, reason: str) -> NoReturn:
 
 
 def prepare_standard_streams() -> None:
-    """Let stdout and stderr escape what their encoding lacks; a closed stream (`>&-`) is the null device."""
+    """Let stdout and stderr escape what their encoding lacks; replace a closed stream by the null device."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""Files and folders: read from others what is sound, write our own whole or not at all.
+"""Files and folders: read only what is sound, and write files that are complete or absent.
 
 A folder is written under a temporary name, synced to the disk and renamed when it is complete. A kill while
 it is written leaves only the temporary folder, which the next writer beside it removes. If an older folder
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 LFS_POINTER = b"version https://git-lfs"  # the first bytes of a file that Git LFS has not fetched
 LFS_ADVICE = "a pointer of Git LFS: `git lfs pull` fetches the file itself"
-LARGEST = 1e300  # larger integers overflow a float
+LARGEST = 1e300  # A larger integer may overflow a float.
 TEMPORARY = ".unfinished.tmp"
 MANIFEST = "manifest.json"  # the size in bytes of each file of a sealed folder, by name
 
@@ -46,7 +46,7 @@ def replace_file(path: Path, content: bytes) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)
     try:
-        with partial.open("xb") as file:  # "x" follows no symbolic link
+        with partial.open("xb") as file:  # The mode "x" follows no symbolic link.
             file.write(content)
         os.replace(partial, path)
     except OSError as error:
@@ -57,10 +57,9 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def make_folder(folder: Path, holds: Callable[[Path], bool], what: str) -> None:
-    """Make the folder of `what` (such as "a run"), or open it again.
+    """Make the folder of `what` (such as "a run"), or accept a folder that `holds` recognises as such.
 
-    Raises UsageError if the folder has files and `holds` says that they belong to something else, and if it
-    cannot be made.
+    Raises UsageError if the folder has other files, or if it cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,19 +74,19 @@ def make_folder(folder: Path, holds: Callable[[Path], bool], what: str) -> None:
 def lock(file: int | IO[str], path: Path) -> bool:
     """Lock the open file of `path` until it is closed. Returns False if another process holds its lock.
 
-    The system frees the lock when a process ends in any way, so a lock is never stale. Some network file
-    systems have no locks: there we warn and go on without.
+    However a process ends, the system frees its locks, so a lock is never stale. If the file system has no
+    locks, as some network file systems, the function warns, and returns True.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # some network file systems say so by EACCES
+    except (BlockingIOError, PermissionError):  # EACCES of some network file systems means the same.
         return False
     except OSError as error:
         _warn_of_missing_locks(path, error.strerror)
     return True
 
 
-@functools.cache  # once, although a program checks the lock before it takes it
+@functools.cache  # The warning comes once, although a program checks the lock before it takes it.
 def _warn_of_missing_locks(path: Path, reason: str) -> None:
     logger.warning("%s cannot be locked (%s): let no second process write to this folder", path, reason)
 
@@ -103,14 +102,14 @@ def new_temporary(folder: Path) -> Path:
 
 
 def seal(temporary: Path, folder: Path) -> None:
-    """List all files with their sizes in a last one, and move the temporary folder to `folder`."""
+    """Write the manifest of a temporary folder, and move it to `folder`."""
     sizes = _sizes_in(temporary)
     (temporary / MANIFEST).write_text(json.dumps(sizes, indent=1), "utf-8")
     sync_and_move(temporary, folder)
 
 
 def find_damage(folder: Path) -> str:
-    """Say what is wrong with a sealed folder; "" if it holds exactly the listed files in their sizes.
+    """Say what is wrong with a sealed folder; "" if it has exactly the files and sizes of its manifest.
 
     This notices files that are cut short, missing or added. It does not notice changed bytes.
     """
@@ -128,7 +127,7 @@ def find_damage(folder: Path) -> str:
 
 
 def _sizes_in(folder: Path) -> dict[str, int]:
-    """The size in bytes of each file of a folder, by name; without the list itself."""
+    """The size in bytes of each file of a folder, by name, without the manifest."""
     sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     sizes.pop(MANIFEST, None)
     return sizes
@@ -147,14 +146,14 @@ def sync_and_move(temporary: Path, folder: Path) -> None:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove what a kill or a full disk has left of a folder in `parent`, and move an older one back."""
+    """Remove incomplete folders in `parent`; if a new folder never came, move the older folder back."""
     for replaced in parent.glob(".*.old"):
         folder = parent / replaced.name.removeprefix(".").removesuffix(".old")
         if not folder.exists():
             os.replace(replaced, folder)
         shutil.rmtree(replaced, ignore_errors=True)
     temporary = parent / TEMPORARY
-    if temporary.is_symlink():  # not ours: rmtree refuses to follow it
+    if temporary.is_symlink():  # It is not ours, and rmtree refuses to follow it.
         temporary.unlink()
     shutil.rmtree(temporary, ignore_errors=True)
 

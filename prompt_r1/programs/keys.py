@@ -3,15 +3,18 @@
 import os
 import re
 
-# Characters. A shorter key ("EMPTY", "ollama") is a placeholder, which replies may contain.
-SHORTEST_SECRET = 12
+SHORTEST_SECRET = (
+    12  # characters; a shorter key ("EMPTY", "ollama") is a placeholder that replies may contain
+)
 # Names of environment variables that hold a secret, such as OPENAI_API_KEY, HF_TOKEN and WANDB_API_KEY.
 SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 
 def scrub(text: str, key: str) -> str:
     """Replace the key in a text, in upper or lower case, by "[key]"."""
-    if not key or key.lower() not in text.lower():  # much faster than the search below in a long text
+    if (
+        not key or key.lower() not in text.lower()
+    ):  # In a long text this is much faster than the search below.
         return text
     return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE)
 

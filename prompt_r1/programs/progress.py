@@ -6,7 +6,7 @@ from typing import Any
 
 
 class _Lines(io.TextIOBase):
-    """Writes each state of a progress bar on a line of its own: a log file shows no carriage return."""
+    """Writes each state of a progress bar on a new line, because a log file shows no carriage return."""
 
     def write(self, text: str) -> int:
         line = text.strip("\r\n ")
@@ -16,7 +16,7 @@ class _Lines(io.TextIOBase):
 
 
 def progress_style() -> dict[str, Any]:
-    """Arguments of tqdm: without a terminal, a line every ten seconds, and none in the first ten."""
+    """Arguments of tqdm. Without a terminal, a line is written every ten seconds, from the tenth on."""
     if sys.stderr.isatty():
         return {}
     return {"file": _Lines(), "mininterval": 10, "delay": 10}

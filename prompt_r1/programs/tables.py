@@ -9,19 +9,21 @@ Rows = Sequence[Sequence[str]]
 
 
 def markdown_table(header: Sequence[str], rows: Rows, *, left: int = 1) -> str:
-    """Format a table, aligned as text too: the first `left` columns to the left, the others to the right.
+    """Format a table in Markdown, which is also aligned as text.
 
-    Pipes, line breaks and unprintable characters in cells are escaped, so that no text can break the table.
+    The first `left` columns are aligned to the left, the others to the right. Pipes, line breaks and
+    unprintable characters in cells are escaped, so that no text can break the table.
     """
     shown = [[_escaped(cell) for cell in row] for row in (header, *rows)]
     marks = ["---"] * left + ["--:"] * (len(header) - left)
     top, line, *others = _aligned([shown[0], marks, *shown[1:]], left)
-    line = [cell.replace(" ", "-") for cell in line]  # dashes fill the columns of the marks
+    line = [cell.replace(" ", "-") for cell in line]  # Dashes fill the line up to the width of the columns.
     return "\n".join(f"| {' | '.join(row)} |" for row in (top, line, *others))
 
 
 def _escaped(cell: str) -> str:
-    """A cell whose pipes end no cell. A backslash before a pipe would escape ours, so it is doubled."""
+    """A cell in which no pipe ends the cell."""
+    # Double the backslashes before a pipe, then escape the pipe: \| becomes \\\|.
     return re.sub(r"(\\*)\|", r"\1\1\\|", printable_line(cell))
 
 
@@ -32,7 +34,7 @@ def text_table(header: Sequence[str], rows: Rows) -> str:
 
 
 def _aligned(table: Rows, left: int) -> list[list[str]]:
-    """The table with the cells of each column padded to the width of the longest one."""
+    """Pad the cells of each column to the width of its longest cell."""
     columns = []
     for number, column in enumerate(zip(*table, strict=True)):
         width = max(len(cell) for cell in column)

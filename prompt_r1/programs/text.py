@@ -3,7 +3,7 @@
 import re
 import unicodedata
 
-NOT_PLAIN = re.compile("[^ -~\t\n]")  # everything but visible ASCII: the only characters worth looking up
+NOT_PLAIN = re.compile("[^ -~\t\n]")  # Only these characters may be unsafe: all but visible ASCII.
 
 
 def printable(text: str) -> str:
@@ -17,11 +17,11 @@ def printable(text: str) -> str:
 
 
 def printable_line(text: str) -> str:
-    """A printable text on one line: for names in tables, titles and progress bars."""
+    """A printable text on one line, for names in tables, titles and progress bars."""
     return printable(text).replace("\n", " ").replace("\t", " ")
 
 
 def _escape_unsafe(letter: str) -> str:
-    if letter.isprintable() or unicodedata.category(letter) == "Zs":  # a space of some width
+    if letter.isprintable() or unicodedata.category(letter) == "Zs":  # Zs: spaces of any width
         return letter
     return letter.encode("unicode_escape").decode()
