@@ -1,6 +1,6 @@
 """Convert raw dumps to question files, split a file, and draw a training mix."""
 
-if __name__ == "__main__":  # before the imports below, which an old Python or an empty environment lacks
+if __name__ == "__main__":  # This comes first: the imports below fail if packages are missing.
     from prompt_r1.programs.installation import check_installation
 
     check_installation()
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _check_written(path: Path, read: Sequence[str | Path]) -> None:
-    """Raise UsageError if a file would be read and written."""
+    """Raise UsageError if a file that is written is also read."""
     if path.resolve() in [Path(name).resolve() for name in read]:
         raise UsageError(f"{path}: a file that is written must not be among the files that are read")
 

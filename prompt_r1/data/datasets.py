@@ -1,8 +1,8 @@
-"""The paper's twelve datasets: from their own rows to questions, and from questions to the training mix.
+"""The paper's twelve datasets: convert their rows to questions, and draw the training mix.
 
 Each function reads a row of one dataset, as its authors or the Hub publish it. It raises LeftOut for a row
-that the dataset itself marks as unusable, and BadRow for a row without the columns that all its rows have,
-so that another table is not taken for the dataset.
+that the dataset itself marks as unusable, and BadRow for a row that lacks a column of the dataset, so that no
+other table is taken for the dataset.
 """
 
 import json
@@ -27,7 +27,7 @@ OPTION_LETTER = re.compile(r"(?<![^\s,\['\"])([a-e]) \) ")  # "a ) 38 , b ) 27.6
 
 
 class LeftOut(Exception):
-    """The dataset marks this row as unusable, and why. The rows are counted by this reason."""
+    """Why the dataset marks a row as unusable. The rows are counted by this reason."""
 
 
 def hotpotqa(row: Fields) -> Draft:
@@ -39,7 +39,7 @@ def hotpotqa(row: Fields) -> Draft:
 def musique(row: Fields) -> Draft:
     """MuSiQue. The Full variant has an unanswerable copy of each question."""
     _require(row, "answer_aliases")
-    if str(row.get("answerable", True)).lower() != "true":  # a table holds a text
+    if str(row.get("answerable", True)).lower() != "true":  # In a table, the cell is a text.
         raise LeftOut("unanswerable")
     aliases = _list(row["answer_aliases"] or [], "answer_aliases")
     return text_field(row, "question"), _golds([row.get("answer"), *aliases], "answer")
@@ -84,7 +84,7 @@ def booksum(row: Fields) -> Draft:
     A model wrote the paper's titles and texts from the chapters. They cannot be reproduced from the dump,
     but are in the paper's published files.
     """
-    if "summary_text" not in row:  # the file of Salesforce/booksum has the paths of the texts, not the texts
+    if "summary_text" not in row:  # The file of Salesforce/booksum has the paths of the texts instead.
         raise BadRow("the field summary_text is missing; give a CSV of kmfoda/booksum, which has the texts")
     title = text_field(row, "book_id").replace(".", ", ")
     summary = row["summary_text"]
@@ -163,7 +163,7 @@ def detokenise(text: str) -> str:
 
 
 def _require(row: Fields, *columns: str) -> None:
-    """Raise BadRow if a column is missing that all rows of the dataset have."""
+    """Raise BadRow if a row lacks one of these columns, which all rows of the dataset have."""
     for column in columns:
         if column not in row:
             raise BadRow(f"the field {column} is missing, which all rows of this dataset have")
@@ -177,9 +177,9 @@ def _list(value: object, field: str) -> list[object]:
 
 
 def _golds(value: object, field: str) -> tuple[str, ...]:
-    """The gold answers in a field, which holds one or a list, without blank ones and repeats.
+    """The gold answers in a field, a single value or a list, without blank answers and repeats.
 
-    Raises LeftOut if none is left, as in test splits.
+    Raises LeftOut if no answer is left, as in test splits.
     """
     values = value if isinstance(value, list) else [value]
     filled = [gold for gold in values if gold not in (None, "<unk>") and str(gold).strip()]
@@ -188,8 +188,8 @@ def _golds(value: object, field: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text_or_number(gold, field) for gold in filled))
 
 
-# By the name for --from: the dataset's name in the paper, and the function that converts its rows. The first
-# eight are the training mix, the others the out-of-distribution tests.
+# The name for --from → the dataset's name in the paper, and the function that converts its rows. The first
+# eight are the training mix, the others are the out-of-distribution tests.
 CONVERTED: Mapping[str, tuple[str, Callable[[Fields], Draft]]] = {
     "2wiki": ("2WikiMultihopQA", hotpotqa),
     "hotpotqa": ("HotpotQA", hotpotqa),
@@ -209,9 +209,10 @@ TRAINED, OUT_OF_DISTRIBUTION = NAMES[:8], NAMES[8:]
 
 
 def convert(name: str, sources: Sequence[str]) -> tuple[list[Question], Counter[str]]:
-    """The questions of raw dumps of a dataset without repeats, and how many rows were left out and why.
+    """Convert raw dumps of a dataset. Returns the questions without repeats, and what was left out.
 
-    Raises UsageError with the file, the row and the reason, also if no question is left.
+    The rows that were left out are counted by reason. Raises UsageError with the file, the row and the
+    reason, and if no question is left.
     """
     dataset, question_of = CONVERTED[name]
     questions: dict[str, Question] = {}  # by question_key
@@ -253,7 +254,7 @@ def mix(
         key = question_key(question.text)
         if key in seen:
             continue
-        if question.id in ids:  # two datasets may use the same ids
+        if question.id in ids:  # Two datasets may use the same ids.
             question = replace(question, id=id_from_text(question.text))
         seen.add(key)
         ids.add(question.id)
@@ -267,7 +268,7 @@ def mix(
 
 
 def write_questions(path: Path, questions: Sequence[Question]) -> None:
-    """Write a .jsonl file, which appears under its name only when it is complete. Raises UsageError."""
+    """Write a .jsonl file that appears under its name only when it is complete. Raises UsageError."""
     if path.suffix != ".jsonl":
         raise UsageError(f"{path}: only .jsonl files can be written")
     lines = []
@@ -280,7 +281,7 @@ def write_questions(path: Path, questions: Sequence[Question]) -> None:
             "answers": question.answers,
             "kind": question.kind,
         }
-        line = json.dumps(row, ensure_ascii=False, default=str) + "\n"  # str: a column may hold dates
+        line = json.dumps(row, ensure_ascii=False, default=str) + "\n"  # `default`: a column may hold dates.
         # A column may hold half a character. Its backslash escape is also JSON's.
         lines.append(line.encode(errors="backslashreplace"))
     if not lines:

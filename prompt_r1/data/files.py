@@ -13,12 +13,12 @@ from prompt_r1.errors import UsageError
 from prompt_r1.programs.command_line import command
 from prompt_r1.types import Kind, Question
 
-ANSWER_FIELDS = ("answers", "golden_answers", "answer")  # the first that is not empty counts
+ANSWER_FIELDS = ("answers", "golden_answers", "answer")  # The first field that is not empty counts.
 COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "data_source", "kind")
 CONVERT = "python -m prompt_r1.data convert"
 
-# Names of the datasets in the published files, and in the paper. In the published training and validation
-# files all rows say hotpot_qa, whichever of the eight datasets they come from.
+# A dataset's name in the published files → its name in the paper. In the published training and validation
+# files, the rows of all eight datasets say hotpot_qa.
 PAPER_NAMES = {
     "2WikiMultihopQA": "2WikiMultihopQA",
     "hotpot": "HotpotQA",
@@ -34,7 +34,7 @@ PAPER_NAMES = {
     "xum": "XSum",
     "hotpotqa/hotpot_qa": "mixed",
 }
-# By a dataset's name in lower case, without signs.
+# The names of these datasets in lower case, without signs.
 MATH_DATASETS = {"gsm8k", "dapo", "dapomath", "dapomath17k", "math", "math500", "mathqa"}
 TEXT_DATASETS = {"booksum", "writingprompts", "xsum"}
 
@@ -50,11 +50,14 @@ def load_questions(path: Path | str) -> list[Question]:
     """The questions of a file, or of hf:ORG/NAME:SPLIT. Raises UsageError with row (from 1) and reason."""
     hub = HUB_NAME.fullmatch(str(path))
     dataset = hub["repository"].partition("/")[2] if hub else Path(path).stem
-    return as_questions(path, _without_solutions(path), dataset=dataset)
+    return as_questions(path, _rows_without_solutions(path), dataset=dataset)
 
 
-def _without_solutions(path: Path | str) -> Iterator[tuple[int, object]]:
-    """The rows of a file. Raises UsageError for a whole solution as GSM8K's, which no answer would equal."""
+def _rows_without_solutions(path: Path | str) -> Iterator[tuple[int, object]]:
+    """The rows of a file, unchanged. Raises UsageError if a gold answer is a whole solution, as in GSM8K.
+
+    No answer of an agent would equal such a gold answer.
+    """
     for number, row in read_rows(path):
         if isinstance(row, Mapping) and any("####" in str(row.get(name)) for name in ANSWER_FIELDS):
             out = re.sub(r"[^\w-]+", "-", Path(path).stem) + "-converted.jsonl"
@@ -67,11 +70,11 @@ def _without_solutions(path: Path | str) -> Iterator[tuple[int, object]]:
 
 
 def as_questions(source: str | Path, rows: Iterable[tuple[int, object]], *, dataset: str) -> list[Question]:
-    """The questions of numbered rows; `dataset` is the name for rows without one.
+    """The questions of numbered rows. Rows that name no dataset belong to `dataset`.
 
     A row has `question` and `answers` (or `golden_answers`, or `answer`), and may have `id`, `dataset` (or
-    `data_source`) and `kind`; other fields are `extra`. Or it has the columns of the published files. A
-    repeated question without an id gets its row number appended to its id. Raises UsageError.
+    `data_source`) and `kind`; other fields are `extra`. Or it has the columns of the published files. If rows
+    without ids repeat a question, the number of the row is appended to its id. Raises UsageError.
     """
     questions: dict[str, Question] = {}
     for number, row in rows:
@@ -129,24 +132,25 @@ def _is_empty(value: object) -> bool:
 
 def _published_question(row: Fields) -> Question:
     """The question of a row with data_source, prompt[{content, role}] and reward_model{ground_truth[]}."""
-    try:
-        [message] = row["prompt"]
-        [text] = PUBLISHED.findall(text_field(message, "content"))
-        truth = row["reward_model"]["ground_truth"]
-    except (LookupError, TypeError, ValueError):
+    prompt, reward_model = row.get("prompt"), row["reward_model"]
+    truth = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
+    message = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else None
+    content = message.get("content") if isinstance(message, Mapping) else None
+    found = PUBLISHED.match(content) if isinstance(content, str) else None
+    if found is None or truth is None:
         raise BadRow(
             "not a row of the published files, with reward_model{ground_truth} and prompt[{content}]: "
             "'Question: ', the question and the published instruction; "
             f"`{CONVERT}` reads the raw files of the datasets"
-        ) from None
-    text = text_or_number(text, "question")
+        )
+    text = text_or_number(found[1], "question")
     dataset = paper_name(text_field(row, "data_source"))
     golds = gold_answers(truth, "ground_truth")
     return Question(id_from_text(text), dataset, text, golds, kind_of(dataset))
 
 
 def gold_answers(value: object, field: str) -> tuple[str, ...]:
-    """The gold answers in a field: one, a list, or a text with a JSON list of texts. Raises BadRow."""
+    """The gold answers in a field: a single value, a list, or a text with a JSON list. Raises BadRow."""
     if isinstance(value, str):
         values: list[object] = _golds_in_text(value, field)
     else:
@@ -157,7 +161,7 @@ def gold_answers(value: object, field: str) -> tuple[str, ...]:
 
 
 def _golds_in_text(text: str, field: str) -> list[object]:
-    """The texts of a JSON list in a cell, or the text itself, such as [0, 1). Raises BadRow."""
+    """The texts of a JSON list in a cell, or the whole text if it is no list, as [0, 1). Raises BadRow."""
     if not re.match(r"""\s*\[\s*["'\]]""", text):
         return [text]
     try:
@@ -173,7 +177,7 @@ def _golds_in_text(text: str, field: str) -> list[object]:
 
 
 def id_from_text(text: str) -> str:
-    """The id of a question that has none: the SHA-1 of its text."""
+    """The id of a question whose row has no id: the SHA-1 of its text."""
     return hashlib.sha1(text.encode()).hexdigest()
 
 
@@ -183,7 +187,7 @@ def paper_name(data_source: str) -> str:
 
 
 def kind_of(dataset: str) -> Kind:
-    """The kind of question in a dataset, by its name: math (a number), text (a long one) or qa (short)."""
+    """The kind of a dataset's questions: math (the answer is a number), text (a long text) or qa (a name)."""
     name = re.sub("[^a-z0-9]", "", dataset.lower())
     if name in MATH_DATASETS:
         return "math"
@@ -196,5 +200,5 @@ def without_dapo_wrapper(text: str) -> str:
 
 
 def question_key(text: str) -> str:
-    """A key that is equal for questions that differ only in case, white space or DAPO's wrapper."""
+    """A key for comparing questions: it ignores letter case, white space and DAPO's wrapper."""
     return " ".join(without_dapo_wrapper(text).casefold().split())

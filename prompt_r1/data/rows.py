@@ -12,9 +12,9 @@ from typing import Any
 from prompt_r1.errors import UsageError, first_line
 
 Fields = Mapping[str, Any]
-BATCH = 64  # parquet rows decoded at a time: a row may contain a book
-LONGEST_CELL = 64 * 2**20  # characters: a cell may contain a chapter
-BLANK = object()  # stands for a blank line, which has a number but no row
+BATCH = 64  # Parquet rows are decoded in batches of this size, because a row may contain a book.
+LONGEST_CELL = 64 * 2**20  # characters; a cell may contain a chapter
+BLANK = object()  # It stands for a blank line, which has a number but no row.
 HUB_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?:(?P<split>.+)")
 
 
@@ -25,7 +25,7 @@ class BadRow(Exception):
 def read_rows(source: Path | str) -> Iterator[tuple[int, object]]:
     """The rows of a file, or of hf:ORG/NAME:SPLIT, with their numbers from 1.
 
-    In JSON lines the number is that of the line; in a table the header has none. Raises UsageError with the
+    The rows of a .jsonl file are numbered by line; a table's header has no number. Raises UsageError with the
     file, the row and the reason.
     """
     if str(source).startswith("hf:"):
@@ -36,7 +36,7 @@ def read_rows(source: Path | str) -> Iterator[tuple[int, object]]:
         raise UsageError(f"{path} is a folder: name the files in it")
     if not path.exists():
         raise UsageError(f"{path}: there is no such file")
-    if not path.is_file():  # a program may read its questions twice
+    if not path.is_file():  # A program may read its questions twice, which no pipe allows.
         raise UsageError(f"{path} is a pipe or a device: save its rows in a file, and name that")
     read = READERS.get(path.suffix.lower())
     if read is None:
@@ -67,13 +67,13 @@ def _json_lines(path: Path) -> Iterator[object]:
 
 
 def _json(path: Path) -> Iterable[object]:
-    """The rows of a list, alone or in an object as `data`; one row; or JSON lines."""
+    """The rows of a JSON file: a list, an object with a list as `data`, a single row, or JSON lines."""
     text = _text_of(path)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         if text.lstrip().startswith("["):
-            _json_value(text)  # raises BadRow
+            _json_value(text)  # The text is a broken list. Parsing it again raises BadRow, with a message.
         return _json_lines(path)
     if isinstance(value, dict):
         value = value.get("data", value.get("Data", value))
@@ -102,7 +102,7 @@ def _table(path: Path) -> Iterator[object]:
     try:
         columns: list[str] = []
         for cells in csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=True):
-            if not cells:  # a blank line
+            if not cells:  # The line is blank.
                 continue
             if not columns:
                 columns = cells
@@ -126,7 +126,7 @@ def _parquet(path: Path) -> Iterator[object]:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=BATCH):
                 yield from batch.to_pylist()
-    except Exception as error:  # of pyarrow, or of a value that Python has no type for
+    except Exception as error:  # pyarrow's own errors, or a value that Python has no type for
         raise BadRow(f"not readable as parquet ({first_line(error)[:120]!r}): write the file anew") from None
 
 
@@ -139,7 +139,7 @@ def _hub_rows(name: str) -> Iterator[object]:
     if not found:
         raise UsageError(
             f"{name}: as questions, hf: names a dataset of the Hub, hf:ORG/NAME:SPLIT or "
-            "hf:ORG/NAME/CONFIG:SPLIT; give those of this machine as a FILE"
+            "hf:ORG/NAME/CONFIG:SPLIT; a question file on this machine is given by its path"
         )
     try:
         from datasets import load_dataset
@@ -147,18 +147,18 @@ def _hub_rows(name: str) -> Iterator[object]:
         table = load_dataset(found["repository"], found["config"], split=found["split"])
     except ImportError:
         raise UsageError(f"{name}: datasets of the Hub need a package: pip install datasets") from None
-    except Exception as error:  # of the dataset's files, of datasets, or of the Hub's HTTP client
+    except Exception as error:  # errors of the files, of `datasets`, or of the Hub's client
         raise UsageError(
             f"{name} could not be loaded from the Hub ({first_line(error)}): check the name, and HF_TOKEN if "
             "it is private, or give a FILE"
         ) from error
-    # As Arrow: images and sounds among the columns are not decoded.
+    # The rows are read as Arrow, so that images and sounds among the columns are not decoded.
     for batch in table.with_format("arrow").iter(batch_size=BATCH):
         yield from batch.to_pylist()
 
 
 def _prompts_and_stories(path: Path) -> Iterable[object]:
-    """WritingPrompts: line n of X.wp_source is the prompt of the story in line n of X.wp_target."""
+    """The rows of WritingPrompts: line n of X.wp_source is the prompt, line n of X.wp_target its story."""
     stories_path = path.with_suffix(".wp_target")
     if not stories_path.is_file():
         raise UsageError(f"{path}: its stories are missing, which belong into {stories_path}")
@@ -180,14 +180,14 @@ READERS: dict[str, Callable[[Path], Iterable[object]]] = {
 
 
 def fields_of(row: object) -> Fields:
-    """The fields of a row. Raises BadRow if it is no object."""
+    """The fields of a row. Raises BadRow if the row is no object."""
     if not isinstance(row, Mapping):
         raise BadRow(f"expected a JSON object, not {describe(row)}")
     return row
 
 
 def text_field(row: Fields, field: str) -> str:
-    """The text of a field. Raises BadRow if it is missing, blank or not a text."""
+    """The text of a field. Raises BadRow if the field is missing, blank or not a text."""
     if field not in row:
         raise BadRow(f"the field {field} is missing")
     value = row[field]
@@ -206,7 +206,7 @@ def text_or_number(value: object, field: str) -> str:
         raise BadRow(f"the field {field} must contain texts or numbers, not {describe(value)}")
     if not value.strip():
         raise BadRow(f"the field {field} contains an empty text")
-    if re.search("[\ud800-\udfff]", value):  # no tokenizer takes it
+    if re.search("[\ud800-\udfff]", value):  # No tokenizer accepts it.
         raise BadRow(f"the field {field} contains half a character (a lone surrogate)")
     return value
 

@@ -9,15 +9,16 @@ from prompt_r1.types import Question
 
 
 def questions_of_step(questions: Sequence[Question], step: int, *, count: int, seed: int) -> list[Question]:
-    """The `count` questions of a training step, from 1: the next ones of shuffled epochs.
+    """The `count` questions of a training step. The first step is 1; each takes the next ones of an epoch.
 
-    They depend on the arguments alone, so a resumed run continues where it stopped.
+    Each epoch shuffles all questions. The result depends on the arguments alone, so a resumed run continues
+    where it stopped.
     """
     size = len(questions)
-    first = (step - 1) * count  # the place of the step's first question in all epochs, one after another
+    first = (step - 1) * count  # the place of the step's first question, counted over all epochs
     last = first + count - 1
     first_epoch = first // size
-    order: list[Question] = []  # of all epochs from which the step takes questions
+    order: list[Question] = []  # the shuffled epochs that the step takes questions from
     for epoch in range(first_epoch, last // size + 1):
         shuffled = list(questions)
         random.Random(f"questions {seed} {epoch}").shuffle(shuffled)
@@ -27,12 +28,12 @@ def questions_of_step(questions: Sequence[Question], step: int, *, count: int, s
 
 
 def digest_of(questions: Sequence[Question]) -> str:
-    """Identifies questions, their answers and their order."""
+    """A digest of questions, their answers and their order."""
     digest = hashlib.sha256()
     for question in questions:
         row = dict(vars(question))
         if not question.extra:
-            del row["extra"]
+            del row["extra"]  # The digest stays as it was before the field existed.
         digest.update(json.dumps(row, default=str).encode() + b"\n")
     return digest.hexdigest()[:32]
 
@@ -40,13 +41,13 @@ def digest_of(questions: Sequence[Question]) -> str:
 def stratified(questions: Sequence[Question]) -> list[Question]:
     """Order questions so that the first n are a stratified random sample, for every n.
 
-    Each dataset has its share of them, to within one question. The order depends only on the questions, not
-    on the seed of a run: runs are validated on the same questions.
+    Among the first n, each dataset has its share, to within one question. The order depends only on the
+    questions, not on the seed of a run, so all runs are validated on the same questions.
     """
     by_dataset: dict[str, list[Question]] = {}
     for question in questions:
         by_dataset.setdefault(question.dataset, []).append(question)
-    # Each dataset spreads its questions evenly over (0, 1), in random order; ties are broken at random.
+    # The questions of each dataset are spread evenly over (0, 1), in random order. Ties are broken at random.
     placed: list[tuple[tuple[float, float], Question]] = []
     for dataset, group in by_dataset.items():
         rng = random.Random(f"sample {dataset}")

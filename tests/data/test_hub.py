@@ -108,7 +108,7 @@ def test_a_function_brings_its_own_validation_and_test_questions(in_folder):
         ("hf:org/wrong:valid", r"could not be loaded from the Hub \(.*Unknown split 'valid'"),
         ("hf:org/other:train", "hf:org/other:train, row 1: the field question is missing"),
         ("hf:org/wrong", "hf: names a dataset of the Hub, hf:ORG/NAME:SPLIT"),
-        ("hf:./folder", "give those of this machine as a FILE"),
+        ("hf:./folder", "a question file on this machine is given by its path"),
         ("py:own_sums:broken", r"called with a split and a seed, raised ZeroDivisionError: no sum \(own_s"),
         ("py:own_sums:counts", "called with a split and a seed, raised TypeError: "),
         ("py:own_sums:texts", "row 1: expected a JSON object, not str 'Who"),
