@@ -2,11 +2,11 @@
 
     y = W x + (alpha / rank) · B A x        W frozen, A (rank, in) and B (out, rank) trained in float32
 
-While the agent plays and learns, the product is not merged into W: 16-bit weights would round small changes
-away. All weights but those of linear layers stay as they are: embeddings, norms, and experts that are stored
-as one tensor.
+While the agent plays and learns, the product is not merged into W, because 16-bit weights would round small
+changes away. Only linear layers get adapters. Embeddings, norms, and experts that are stored as one tensor do
+not change.
 
-This file takes the place of peft, which is a larger dependency. Outputs are equal (tests/model/test_lora.py).
+This file replaces peft, which is a larger dependency.
 """
 
 import math
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from prompt_r1.errors import UsageError
 
-ADAPTER_ALPHA = 32.0  # most RL fine-tuning with small ranks uses it
+ADAPTER_ALPHA = 32.0  # Most RL fine-tuning with small ranks uses this value.
 
 
 class LoRA(nn.Module):
@@ -41,9 +41,8 @@ class LoRA(nn.Module):
 
     @torch.no_grad()
     def merged_weight(self) -> Tensor:
-        """W' = W + (alpha / rank) B A, computed in float32, in the dtype of the layer's weight."""
-        weight = self.base.weight
-        return (weight + self.scale * self.b @ self.a).to(weight.dtype)
+        """W' = W + (alpha / rank) B A, in float32."""
+        return self.base.weight.float() + self.scale * self.b @ self.a
 
 
 def add_lora(model: PreTrainedModel, *, rank: int, alpha: float, seed: int = 0) -> list[nn.Parameter]:
@@ -55,7 +54,8 @@ def add_lora(model: PreTrainedModel, *, rank: int, alpha: float, seed: int = 0) 
     layers = {
         name: layer
         for name, layer in model.named_modules()
-        if type(layer) is nn.Linear and layer is not head  # a subclass may compute something else
+        # A subclass of nn.Linear may compute something else.
+        if type(layer) is nn.Linear and layer is not head
     }
     widest = max((min(layer.weight.shape) for layer in layers.values()), default=0)
     if not widest:
@@ -76,7 +76,7 @@ def adapters_of(model: nn.Module) -> dict[str, LoRA]:
 
 @contextmanager
 def adapters_removed(model: nn.Module) -> Iterator[dict[str, LoRA]]:
-    """Temporarily take the adapters out of the model; yields the adapted layers by name."""
+    """Take the adapters out of the model inside the context. Yields the adapted layers by name."""
     adapted = adapters_of(model)
     for name, layer in adapted.items():
         model.set_submodule(name, layer.base)

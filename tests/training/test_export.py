@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prompt_r1.model.loading import load_policy
-from prompt_r1.model.lora import add_lora
+from prompt_r1.model.lora import adapters_of, add_lora
 from prompt_r1.model.policy import Policy
 from prompt_r1.programs import files
 from prompt_r1.settings.agent import STEP_FILE
@@ -84,6 +84,18 @@ def test_the_share_of_changed_weights_that_rounding_takes_is_measured_written_an
     share = json.loads((exported(policy, base) / STEP_FILE).read_text())["export/rounded_away"]
     assert share == pytest.approx(1 - large.numel() / changed, abs=1e-3)
     assert f"{100 * share:.0f} % of the weights that training has changed have their old value" in caplog.text
+
+
+def test_the_share_that_rounding_takes_is_also_measured_for_merged_adapters(base):
+    """A bug: merging had rounded to bfloat16 already, so the share was always 0."""
+    policy = load_policy(base, device=CPU, compute=torch.bfloat16, weights=torch.bfloat16)
+    add_lora(policy.model, rank=1, alpha=1)
+    with torch.no_grad():
+        for layer in adapters_of(policy.model).values():
+            layer.a.fill_(1e-3)
+            layer.b.fill_(1e-3)  # The product changes each weight by a millionth.
+    step = json.loads((exported(policy, base) / STEP_FILE).read_text())
+    assert step["export/rounded_away"] > 0.9
 
 
 def test_a_change_that_16_bits_can_hold_raises_no_warning(base, caplog):
