@@ -4,12 +4,12 @@
     untrained   the agent before training, in the same game
     prompt-r1   the trained agent
 
-docs/evaluation.md describes the other methods and the tables. Each answer is appended to
-predictions.jsonl in the folder --out. The same command again asks only for missing and failed answers, and
-writes the tables anew.
+docs/evaluation.md describes the other methods and the tables. Each answer is appended to predictions.jsonl in
+the folder --out. If the same command is given again, it asks only for missing and failed answers, and writes
+the tables anew.
 """
 
-if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
+if __name__ == "__main__":  # The imports below take seconds. --help and usage errors do not wait for them.
     from prompt_r1.programs.installation import check_installation
 
     check_installation()
@@ -21,7 +21,7 @@ if __name__ == "__main__":  # --help and usage errors, before the imports below 
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -58,14 +58,14 @@ from prompt_r1.programs.text import printable
 from prompt_r1.settings.fields import identifying_values
 from prompt_r1.types import Question
 
-Pair = tuple[Question, int]
-"""A question, and the number of its repeat."""
+Repeat = tuple[Question, int]
+"""A question, and the number of its repeat (--repeats)."""
 
 
 def main(config: EvaluateConfig) -> None:
     """Ask for the answers that are missing, and write the tables."""
     device = pick_device(config.device)
-    encoder = load_encoder(config.ssim_model, device)  # A missing one is reported before any call is made.
+    encoder = load_encoder(config.ssim_model, device)  # If it is missing, no call is made.
     agents = resolve_agents(config)
     seed = common_seed(config, agents)
     questions = load_questions(config, seed)
@@ -77,26 +77,20 @@ def main(config: EvaluateConfig) -> None:
     with closing(PredictionFile(folder / FILE)) as file:
         identifying = identifying_values(config) | {"seed": seed}
         keep_settings(folder, identifying, digests_of_systems(config, systems))
-        wanted: list[Pair] = []
+        wanted: list[Repeat] = []
         for question in questions:
             wanted += [(question, sample) for sample in range(config.repeats)]
         missing = missing_answers(file, systems, wanted)
         try:
-            # An evaluation that is complete opens no environment and no journal.
+            # A complete evaluation opens no environment and no journal.
             if missing:
                 account = open_account(config, folder)
-                make_setup = setup_maker(
-                    config,
-                    systems,
-                    account=account,
-                    datasets=datasets,
-                    device=device,
-                    seed=seed,
-                    folder=folder,
+                answers = answer_missing(
+                    missing, systems, config, account, file, datasets=datasets, device=device, seed=seed
                 )
-                asyncio.run(answer_missing(missing, systems, make_setup, file, account))
+                asyncio.run(answers)
         finally:
-            # The rows that are finished are shown whatever has failed after them.
+            # If something has failed, the rows that are finished are still shown.
             predictions = file.answers_to(wanted, systems)
             if predictions:
                 print(tables_of(predictions, config, agents, encoder, folder))
@@ -108,7 +102,7 @@ def main(config: EvaluateConfig) -> None:
 
 
 def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
-    """The questions of --data; with --tables and the mini world also those out of distribution."""
+    """The questions of --data. With --tables, the mini world also has its questions out of distribution."""
     names = list(config.data)
     if config.tables and names == ["mini"]:
         names.append("mini:ood")
@@ -125,7 +119,7 @@ def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
 def describe_agents(
     config: EvaluateConfig, agents: Mapping[str, AgentSpec], seed: int, questions: Sequence[Question]
 ) -> None:
-    """Say which agents play. Raises QuestionTooLong for a question that leaves an agent no room."""
+    """Print which agents play. Raises QuestionTooLong for a question that leaves an agent no room."""
     playing = ",".join(environments_of(config, agents))
     for agent in agents.values():
         print(printable(agent.describe(environment=playing, seed=seed)), file=sys.stderr, flush=True)
@@ -133,29 +127,33 @@ def describe_agents(
 
 
 def missing_answers(
-    file: PredictionFile, systems: Mapping[System, AgentSpec], wanted: Sequence[Pair]
-) -> dict[System, list[Pair]]:
-    """What each system has not answered yet; systems that have answered everything are left out."""
+    file: PredictionFile, systems: Mapping[System, AgentSpec], wanted: Sequence[Repeat]
+) -> dict[System, list[Repeat]]:
+    """What each system has not answered yet. Systems that have answered everything are left out."""
     missing = {}
     for system in systems:
-        asked = [pair for pair in wanted if file.find(system, *pair) is None]
-        if asked:
-            missing[system] = asked
+        unanswered = [repeat for repeat in wanted if file.find(system, *repeat) is None]
+        if unanswered:
+            missing[system] = unanswered
     return missing
 
 
-def setup_maker(
+async def answer_missing(
+    missing: Mapping[System, Sequence[Repeat]],
+    agents: Mapping[System, AgentSpec],
     config: EvaluateConfig,
-    systems: Mapping[System, AgentSpec],
-    *,
     account: Account,
+    file: PredictionFile,
+    *,
     datasets: Sequence[str],
     device: torch.device,
     seed: int,
-    folder: Path,
-) -> Callable[[System, AgentSpec], Setup]:
-    """What gives each system what its method is made from, all with one journal and one budget."""
-    specs = {config.optimizer_env, *(system.environment for system in systems)} - {""}
+) -> None:
+    """Let each system answer the questions that the file lacks, system by system.
+
+    All systems share the journal and the budget of `account`.
+    """
+    specs = {config.optimizer_env, *(system.environment for system in agents)} - {""}
     open_one = partial(
         open_environment,
         config=config,
@@ -165,40 +163,35 @@ def setup_maker(
         seed=seed,
         device=device,
     )
-    return partial(
-        setup_of,
-        config=config,
-        open_environment=open_one,
-        datasets=datasets,
-        device=device,
-        seed=seed,
-        folder=folder,
-    )
+    for system, unanswered in missing.items():
+        try:
+            setup = setup_of(
+                system,
+                agents[system],
+                config,
+                open_environment=open_one,
+                datasets=datasets,
+                device=device,
+                seed=seed,
+                folder=results_folder(config),
+            )
+            await answer_all(system, setup, unanswered, file)
+            # An environment may be a model in this process. It is freed before the next system loads a model.
+            del setup
+        finally:
+            await account.close()
 
 
-async def answer_missing(
-    missing: Mapping[System, Sequence[Pair]],
-    agents: Mapping[System, AgentSpec],
-    make_setup: Callable[[System, AgentSpec], Setup],
-    file: PredictionFile,
-    account: Account,
+async def answer_all(
+    system: System, setup: Setup, unanswered: Sequence[Repeat], file: PredictionFile
 ) -> None:
-    """Let each system answer the questions that the file lacks, system by system."""
-    try:
-        for system, asked in missing.items():
-            await answer_all(system, make_setup(system, agents[system]), asked, file)
-    finally:
-        await account.close()
-
-
-async def answer_all(system: System, setup: Setup, asked: Sequence[Pair], file: PredictionFile) -> None:
     """Make a system's method, answer all questions concurrently, and write each answer at once.
 
-    A failed call of one question is recorded with its answer; any other error is raised, and asyncio.run
-    cancels the rest. The method's agent is freed at the end, before the next one is loaded.
+    If a call fails, the error is recorded in place of the answer. Any other error is raised, and asyncio.run
+    cancels the other questions. At the end the method's agent is freed, before the next agent is loaded.
     """
     if setup.environment is not None:
-        await setup.environment.check()  # A large agent is loaded only if the environment answers.
+        await setup.environment.check()  # If the environment does not answer, no agent is loaded.
     answer = await METHODS[system.method].make(setup)
 
     async def answer_one(question: Question, sample: int) -> None:
@@ -206,8 +199,8 @@ async def answer_all(system: System, setup: Setup, asked: Sequence[Pair], file: 
         file.add(replace(prediction, sample=sample, system=system))
         bar.update()
 
-    with tqdm(total=len(asked), desc=str(system), leave=False, **progress_style()) as bar:
-        await asyncio.gather(*(answer_one(question, sample) for question, sample in asked))
+    with tqdm(total=len(unanswered), desc=str(system), leave=False, **progress_style()) as bar:
+        await asyncio.gather(*(answer_one(question, sample) for question, sample in unanswered))
 
 
 def tables_of(
@@ -217,14 +210,14 @@ def tables_of(
     encoder: SentenceEncoder | None,
     folder: Path,
 ) -> str:
-    """Score the predictions and write the tables; returns the table for the terminal."""
+    """Score the predictions and write the tables. Returns the table for the terminal."""
     results = score_predictions(predictions, official=config.metrics == "official", encoder=encoder)
     trained_with = {name: agent.config.env for name, agent in agents.items() if trained_config(agent.path)}
     return write_results(folder, results, trained_with)
 
 
 def print_left_out(config: EvaluateConfig, systems: Mapping[System, AgentSpec]) -> None:
-    """Say which of the paper's methods --tables has left out, and what they need."""
+    """Print which of the paper's methods --tables has left out, and what these methods need."""
     if not config.grpo_agent:
         train = command("train.py", "--env", "none")
         print(f"\ngrpo-only is left out: `{train}` trains its agent for --grpo-agent RUN")

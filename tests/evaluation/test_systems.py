@@ -1,9 +1,12 @@
 """The systems of an evaluation, the settings that its answers have in common."""
 
+import gc
 import json
+import weakref
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -180,6 +183,29 @@ def test_finished_rows_are_shown_whatever_fails_after_them(tmp_path, capsys):
     header, row = capsys.readouterr().out.splitlines()[:2]
     assert header.split()[:3] == ["method", "n", "EM"] and row.split()[:3] == ["direct", "1", "1.000"]
     assert json.loads((tmp_path / "out/results.json").read_text())["direct"]["em"] == 1
+
+
+class Counted:
+    """Answers every question, and knows how many of its instances are alive."""
+
+    alive: ClassVar = weakref.WeakSet["Counted"]()
+    most: ClassVar = 0
+
+    def __init__(self) -> None:
+        gc.collect()  # as the loading of a model does
+        Counted.alive.add(self)
+        Counted.most = max(Counted.most, len(Counted.alive))
+
+    def ask(self, messages):
+        return "Anna"
+
+
+def test_each_method_frees_its_environment_before_the_next_method_opens_one(tmp_path):
+    """A bug: with `--env hf:DIR`, three methods held three copies of the model, each with its KV cache."""
+    (tmp_path / "own.jsonl").write_text('{"question": "Who?", "answer": "Anna"}\n')
+    line = "--method direct cot --env py:tests.evaluation.test_systems:Counted --device cpu"
+    run_here("evaluate.py", *line.split(), "--data", tmp_path / "own.jsonl", "--out", tmp_path / "out")
+    assert Counted.most == 1
 
 
 def test_a_folder_remembers_the_contents_of_all_earlier_commands(tmp_path):
