@@ -1,17 +1,19 @@
 """Agents that are fine-tuned before they play, for the methods `sft`, `bc` and `rft`.
 
-sft    LoRA on gold answers
-bc     LoRA on recorded games that ended right: in the mini world, the demonstrations of the warm start
-rft    LoRA on the agent's own games on training questions that ended right. In each of two rounds the agent
-       of the round before plays, and its start learns from all right games so far (STaR, Zelikman et al.
-       2022, arXiv 2203.14465; ReST, Gulcehre et al. 2023, arXiv 2308.08998)
+sft    LoRA on gold answers bc     LoRA on recorded games that ended right: in the mini world, the
+demonstrations of the warm start rft    LoRA on the agent's own games on training questions, if they ended
+right. There are two rounds. In each, the
+       agent of the round before plays, and then the start of the agent learns from all right games so far
+       (STaR, Zelikman et al. 2022, arXiv 2203.14465; ReST, Gulcehre et al. 2023, arXiv 2308.08998)
 
-Each begins with the start of the user's agent, and is done once: the agent in the folder is used again.
+Each fine-tuning begins with the start of the user's agent: the agent before its training. It is done once,
+and later evaluations use the agent in the folder.
 """
 
 import asyncio
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,10 +36,10 @@ from prompt_r1.training.warm_start_settings import SftConfig
 from prompt_r1.types import Completion, Question, Trajectory
 
 # The numbers of rft:
-ROUNDS = 2  # A round plays games and fine-tunes on the right ones so far.
-CALLS = 10_000  # Calls of the environment in all rounds.
-QUESTIONS_AT_ONCE = 20  # Questions that are played between two looks at the calls that are left.
-GROUP_SIZE = 5  # Games of a question.
+ROUNDS = 2  # A round plays games, and then fine-tunes on all right games so far.
+CALLS = 10_000  # All rounds together make so many calls of the environment.
+QUESTIONS_AT_ONCE = 20  # So many questions are played before the calls are counted again.
+GROUP_SIZE = 5  # Each question is played so many times.
 GAMES_WITHOUT_RIGHT = 100  # rft gives up after so many games if no game ended right.
 
 SFT_RANK = 8
@@ -49,13 +51,13 @@ def sft_agent(
 ) -> AgentSpec:
     """Fine-tune an agent on the gold answers to training questions, for a game of one turn."""
     settings = _settings(agent, seed=seed, device=device, rank=SFT_RANK)
-    # The mini agents of two seeds differ. The start must be the agent that the run has trained.
-    game = one_turn_config(agent.start, seed=agent.config.seed)
+    # Each seed has its own mini agent. The start must be the mini agent that the run has trained.
+    one_turn = one_turn_config(agent.start, seed=agent.config.seed)
     if not _is_done(folder):
         fine_tune_agent(
-            lambda codec: [example_of(question, codec) for question in train], settings, game, folder
+            lambda codec: [example_of(question, codec) for question in train], settings, one_turn, folder
         )
-    return AgentSpec(folder / "agent", game, agent.start)
+    return AgentSpec(folder / "agent", one_turn, agent.start)
 
 
 def bc_agent(agent: AgentSpec, *, seed: int, device: str, folder: Path) -> AgentSpec:
@@ -79,17 +81,14 @@ async def rft_agent(
     folder: Path,
     calls: int,
 ) -> AgentSpec:
-    """Fine-tune an agent on its own right games. `calls`: limit of the games (0: CALLS).
+    """Fine-tune an agent on its own games that ended right.
 
-    Raises UsageError if none of the first games ended right.
+    `calls`: how many calls of the environment all games may make; 0: CALLS. Raises UsageError if none of the
+    first games ended right.
     """
     settings = _settings(agent, seed=seed, device=str(device), rank=IMITATION_RANK)
     if not _is_done(folder):
-        start = find_agent(agent.start, agent.config.seed)
-        player = load_agent(start, agent.config, device)
-        await imitate_own_games(
-            player, environment, train, settings, agent.config, folder, calls=calls or CALLS
-        )
+        await imitate_own_games(environment, train, settings, agent.config, folder, calls=calls or CALLS)
     return AgentSpec(folder / "agent", agent.config, agent.start)
 
 
@@ -104,10 +103,9 @@ def _is_done(folder: Path) -> bool:
 
 
 def one_turn_config(start: str, *, seed: int) -> AgentConfig:
-    """How an agent plays that answers in one turn, without an environment."""
+    """The settings of an agent that answers in one turn, without an environment."""
     preset = agent_preset(preset_of(start))
-    game = replace(preset, env="none", instruction="answer")
-    return replace(game, agent=start, seed=seed)
+    return replace(preset, env="none", instruction="answer", agent=start, seed=seed)
 
 
 def example_of(question: Question, codec: Codec) -> Trajectory:
@@ -122,7 +120,7 @@ def example_of(question: Question, codec: Codec) -> Trajectory:
 
 
 def ended_right(game: Trajectory, rule: Rule) -> bool:
-    """Whether a game asks, is well formed throughout, and earns the full reward."""
+    """Whether a game asks the environment, has only well-formed turns, and earns the full reward."""
     has_full_reward = score(game, rule=rule).total > 1 - 1e-6
     return has_full_reward and well_formed(game) and len(game.turns) > 1
 
@@ -134,53 +132,83 @@ def right_demonstrations(seed: int, rule: Rule, codec: Codec) -> list[Trajectory
 
 
 async def imitate_own_games(
-    agent: Agent,
     environment: Environment,
     train: Sequence[Question],
     settings: SftConfig,
-    game: AgentConfig,
+    trained_as: AgentConfig,
     folder: Path,
     *,
     calls: int,
 ) -> None:
-    """Play and fine-tune in rounds. Each ends after its share of `calls`.
+    """Play and fine-tune in rounds. Each round makes its share of `calls`.
 
     Raises UsageError if none of the first games ended right.
     """
-    rng = random.Random(f"rft {settings.seed}")
-    rule = game.base_rule
+    draws = draw_questions(train, random.Random(f"rft {settings.seed}"))
     right: list[Trajectory] = []
-
-    def games_so_far(_: Codec) -> list[Trajectory]:
-        return right
-
-    epoch = 0
+    path: str | Path = find_agent(settings.agent, trained_as.seed)
     for number in range(1, ROUNDS + 1):
-        made = 0
-        tried = 0
-        while made < calls / ROUNDS and (right or tried < GAMES_WITHOUT_RIGHT):
-            epoch += 1  # A question that is drawn again gets new replies where the environment samples.
-            questions = rng.sample(train, min(QUESTIONS_AT_ONCE, len(train)))
-            seed = f"rft {settings.seed}/{number}/{made}"
-            played = await _play_groups(agent, environment, questions, seed=seed, epoch=epoch)
-            # A game without a call counts as one, so that the round of an agent that never asks ends too.
-            made += sum(max(1, one.spent.calls) for one in played)
-            tried += len(played)
-            right += [one for one in played if ended_right(one, rule)]
+        player = load_agent(path, trained_as, torch.device(settings.device))
+        found, tried = await play_round(
+            player,
+            environment,
+            draws,
+            trained_as.base_rule,
+            seed=f"rft {settings.seed}/{number}",
+            calls=calls / ROUNDS,
+            may_give_up=not right,
+        )
+        right.extend(found)
         if not right:
             raise UsageError(
                 f"no game of {settings.agent} ended right in {tried}: there is nothing to imitate. If it "
                 f"lacks the format, `{teaching_command(settings.agent)}` teaches it"
             )
+        del player  # Its KV cache is freed before the fine-tuning loads a model.
         is_last = number == ROUNDS
         out = folder if is_last else folder.with_name(f"{folder.name}-round-{number}")
-        learned = fine_tune_agent(games_so_far, settings, game, out)
-        if not is_last:
-            agent = load_agent(learned, game, agent.policy.device)
+        path = fine_tune_agent(lambda codec: right, settings, trained_as, out)
+
+
+def draw_questions(train: Sequence[Question], rng: random.Random) -> Iterator[tuple[int, Sequence[Question]]]:
+    """Draw QUESTIONS_AT_ONCE training questions again and again. Yields the number of the draw with them."""
+    for number in itertools.count(1):
+        yield number, rng.sample(train, min(QUESTIONS_AT_ONCE, len(train)))
+
+
+async def play_round(
+    player: Agent,
+    environment: Environment,
+    draws: Iterator[tuple[int, Sequence[Question]]],
+    rule: Rule,
+    *,
+    seed: str,
+    calls: float,
+    may_give_up: bool,
+) -> tuple[list[Trajectory], int]:
+    """Play until `calls` calls are made. Returns the games that ended right, and the number of all games.
+
+    With `may_give_up`, the round ends after GAMES_WITHOUT_RIGHT games if no game ended right.
+    """
+    made = 0
+    tried = 0
+    right: list[Trajectory] = []
+    while made < calls:
+        if may_give_up and not right and tried >= GAMES_WITHOUT_RIGHT:
+            break
+        # The number of the draw is the epoch: if a question is drawn again, an environment that samples gives
+        # new replies.
+        epoch, questions = next(draws)
+        played = await _play_groups(player, environment, questions, seed=f"{seed}/{made}", epoch=epoch)
+        # A game without a call counts as one call, so that the round of an agent that never asks ends, too.
+        made += sum(max(1, game.spent.calls) for game in played)
+        tried += len(played)
+        right += [game for game in played if ended_right(game, rule)]
+    return right, tried
 
 
 async def _play_groups(
-    agent: Agent, environment: Environment, questions: Sequence[Question], *, seed: str, epoch: int
+    player: Agent, environment: Environment, questions: Sequence[Question], *, seed: str, epoch: int
 ) -> list[Trajectory]:
     """Play GROUP_SIZE games of each question at once."""
     games = []
@@ -188,7 +216,7 @@ async def _play_groups(
         for sample in range(GROUP_SIZE):
             games.append(
                 play_question(
-                    agent,
+                    player,
                     environment,
                     question,
                     seed=f"{seed}/{sample}/{question.id}",

@@ -1,6 +1,9 @@
 """`bc` and `rft`: they learn from games that ended right."""
 
 import asyncio
+import gc
+import random
+import weakref
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +21,6 @@ from prompt_r1.model.packing import pack
 from prompt_r1.pair.agent import load_agent, load_codec, play_question
 from prompt_r1.pair.names import find_agent
 from prompt_r1.protocol import INSTRUCTIONS, Codec
-from prompt_r1.training.warm_start_settings import SftConfig
 from prompt_r1.types import Trajectory
 from tests.support import tiny
 from tests.support.exports import load_tensors
@@ -93,18 +95,42 @@ def test_rft_gives_up_after_a_hundred_games_if_none_ended_right(tmp_path):
         method("rft", mini_world(), agent=start, folder=tmp_path, train=QUESTIONS)
 
 
-def test_rft_ends_a_round_of_an_agent_that_has_stopped_asking(tmp_path):
-    """A round has a number of calls. The agent is right in its first games; then it answers at once."""
-    right = [think("so", prompt="Who?"), think("so", answer="Anna")]
-    texts = right * imitation.GROUP_SIZE + [right[1]] * 100
+def test_rft_ends_a_round_of_an_agent_that_has_stopped_asking():
+    """A round has a number of calls. The agent asks in its first games; then it answers at once."""
+    asks, answers = think("so", prompt="Who?"), think("so", answer="Anna")
+    texts = [asks, answers] * 3 + [answers] * 100
     codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
     agent: Any = SimpleNamespace(engine=ScriptedAgent(texts), codec=codec, game=GAME)
-    settings = SftConfig(agent="./none")  # fine-tuning, which comes next, does not find it
-    rounds = imitation.imitate_own_games(
-        agent, mini_world(), [ANNA], settings, CONFIG, tmp_path / "rft", calls=50
+    draws = imitation.draw_questions([ANNA], random.Random(0))
+    playing = imitation.play_round(
+        agent, mini_world(), draws, CONFIG.base_rule, seed="rft", calls=25, may_give_up=True
     )
-    with pytest.raises(UsageError, match="there is no such folder"):
-        asyncio.run(rounds)
+    right, tried = asyncio.run(playing)
+    assert (len(right), tried) == (3, 25)
+    assert all(len(game.turns) == 2 for game in right)
+
+
+def test_rft_frees_the_player_before_it_loads_a_model_to_fine_tune(tmp_path, monkeypatch):
+    """A bug: the player and its KV cache stayed in memory, beside the second model and its Adam states."""
+    players = weakref.WeakSet()
+    living = []
+    load_player, fine_tune_agent = imitation.load_agent, imitation.fine_tune_agent
+
+    def note_and_load(*arguments):
+        player = load_player(*arguments)
+        players.add(player.engine)
+        return player
+
+    def count_and_fine_tune(*arguments):
+        gc.collect()  # as `load_policy` does
+        living.append(len(players))
+        return fine_tune_agent(*arguments)
+
+    monkeypatch.setattr(imitation, "load_agent", note_and_load)
+    monkeypatch.setattr(imitation, "fine_tune_agent", count_and_fine_tune)
+    monkeypatch.setattr(imitation, "QUESTIONS_AT_ONCE", 1)
+    method("rft", mini_world(), agent="mini", folder=tmp_path, train=QUESTIONS[:6], calls=40)
+    assert living == [0] * imitation.ROUNDS
 
 
 def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, learned, monkeypatch):
