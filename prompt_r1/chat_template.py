@@ -1,7 +1,7 @@
 """The text around messages in a chat template, and its encoding.
 
 The template is rendered once, to find its frame. From then on a dialogue only grows: the pieces of a message
-are encoded one by one and appended, and together they decode to what the template writes.
+are encoded one by one and appended. The joined tokens decode to the text that the template would write.
 """
 
 import re
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Literal
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Message
 
-if TYPE_CHECKING:  # `--help` reads this file, and transformers takes seconds to import
+if TYPE_CHECKING:  # `--help` reads this file, and the import takes seconds.
     from transformers import PreTrainedTokenizerBase
 
-# Templates write this date as today's, so that resumed runs and trained agents keep the prompts of training.
+# Some templates write today's date. We give them a fixed date, so that resumed runs and trained agents keep
+# the prompts of the training.
 ONE_DAY = "{% macro strftime_now(format) %}1 January 2025{% endmacro %}"
 
 
@@ -24,24 +25,24 @@ ONE_DAY = "{% macro strftime_now(format) %}1 January 2025{% endmacro %}"
 class Frame:
     """The text that a chat template writes around messages."""
 
-    before_user: str  # before the first user message
-    between: str  # from the end of an assistant message to the next user message
-    generation: str  # from the end of a user message to the assistant's turn
+    before_user: str  # The text before the first user message.
+    between: str  # The text from the end of an assistant message to the next user message.
+    generation: str  # The text from the end of a user message to the assistant's turn.
 
 
 def opened_think(text: str) -> str:
-    """The end of a generation prompt from a <think> that it leaves open; "" if it opens none.
+    """The end of a generation prompt, from the <think> that it leaves open; "" if it leaves none open.
 
-    The templates of DeepSeek-R1's distilled models, Qwen3-Thinking and others open every turn so.
+    The templates of DeepSeek-R1's distilled models, Qwen3-Thinking and others open every turn with a <think>.
     """
     start = text.rfind("<think>")
     return text[start:] if start > text.rfind("</think>") else ""
 
 
 def render(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> str:
-    """A dialogue in the chat template, up to the assistant's next turn.
+    """Write a dialogue in the chat template, up to the assistant's next turn.
 
-    Raises UsageError for a template that fails on it.
+    Raises UsageError if the template cannot render this dialogue.
     """
     dialogue = [{"role": message["role"], "content": message["content"]} for message in messages]
     try:
@@ -51,7 +52,7 @@ def render(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) ->
             tokenize=False,
             add_generation_prompt=True,
         )
-    except Exception as error:  # a template is a program of its own: anything can go wrong in it
+    except Exception as error:  # A template is a program and may raise anything.
         reason = " ".join(str(error).split()) or type(error).__name__
         roles = ", ".join(message["role"] for message in messages)
         raise UsageError(
@@ -68,9 +69,10 @@ def name_of(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def frame_of(tokenizer: "PreTrainedTokenizerBase", first_message: str) -> Frame:
-    """Find the frame by rendering marked messages, and compare it with the rendered `first_message`.
+    """Find the frame of a chat template by rendering marked messages.
 
-    Raises UsageError for a template that has none: whose turns differ, or that changes a message.
+    The frame is then compared with the rendered `first_message`. Raises UsageError for a template that has no
+    frame, because it writes other text around every turn or changes a message.
     """
     where = name_of(tokenizer)
     if not tokenizer.chat_template:
@@ -98,9 +100,9 @@ def frame_of(tokenizer: "PreTrainedTokenizerBase", first_message: str) -> Frame:
 
 
 def text_of(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
-    """The text of tokens as it stands, control tokens included.
+    """Decode tokens unchanged, control tokens included.
 
-    Tokenizers of the sentencepiece kind leave out a space at the beginning.
+    Tokenizers of the sentencepiece kind leave out a space at the beginning of the text.
     """
     text = tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str), "several texts from one row of tokens"
@@ -108,17 +110,17 @@ def text_of(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
 
 
 class PieceEncoder:
-    """Encodes the pieces of a dialogue one by one; the joined tokens decode to the joined pieces.
+    """Encodes the pieces of a dialogue one by one. The joined tokens decode to the joined pieces.
 
     Tokenizers of the sentencepiece kind write a space before every text. With such a tokenizer, a piece that
-    continues a dialogue is encoded behind a control character, whose tokens are then removed.
+    continues a dialogue is encoded behind a guard: a control character, whose tokens are then removed.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder
-        # Words, white space and single characters that were added are no control tokens. Nor is unk, which
-        # stands for unknown characters.
+        # Added tokens that are words, white space or single characters are no control tokens. Neither is unk,
+        # which stands for unknown characters.
         control = {
             number: token.content
             for number, token in added.items()
@@ -126,10 +128,12 @@ class PieceEncoder:
         }
         names = "|".join(re.escape(name) for name in control.values() if len(name) > 1)
         self._control_ids = control.keys() - {tokenizer.unk_token_id}
-        # A lookahead finds overlapping names too; (?!) matches nowhere.
+        # A lookahead also finds names that overlap. "(?!)" matches nowhere.
         self._control = re.compile(f"(?={names})" if names else "(?!)")
+        # Does the tokenizer write a space before every text? Then two times "ab" decodes to "ab ab".
         joined = text_of(tokenizer, self.start("ab") + self.start("ab"))
-        self._guard = "" if joined == text_of(tokenizer, self.start("abab")) else "\x01"
+        needs_guard = joined != text_of(tokenizer, self.start("abab"))
+        self._guard = "\x01" if needs_guard else ""
         self._guard_tokens = self.start(self._guard)
 
     def start(self, text: str) -> list[int]:
@@ -137,16 +141,17 @@ class PieceEncoder:
         return self._tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
 
     def trusted(self, text: str) -> list[int]:
-        """The tokens of trusted text that continues a dialogue. They may be control tokens."""
+        """The tokens of trusted text that continues a dialogue. The text may name control tokens."""
         tokens, guard = self.start(self._guard + text), self._guard_tokens
         assert tokens[: len(guard)] == guard, f"the tokenizer merges {self._guard!r} with {text[:20]!r}"
         return tokens[len(guard) :]
 
     def untrusted(self, text: str) -> list[int]:
-        """The tokens of text from outside, without control tokens and tags (<|im_end|>, <think>).
+        """The tokens of text from outside. They hold no control tokens and no tags (<|im_end|>, <think>).
 
-        `split_special_tokens=True` is not enough: it keeps added tokens with special=False, such as Qwen3's
-        <think>. So the text is cut inside each of their names, and the pieces are encoded one by one.
+        The text is cut inside the name of every control token, and the pieces are encoded one by one.
+        `split_special_tokens=True` is not enough, because it keeps added tokens with special=False, such as
+        Qwen3's <think>.
         """
         # Lone surrogates cannot be encoded as UTF-8; they become "?".
         text = text.encode("utf-8", "replace").decode("utf-8")
@@ -157,10 +162,11 @@ class PieceEncoder:
         return tokens
 
     def _without_control(self, piece: str) -> list[int]:
-        """The tokens of a piece. A single character that is a control token is left out.
+        """The tokens of a piece, without control tokens.
 
         A normalizer can turn other characters, such as full-width letters, into the name of a control token.
-        Then the piece is halved until no name is left.
+        Then the piece is halved until no half makes a control token. A single character that still makes one
+        is left out.
         """
         tokens = self.trusted(piece)
         if self._control_ids.isdisjoint(tokens):
@@ -171,14 +177,16 @@ class PieceEncoder:
         return self._without_control(piece[:middle]) + self._without_control(piece[middle:])
 
 
-def find_turn_end(between: list[int], tokenizer: "PreTrainedTokenizerBase", *, known: Sequence[str]) -> int:
-    """The index of the token in `between`, the tokens from an assistant's message to the next message, that
-    ends the agent's turn; -1: none does.
+def find_turn_end(
+    between: list[int], tokenizer: "PreTrainedTokenizerBase", *, known: Sequence[str]
+) -> int | None:
+    """The index in `between` of the token that ends the agent's turn; None if none of these tokens does.
 
-    Templates end a turn with a control token (<|im_end|>). Skip white space and our own tags (`known`); the
-    first control token is the end. If the template writes plain text there ("### User:"), the end is eos.
+    `between` are the tokens from the end of an assistant's message to the next message. The turn ends with
+    the first control token (<|im_end|>), which only white space may precede. If the template writes plain
+    text first ("### User:"), or one of our tags (`known`), the turn ends with eos.
 
-    Raises UsageError for a tokenizer that has no such token.
+    Raises UsageError if the tokenizer would need eos and has none.
     """
     added, eos = tokenizer.added_tokens_decoder, tokenizer.eos_token_id
     for position, token in enumerate(between):
@@ -192,4 +200,4 @@ def find_turn_end(between: list[int], tokenizer: "PreTrainedTokenizerBase", *, k
             f"the chat template of {name_of(tokenizer)} ends messages without a control token, and there is "
             "no eos token: not supported"
         )
-    return between.index(eos) if eos in between else -1
+    return between.index(eos) if eos in between else None

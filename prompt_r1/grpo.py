@@ -16,10 +16,10 @@ def compare_games(
     *,
     numbers: Sequence[int],
 ) -> list[list[ScoredGame]]:
-    """Give each of P × G games its reward and its advantage over the other games of its question.
+    """Give each of P × G games its reward, and its advantage over the other games of its question.
 
-    `numbers` are the places of the P questions among all questions of the step. A game's index follows from
-    them, so it does not depend on which rank played it.
+    `numbers` are the numbers of the P questions among all questions of the step. The index of a game is
+    computed from them, so it does not depend on which rank played the game.
     """
     games_PG = []
     for number, trajectories, rewards in zip(numbers, trajectories_PG, rewards_PG, strict=True):
@@ -37,9 +37,9 @@ def group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
 
         Â_i = (R_i - mean(R_1 … R_G)) / (std(R_1 … R_G) + 1e-6)        std with Bessel's correction
 
-    A reward of None marks a game that the environment broke. It says nothing about the agent, so it leaves
-    mean, std and loss. If more than a quarter of a group broke, the whole group leaves: all its advantages
-    are None.
+    A reward of None marks a game that the environment broke. Such a game says nothing about the agent, so it
+    does not count in mean, std and loss. If more than a quarter of a group broke, the whole group is left
+    out: all its advantages are None.
     """
     broken = rewards.count(None)
     if 4 * broken > len(rewards):
@@ -54,24 +54,27 @@ def group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
 
 @dataclass(frozen=True)
 class LossColumns:
-    """What a loss may read beside the policy's own log-probabilities: N agent tokens, one entry for each."""
+    """What a loss may read of the N agent tokens, beside the policy's own log-probabilities."""
 
-    old: Tensor  # (N,) log π_old: the policy before this training step
-    reference: Tensor  # (N,) log π_ref: the frozen start
-    sampled: Tensor  # (N,) log π_engine: recorded when the token was sampled
+    old: Tensor  # (N,) log π_old of the policy before this training step
+    reference: Tensor  # (N,) log π_ref of the frozen start
+    sampled: Tensor  # (N,) log π_engine, recorded when the token was sampled
     advantages: Tensor  # (N,) Â of the token's game
-    weights: Tensor  # (N,) w; they sum to 1 over an optimiser step and all ranks
-    game: Tensor  # (N,) int64 number of the token's game in this micro-batch
+    weights: Tensor  # (N,) w. The weights of an optimiser step, over all ranks, add up to 1.
+    game: Tensor  # (N,) int64, the number of the token's game in this micro-batch
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of a micro-batch and its metrics. The scalars are shares: add them up over micro-batches."""
+    """The loss of a micro-batch and its metrics.
 
-    total: Tensor  # scalar, with a gradient
-    kl: Tensor  # scalar, weighted sum
-    clip_frac: Tensor  # scalar, weighted share of tokens whose gradient the clip range cut off
-    token_kl: Tensor  # (N,) k3 of each agent token
+    The scalars of all micro-batches add up to the values of the optimiser step.
+    """
+
+    total: Tensor  # scalar with a gradient
+    kl: Tensor  # scalar, Σ w KL
+    clip_frac: Tensor  # scalar, Σ w over the tokens that the clip range left without a gradient
+    token_kl: Tensor  # (N,) KL of each agent token
 
 
 def grpo_loss(
@@ -90,12 +93,13 @@ def grpo_loss(
         c  = min(π_old / π_engine, C)                                        C: importance_cap; 0: c = 1
         L  = Σ w [ -c min(r Â, clip(r, 1 - ε, 1 + ε_high) Â) + β KL ]        ε: clip, β: kl_coef
 
-    `logprobs` (N,) are log π_θ of the policy that learns, the only tensor with a gradient. The weights w are
-    1 / (games · |u|), see `training.batches`. `clip_high` 0 stands for ε, as in the paper.
+    `logprobs` (N,) are log π_θ of the policy that learns. No other tensor has a gradient. The weights w are
+    1 / (M · |u|) for M games in the optimiser step and |u| agent tokens in the token's game (see
+    `training.batches`). `clip_high` 0 stands for ε, as in the paper.
 
-    In 16 bits engine and policy round differently, so tokens come from another distribution than the policy
-    that learns. c corrects the policy term for it (truncated importance sampling, Yao et al. 2025,
-    https://fengyao.notion.site/off-policy-rl; `token_truncate` in TRL).
+    In 16 bits engine and policy round differently, so the tokens were sampled from a slightly other
+    distribution than π_old. c corrects the policy term for this difference (truncated importance sampling,
+    Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; `token_truncate` in TRL).
     """
     advantages, weights = columns.advantages, columns.weights
     ratio = (logprobs - columns.old).exp()

@@ -1,4 +1,4 @@
-"""The protocol of the game: instruction, tags, `parse`, and the `Codec` between text and tokens.
+"""The protocol of a game: instruction, tags, `parse`, and the `Codec` between text and tokens.
 
 Two rules keep training correct:
 
@@ -15,7 +15,7 @@ from prompt_r1.chat_template import PieceEncoder, find_turn_end, frame_of, name_
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Action
 
-if TYPE_CHECKING:  # `--help` reads this file, and transformers takes seconds to import
+if TYPE_CHECKING:  # `--help` reads this file, and the import takes seconds.
     from transformers import PreTrainedTokenizerBase
 
 PAPER_INSTRUCTION = """\
@@ -44,16 +44,16 @@ details → refine → check).\N{SPACE}
 ANSWER_IN_TAGS = "Write the final answer, and nothing but the final answer, between <answer> and </answer>."
 
 INSTRUCTIONS = {
-    # Table 1 of the paper, and byte for byte the end of the published prompts.
+    # Table 1 of the paper. The published prompts end with exactly these bytes.
     "paper": PAPER_INSTRUCTION,
     # For the mini agent: half a million parameters cannot follow the paper's instruction.
     "short": "Ask the assistant step by step, then answer.",
-    # For an agent without environment: the form of the paper's last step.
+    # For an agent without an environment: it plays only the last step of the paper's instruction.
     "alone": """\
 Think about the question, then answer it. Write:
    <think>(your reasoning)</think>
    <answer>(final answer for the question)</answer>""",
-    # For supervised fine-tuning; methods that ask an environment once use the same sentence.
+    # For supervised fine-tuning. Methods that ask an environment once use the same sentence.
     "answer": ANSWER_IN_TAGS,
 }
 
@@ -62,9 +62,11 @@ ENVIRONMENT_SYSTEM = (
     "the current task) and help the user complete the task or answer the question. "
 )
 
-NO_REPLY = "(no reply)"  # stands for an empty reply, which servers refuse in a dialogue; it earns nothing
-CUT = " [cut]"  # appended to a reply if the agent reads only its beginning
-# Of a long reply, this many characters are encoded for each token that the agent reads: few tokens have more.
+# An empty reply is replaced by this text, because servers refuse empty messages. Such a turn has M_t = 0.
+NO_REPLY = "(no reply)"
+CUT = " [cut]"  # This is appended to a reply if the agent reads only its beginning.
+# Encoding megabytes takes seconds. So only the first `max_tokens` × 64 characters of a reply are encoded:
+# hardly any token has more characters.
 LONGEST_TOKEN = 64
 
 TAGS = tuple(
@@ -82,14 +84,15 @@ CLEAN_TURNS = (
 def parse(text: str) -> Action:
     """Read one turn of the agent, in time linear in its length.
 
-    The think block is the first one. The action is the first complete prompt or answer block after it
-    (without a think block: anywhere). A block ends at its first closing tag and begins at the last opening
-    tag before that. `text` must be the agent's own: tags in a reply of the environment mean nothing.
+    The first think block is the thought. The action is the first complete prompt or answer block after it; if
+    there is no think block, the first one of the turn. A block ends at its first closing tag, and begins at
+    the last opening tag before this closing tag. `text` must be the agent's own, because tags in a reply of
+    the environment mean nothing.
     """
     think, think_end = _block(text, "think", 0)
     prompt, prompt_end = _block(text, "interaction_prompt", think_end)
     answer, answer_end = _block(text, "answer", think_end)
-    if prompt is not None and answer is not None:  # the block that is complete first counts
+    if prompt is not None and answer is not None:  # The block that ends first counts.
         if prompt_end < answer_end:
             answer = None
         else:
@@ -98,21 +101,22 @@ def parse(text: str) -> Action:
 
 
 def _block(text: str, name: str, start: int) -> tuple[str | None, int]:
-    """The stripped content of the first complete <name> block at or after `start`, and its end.
+    """The stripped content of the first complete <name> block at or after `start`, and the block's end.
 
-    (None, `start`) if there is no such block.
+    Returns (None, `start`) if there is no such block.
     """
     opening, closing = f"<{name}>", f"</{name}>"
     first = text.find(opening, start)
     close = text.find(closing, first + len(opening)) if first >= 0 else -1
     if close < 0:
         return None, start
-    return text[text.rfind(opening, start, close) + len(opening) : close].strip(), close + len(closing)
+    begin = text.rfind(opening, start, close) + len(opening)
+    return text[begin:close].strip(), close + len(closing)
 
 
 def _is_clean(text: str) -> bool:
     """Whether the turn is a think block, then a prompt or an answer, and nothing else, not even a tag."""
-    pieces = ANY_TAG.split(text, maxsplit=5)  # text, tag, text, tag, …; a fifth tag is one too many
+    pieces = ANY_TAG.split(text, maxsplit=5)  # text, tag, text, …: a fifth tag is too many.
     texts, tags = pieces[::2], pieces[1::2]
     if tags not in CLEAN_TURNS:
         return False
@@ -121,10 +125,11 @@ def _is_clean(text: str) -> bool:
 
 
 class Codec:
-    """Between text and tokens of one turn, for any Hugging Face tokenizer whose chat template has a frame.
+    """Converts the turns of a game between text and tokens.
 
-    Only new text is ever encoded. Our own frame (roles, tags, instruction) may use control tokens; text from
-    outside goes through `PieceEncoder.untrusted`.
+    Works with any Hugging Face tokenizer whose chat template has a frame. Only new text is ever encoded. Our
+    own frame (roles, tags, instruction) may use control tokens. Text from outside goes through
+    `PieceEncoder.untrusted`.
 
     Raises UsageError if the tokenizer or its chat template cannot be used.
     """
@@ -137,21 +142,27 @@ class Codec:
         self.encoder = PieceEncoder(tokenizer)
         between = self.encoder.trusted(self.frame.between + "<interaction_response>")
         end = find_turn_end(between, tokenizer, known=TAGS)
-        self.turn_end: int = between[end] if end >= 0 else tokenizer.eos_token_id
+        if end is None:
+            self.turn_end: int = tokenizer.eos_token_id
+            closing = 0  # how many tokens of `between` close the agent's message
+        else:
+            self.turn_end = between[end]
+            closing = end + 1
         self.stop_ids: frozenset[int] = frozenset({self.turn_end, tokenizer.eos_token_id} - {None})
-        # A message that the agent left open is closed with the template's white space and end token.
-        self._close = between[: end + 1]
-        self._reply_head = between[end + 1 :]
+        # If the agent has left its message open, these tokens close it: the template's white space, then its
+        # end token.
+        self._close = between[:closing]
+        self._reply_head = between[closing:]
         self._opening_head = self.encoder.start(self.frame.before_user + "Question:")
         self._opening_tail = self.encoder.trusted(f"\n{instruction}{self.frame.generation}")
         self._reply_tail = self.encoder.trusted(f"</interaction_response>{self.frame.generation}")
         self._check_pieces(instruction)
 
     def _check_pieces(self, instruction: str) -> None:
-        """Raise UsageError unless the pieces of a dialogue, encoded one by one, make the template's text.
+        """Raise UsageError unless the pieces of a dialogue decode to the text of the template.
 
-        The pieces are an opening, a turn that holds every tag, and a reply. Everything but the turn itself is
-        compared with the dialogue encoded as a whole.
+        The pieces (an opening, a turn that holds every tag, and a reply) are encoded one by one. Opening and
+        reply are compared with the same dialogue encoded as a whole.
         """
         frame, name = self.frame, name_of(self.tokenizer)
         tags = " ".join(TAGS)
@@ -177,18 +188,18 @@ class Codec:
             )
 
     def opening(self, question: str) -> list[int]:
-        """The tokens of the first user message, with question and instruction, up to the agent's turn."""
+        """The tokens of the first user message (question and instruction), up to the agent's turn."""
         return self._opening_head + self.encoder.untrusted(" " + question) + self._opening_tail
 
     def reply(self, text: str, *, after: int, max_tokens: int = 0) -> list[int]:
         """The tokens of the environment's reply as the next user message, up to the agent's turn.
 
-        `after` is the last token of the dialogue so far: if it does not end the agent's message, the message
-        is closed here. A reply of more than `max_tokens` tokens (0: no limit) is cut and marked.
+        `after` is the last token of the dialogue so far. If this token does not end the agent's message, the
+        message is closed first. A reply of more than `max_tokens` tokens is cut and marked; 0: no limit.
         """
         close = [] if after == self.turn_end else self._close
-        text = text.replace("</interaction_response", "&lt;/interaction_response")  # may not close our frame
-        # Replies may have megabytes, which take seconds to encode.
+        # The text may not close our own tag.
+        text = text.replace("</interaction_response", "&lt;/interaction_response")
         beginning = text[: max_tokens * LONGEST_TOKEN] if max_tokens else text
         content = self.encoder.untrusted(beginning)
         if max_tokens and (len(content) > max_tokens or len(beginning) < len(text)):
@@ -196,15 +207,17 @@ class Codec:
         return close + self._reply_head + content + self._reply_tail
 
     def _whole_characters(self, tokens: list[int]) -> list[int]:
-        """Drop a partial character at the end: at most 3 bytes of UTF-8, so at most 3 tokens."""
+        """Drop a partial character at the end. It has at most 3 bytes of UTF-8, so at most 3 tokens."""
         for end in range(len(tokens), max(len(tokens) - 4, 0), -1):
             if not text_of(self.tokenizer, tokens[:end]).endswith("\ufffd"):
                 return tokens[:end]
         return tokens
 
     def turn_text(self, tokens: Sequence[int]) -> str:
-        """The text of one turn as `parse` reads it: with the <think> that the template has opened for it, and
-        without the stop token at the end.
+        """The text of one turn, as `parse` reads it.
+
+        The text begins with the <think> that the template has opened, if it opens one. The stop token at the
+        end is left out.
         """
         if tokens and tokens[-1] in self.stop_ids:
             tokens = tokens[:-1]

@@ -1,6 +1,6 @@
 """The double-constrained reward of Prompt-R1 (paper, eqs 12-15): first the format, then the answer.
 
-R_fmt = min(ε, α Σ_t M_t + β A_p + γ A_n + δ C_f)    (without an answer, a lower cap)     (12)
+R_fmt = min(ε, α Σ_t M_t + β A_p + γ A_n + δ C_f)    without an answer the cap is lower  (12)
 R_ans = max over the gold answers of F1(answer, gold)                                    (13, 14)
 R     = -ε + R_fmt + R_ans    if R_fmt = ε                                               (15)
         -ε + R_fmt            otherwise: the gate is shut
@@ -43,8 +43,8 @@ RULES = {
     # without an answer; here such a game collects at most epsilon - (beta + gamma + delta). docs/paper.md
     # has the other differences.
     "release": Rule(alpha=0.4, beta=0.25, gamma=0.25, delta=0.1, epsilon=1.0, unanswered_cap=0.4),
-    # Training without an environment (GRPO alone). Only the answer's terms of "release" can be reached, 0.6
-    # in all. They are scaled to 1: R = -1 + R_fmt / 0.6, plus R_ans when the final turn is perfect.
+    # Training without an environment (GRPO alone). The agent cannot ask, so α = 0. The other coefficients of
+    # "release" add up to 0.6. Here they are divided by 0.6, so that a perfect final turn reaches ε = 1.
     "alone": Rule(
         alpha=0.0, beta=0.25 / 0.6, gamma=0.25 / 0.6, delta=0.1 / 0.6, epsilon=1.0, unanswered_cap=0.0
     ),
@@ -54,7 +54,7 @@ TOLERANCE = 1e-9  # A sum of these floats may miss the cap by a rounding error.
 
 
 def score_games(games: Sequence[Trajectory], *, rule: Rule) -> list[Reward | None]:
-    """The reward of each game; None for one that the environment broke."""
+    """The reward of each game; None for a game that the environment broke."""
     return [None if game.stop == "env_error" else score(game, rule=rule) for game in games]
 
 
@@ -62,7 +62,7 @@ def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
     """R_fmt (eq. 12), R_ans (eqs 13-14) and R (eq. 15) of a game that the environment did not break.
 
     R is in [-ε, 1]. Without an answer A_p = A_n = C_f = 0, and `unanswered_cap` replaces ε in eq. 12. A
-    user's own reward replaces R alone.
+    user's own reward replaces R, but neither R_fmt nor R_ans.
     """
     assert trajectory.stop != "env_error", "a broken game has no reward: it leaves its group"
     turns, answer = trajectory.turns, trajectory.answer
@@ -100,5 +100,5 @@ def is_good_turn(turn: Turn) -> bool:
 
 
 def well_formed(trajectory: Trajectory) -> bool:
-    """Whether every turn is a think block, one action and nothing else, and the last one an answer."""
+    """Whether every turn is a think block, one action and nothing else, and the last turn answers."""
     return all(turn.action.clean for turn in trajectory.turns) and bool(trajectory.answer)

@@ -1,7 +1,8 @@
 """One game as a coroutine, and groups of games side by side.
 
-While one game waits for the environment, the others go on decoding. A failed call ends its game as
-"env_error", without a reward or an advantage (`grpo.group_advantages`): the agent never sees an error text.
+While one game waits for the environment, the other games continue to decode. If a call fails, its game ends
+as "env_error", and gets neither a reward nor an advantage (`grpo.group_advantages`). So the agent never sees
+the text of an error.
 """
 
 import asyncio
@@ -18,9 +19,9 @@ async def play(
 ) -> Trajectory:
     """Play one game (paper, eqs 1-11).
 
-    In each turn the agent thinks, and then asks the environment or answers. The environment sees the prompts
-    and replies of this game only. It sees nothing of the question but what the agent repeats. It is not asked
-    in the last turn, because the agent could not read the reply.
+    In each turn the agent thinks, and then asks the environment or answers. The environment sees only the
+    prompts and replies of this game, so it knows the question only as far as the agent repeats it. A prompt
+    of the last turn is not sent, because the agent could not read the reply.
     """
     trajectory = Trajectory(question)
     history: list[Message] = []
@@ -50,7 +51,7 @@ async def play(
                 trajectory.stop, trajectory.error = "env_error", str(error)
             latency = time.perf_counter() - start
         trajectory.turns.append(Turn(text, action, reply, latency))
-        if reply is None:  # The game is over. After the last turn, `stop` is "max_turns" as from the start.
+        if reply is None:  # The game is over. After a prompt in the last turn, `stop` is still "max_turns".
             break
         shown = reply if reply.strip() else NO_REPLY
         history.append({"role": "assistant", "content": shown})

@@ -6,7 +6,7 @@ over several turns and then answers. `Trajectory` records it token by token:
     tokens   | question and instruction | think, prompt | reply | think, prompt | reply | think, answer |
     sampled  | 0 0 0 0 0 0 0 0 0 0 0 0  | 1 1 1 1 1 1 1 | 0 0 0 | 1 1 1 1 1 1 1 | 0 0 0 | 1 1 1 1 1 1 1 |
 
-Only the agent's own tokens (sampled = 1) enter the loss; the rest is context.
+Only the agent's own tokens (sampled = 1) enter the loss. The other tokens are context.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,7 +16,7 @@ from typing import Literal, Protocol, TypedDict
 # Why a game ended. "max_tokens": the game or its last turn became too long. "malformed": the agent's turn had
 # neither a prompt nor an answer. "env_error": a call of the environment failed.
 Stop = Literal["answered", "max_turns", "max_tokens", "malformed", "env_error"]
-Kind = Literal["qa", "math", "text"]  # how answers are compared, in evaluations
+Kind = Literal["qa", "math", "text"]  # The kind of a question decides how evaluations compare answers.
 
 
 class Message(TypedDict):
@@ -33,23 +33,24 @@ class Question:
     id: str
     dataset: str
     text: str
-    answers: tuple[str, ...]  # a prediction is scored against the best of them
+    answers: tuple[str, ...]  # The score of a prediction is its best score over these.
     kind: Kind = "qa"
-    extra: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)  # other columns
+    # Other columns of the file.
+    extra: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
 class Spending:
     """Calls with their tokens and dollars.
 
-    An attempt that brought no reply, but may have been billed, is charged as a call at its estimate.
+    If an attempt got no reply but may have been billed, it counts as a call with its estimated cost.
     """
 
     calls: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     usd: float = 0.0
-    lost_usd: float = 0.0  # the part of `usd` that attempts without a reply may have cost
+    lost_usd: float = 0.0  # The part of `usd` that attempts without a reply may have cost.
 
     def __add__(self, other: "Spending") -> "Spending":
         return Spending(
@@ -85,7 +86,10 @@ class Spending:
 
     @property
     def amounts(self) -> list[float]:
-        """All fields, in their order. `dataclasses.astuple` would copy each deeply, ten times slower."""
+        """All fields, in their order.
+
+        `dataclasses.astuple` makes a deep copy of each field, which takes ten times as long.
+        """
         return [self.calls, self.tokens_in, self.tokens_out, self.usd, self.lost_usd]
 
     @property
@@ -98,9 +102,9 @@ class GameSettings:
     """The rules of a game: how long the agent may play."""
 
     max_turns: int = 5
-    max_new: int = 1024  # new tokens in a turn
-    max_tokens: int = 8192  # tokens of the whole dialogue
-    max_reply_tokens: int = 1024  # tokens of a reply that the agent reads; 0: all
+    max_new: int = 1024  # The most new tokens in a turn.
+    max_tokens: int = 8192  # The most tokens of the whole dialogue.
+    max_reply_tokens: int = 1024  # The most tokens of a reply that the agent reads; 0: all of them.
 
 
 @dataclass(frozen=True)
@@ -110,26 +114,26 @@ class Action:
     think: str | None
     prompt: str | None
     answer: str | None
-    clean: bool  # one think block, not empty, then one prompt or answer block, and nothing else
+    clean: bool  # Whether the turn is a think block that is not empty, a prompt or answer, and nothing else.
 
 
 @dataclass(frozen=True)
 class Completion:
     """The tokens that the agent sampled for one turn, with their log-probabilities as sampled."""
 
-    tokens: list[int]  # end with a stop token if `finished`
-    logprobs: list[float]  # nats, one per token
-    finished: bool  # False: cut off by the token limit
+    tokens: list[int]  # The last token is a stop token if `finished`.
+    logprobs: list[float]  # One for each token, in nats.
+    finished: bool  # False: the limit of tokens cut the turn off.
 
 
 @dataclass(frozen=True)
 class Turn:
     """One turn of the agent and the environment's reply."""
 
-    text: str  # as `parse` reads it: without the stop token, and with a <think> that the template opened
+    text: str  # The turn as `parse` reads it (see `protocol.Codec.turn_text`).
     action: Action
-    reply: str | None  # None: the environment was not asked, or its call failed
-    latency: float = 0.0  # seconds until the environment replied or failed
+    reply: str | None  # None: the environment was not asked, or its call failed.
+    latency: float = 0.0  # Seconds until the environment replied or failed.
 
 
 @dataclass
@@ -139,12 +143,12 @@ class Trajectory:
     question: Question
     tokens: list[int] = field(default_factory=list)  # (T,) the whole dialogue
     sampled: list[bool] = field(default_factory=list)  # (T,) True: the agent's token, which is trained on
-    logprobs: list[float] = field(default_factory=list)  # (T,) nats, when it was sampled; 0 for context
+    logprobs: list[float] = field(default_factory=list)  # (T,) nats, as sampled; 0 for context
     turns: list[Turn] = field(default_factory=list)
     stop: Stop = "max_turns"
-    error: str = ""  # why the environment failed, when stop is "env_error"
-    spent: Spending = field(default_factory=Spending)  # what the replies cost
-    seconds: float = 0.0  # how long the game took
+    error: str = ""  # Why the environment failed, if `stop` is "env_error".
+    spent: Spending = field(default_factory=Spending)  # The cost of the replies.
+    seconds: float = 0.0  # How long the game took.
 
     def add_context(self, tokens: list[int]) -> None:
         """Append tokens that the agent did not write: the question, a reply, role markers."""
@@ -160,7 +164,10 @@ class Trajectory:
 
     @property
     def opening_length(self) -> int:
-        """The number of tokens before the agent's first token. All games of a question share them."""
+        """The number of tokens before the agent's first token.
+
+        These tokens are the opening, which all games of a question share.
+        """
         return self.sampled.index(True)
 
     @property
@@ -173,9 +180,9 @@ class Reward:
     """The reward of a game (eqs 12-15)."""
 
     format: float  # R_fmt
-    answer: float  # R_ans, which counts only if the gate is open
+    answer: float  # R_ans. It counts only if the gate is open.
     total: float  # R, or a user's own reward
-    gate_is_open: bool = False  # whether R_fmt = ε
+    gate_is_open: bool = False  # Whether R_fmt = ε.
 
 
 @dataclass(frozen=True)
@@ -183,16 +190,17 @@ class ScoredGame:
     """A game, its reward, and how much better it did than the other games of its question."""
 
     trajectory: Trajectory
-    reward: Reward | None  # None: the environment broke the game
-    advantage: float | None  # None: not trained on, because the game or too much of its group broke
-    index: int = 0  # among all games of a training step: question by question, over all ranks
+    reward: Reward | None  # None: the environment broke the game.
+    advantage: float | None  # None: the game, or too much of its group, broke. It is not trained on.
+    # The game's number in its training step, over all ranks: number of the question × group size + sample.
+    index: int = 0
 
 
 class Generate(Protocol):
     """The agent: takes all tokens so far, and returns the tokens of its next turn, at most `max_new`.
 
-    The tokens depend on the weights, the context and the seed alone. The games that run at the same time can
-    change the last bits of the log-probabilities.
+    The tokens depend only on the weights, the context and the seed. Games that run at the same time can
+    change the last bits of the log-probabilities, but not the tokens (except where rounding decides a tie).
     """
 
     def __call__(self, tokens: list[int], *, max_new: int, seed: str) -> Awaitable[Completion]: ...
@@ -201,5 +209,5 @@ class Generate(Protocol):
 Ask = Callable[[list[Message]], Awaitable[str]]
 """The environment: takes chat messages, and returns its reply.
 
-EnvError ends the game, any other error the run.
+EnvError ends the game. Any other error ends the run.
 """

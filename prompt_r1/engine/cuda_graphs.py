@@ -1,11 +1,12 @@
 """Decode steps as CUDA graphs, one for each batch size.
 
-A decode step computes one new token for each sequence. It launches about 20 kernels in each layer, and to
-launch them one by one takes longer than to run them. A graph launches them all at once. A graph reads the
-buffers of the batch that it was captured with: each new batch is padded to the size of the graph with idle
-sequences, which write to the spare block, and copied to these buffers.
+A decode step computes one new token for each sequence. It launches about 20 kernels in each layer, and
+launching them one by one takes longer than running them. A graph launches all kernels at once. It always
+reads the buffers of the batch that it was captured with. So each new batch is padded to the size of the graph
+and copied into these buffers. The padding consists of idle sequences, which write to the spare block.
 
-The first replay of each graph is compared with the same step run directly; if they differ, none is used.
+The first replay of each graph is compared with the same step run directly. If the results differ, graphs are
+not used any longer.
 """
 
 import warnings
@@ -18,17 +19,19 @@ from torch import Tensor
 from prompt_r1.engine.kv_cache import BlockPool, PagedBatch, Sequence
 
 SIZES = (1, 2, 4, 8, *range(16, 257, 16))  # batch sizes
-TOLERANCE = 0.05  # largest relative difference in norm between replayed and direct hidden states
+# The largest relative difference (in norm) between the hidden states of the first replay and of the direct
+# run.
+TOLERANCE = 0.05
 
 Forward = Callable[[PagedBatch], Tensor]
 """A batch of T tokens → last hidden states (T, hidden)."""
 Replay = Callable[[], Tensor]
 Capture = Callable[[Replay], Replay]
-"""Turns a forward into a function that replays it on the same buffers, and overwrites its result."""
+"""Turns a forward into a function that replays it on the same buffers. Each replay overwrites the result."""
 
 
 class DecodeGraphs:
-    """Runs decode steps. A batch size is captured when it first occurs, and replayed from then on."""
+    """Runs decode steps. The first step of a batch size is captured, and later steps replay it."""
 
     def __init__(self, forward: Forward, pool: BlockPool, *, longest: int, capture: Capture) -> None:
         """`longest` is the largest number of tokens in a sequence."""
@@ -36,8 +39,8 @@ class DecodeGraphs:
         self._pool = pool
         self._longest = longest
         self._capture = capture
-        self._broken = False  # a graph computed something else, so graphs are not used any longer
-        # For each batch size: the batch whose buffers its graph reads, and the graph.
+        self._broken = False  # True: a graph computed something else, so graphs are not used any longer.
+        # Batch size → the batch whose buffers the graph reads, and the graph.
         self._graphs: dict[int, tuple[PagedBatch, Replay]] = {}
 
     def __call__(self, new_tokens: Mapping[Sequence, int]) -> Tensor:
@@ -65,7 +68,7 @@ class DecodeGraphs:
         difference = float((replay().float() - expected).norm() / expected.norm())
         if difference <= TOLERANCE:
             return replay
-        self._broken = True  # also when the difference is NaN
+        self._broken = True  # The difference is too large, or NaN.
         warnings.warn(f"a captured decode step differs by {difference:.1%}: no CUDA graphs", stacklevel=2)
         return forward
 

@@ -1,12 +1,12 @@
 """Batched generation with a KV cache, on an unmodified Hugging Face model.
 
-The interface is stateless: `generate(tokens)`. A game passes its sequence, which stays cached between its
-turns, so only the tokens that are not cached yet are computed. A game without a cached sequence copies the
-longest prefix that it has in common with any cached one. A step has three parts:
+The interface is stateless: `generate(tokens)`. A game passes its sequence, which stays cached between the
+turns, so only tokens that are not cached yet are computed. A game without a cached sequence starts from the
+cached sequence with the longest common prefix. A step has three parts:
 
     schedule   choose the tokens of the step: one for each job that decodes, and prompt tokens in chunks
     run        one forward over these tokens, packed into one row
-    sample     append a token to each job whose tokens are all cached; finished jobs leave the batch at once
+    sample     append a token to each job whose tokens are all cached. Finished jobs leave the batch at once
 
 A game that waits for its environment keeps its blocks while memory allows, but has no place in the batch.
 """
@@ -30,9 +30,9 @@ from prompt_r1.errors import Resumable
 from prompt_r1.model.policy import Policy
 from prompt_r1.types import Completion
 
-# Prompt tokens in a forward: enough to fill the device, few enough that decoding does not wait long.
+# The most prompt tokens in a forward. They fill the device, but do not let decoding jobs wait long.
 PREFILL_TOKENS = {"cpu": 512, "cuda": 8192}
-# Lower temperatures are greedy: float32 would round 1e-46 to 0, and divide by it.
+# Lower temperatures count as 0 (greedy). Logits divided by a very low temperature overflow float32.
 LOWEST_TEMPERATURE = 1e-6
 
 
@@ -51,10 +51,10 @@ class Engine:
         block_size: int = 0,
         capture: Capture = capture_cuda_graph,
     ) -> None:
-        """`max_tokens`: tokens of the longest game. `kv_tokens`: tokens in the KV cache; 0: as many as the
-        memory allows that is free now. `max_sequences`: games that decode at the same time. `prefill_tokens`:
-        prompt tokens in a forward. `block_size`: tokens in a block of the cache. For both, 0 is the default
-        of the device. `capture`: captures decode steps on GPUs in 16 bits.
+        """`max_tokens`: tokens of the longest game. `kv_tokens`: tokens in the KV cache; 0: as many as free
+        memory allows. `max_sequences`: the most games that decode at the same time. `prefill_tokens`: the
+        most prompt tokens in a forward. `block_size`: tokens in a block of the cache. For the last two, 0
+        stands for the default of the device. `capture`: captures decode steps on GPUs in 16 bits.
 
         Raises UsageError if the free memory does not hold the cache of one game.
         """
@@ -96,12 +96,12 @@ class Engine:
         """Sample the next tokens until a stop token, or `max_new` tokens.
 
         Temperature 0 takes the most likely token. The log-probabilities are log_softmax(logits / temperature)
-        over the whole vocabulary, at temperature 0 log_softmax(logits). The result depends only on the
-        weights, the tokens and these arguments, not on the games that run at the same time.
+        over the whole vocabulary; at temperature 0, log_softmax(logits). The sampled tokens depend only on
+        the weights and on the arguments, not on the games that run at the same time.
 
-        `sequence`: the sequence of the game whose turn this is, which has one turn at a time; None: a new
-        sequence for this call alone. `watch` is called with each token as it is sampled. Raises ValueError if
-        the tokens do not fit, and Resumable if the model's logits are not finite.
+        `sequence`: the sequence of the game, which may have only one turn at a time; None: a new sequence for
+        this call alone. `watch` is called with each sampled token. Raises ValueError if the tokens do not
+        fit, and Resumable if the model's logits are not finite.
         """
         if not (temperature >= 0 and 0 < top_p <= 1):
             raise ValueError(f"{temperature=} must be at least 0, and {top_p=} in (0, 1]")
@@ -150,8 +150,8 @@ class Engine:
                 scheduler.admit()
                 self._step()
                 await asyncio.sleep(0)
-        except Exception as error:  # raised in every waiting `generate`
-            scheduler.drop_cache()  # every job waits again
+        except Exception as error:  # It is raised in every `generate` that has not returned.
+            scheduler.drop_cache()  # This preempts every running job, so all jobs are in `waiting` now.
             scheduler.drop_done()
             for job in scheduler.waiting:
                 job.done.set_exception(error)
@@ -165,11 +165,11 @@ class Engine:
         except torch.OutOfMemoryError:
             if scheduler.max_sequences == 1 and scheduler.prefill_tokens == 1:
                 raise
-        # After the handler, because the exception keeps the tensors of the forward alive.
+        # This is not in the handler, because the exception keeps the tensors of the forward alive.
         scheduler.max_sequences = max(1, len(scheduler.running) // 2)
         scheduler.prefill_tokens = max(1, scheduler.prefill_tokens // 2)
-        scheduler.drop_cache()  # the forward may not have written all rows
-        torch.cuda.empty_cache()  # has no effect where CUDA is not in use
+        scheduler.drop_cache()  # The forward may not have written all rows.
+        torch.cuda.empty_cache()  # This has no effect on a CPU.
         warnings.warn(
             f"out of memory: in the rest of this rollout at most {scheduler.max_sequences} games decode at "
             f"the same time, and {scheduler.prefill_tokens} prompt tokens are computed beside them",
@@ -178,11 +178,14 @@ class Engine:
 
     @torch.inference_mode()
     def _run_schedule(self, counts: dict[Job, int]) -> None:
-        """Run the forward over these numbers of new tokens, and sample a token for each job that can."""
+        """Run one forward, and sample a token for each job whose tokens are all cached.
+
+        `counts`: how many tokens of each job the forward computes.
+        """
         if not counts:
             return
-        # 1. Pack the new tokens of all jobs into one row. `columns` has the last column of each job whose
-        #    tokens are all cached after this step: its hidden state gives the next token.
+        # 1. Pack the new tokens of all jobs into one row. If all tokens of a job are cached after this step,
+        #    the hidden state of its last column gives the next token.
         new_tokens: dict[Sequence, int] = {}
         sampling: list[Job] = []
         columns: list[int] = []
@@ -193,9 +196,10 @@ class Engine:
             if job.uncached == 0:
                 sampling.append(job)
                 columns.append(width - 1)
-        # 2. One forward. If every job has one token, this is a decode step, which a CUDA graph can replay.
+        # 2. Run one forward. If every job has one token, this is a decode step, which a CUDA graph can
+        # replay.
         only_decodes = len(sampling) == width
-        if self._pool.flash and only_decodes:  # graphs need FlashAttention
+        if self._pool.flash and only_decodes:  # CUDA graphs need FlashAttention.
             hidden = self._graphs(new_tokens)
         else:
             hidden = self.policy.hidden_states(PagedBatch(new_tokens, self._pool))
@@ -205,7 +209,7 @@ class Engine:
             self._sample(sampling, hidden.index_select(0, chosen))
 
     def _sample(self, jobs: list[Job], hidden: Tensor) -> None:
-        """Sample a token of each job from its last hidden state (R, hidden); resolve finished jobs."""
+        """Sample a token of each job from its last hidden state (R, hidden), and resolve finished jobs."""
         drawn = draw(
             self.policy.logits(hidden),
             temperatures=[job.temperature for job in jobs],
@@ -226,6 +230,6 @@ class Engine:
                 job.watch(token)
             finished = token in self.stop_ids
             if finished or len(job.logprobs) == job.max_new:
-                self._scheduler.running.remove(job)  # its sequence stays cached for the game's next turn
+                self._scheduler.running.remove(job)  # The sequence stays cached for the game's next turn.
                 sampled = job.tokens[-len(job.logprobs) :]
                 job.done.set_result(Completion(sampled, job.logprobs, finished))

@@ -1,13 +1,14 @@
 """The KV cache in blocks, as in vLLM, and attention over it.
 
     pool          blocks of S tokens, with the keys and values of all layers
-    block table   the blocks of a sequence: its token t is in row t % S of block block_table[t // S]
+    block table   the blocks of a sequence. Its token t is in row t % S of block block_table[t // S]
     ref count     how many sequences use a block
 
-A new sequence may begin with a prefix of a cached one. Both sequences then use the full blocks of the prefix;
-the rest of the prefix is copied into a block of the new sequence's own.
+A new sequence may begin with a prefix of a cached sequence. Both sequences then use the full blocks of the
+prefix. The rest of the prefix is copied into a block that only the new sequence uses.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -22,19 +23,19 @@ from prompt_r1.model.attention import Window, attend_in_window, causal_mask
 from prompt_r1.model.loading import free_memory
 from prompt_r1.model.policy import Policy
 
-# Tokens of a block. On a CPU a block holds a whole game, which attention reads as a view: the keys and values
-# of a sequence over several blocks are copied in every step and layer, which takes longer than the attention.
-# On GPUs FlashAttention wants blocks of 256 tokens.
+# Tokens of a block. On a CPU a block holds a whole game, because attention can read one block as a view. A
+# sequence in several blocks is copied in every step and layer, which takes longer than the attention itself.
+# On GPUs FlashAttention needs blocks of 256 tokens.
 BLOCK_SIZE = {"cpu": 4096, "cuda": 256}
-# Share of the free memory that the cache takes if no size is given.
+# The share of the free memory that the cache takes if no size is given.
 MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.6}
 
 
 @dataclass(eq=False)
 class Sequence:
-    """The tokens of a game whose keys and values are cached: the handle of the game in the engine."""
+    """The tokens of a game whose keys and values are cached. The engine knows a game by its sequence."""
 
-    number: int  # in the order of creation: older sequences are served first
+    number: int  # Sequences are numbered in the order of their creation. Older ones are served first.
     tokens: list[int] = field(default_factory=list)
     block_table: list[int] = field(default_factory=list)
 
@@ -42,7 +43,7 @@ class Sequence:
 class BlockPool:
     """Blocks of keys and values for all layers. Allocates all of its memory when it is made.
 
-    One more block, `spare`, belongs to no sequence: the idle rows of a CUDA graph write to it.
+    One more block, `spare`, belongs to no sequence. The idle rows of a CUDA graph write to it.
     """
 
     def __init__(
@@ -65,10 +66,10 @@ class BlockPool:
             self.cache = torch.empty(
                 (2, layers, blocks + 1, block_size, kv_heads, dim), dtype=dtype, device=device
             )
-        # (2, layers, blocks, rows, key heads, D): keys, then values.
+        # `cache` is (2, layers, blocks, rows, key heads, D): keys, then values.
         self.keys, self.values = self.cache
         self.device = device
-        self.flash = device.type == "cuda" and dtype.itemsize == 2  # what FlashAttention computes
+        self.flash = device.type == "cuda" and dtype.itemsize == 2  # FlashAttention needs both.
         self.block_size = block_size
         self.count = blocks
         self.spare = blocks
@@ -76,21 +77,21 @@ class BlockPool:
         self.ref_counts = [0] * blocks
 
     def blocks_for(self, tokens: int) -> int:
-        """The number of blocks that hold so many tokens."""
-        return -(-tokens // self.block_size)
+        """The number of blocks that hold `tokens` tokens."""
+        return blocks_of(tokens, self.block_size)
 
     def allocate(self, sequence: Sequence, tokens: int) -> None:
-        """Extend the block table of a sequence to so many tokens. There must be enough free blocks."""
+        """Extend the block table of a sequence to `tokens` tokens. There must be enough free blocks."""
         while len(sequence.block_table) < self.blocks_for(tokens):
             block = self.free.pop()
             self.ref_counts[block] = 1
             sequence.block_table.append(block)
 
     def truncate(self, sequence: Sequence, length: int) -> None:
-        """Keep at most the first `length` tokens of a sequence, so that it can append to them.
+        """Keep at most the first `length` tokens of a sequence, so that the sequence can append tokens.
 
-        A block that other sequences use must not be written to. If the cut is inside of such a block, all of
-        its tokens are dropped.
+        A block that other sequences use must not be written to. If the cut is inside such a block, the
+        sequence keeps none of the block's tokens.
         """
         rest = length % self.block_size
         if rest:
@@ -106,9 +107,9 @@ class BlockPool:
         del sequence.tokens[length:]
 
     def fork(self, source: Sequence, target: Sequence, length: int) -> None:
-        """Begin an empty sequence with the first `length` tokens of another.
+        """Begin the empty sequence `target` with the first `length` tokens of `source`.
 
-        Full blocks are shared. The rest is copied to a new block, which must be free.
+        Full blocks are shared. The rest is copied into a new block, so the pool must have a free block.
         """
         full = length // self.block_size
         target.tokens = source.tokens[:length]
@@ -120,6 +121,11 @@ class BlockPool:
         if rest:
             copy, original = target.block_table[full], source.block_table[full]
             self.cache[:, :, copy, :rest] = self.cache[:, :, original, :rest]
+
+
+def blocks_of(tokens: int, block_size: int) -> int:
+    """The number of blocks of `block_size` tokens that hold `tokens` tokens."""
+    return math.ceil(tokens / block_size)
 
 
 def shape_of_a_token(config: PretrainedConfig) -> torch.Size:
@@ -134,23 +140,24 @@ def shape_of_a_token(config: PretrainedConfig) -> torch.Size:
 def allocate_pool(
     policy: Policy, *, tokens: int, longest: int, sequences: int, block_size: int = 0
 ) -> BlockPool:
-    """A pool for `tokens` tokens; 0: for as many as free memory allows, but no more than are ever used.
+    """Allocate a pool for `tokens` tokens; 0: as many as free memory allows, but no more than can be used.
 
-    `longest`: tokens of the longest sequence; `sequences`: how many there can be at the same time;
-    `block_size` 0: the default of the device. Raises UsageError if the memory does not hold one sequence.
+    `longest`: tokens of the longest sequence. `sequences`: the most sequences at the same time. `block_size`:
+    tokens of a block; 0: the default of the device. Raises UsageError if the memory does not hold one
+    sequence.
     """
     config, kind = policy.model.config, policy.device.type
     if not block_size:
         block_size = min(longest, BLOCK_SIZE["cpu"]) if kind == "cpu" else BLOCK_SIZE["cuda"]
-    most_of_one = -(-longest // block_size)  # blocks of the longest sequence
+    longest_blocks = blocks_of(longest, block_size)
     if tokens:
-        # A sequence never takes more blocks than this, so a cache that holds one sequence always holds it.
-        blocks = max(tokens // block_size, most_of_one)
+        # The longest sequence must fit.
+        blocks = max(tokens // block_size, longest_blocks)
     else:
         bytes_of_block = 2 * block_size * shape_of_a_token(config).numel() * policy.compute.itemsize
         affordable = int(MEMORY_SHARE[kind] * free_memory(policy.device)) // bytes_of_block
-        blocks = min(affordable, sequences * most_of_one)
-    if blocks < most_of_one:
+        blocks = min(affordable, sequences * longest_blocks)
+    if blocks < longest_blocks:
         raise UsageError(
             f"the free memory holds a KV cache of {blocks * block_size} tokens, but a game may have "
             f"{longest}: lower --max-tokens, or --tokens-per-batch if this is a training"
@@ -175,11 +182,12 @@ class PagedBatch:
     def __init__(self, new_tokens: Mapping[Sequence, int], pool: BlockPool, *, longest: int = 0) -> None:
         """`new_tokens`: how many of the last tokens of each sequence are new.
 
-        `longest`: tokens that a row of the block tables has room for; 0: the longest of these sequences.
+        `longest`: how many tokens a row of the block tables has room for; 0: as many as the longest of these
+        sequences has.
         """
         self.new_tokens, self.pool = new_tokens, pool
-        self.mask = cache(causal_mask)  # all layers share their masks
-        self.most_new = max(new_tokens.values())  # tokens of one sequence
+        self.mask = cache(causal_mask)  # All layers share their masks.
+        self.most_new = max(new_tokens.values())  # the most new tokens of a sequence
         self.longest = max(longest, *(len(sequence.tokens) for sequence in new_tokens))
         table_length = pool.blocks_for(self.longest)
 
@@ -199,29 +207,31 @@ class PagedBatch:
             rows += [position % pool.block_size for position in new]
             starts.append(len(tokens))
             lengths.append(length)
-            # A sequence has blocks for its whole prompt, also while the prompt is computed in chunks.
+            # While a prompt is computed in chunks, its sequence already has blocks for the whole prompt.
             used = table[:table_length]
             block_tables.append(used + [pool.spare] * (table_length - len(used)))
 
-        # (T,) each: the new tokens, their positions, and the blocks and rows that they are written to.
+        # (T,) each: the new tokens, their positions, and the block and row that each token is written to.
         columns = upload([tokens, positions, blocks, rows], torch.int64, pool.device)
         self.tokens, self.positions, self.blocks, self.rows = columns
-        self.starts = upload(starts, torch.int32, pool.device)  # (B + 1,) each sequence's first column, T
-        self.lengths = upload(lengths, torch.int32, pool.device)  # (B,) the new tokens included
-        self.block_tables = upload(block_tables, torch.int32, pool.device)  # (B, blocks of the longest)
+        self.starts = upload(
+            starts, torch.int32, pool.device
+        )  # (B + 1,) each sequence's first column, then T
+        self.lengths = upload(lengths, torch.int32, pool.device)  # (B,) tokens, the new ones included
+        self.block_tables = upload(block_tables, torch.int32, pool.device)  # (B, blocks of `longest`)
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What a CUDA graph reads."""
+        """The tensors that a CUDA graph reads."""
         row = [self.tokens, self.positions, self.blocks, self.rows]
         return [*row, self.starts, self.lengths, self.block_tables]
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window
     ) -> Tensor:
-        """Write the new keys and values (Hkv, T, D) of a layer to the cache, and attend to the sequences.
+        """Write a layer's new keys and values (Hkv, T, D) to the cache, and attend to the whole sequences.
 
-        (H, T, D) queries → (T, H, D).
+        Queries (H, T, D) → (T, H, D).
         """
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         keys[self.blocks, self.rows] = key.transpose(0, 1).to(keys.dtype)
@@ -233,7 +243,7 @@ class PagedBatch:
 
     @cached_property
     def first_blocks(self) -> list[list[tuple[Tensor, Tensor]]]:
-        """Views of each sequence's first block: for each layer, its keys and its values (Hkv, rows, D)."""
+        """Views of each sequence's first block, for each layer: keys and values (Hkv, rows, D)."""
         views: list[list[tuple[Tensor, Tensor]]] = []
         for sequence in self.new_tokens:
             cached = self.pool.cache[:, :, sequence.block_table[0], : len(sequence.tokens)]
@@ -243,24 +253,26 @@ class PagedBatch:
 
 
 def _flash(layer: int, query: Tensor, batch: PagedBatch, scale: float, window: Window) -> Tensor:
-    """All sequences in one call of FlashAttention. (T, H, D) → (T, H, D).
+    """Attend to all sequences in one call of FlashAttention. (T, H, D) → (T, H, D).
 
-    With one split, the result of a sequence does not depend on the other sequences of the batch.
+    `num_splits=1`: the result of a sequence does not depend on the other sequences of the batch.
     """
-    from torch.nn.attention.varlen import varlen_attn  # importing it compiles where torch has no CUDA
+    from torch.nn.attention.varlen import varlen_attn  # Where torch has no CUDA, this import compiles code.
 
-    # The last query sees all keys, so a single query needs no causal mask, which is slower.
+    # A single query is the last token and sees all keys. Without a causal mask the kernel is faster.
     causal = batch.most_new > 1 or window is not None
+    left = -1 if window is None else window - 1
+    right = 0 if causal else -1
     out = varlen_attn(
         query,
         batch.pool.keys[layer],
         batch.pool.values[layer],
         batch.starts,
-        batch.starts,  # must be given; the lengths and the block tables are read instead
+        batch.starts,  # The starts of the keys are required, but not read: see `seqused_k` and `block_table`.
         batch.most_new,
         batch.longest,
         scale=scale,
-        window_size=(-1 if window is None else window - 1, 0 if causal else -1),
+        window_size=(left, right),
         enable_gqa=True,
         seqused_k=batch.lengths,
         block_table=batch.block_tables,
@@ -273,11 +285,12 @@ def _flash(layer: int, query: Tensor, batch: PagedBatch, scale: float, window: W
 def _sequence_by_sequence(
     layer: int, query: Tensor, batch: PagedBatch, scale: float, window: Window
 ) -> Tensor:
-    """One call of torch's SDPA for each sequence, on any device. (T, H, D) → (T, H, D)."""
+    """Attend with one call of torch's SDPA for each sequence, on any device. (T, H, D) → (T, H, D)."""
     pool = batch.pool
     kv_heads = pool.keys.shape[3]
-    # (T, Hkv, queries of a key head, D). For a single token these queries are the rows of a matrix, which is
-    # far faster on a CPU than to repeat the keys.
+    # (new tokens, Hkv, G, D) for each sequence: G query heads share a key head. For a single token, they are
+    # G rows of one matrix product with the keys of this head. On a CPU, repeating the keys G times is far
+    # slower.
     grouped = query.unflatten(1, (kv_heads, -1)).split([*batch.new_tokens.values()])
     outs: list[Tensor] = []
     for sequence, first_block, queries in zip(batch.new_tokens, batch.first_blocks, grouped, strict=True):

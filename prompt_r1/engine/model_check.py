@@ -1,6 +1,7 @@
 """Compare packed rows and the KV cache with a model's own forward, once when it is loaded.
 
-The oracle is the model's own forward with eager attention on the same weights, game by game, without a cache.
+The oracle is the model's own forward with eager attention on the same weights. It computes each game alone
+and without a cache.
 """
 
 import random
@@ -23,12 +24,18 @@ from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
 from prompt_r1.types import Question, Trajectory
 
-OPENING = 5  # tokens that both games begin with
-WINDOW = 4  # tokens of sliding windows during the check: the games are shorter than the model's own windows
-LENGTHS = (18, 13)  # tokens of the two games
-CACHED = (0, 9, 10)  # tokens of a game before the forwards of a prompt, a single token, and the rest
-# The largest difference of one log-probability in float32, and the largest mean difference in 16 bits. Right
-# models with large random weights differ by up to 4e-5, and in bfloat16 by 0.001 to 0.054 in the mean.
+OPENING = 5  # Both games begin with the same 5 tokens.
+# Sliding windows have 4 tokens during the check, because the games are shorter than the model's own windows.
+WINDOW = 4
+LENGTHS = (18, 13)  # the tokens of the two games
+CACHED = (
+    0,
+    9,
+    10,
+)  # A game is cached in three forwards: tokens 0 to 8 (a prompt), token 9 alone, and the rest.
+# The largest difference of one log-probability in float32, and the largest mean difference in 16 bits.
+# Supported models with large random weights differ by up to 4e-5 in float32, and by 0.001 to 0.054 in the
+# mean in bfloat16.
 FLOAT32_LIMIT = 1e-3
 MEAN_LIMIT_16_BITS = 0.2
 
@@ -50,7 +57,7 @@ def check_model(policy: Policy) -> float:
             raise
         except UnsupportedAttention as error:
             raise unsupported(model.config, str(error)) from None
-        except Exception as error:  # a model that we know nothing about may raise anything
+        except Exception as error:  # An unknown model may raise anything.
             cause = f"{type(error).__name__}: {first_line(error)[:200]}"
             adapted = "with adapters " if adapters_of(model) else ""
             raise unsupported(model.config, f"its forward {adapted}fails ({cause})") from None
@@ -62,9 +69,9 @@ def check_model(policy: Policy) -> float:
 
 def _random_games(policy: Policy) -> list[list[int]]:
     """The tokens of two games with the same opening."""
-    padding = getattr(
-        policy.model.config.get_text_config(), "pad_token_id", None
-    )  # models may treat it apart
+    # Models may treat the padding token in a special way, so the games do not contain it.
+    text = policy.model.config.get_text_config()
+    padding = getattr(text, "pad_token_id", None)
     vocabulary = [token for token in range(policy.vocabulary) if token != padding]
     rng = random.Random(0)
     opening = rng.choices(vocabulary, k=OPENING)
@@ -72,34 +79,37 @@ def _random_games(policy: Policy) -> list[list[int]]:
 
 
 def _as_trajectory(tokens: list[int]) -> Trajectory:
-    """A game whose tokens after the opening are the agent's."""
+    """The tokens as a game. All tokens after the opening are the agent's."""
     sampled = [position >= OPENING for position in range(len(tokens))]
     return Trajectory(Question("check", "check", "", ()), tokens, sampled)
 
 
 def _difference(policy: Policy, what: str, found: Tensor, expected: Tensor) -> float:
-    """The largest difference in nats. Raises UsageError if it is more than rounding explains."""
+    """The largest difference in nats. Raises UsageError if rounding does not explain the differences."""
     difference = (found - expected).abs()
     largest = float(difference.max())
     if policy.compute.itemsize < 4:
         is_right = float(difference.mean()) <= MEAN_LIMIT_16_BITS
     else:
         is_right = largest <= FLOAT32_LIMIT
-    if not is_right:  # also when the difference is NaN
+    if not is_right:  # A difference of NaN is not right either.
         cause = f"the log-probabilities of {what} differ by up to {largest:.2g} nats from its own"
         raise unsupported(policy.model.config, cause)
     return largest
 
 
 def _logprobs(policy: Policy, game: list[int], logits: Tensor) -> Tensor:
-    """The log-probabilities of a game's tokens after the opening, from the logits (T, V) of its tokens."""
+    """The log-probabilities of a game's tokens after the opening. `logits`: (T, V), of all tokens."""
     log_p = torch.log_softmax(logits[OPENING - 1 : -1].float() / policy.temperature, -1)
     targets = torch.tensor(game[OPENING:], device=logits.device)
     return log_p.gather(1, targets[:, None])[:, 0].cpu()
 
 
 def _own_logits(policy: Policy, game: list[int]) -> Tensor:
-    """The oracle: the model's own forward, without rows of the head that stand for no token."""
+    """The logits (T, V) of the oracle: the model's own forward.
+
+    Rows of the head beyond the vocabulary are left out.
+    """
     row = torch.tensor([game], device=policy.device)
     with (
         eager_attention(policy.model),
@@ -110,7 +120,7 @@ def _own_logits(policy: Policy, game: list[int]) -> Tensor:
 
 
 def _cached_logits(policy: Policy, game: list[int]) -> Tensor:
-    """Several forwards over the KV cache."""
+    """The logits (T, V) of several forwards over the KV cache."""
     pool = BlockPool(
         policy.model.config,
         blocks=3,
@@ -128,7 +138,7 @@ def _cached_logits(policy: Policy, game: list[int]) -> Tensor:
 
 
 def _short_windows(model: PreTrainedModel) -> ExitStack:
-    """Shorten every sliding window, so that two short games show what it does, until the stack is closed."""
+    """Shorten every sliding window, so that short games exceed it. Closing the stack restores the windows."""
     restore = ExitStack()
     text = model.config.get_text_config()
     kinds = getattr(text, "layer_types", None) or ["sliding_attention"]
@@ -137,7 +147,7 @@ def _short_windows(model: PreTrainedModel) -> ExitStack:
         window = getattr(part, "sliding_window", None)
         if not isinstance(window, int):
             continue
-        if window < 1 and "sliding_attention" in kinds:  # models ignore such a window, or mask everything
+        if window < 1 and "sliding_attention" in kinds:  # Models ignore such a window, or mask everything.
             raise unsupported(model.config, f"its sliding window is {window}: give null or 1 and more")
         restore.callback(setattr, part, "sliding_window", window)
         part.sliding_window = WINDOW
@@ -146,7 +156,7 @@ def _short_windows(model: PreTrainedModel) -> ExitStack:
 
 @contextmanager
 def eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model compute its attention as transformers does."""
+    """Let a model use the eager attention of transformers inside the context."""
     model.set_attn_implementation("eager")
     if model.config._attn_implementation != "eager":
         raise UnsupportedAttention("its attention cannot be replaced")

@@ -11,12 +11,15 @@ from prompt_r1.engine.kv_cache import upload
 def draw(
     logits: Tensor, temperatures: Sequence[float], top_ps: Sequence[float], numbers: Sequence[float]
 ) -> Tensor:
-    """Sample one token for each of R rows, by inverting its cumulative distribution at its number in [0, 1).
+    """Sample one token for each of R rows of logits (R, V), float32.
 
-    `logits` is (R, V) float32. Temperature 0 is greedy. Only the most likely tokens that together have the
-    probability top-p are drawn. Returns (R, 2) float64, so that one copy brings both to the host: the tokens,
-    and their log-probabilities in nats under softmax(logits / temperature) over the whole vocabulary. Where a
-    row of logits is not finite, its log-probability is NaN, and its token is any.
+    Each row has its own temperature, top-p and random number in [0, 1). The token is where the cumulative
+    distribution of the row exceeds the number. Temperature 0 is greedy. With top-p below 1, only the most
+    likely tokens are drawn, which together have at least this probability.
+
+    Returns (R, 2) float64: the tokens, and their log-probabilities in nats under softmax(logits /
+    temperature) over the whole vocabulary. They are one tensor, so that one copy brings both to the host. If
+    a row of logits is not finite, its log-probability is NaN and its token is arbitrary.
     """
     if not any(temperatures):
         largest, tokens = logits.max(-1)
@@ -24,8 +27,8 @@ def draw(
     settings = upload([numbers, temperatures, top_ps], torch.float32, logits.device)
     uniform, temperature, top_p = settings[:, :, None]  # (R, 1) each
     greedy = temperature == 0
-    temperature = temperature.masked_fill(greedy, 1.0)  # for the log-probabilities of greedy rows
-    # On a CPU ten times as fast as `max`, which returns the index too.
+    temperature = temperature.masked_fill(greedy, 1.0)  # Greedy rows have log_softmax(logits).
+    # On a CPU, amax is ten times as fast as max, which also returns the index.
     largest = logits.amax(-1, keepdim=True)
     weights = (logits - largest).div_(temperature).exp_()  # (R, V), not normalised
     cumulative = weights.cumsum(-1)
@@ -47,16 +50,17 @@ def _draw_truncated(weights: Tensor, top_p: Tensor, numbers: Tensor) -> Tensor:
     """Sample from the tokens that remain after top-p. weights (R, V) → tokens (R, 1)."""
     ranked, order = weights.sort(dim=-1, descending=True, stable=True)
     cumulative = ranked.cumsum(-1)
-    # A token remains if the tokens before it have less than top_p: the token that reaches top_p is included.
+    # A token remains if the tokens before it have less than top_p. So the token that reaches top_p remains,
+    # too.
     ranked = ranked * (cumulative - ranked < top_p * cumulative[:, -1:])
     return order.gather(1, _invert(ranked.cumsum(-1), numbers))
 
 
 def _invert(cumulative: Tensor, numbers: Tensor) -> Tensor:
-    """(R, 1) the first entry whose cumulative weight exceeds the number times the total."""
+    """The index (R, 1) of the first entry whose cumulative weight exceeds the number times the total."""
     total = cumulative[:, -1:].contiguous()
     found = torch.searchsorted(cumulative, numbers * total, right=True)
-    # Rounding may reach the total itself: then take the last entry with any weight.
+    # If rounding makes the product as large as the total, take the last entry that has a weight.
     last = torch.searchsorted(cumulative, total)
-    # In a row with NaN both searches end behind the last entry, where nothing may be read.
+    # In a row with NaN, both searches return an index behind the last entry.
     return torch.minimum(found, last).clamp(max=cumulative.shape[1] - 1)

@@ -1,9 +1,10 @@
 """What the engine computes next: jobs, blocks, tokens.
 
-The oldest sequences are served first. A job takes free blocks, else the blocks of newer sequences, the newest
-first: first of sequences that wait for a reply, then of sequences that run. A running job that loses its
-blocks is preempted: it waits again with its sampled tokens, whose keys and values are computed again when it
-returns. So the oldest game never waits for memory, no game starves, and little is computed twice.
+The oldest sequences are served first. A job takes free blocks. If there are too few, it evicts newer
+sequences: first sequences that wait for a reply, then running ones, the newest first in both cases. A running
+job whose sequence is evicted is preempted: it keeps its sampled tokens, but must wait again, and then their
+keys and values are computed again. So the oldest game never waits for memory, no game starves, and little is
+computed twice.
 """
 
 import asyncio
@@ -15,7 +16,8 @@ from dataclasses import dataclass, field
 from prompt_r1.engine.kv_cache import BlockPool, Sequence
 from prompt_r1.types import Completion
 
-# Share of the blocks that stays free when a job is admitted beside others, for the others to grow.
+# When a job is admitted beside running jobs, this share of the blocks stays free, so that these jobs can
+# grow.
 RESERVE = 1 / 16
 # Copy a cached prefix of another sequence only if it saves this many tokens.
 LEAST_SHARED = 16
@@ -26,19 +28,19 @@ class Job:
     """One call of `Engine.generate`."""
 
     sequence: Sequence
-    tokens: list[int]  # prompt, then the sampled tokens
+    tokens: list[int]  # the prompt, then the sampled tokens
     max_new: int
     temperature: float
     top_p: float
     random: random.Random
-    uniform: float  # the random number in [0, 1) for its next token
+    uniform: float  # the random number in [0, 1) that draws the next token
     done: asyncio.Future[Completion]
     watch: Callable[[int], None] | None = None
     logprobs: list[float] = field(default_factory=list)  # nats, of the sampled tokens
 
     @property
     def uncached(self) -> int:
-        """Tokens to compute before the next one is sampled."""
+        """How many tokens must be computed before the next token is sampled."""
         return len(self.tokens) - len(self.sequence.tokens)
 
 
@@ -46,11 +48,11 @@ class Scheduler:
     """Waiting and running jobs, and the sequences that hold blocks."""
 
     def __init__(self, pool: BlockPool, *, max_sequences: int, prefill_tokens: int) -> None:
-        """`max_sequences` decode at the same time; `prefill_tokens`: most prompt tokens of a step."""
+        """`max_sequences`: the most running jobs. `prefill_tokens`: the most prompt tokens in a step."""
         self.max_sequences = max_sequences
         self.prefill_tokens = prefill_tokens
-        self.running: list[Job] = []  # the oldest sequence first, as in `waiting`
-        self.waiting: list[Job] = []
+        self.running: list[Job] = []  # the oldest sequence first
+        self.waiting: list[Job] = []  # the oldest sequence first
         self._pool = pool
         self._cached: set[Sequence] = set()  # the sequences that hold blocks
 
@@ -59,7 +61,7 @@ class Scheduler:
         insort(self.waiting, job, key=_age)
 
     def drop_done(self) -> None:
-        """Remove the jobs that are not awaited any longer: they were cancelled, or have failed."""
+        """Remove the jobs that nobody awaits any longer, because they were cancelled or have failed."""
         self.running = [job for job in self.running if not job.done.done()]
         self.waiting = [job for job in self.waiting if not job.done.done()]
 
@@ -72,7 +74,7 @@ class Scheduler:
     def admit(self) -> None:
         """Start waiting jobs, the oldest sequences first.
 
-        A job that does not fit waits, and so do all jobs behind it, so that no job starves.
+        If a job does not fit, all jobs behind it wait, too. So no job starves.
         """
         for job in [*self.waiting]:
             if len(self.running) >= self.max_sequences:
@@ -87,7 +89,7 @@ class Scheduler:
     def _is_being_computed(self, job: Job, shared: int) -> bool:
         """Whether a running job computes a longer prefix of this job than the `shared` cached tokens.
 
-        Then this job waits for it, to copy the prefix.
+        Then this job waits until the prefix is cached, and starts from it.
         """
         enough = shared + LEAST_SHARED
         return any(
@@ -114,24 +116,23 @@ class Scheduler:
     def _start(self, job: Job, source: Sequence, shared: int) -> bool:
         """Run a job on the first `shared` tokens of a cached sequence. False if there are too few blocks."""
         sequence, pool = job.sequence, self._pool
-        # The last token must be computed: the next one is sampled from its hidden state.
+        # The last token is always computed, because the next token is sampled from its hidden state.
         shared = min(shared, len(job.tokens) - 1)
         needed = pool.blocks_for(len(job.tokens))
         if self.running:
             needed += int(RESERVE * pool.count)
-        forked = False
         if source is sequence:
             pool.truncate(sequence, shared)
         else:
             pool.truncate(sequence, 0)
-            forked = self._make_room(needed - shared // pool.block_size, job, keep=source)
-            if forked:
+            has_room = self._make_room(needed - shared // pool.block_size, job, keep=source)
+            if has_room:
                 pool.fork(source, sequence, shared)
-        if not forked:
-            # If there was no room beside the source, its own blocks may be the ones that are needed.
-            has_room = self._make_room(needed - len(sequence.block_table), job)
-            if not has_room:
-                return False
+        # After a fork there is room already. If there was no room beside the source, the job begins with
+        # nothing, and the source may be evicted, too.
+        has_room = self._make_room(needed - len(sequence.block_table), job)
+        if not has_room:
+            return False
         pool.allocate(sequence, len(job.tokens))
         self._cached.add(sequence)
         self.waiting.remove(job)
@@ -143,13 +144,13 @@ class Scheduler:
     def schedule(self) -> dict[Job, int]:
         """Choose the tokens of the next step: one for each job that decodes, and prompts in chunks.
 
-        Returns the number of each job's tokens, which count as cached from now on.
+        Returns how many tokens of each job the step computes. They count as cached from now on.
         """
         counts: dict[Job, int] = {}
         decoding = [job for job in self.running if job.uncached == 1]
         for job in decoding:
             if job.sequence not in self._cached:
-                continue  # an older job of this loop has preempted it
+                continue  # An older job of this loop has preempted this one.
             missing = self._pool.blocks_for(len(job.tokens)) - len(job.sequence.block_table)
             has_room = self._make_room(missing, job)
             if has_room:
@@ -173,7 +174,7 @@ class Scheduler:
     # Blocks
 
     def _make_room(self, blocks: int, job: Job, *, keep: Sequence | None = None) -> bool:
-        """Evict newer sequences until so many blocks are free. Evicts none if that would not suffice."""
+        """Evict sequences until `blocks` blocks are free. Evicts none if that is impossible."""
         free = len(self._pool.free)
         if free >= blocks:
             return True
@@ -192,8 +193,10 @@ class Scheduler:
         return False
 
     def _victims(self, job: Job, keep: Sequence | None) -> list[Sequence]:
-        """The sequences that a job may displace, in this order: newer ones that wait for a reply, then newer
-        ones that run, the newest first. If nothing else runs, older ones that wait for a reply come last.
+        """The sequences that a job may evict, in this order.
+
+        First come newer sequences that wait for a reply, then newer sequences that run, the newest first in
+        both cases. If no other job runs, older sequences come last.
         """
         running = {other.sequence for other in self.running}
         newest_first = sorted(self._cached - {job.sequence, keep}, key=lambda other: -other.number)
@@ -220,13 +223,13 @@ class Scheduler:
 
 
 def _age(job: Job) -> int:
-    """The order of jobs: the oldest sequence first."""
+    """The sort key that puts jobs with the oldest sequences first."""
     return job.sequence.number
 
 
 def common_prefix_length(a: list[int], b: list[int]) -> int:
     """The number of equal tokens at the start."""
-    if a == b[: len(a)]:  # the usual case, and far faster than the loop
+    if a == b[: len(a)]:  # This is the usual case, and far faster than the loop.
         return len(a)
     for position, (token, other) in enumerate(zip(a, b, strict=False)):
         if token != other:

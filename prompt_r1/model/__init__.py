@@ -2,7 +2,7 @@
 
 In reading order:
 
-    packing       games as one row of tokens without padding, which share their opening
+    packing       games as one row of tokens without padding. The games of a question share their opening
     attention     the attention function that Hugging Face models call in place of their own
     policy        log-probabilities of the agent's tokens in a packed row, computed in chunks
     lora          low-rank adapters beside frozen weights

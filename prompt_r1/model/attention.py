@@ -1,8 +1,8 @@
 """Attention of packed rows (packing.py) and of sequences in the paged KV cache (kv_cache.py).
 
-`attend` is registered with transformers' `AttentionInterface`, so Hugging Face models run unmodified. A
-keyword of a model's forward reaches the attention of every layer: `attend_row=` is the function that computes
-a row.
+`attend` is registered with transformers' `AttentionInterface`, so Hugging Face models run unmodified.
+transformers passes unknown keywords of a model's forward on to the attention of every layer. We pass
+`attend_row=`, the function that computes the attention of a whole row.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from transformers import AttentionInterface
 NAME = "prompt_r1"
 
 Window = int | None
-"""How many tokens each token of a layer sees, itself included; None: all tokens before it."""
+"""How many tokens each token sees in a layer, itself included; None: itself and all tokens before it."""
 RowAttention = Callable[[int, Tensor, Tensor, Tensor, float, Window], Tensor]
-"""Layer number, (H, T, D) queries, (Hkv, T, D) keys and values, scale, window → contiguous (T, H, D)."""
+"""Layer number, queries (H, T, D), keys and values (Hkv, T, D), scale, window → contiguous (T, H, D)."""
 Mask = Callable[[int, int, int, torch.dtype, torch.device], Tensor]
-"""`causal_mask`, perhaps cached: all layers of a forward share their masks."""
+"""`causal_mask`, or a cached form of it, because all layers of a forward share their masks."""
 
 
 class Row(Protocol):
@@ -30,21 +30,21 @@ class Row(Protocol):
     def tokens(self) -> Tensor: ...  # (T,) int64
 
     @property
-    def positions(self) -> Tensor: ...  # (T,) of each token in its game
+    def positions(self) -> Tensor: ...  # (T,) the position of each token in its game
 
     @property
     def attend(self) -> RowAttention: ...  # the attention of one forward
 
 
 class UnsupportedAttention(Exception):
-    """A model asks for an attention that `attend` does not compute. The message begins "its attention …"."""
+    """A model needs an attention that `attend` does not compute. The message begins with "its attention"."""
 
 
-# On a CPU, SDPA also computes the scores that a mask hides. So masked queries are computed in blocks of this
-# many, each with only the keys up to its last query.
+# On a CPU, SDPA also computes the scores that a mask hides. So masked queries are computed in blocks of 256,
+# each with only the keys up to its last query.
 BLOCK = 256
 
-# Keywords of a model's forward that reach the attention and do not change it, by how they begin.
+# Prefixes of the forward's keywords that reach the attention, but do not change it.
 IGNORED = ("position_ids", "use_cache", "return_dict", "output_")
 
 
@@ -62,9 +62,10 @@ def attend(
     attend_row: RowAttention | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention; returns (B, T, H, D). Without `attend_row`, rows must be right-padded.
+    """Compute causal attention (B, T, H, D) in place of the model's own function.
 
-    Raises UnsupportedAttention for anything else that the model asks for.
+    `attend_row` computes a single packed row. Without it, every row of the batch is one sequence, which may
+    be padded at the right. Raises UnsupportedAttention if the model needs another attention.
     """
     unknown = [name for name in others if others[name] is not None and not name.startswith(IGNORED)]
     if unknown:
@@ -91,13 +92,13 @@ def attend(
 def register() -> None:
     """Register `attn_implementation="prompt_r1"` with transformers. Calling it again has no effect.
 
-    transformers builds no mask for an attention whose name is not in its mask interface, such as this one.
+    transformers builds masks only for attentions in its mask interface, so it builds none for this one.
     """
     AttentionInterface.register(NAME, attend)
 
 
 def causal_mask(count: int, length: int, window: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A mask (count, length) for the last `count` of `length` tokens: 0 for keys that they see, else -inf."""
+    """A mask (count, length) for the last `count` of `length` tokens: 0 where they see a key, else -inf."""
     hidden = torch.full((count, length), -torch.inf, dtype=dtype, device=device)
     later = hidden.triu(length - count + 1)
     before_window = hidden.tril(length - count - window)
@@ -107,9 +108,9 @@ def causal_mask(count: int, length: int, window: int, dtype: torch.dtype, device
 def attend_in_window(
     query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window = None, mask: Mask = causal_mask
 ) -> Tensor:
-    """Causal attention of one sequence, on any device, differentiable.
+    """Compute the causal attention (H, Tq, D) of one sequence, on any device, with gradients.
 
-    The queries (H, Tq, D) are the last Tq of the T tokens of the keys and values (Hkv, T, D). → (H, Tq, D)
+    Keys and values (Hkv, T, D) are those of all T tokens, queries (H, Tq, D) those of the last Tq tokens.
     """
     count, length = query.shape[1], key.shape[1]
     window = min(window or length, length)
@@ -118,16 +119,17 @@ def attend_in_window(
         parts: list[Tensor] = []
         end = length - count
         for queries in query.split(BLOCK, 1):
-            end += queries.shape[1]  # the keys up to the last of these queries
+            end += queries.shape[1]  # the number of keys up to the last of these queries
             parts.append(attend_in_window(queries, key[:, :end], value[:, :end], scale, window, mask))
         return torch.cat(parts, 1)
     visible: Tensor | None = None
     if needs_mask and window == length and query.is_cuda and query.dtype.itemsize == 2:
-        from torch.nn.attention.bias import causal_lower_right  # slow to import
+        from torch.nn.attention.bias import causal_lower_right  # This import is slow.
 
-        visible = causal_lower_right(count, length)  # FlashAttention takes no tensor as a mask
+        visible = causal_lower_right(count, length)  # FlashAttention does not take a tensor as a mask.
     elif needs_mask:
-        # SDPA turns a mask of booleans into floats at every call, and keeps them for backward.
+        # The mask has floats, because SDPA would convert booleans at every call, and keep the result for
+        # backward.
         visible = mask(count, length, window, query.dtype, query.device)
     return F.scaled_dot_product_attention(
         query[None],

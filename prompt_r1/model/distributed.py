@@ -1,8 +1,8 @@
 """The ranks of a run (the processes that torchrun starts): collectives, sharded weights (FSDP2) and signals.
 
 Every collective is called by all ranks or by none. With `--parallel fsdp` each rank learns with a shard of
-the weights (`shard`) and plays with a whole copy: after each update, `Policy.copy_weights_from` gathers the
-shards, one weight at a time, into the engine's policy.
+the weights (`shard`), and plays with a whole copy. After each update `Policy.copy_weights_from` gathers the
+shards into this copy, one weight at a time.
 """
 
 import asyncio
@@ -48,7 +48,9 @@ class Ranks:
     rank: int
     count: int
     device: torch.device
-    mesh: DeviceMesh | None = None  # weights are sharded over it; None: every rank has all weights
+    mesh: DeviceMesh | None = (
+        None  # the ranks over which weights are sharded; None: every rank has all weights
+    )
 
     @property
     def first(self) -> bool:
@@ -106,7 +108,7 @@ class Ranks:
             return
         for weight in module.parameters():
             if weight.requires_grad:
-                if weight.grad is None:  # no token of this rank used the weight
+                if weight.grad is None:  # No token of this rank used the weight.
                     weight.grad = torch.zeros_like(weight)
                 dist.all_reduce(weight.grad)
 
@@ -125,9 +127,9 @@ def pick_device(name: str) -> torch.device:
     """Return the device that --device names.
 
     The names are auto (a GPU if there is one), cuda (the GPU of this process), cuda:N and cpu. The GPU of a
-    process has the number of its local rank. If the launcher shows each process only one GPU, as
-    Slurm does by CUDA_VISIBLE_DEVICES, it is number 0. Raises UsageError for another name, and if there is no
-    GPU for this process.
+    process has the number of the process's local rank. If the launcher shows each process only one GPU, as
+    Slurm does by CUDA_VISIBLE_DEVICES, this GPU has number 0. Raises UsageError for any other name, and if
+    there is no GPU for this process.
     """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -168,7 +170,7 @@ def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 36
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         try:
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
-        except (RuntimeError, ValueError) as error:  # a port that is in use, a rank that never comes
+        except (RuntimeError, ValueError) as error:  # A port is in use, or a rank never came.
             raise UsageError(
                 f"the {count} ranks (WORLD_SIZE) did not find each other ({first_line(error)}): start all of "
                 f"them, with torchrun --nproc-per-node {count} train.py …, or unset WORLD_SIZE"
@@ -190,9 +192,9 @@ def stop_ranks(ranks: Ranks) -> None:
 
 @contextmanager
 def lost_ranks_resumable(ranks: Ranks) -> Iterator[None]:
-    """Raise RankLost if a collective fails because another rank has died, hangs or is cut off.
+    """Raise RankLost if a collective in the context fails, because a rank has died or cannot be reached.
 
-    Sharded weights communicate in every forward and backward, so the whole run is watched, not only `Ranks`.
+    Sharded weights communicate in every forward and backward, so the context spans the whole run.
     """
     try:
         yield
@@ -229,7 +231,7 @@ def shard(
         sharded = fully_shard(
             module,
             mesh=mesh,
-            reshard_after_forward=True,  # also of the root: gathered weights would be stale after an update
+            reshard_after_forward=True,  # Gathered weights of the root would be stale after an update.
             mp_policy=precision,
             offload_policy=offload_policy,
         )
@@ -253,9 +255,10 @@ class Interrupt:
     """
 
     def __init__(self) -> None:
-        self.stop: Resumable | None = None  # the error that ends the run, once a signal has been received
+        self.stop: Resumable | None = None  # The error that ends the run; None: no signal has been received.
         self.received_at = 0.0  # monotonic seconds of the first signal
-        self.deferred = False  # set when training begins: from then on there is something to save
+        # Before training begins, a signal ends the run at once. From then on there is something to save.
+        self.training_began = False
         self._cancel: Callable[[], object] = lambda: None
 
     def __enter__(self) -> "Interrupt":
@@ -291,6 +294,6 @@ class Interrupt:
             kind = Interrupted if number == signal.SIGINT else Resumable
             self.stop = kind(f"{signal.Signals(number).name} was received")
             self.received_at = now
-        if not self.deferred:
+        if not self.training_began:
             raise type(self.stop)(f"{self.stop} before training began")
         self._cancel()

@@ -19,11 +19,11 @@ def fine_tune(
     betas: tuple[float, float],
     micro_batch: int,
 ) -> Iterator[dict[str, float]]:
-    """Take an AdamW step on each batch, with the gradient clipped to a norm of 1; yields each step's metrics.
+    """Take an AdamW step on each batch, with the gradient clipped to a norm of 1. Yields each step's metrics.
 
-    A batch is split into micro-batches of `micro_batch` games. `mean_loss` is the mean loss of the sampled
-    tokens of a micro-batch; the loss of a batch is the mean over all of its sampled tokens. `rate` gives the
-    learning rate of a step, counted from 0.
+    A batch is split into micro-batches of `micro_batch` games. `mean_loss` returns the mean loss over the
+    sampled tokens of a micro-batch. The loss of a batch is the mean over all of its sampled tokens. `rate`
+    returns the learning rate of a step; steps are counted from 0.
     """
     optimizer = torch.optim.AdamW(parameters, betas=betas, weight_decay=0.0, fused=True)
     for step, batch in enumerate(batches):

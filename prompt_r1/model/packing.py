@@ -3,8 +3,9 @@
     tokens      [opening | game 1 | game 2 | … ][opening | game 1 | … ]      one row of T tokens
                  \\__________ group __________/
 
-Each token attends to the opening of its group and to the earlier tokens of its own game. The last token of a
-game is only a target, so it is not in the row.
+A group has games with the same opening. Each token attends to the opening of its group, and to the earlier
+tokens of its own game. The last token of a game is only a target, so it is not in the row. A *column* is a
+place in the row.
 """
 
 from collections.abc import Sequence
@@ -20,10 +21,10 @@ from prompt_r1.types import Trajectory
 
 @dataclass(frozen=True)
 class Group:
-    """The columns of games with the same opening."""
+    """How many tokens of a row the games of one group take."""
 
-    opening: int  # tokens of the opening, which is in the row once
-    new_tokens: list[int]  # tokens that each game adds to the row; the first game adds the opening too
+    opening: int  # The tokens of the opening, which is in the row once.
+    new_tokens: list[int]  # The tokens that each game adds to the row. The first game also adds the opening.
 
 
 @dataclass(frozen=True)
@@ -31,35 +32,41 @@ class Packed:
     """A row of T tokens, and its N scored tokens: the agent's own, in the order of the games."""
 
     tokens: Tensor  # (T,) int64
-    positions: Tensor  # (T,) of each token in its game
+    positions: Tensor  # (T,) the position of each token in its game
     groups: Sequence[Group]
-    sources: Tensor  # (N,) columns whose next-token distributions are scored
-    targets: Tensor  # (N,) int64 the tokens that followed
+    sources: Tensor  # (N,) the columns whose next-token distributions are scored
+    targets: Tensor  # (N,) int64, the scored tokens: each follows the token in its source
 
     @property
     def attend(self) -> RowAttention:
-        """Attention of one forward: its layers share their masks, which are freed with its graph."""
-        return partial(self._attend, cache(causal_mask))
+        """The attention of one forward. Each use of this property makes a new cache of masks."""
+        # The layers of a forward share their masks. The masks are freed with the graph of the forward.
+        mask = cache(causal_mask)
+        return partial(self._attend, mask)
 
     def _attend(
         self, mask: Mask, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window
     ) -> Tensor:
-        """Attend to the keys of each game, which are copied behind its opening's. Shapes: `RowAttention`."""
-        # Query and key norms computed in float32 return float32: back to the compute dtype.
+        """Let each game attend to its opening and to itself. Shapes: `RowAttention`.
+
+        For each game, the keys and values of the opening are copied in front of the game's own.
+        """
+        # Norms of queries and keys may return float32. This is the compute dtype again.
         query, key = query.to(value.dtype), key.to(value.dtype)
-        # Split once: the gradient of a slice is as large as the row.
+        # The row is split once, not sliced for each game, because the gradient of every slice is as large as
+        # the row.
         sizes = [count for group in self.groups for count in group.new_tokens]
         parts = zip(query.split(sizes, 1), key.split(sizes, 1), value.split(sizes, 1), strict=True)
         out: list[Tensor] = []
         for group in self.groups:
-            queries, keys, values = next(parts)  # the first game, which begins with the opening
+            queries, keys, values = next(parts)  # the opening and the first game
             out.append(attend_in_window(queries, keys, values, scale, window, mask))
             for _ in group.new_tokens[1:]:
                 queries, own_keys, own_values = next(parts)
                 keys = torch.cat([keys[:, : group.opening], own_keys], 1)
                 values = torch.cat([values[:, : group.opening], own_values], 1)
                 out.append(attend_in_window(queries, keys, values, scale, window, mask))
-        # Most kernels of SDPA write (T, H, D), so nothing is copied twice.
+        # Most kernels of SDPA write (T, H, D), so this transposition copies nothing.
         return torch.cat([part.transpose(0, 1) for part in out])
 
 
@@ -79,14 +86,14 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
         new_tokens: list[int] = []
         for number, game in enumerate(games):
             assert game.tokens[: game.opening_length] == games[0].tokens[:opening], "one opening"
-            start = 0 if number == 0 else opening  # position of the first token that the game adds
+            start = 0 if number == 0 else opening  # the position of the first token that the game adds
             end = len(game.tokens) - 1
-            shift = len(tokens) - start  # column minus position of these tokens
+            # The column of each position: first the tokens of the opening that are in the row already.
+            added = range(len(tokens), len(tokens) + end - start)
+            columns = [*range(group_start, group_start + start), *added]
             for position, sampled in enumerate(game.sampled):
                 if sampled:
-                    # The token before predicts it: a token of this game, or the last of the opening.
-                    before = position - 1
-                    sources.append(before + shift if before >= start else before + group_start)
+                    sources.append(columns[position - 1])  # The token before predicts the sampled token.
                     targets.append(game.tokens[position])
             tokens += game.tokens[start:end]
             positions += range(start, end)

@@ -14,18 +14,18 @@ from prompt_r1.model.attention import Row
 from prompt_r1.model.distributed import full_tensor, shard
 from prompt_r1.model.packing import Packed
 
-# Tokens whose logits are computed at a time: few enough for a CPU's cache, many enough to fill a GPU.
+# The number of tokens whose logits are computed at a time. They fit into a CPU's cache, or fill a GPU.
 CHUNK_TOKENS = {"cpu": 128, "cuda": 1024}
 
 
 class TokenScores(NamedTuple):
     """Scores of the N agent tokens of a packed row.
 
-    A tuple, because FSDP2 finds no tensors in dataclasses.
+    This is a tuple, because FSDP2 finds no tensors in dataclasses.
     """
 
-    logprobs: Tensor  # (N,) float32 nats of each token given all before
-    entropy: Tensor  # (N,) nats of the distribution at each token, without gradient
+    logprobs: Tensor  # (N,) float32, in nats: of each token, given all tokens before it
+    entropy: Tensor  # (N,) in nats, without gradient: of the distribution that the token was sampled from
 
 
 def blocks_of(model: PreTrainedModel) -> nn.ModuleList:
@@ -38,35 +38,38 @@ def blocks_of(model: PreTrainedModel) -> nn.ModuleList:
 class Policy(nn.Module):
     """A causal language model that returns log-probabilities, computed in chunks of tokens.
 
-    The logits of a whole row, [tokens × vocabulary], never exist.
+    So the logits of a whole row, (tokens, vocabulary), never exist.
     """
 
     def __init__(
         self, model: PreTrainedModel, *, compute: torch.dtype, temperature: float = 1.0, vocabulary: int = 0
     ) -> None:
-        """`compute` is the dtype of matrix products. The weights keep their own dtype: float32 for weights
-        that are trained, because bfloat16 rounds a step of 1e-6 away.
+        """`compute` is the dtype of matrix products. The weights keep their own dtype. Trained weights need
+        float32, because bfloat16 rounds a step of 1e-6 away.
 
         `vocabulary` is the number of tokens of the tokenizer; 0: as many as the head has rows. Heads are
-        often padded. The rows beyond the tokenizer have no logits: they are neither sampled nor scored.
+        often padded. Rows beyond the tokenizer's tokens have no logits, so they are neither sampled nor
+        scored.
         """
         super().__init__()
         text = model.config.get_text_config()
         self.model = model
-        self.device = model.device  # where the model computes; sharded weights may be elsewhere
+        self.device = model.device  # The model computes here. Sharded weights may be elsewhere.
         self.compute = compute
-        self.temperature = temperature  # logits are divided by it, so we train the distribution we sample
+        self.temperature = (
+            temperature  # Logits are divided by it, so we train the distribution that we sample.
+        )
         self.vocabulary = vocabulary or text.vocab_size
-        multiplier = getattr(text, "logit_scale", None) or 1.0  # Cohere's models have it
-        divisor = getattr(text, "logits_scaling", None) or 1.0  # Granite's models have it
+        multiplier = getattr(text, "logit_scale", None) or 1.0  # Cohere's models have this factor.
+        divisor = getattr(text, "logits_scaling", None) or 1.0  # Granite's models have this divisor.
         self.logit_scale = multiplier / divisor
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """The tokens that end a text, by the model's generation config; some models have several."""
+        """The tokens that end a text, by the model's generation config. Some models have several."""
         configured = getattr(self.model.generation_config, "eos_token_id", None)
         listed = configured if isinstance(configured, list) else [configured]
-        return frozenset(token for token in listed if type(token) is int)  # the file may hold anything
+        return frozenset(token for token in listed if type(token) is int)  # The file may hold anything.
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """The weights that learn: all weights, or only the adapters (lora.py)."""
@@ -110,9 +113,9 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def copy_weights_from(self, learner: "Policy") -> None:
-        """Copy the weights of another policy, converted to this one's dtype.
+        """Copy the weights of another policy, converted to the dtype of this policy.
 
-        Sharded weights are gathered one at a time: no second full copy exists, and every rank must call this.
+        Sharded weights are gathered one at a time, so no second full copy exists. Called by every rank.
         """
         if learner is self:
             return
@@ -121,37 +124,38 @@ class Policy(nn.Module):
 
 
 def _recomputed(forward: Callable[..., Any], *inputs: Any, **keywords: Any) -> Any:
-    """A layer's forward that is computed again in backward. Nothing in it is random."""
-    if not torch.is_grad_enabled():  # `checkpoint` would do the same, but takes 0.3 ms to find out
+    """Run a layer's forward, which is computed again in backward. Nothing in a forward is random."""
+    if not torch.is_grad_enabled():  # `checkpoint` would do the same, but takes 0.3 ms for the decision.
         return forward(*inputs, **keywords)
     return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **keywords)
 
 
 def _logits(hidden: Tensor, head: Tensor, scale: float) -> Tensor:
-    """scale · hidden @ head.T, (R, K) and (V, K) → (R, V), in float32 if the inputs have 16 bits.
+    """scale · hidden @ head.T, (R, K) and (V, K) → (R, V).
 
-    In bfloat16, logits of 8 to 16 would be off by up to 0.03.
+    If the inputs have 16 bits, the logits are float32. In bfloat16, logits of 8 to 16 would be off by up to
+    0.03.
     """
     if hidden.dtype.itemsize > 2:
         logits = hidden @ head.T
     elif hidden.is_cuda:
         logits = torch.mm(hidden, head.T, out_dtype=torch.float32)
-    else:  # a CPU has no product of two dtypes
+    else:  # On a CPU, torch.mm cannot return another dtype.
         logits = hidden.float() @ head.float().T
     return logits if scale == 1 else logits.mul_(scale)
 
 
 def _score(hidden: Tensor, head: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """log_softmax(scale · hidden @ head.T)[targets] of R tokens, and the entropy, (R,) each."""
+    """log_softmax(scale · hidden @ head.T)[targets] of R tokens, and the entropies, (R,) each."""
     log_p = torch.log_softmax(_logits(hidden, head, scale), -1)
     entropy = -log_p.exp().mul_(log_p).sum(1)
     return log_p.gather(1, targets[:, None])[:, 0], entropy
 
 
 def _slope(hidden: Tensor, head: Tensor, targets: Tensor, scale: float) -> Tensor:
-    """softmax(scale · hidden @ head.T) minus one-hot targets, (R, V) in the dtype of `hidden`.
+    """softmax(scale · hidden @ head.T) minus the one-hot targets, (R, V) in the dtype of `hidden`.
 
-    This is -d log p[target] / d logits, computed in float32 before it is rounded.
+    This is -d log p[target] / d logits. It is computed in float32, and then rounded.
     """
     p = torch.softmax(_logits(hidden, head, scale), -1)
     p[torch.arange(len(p), device=p.device), targets] -= 1
@@ -159,14 +163,15 @@ def _slope(hidden: Tensor, head: Tensor, targets: Tensor, scale: float) -> Tenso
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """`_score` of all tokens, chunk by chunk; the entropy has no gradient.
+    """`_score` of all tokens, chunk by chunk. The entropy has no gradient.
 
-    Equals `torch.utils.checkpoint` of `_score` for each chunk: logits are dropped at once and recomputed in
-    backward. Written by hand because `checkpoint` makes one more gradient of the head for each chunk, and
-    adds them up in bfloat16 where the products are in bfloat16. torch's `linear_cross_entropy` returns
-    bfloat16 there, 0.016 nats off in the mean, and no entropy. On one core, with 1,024 tokens and a head of
-    49,152 × 576 in float32: 2.7 CPU s, with `checkpoint` 3.0 to 3.4, with `linear_cross_entropy` and an
-    entropy beside it 3.6.
+    The logits of a chunk are dropped at once, and recomputed in backward, as by `torch.utils.checkpoint` of
+    `_score` for each chunk. But `checkpoint` would make one more gradient of the head for each chunk, and add
+    these gradients up in bfloat16 if the products are in bfloat16. torch's `linear_cross_entropy` would then
+    return bfloat16, which is off by 0.016 nats in the mean, and it returns no entropy.
+
+    CPU seconds on one core, for 1,024 tokens and a head of 49,152 × 576 in float32: this function 2.7,
+    `checkpoint` 3.0 to 3.4, `linear_cross_entropy` and a separate entropy 3.6.
     """
 
     @staticmethod
@@ -189,25 +194,27 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad = ctx.scale * grad
         head = weight[: ctx.vocabulary].to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
+        # `grad_weight` stays None if the head is frozen, as it is beside adapters. `grad_head` is a view of
+        # its rows within the vocabulary.
         grad_weight = None
-        if ctx.needs_input_grad[1]:  # not beside adapters, where the head is frozen
+        if ctx.needs_input_grad[1]:
             scaled = grad[:, None].to(hidden.dtype) * hidden
-            # float32: a sum over many chunks loses bits in bfloat16.
+            # At least float32, because a sum over many chunks loses bits in bfloat16.
             grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
             grad_head = grad_weight[: ctx.vocabulary]
         for rows in _chunks(hidden):
             slope = _slope(hidden[rows], head, targets[rows], ctx.scale)
             grad_hidden[rows] = (slope @ head).mul_(-grad[rows, None])
             if grad_weight is not None and grad_weight.dtype == hidden.dtype:
-                grad_head.addmm_(slope.T, scaled[rows], alpha=-1)  # needs no second matrix of its size
+                grad_head.addmm_(slope.T, scaled[rows], alpha=-1)  # This needs no second matrix of this size.
             elif grad_weight is not None:
                 grad_head -= slope.T @ scaled[rows]
-            del slope  # its memory is free before the next chunk allocates its own
+            del slope  # Its memory is free before the next chunk needs as much.
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
 
 
 def _chunks(hidden: Tensor) -> Iterator[slice]:
-    """Divide the rows of a tensor into chunks of CHUNK_TOKENS."""
+    """Yield the rows of a tensor in chunks of CHUNK_TOKENS."""
     size = CHUNK_TOKENS[hidden.device.type]
     for start in range(0, len(hidden), size):
         yield slice(start, start + size)

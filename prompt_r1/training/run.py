@@ -185,7 +185,7 @@ class Run:
         ranks.from_first(lambda: write_yaml(config, self.folder / "config.yaml"))
         for line in read_metrics(self.folder):
             self.alarms.read(line)
-        self.interrupt.deferred = True  # A signal now saves the run before it ends it.
+        self.interrupt.training_began = True  # A signal now saves the run before it ends it.
 
     def warm_up(self, *, game_tokens: int, tokens: int) -> None:
         """Compute one full micro-batch, of games of `game_tokens`, so that the KV cache leaves room for it.

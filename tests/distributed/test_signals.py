@@ -43,7 +43,7 @@ def test_a_signal_cancels_calls_that_wait_for_the_environment(number):
         return await asyncio.gather(ask(), ask())
 
     with Interrupt() as interrupt, pytest.raises(Resumable, match=f"{number.name} was received"):
-        interrupt.deferred = True
+        interrupt.training_began = True
         asyncio.run(interrupt.guard(games()))
     assert cancelled == ["ask", "ask"]
 
@@ -53,7 +53,7 @@ def test_after_a_signal_during_an_update_no_new_work_starts():
         pytest.fail("started after the signal")
 
     with Interrupt() as interrupt:
-        interrupt.deferred = True
+        interrupt.training_began = True
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGUSR1)  # a second signal has no effect
         assert str(interrupt.stop) == "SIGTERM was received"
@@ -68,7 +68,7 @@ def test_a_signal_before_training_ends_the_run_at_once():
 
 def test_the_first_ctrl_c_saves_with_its_own_exit_code_and_the_second_one_ends_the_run_at_once():
     with Interrupt() as interrupt:
-        interrupt.deferred = True
+        interrupt.training_began = True
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)  # torchrun sends the same Ctrl-C again
         assert isinstance(interrupt.stop, Interrupted) and str(interrupt.stop) == "SIGINT was received"

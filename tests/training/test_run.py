@@ -193,7 +193,7 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(base, tmp_p
 def test_a_signal_during_a_step_ends_the_run_after_the_step_and_its_alarm(base, tmp_path, capsys):
     """A bug: the alarm was left to the resumed run, which takes it as reported when it reads the line."""
     run = ScriptedRun(tmp_path, base)
-    assert run.interrupt.deferred  # there is something to save
+    assert run.interrupt.training_began  # there is something to save
     run.interrupt.stop = Resumable("SIGTERM was received")
     with pytest.raises(Resumable, match="SIGTERM was received"):
         run.step(kl=float("nan"))
