@@ -1,7 +1,7 @@
-"""`direct` and `cot`, which ask the environment without an agent; how answers are requested and read.
+"""`direct` and `cot`, which ask the environment without an agent. How answers are requested and read.
 
-direct: the question itself, in one call.
-cot: "Let's think step by step.", and a second call for the answer (zero-shot, Kojima et al. 2022).
+direct   asks the question itself, in one call cot      adds "Let's think step by step.", and asks for the
+answer in a second call (zero-shot, Kojima et al. 2022)
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,19 +16,20 @@ from prompt_r1.types import Message, Question
 
 STEP_BY_STEP = "Let's think step by step."
 EXTRACT = "Therefore, the answer is …"
-# How a prompt requests the answer, after the question; the same for all methods.
+# All methods request the answer in the same way, after the question.
 IN_TAGS = f"\n{ANSWER_IN_TAGS}"
-ANSWER_ONLY = " Answer only."  # the only such request that the mini world understands
+ANSWER_ONLY = " Answer only."  # The mini world understands only this request.
 
 Answer = Callable[[Question, int], Awaitable[Prediction]]
-"""A method that is ready: from a question and the number of its repeat to a prediction. Calls may overlap."""
+"""A method that is ready: a question and the number of its repeat → a prediction. Calls may overlap."""
 
 
 def read_answer(reply: str, request: str) -> tuple[str, float | None]:
-    """The answer in a reply, and whether it was in the requested format (None: any format will do).
+    """The answer in a reply, and its format: 1 with the requested tags, 0 without them.
 
-    If tags were requested, the answer is the content of the last ones. A reply without them counts as a
-    whole, with a format of 0.
+    If no tags were requested, the format is None. If tags were requested, the answer is the content of the
+    last tags. If the reply has no tags, the answer
+    is the whole reply.
     """
     if request != IN_TAGS:
         return reply.strip(), None
@@ -64,7 +65,7 @@ async def direct(
 async def think_then_answer(
     environment: Environment, request: str, question: Question, sample: int
 ) -> Prediction:
-    """Ask for reasoning, and in a second call for the answer that it leads to."""
+    """Ask for reasoning. Then ask, in a second call, for the answer that the reasoning leads to."""
     messages: list[Message] = [{"role": "user", "content": f"{question.text}\n{STEP_BY_STEP}"}]
     thought = await ask_once(environment, messages, request, question, sample)
     if thought.error:
@@ -77,7 +78,7 @@ async def think_then_answer(
 
 
 def task_score(prediction: Prediction) -> float:
-    """The score of an answer while a method is prepared: F1 for free texts, exact match for the others."""
+    """The score of an answer while a method is prepared: F1 for free texts, else exact match."""
     question = prediction.question
     metric = f1 if question.kind == "text" else exact_match
     return metric(prediction.answer or "", question.answers)

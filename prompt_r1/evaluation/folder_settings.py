@@ -1,6 +1,7 @@
-"""What all answers in an evaluation folder have in common: its config.yaml.
+"""The config.yaml of an evaluation folder: what all answers in the folder have in common.
 
-It holds the settings that define the experiment, and digests of the files and agents that answers depend on.
+The file holds the settings that define the experiment, and digests of the files and agents that answers
+depend on.
 """
 
 import hashlib
@@ -48,7 +49,7 @@ def keep_settings(folder: Path, settings: Mapping[str, object], digests: Mapping
 def digests_of(files: Iterable[str], specs: Iterable[str], agents: Iterable[str]) -> dict[str, str]:
     """Digests of the files, environments and agents that exist on this machine, by name.
 
-    A SPEC may name several environments, each a model in this process: hf:A,hf:B.
+    A SPEC may name several environments (hf:A,hf:B), and each of them may be a model on this machine.
     """
     names = [*files, *agents]
     for spec in specs:

@@ -2,11 +2,11 @@
 
 prompt-r1    the trained agent
 untrained    the agent before training, in the same game (the paper's "w/o RL")
-agent-only   the trained agent in the same game without an environment ("w/o Env"): every prompt gets the same
-             sentence in reply, so that the answers show what the agent itself knows
-grpo-only    an agent trained without an environment (train.py --env none), in its game of one turn
-sft          an agent fine-tuned on gold answers, also in one turn
-bc, rft      an agent fine-tuned on games that ended right
+agent-only   the trained agent in the same game without an environment ("w/o Env"). Every prompt gets the same
+             sentence in reply, so the answers show what the agent itself knows
+grpo-only    an agent that was trained without an environment (train.py --env none). It plays games of one
+turn sft          an agent that was fine-tuned on gold answers. It plays games of one turn, too bc, rft
+an agent that was fine-tuned on games that ended right
 """
 
 from dataclasses import dataclass, replace
@@ -21,15 +21,16 @@ from prompt_r1.types import Question, Spending, Trajectory
 
 @dataclass
 class AgentMethod:
-    """Answers each question by a game. Without an environment the agent learns nothing in it."""
+    """Answers each question by a game. Without an environment, every prompt gets the same empty words."""
 
     agent: Agent
     environment: Environment | None
     rule: Rule
     temperature: float
     top_p: float
-    seed: int  # the evaluation's
-    thinks: bool = True  # a turn without a think block is not well formed
+    seed: int  # the seed of the evaluation
+    # Whether a turn needs a think block to be well formed. The agent of `sft` writes none.
+    thinks: bool = True
 
     async def __call__(self, question: Question, sample: int) -> Prediction:
         game = await play_question(

@@ -5,9 +5,11 @@ training questions, lets the optimiser rewrite it in view of the errors, and run
 child that scores higher there is scored on all validation questions and joins the pool. The prompt with the
 best mean validation score wins.
 
-Calls: one per validation question for the seed prompt; per iteration 6 of the environment and 1 of the
-optimiser (3 and none if the parent is perfect), and one per validation question for a child that joins. As in
-the original, 150 calls are checked before an iteration, which may exceed them; a limit is never exceeded.
+Calls: the seed prompt, and each child that joins the pool, take one call per validation question. An
+iteration makes 6 calls of the environment and 1 of the optimiser; if the parent is perfect, only 3 of the
+environment. As in the original, the search ends before the first iteration that would begin after 150 calls
+of the environment, so the last iteration may exceed this number. A limit of the user (--optimize-calls) is
+never exceeded.
 """
 
 import itertools
@@ -20,8 +22,8 @@ from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.evaluation.searches import VALIDATED_ON, PromptSearch, mean_score
 from prompt_r1.types import Question
 
-BATCH = 3  # training questions of an iteration
-METRIC_CALLS = 150  # calls of the environment
+BATCH = 3  # the number of training questions in an iteration
+METRIC_CALLS = 150  # No iteration begins after so many calls of the environment.
 FENCE = re.compile("`{3,}")
 LANGUAGE = re.compile("[a-z]+")
 CLOSED_ON_OWN_LINE = re.compile(r"\n[ \t]*\Z")
@@ -41,7 +43,7 @@ the new instruction, and nothing else, between ``` and ```."""
 
 
 async def gepa(search: PromptSearch, train: Sequence[Question], validation: Sequence[Question]) -> str:
-    """The prompt with the best mean score on the validation questions; the first of equals."""
+    """The prompt with the best mean score on the validation questions. Of equal prompts, the first."""
     held_out = await search.begin(validation, VALIDATED_ON)
     rng = random.Random(search.seed)
     batches = filled_batches(train, rng)
@@ -66,8 +68,8 @@ async def gepa(search: PromptSearch, train: Sequence[Question], validation: Sequ
 def draw_parent(pool: Mapping[str, Sequence[float]], rng: random.Random) -> str:
     """Draw from the Pareto front, in proportion to the validation questions on which a prompt is best.
 
-    `pool`: prompt → its scores, one per validation question. Going from the worst prompt to the best, each
-    prompt is dropped that is not the only best one on any question.
+    `pool`: prompt → its scores, one per validation question. First, from the worst prompt to the best, a
+    prompt is dropped if every question has another prompt that is at least as good.
     """
     # For each validation question, the prompts that are best on it.
     fronts = []
@@ -77,12 +79,14 @@ def draw_parent(pool: Mapping[str, Sequence[float]], rng: random.Random) -> str:
     for prompt in sorted(pool, key=lambda prompt: sum(pool[prompt])):
         is_needed = any(front == [prompt] for front in fronts)
         if not is_needed:
-            fronts = [[other for other in front if other != prompt] for front in fronts]
+            for front in fronts:
+                if prompt in front:
+                    front.remove(prompt)
     return rng.choice([prompt for front in fronts for prompt in front])
 
 
 def filled_batches(questions: Sequence[Question], rng: random.Random) -> Iterator[list[Question]]:
-    """Endless shuffled epochs; the last batch of an epoch is filled up with the questions that came last."""
+    """Endless shuffled epochs in batches. The last questions of an epoch also fill up its last batch."""
     while True:
         order = rng.sample(list(questions), len(questions))
         last_first = itertools.cycle(order[::-1])
@@ -93,7 +97,7 @@ def filled_batches(questions: Sequence[Question], rng: random.Random) -> Iterato
 
 
 def reflection(prompt: str, predictions: Sequence[Prediction]) -> str:
-    """The optimiser's request about a minibatch. Feedback is the score; no model is involved."""
+    """The request to the optimiser about a minibatch. The feedback is the score, without a model."""
     cases = []
     for number, prediction in enumerate(predictions, start=1):
         score = task_score(prediction)
@@ -110,9 +114,9 @@ def reflection(prompt: str, predictions: Sequence[Prediction]) -> str:
 
 
 def read_fenced_prompt(reply: str) -> str | None:
-    """The prompt in the optimiser's reply: its last fenced block; without any fence, the whole reply.
+    """The prompt in the optimiser's reply: the last fenced block, or the whole reply if it has no fence.
 
-    None if there is no prompt: the block is empty, or a fence is not closed.
+    Returns None if the prompt is empty, or if a fence is not closed.
     """
     block = None
     opening = None

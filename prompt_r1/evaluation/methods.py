@@ -1,7 +1,7 @@
-"""The methods of a comparison: what each needs, and how it is made.
+"""The methods of a comparison: what each method needs, and how it is made.
 
-A method that is made is a function from a question to a prediction. This file imports no torch, so that a
-wrong command line is reported at once.
+To make a method means to make a function (`Answer`) that predicts the answer to a question. This file does
+not import torch, so that a wrong command line is reported at once.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 Fields = Mapping[str, object]
-"""Fields of a request."""
+"""Fields of a request to an endpoint."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Needs:
     """What a method needs to answer."""
 
     environment: bool = True
-    agent: Literal["", "trained", "start", "own"] = ""  # start: before its training; own: --grpo-agent
-    training: bool = False  # training questions, to prepare
-    optimizer: bool = False  # a model that writes prompts
+    agent: Literal["", "trained", "start", "own"] = ""  # start: before the training; own: --grpo-agent
+    training: bool = False  # whether training questions prepare the method
+    optimizer: bool = False  # whether the method needs a model that writes prompts
 
 
 @dataclass(frozen=True)
@@ -43,25 +43,25 @@ class Setup:
     """What a method is made from. Each method uses the parts that it needs."""
 
     method: str
-    spec: str  # the environment; for a method without one, the environment of the agent's training
-    environment: Environment | None  # None: the method needs none
-    open_optimizer: Callable[[Fields], Environment]  # the model that writes prompts
-    agent: AgentSpec  # of the user: trained, or as it was found
+    spec: str  # the environment, or the environment of the agent's training if the method needs none
+    environment: Environment | None  # None: the method does not need an environment.
+    open_optimizer: Callable[[Fields], Environment]  # opens the model that writes prompts
+    agent: AgentSpec  # the user's agent, trained here or not
     grpo_agent: str
-    datasets: Sequence[str]  # datasets of the questions that will be answered
+    datasets: Sequence[str]  # the datasets of the questions that will be answered
     train: Sequence[Question]
     validation: Sequence[Question]
-    results: Path  # folder of the evaluation
+    results: Path  # the folder of the evaluation
     device: "torch.device"
-    seed: int  # seed of what a method draws while it prepares, and of games
-    temperature: float  # the agent's
+    seed: int  # the seed of the preparation and of games
+    temperature: float  # the temperature and top-p of the agent's sampling
     top_p: float
-    calls: int = 0  # of a search or of rft; 0: the authors' number
-    examples: int = 0  # questions that score a prompt; 0: the authors' number
+    calls: int = 0  # the limit of calls of a search or of rft; 0: the authors' number
+    examples: int = 0  # how many questions score a prompt; 0: the authors' number
 
     @property
-    def asked(self) -> Environment:
-        """The environment of a method that needs one."""
+    def needed_environment(self) -> Environment:
+        """The environment, for a method that needs one."""
         assert self.environment is not None, f"{self.method} needs an environment"
         return self.environment
 
@@ -78,19 +78,19 @@ class Setup:
 
 async def make_direct(setup: Setup) -> Answer:
     """Ask the environment once."""
-    return partial(direct, setup.asked, setup.request)
+    return partial(direct, setup.needed_environment, setup.request)
 
 
 async def make_cot(setup: Setup) -> Answer:
-    """Ask the environment to think step by step, then for the answer."""
-    return partial(think_then_answer, setup.asked, setup.request)
+    """Ask the environment to think step by step, and then to answer."""
+    return partial(think_then_answer, setup.needed_environment, setup.request)
 
 
 async def make_search(setup: Setup, *, algorithm: Algorithm, optimizer_fields: Fields) -> Answer:
     """Ask the environment once, under the prompt that a search has found."""
     search = PromptSearch(
         setup.method,
-        setup.asked,
+        setup.needed_environment,
         setup.open_optimizer(optimizer_fields),
         setup.request,
         max_calls=setup.calls,
@@ -108,18 +108,18 @@ async def make_trained(setup: Setup) -> Answer:
 
 
 async def make_untrained(setup: Setup) -> Answer:
-    """Play the trained agent's game with the agent before its training."""
+    """Play the trained agent's game with the agent as it was before its training."""
     start = find_agent(setup.agent.start, setup.agent.config.seed)
     return play_with(replace(setup.agent, path=start), setup)
 
 
 async def make_grpo_only(setup: Setup) -> Answer:
-    """Play the game of one turn of an agent that was trained without environment."""
+    """Play games of one turn with an agent that was trained without an environment."""
     return play_with(resolve_agent(setup.grpo_agent), setup)
 
 
 async def make_sft(setup: Setup) -> Answer:
-    """Fine-tune the agent on gold answers, and play a game of one turn."""
+    """Fine-tune the agent on gold answers, and play games of one turn."""
     from prompt_r1.evaluation.imitation import sft_agent
 
     agent = sft_agent(
@@ -142,7 +142,7 @@ async def make_rft(setup: Setup) -> Answer:
 
     agent = await rft_agent(
         setup.agent,
-        setup.asked,
+        setup.needed_environment,
         setup.train,
         seed=setup.seed,
         device=setup.device,
@@ -153,7 +153,7 @@ async def make_rft(setup: Setup) -> Answer:
 
 
 def play_with(spec: AgentSpec, setup: Setup, *, thinks: bool = True) -> Answer:
-    """Load an agent that answers by games."""
+    """Load an agent. It answers each question by a game."""
     from prompt_r1.evaluation.games import AgentMethod
     from prompt_r1.pair.agent import load_agent
 
@@ -174,18 +174,18 @@ class Method:
 
     needs: Needs
     make: Callable[[Setup], Awaitable[Answer]]
-    by_default: bool = False  # compared if there is no --method
-    in_paper: bool = True  # compared by --tables
-    in_transfer: bool = False  # compared by --tables with every environment and agent: Table 5
-    fields: Fields = field(default_factory=dict)  # fields of each request, whatever --env-args says
+    by_default: bool = False  # whether it is compared if there is no --method
+    in_paper: bool = True  # whether --tables compares it
+    in_transfer: bool = False  # whether --tables compares it with every environment and agent (Table 5)
+    fields: Fields = field(default_factory=dict)  # fields of each request; they win over --env-args
 
 
 SEARCH = Needs(training=True, optimizer=True)
-# What the searches send to the model that writes prompts.
+# The searches send these fields to the model that writes prompts.
 OPRO_WRITER: Fields = {"temperature": 1.0, "max_tokens": 512}
 TEXTGRAD_WRITER: Fields = {"temperature": 0.0, "max_tokens": 2000}
 
-# Request fields are the fields of the authors' code or paper.
+# The `fields` of a method are those of its authors' code or paper.
 METHODS: dict[str, Method] = {
     "direct": Method(Needs(), make_direct, by_default=True, in_transfer=True),
     "cot": Method(Needs(), make_cot, fields={"temperature": 0.0}),

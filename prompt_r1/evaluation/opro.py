@@ -1,9 +1,12 @@
 """`opro` (Yang et al. 2023): a model improves scored instructions.
 
-200 steps of 8 new instructions, each scored on 261 training questions. The optimiser sees the best 20 with a
-score of at least 30 %, worst first, and three training questions. The instruction with the best training
-score wins. Calls: 8 of the optimiser per step; of the environment, one per training question for the seed
-prompt and for each new instruction. With a limit of calls the search ends when no instruction can be scored.
+In each of 200 steps the optimiser writes 8 new instructions, and each is scored on 261 training questions.
+The optimiser sees the best 20 instructions with a score of at least 30 %, the worst first, and three training
+questions. The instruction with the best training score wins.
+
+Calls: a step makes 8 calls of the optimiser. The seed prompt and each new instruction take one call of the
+environment per training question. With a limit of calls, the search ends when no further instruction can be
+scored.
 """
 
 import asyncio
@@ -17,11 +20,11 @@ from prompt_r1.types import Question
 # The authors' numbers:
 STEPS = 200
 PER_STEP = 8  # new instructions in a step
-SCORED_ON = 261  # training questions
-MAX_LENGTH = 500  # characters of an instruction
-SHOWN = 20  # best instructions so far that the optimiser sees
-THRESHOLD = 0.3  # the least score of an instruction that it sees
-EXEMPLARS = 3  # training questions that it sees
+SCORED_ON = 261  # training questions that score an instruction
+MAX_LENGTH = 500  # the most characters of an instruction
+SHOWN = 20  # the most instructions that the optimiser sees
+THRESHOLD = 0.3  # the least score of an instruction that the optimiser sees
+EXEMPLARS = 3  # training questions that the optimiser sees
 ROLE = "You write instructions for a language model that answers questions."
 HEADER = """\
 Find an instruction <INS> under which a language model answers questions like those below correctly. These \
@@ -36,7 +39,7 @@ all questions of the kind. Put it between <INS> and </INS>."""
 async def opro(search: PromptSearch, train: Sequence[Question], _: Sequence[Question]) -> str:
     """The instruction with the best score on the training questions. Validation questions are not used."""
     train = await search.begin(train, SCORED_ON)
-    # In an instruction for mathematical questions, a number could give away an answer.
+    # In an instruction for mathematical questions, a number could reveal an answer.
     digits_allowed = not all(question.kind == "math" for question in train)
     step_calls = PER_STEP + len(train)
     while search.may_go_on(step_calls, authors_stop=search.steps == STEPS):
@@ -45,8 +48,8 @@ async def opro(search: PromptSearch, train: Sequence[Question], _: Sequence[Ques
         shown = rng.sample(train, min(EXEMPLARS, len(train)))
         means = {prompt: fmean(scores) for prompt, scores in search.scores.items()}
         request = meta_prompt(means, shown)
-        # The request is the same eight times, and in every step that scores nothing new: numbers tell
-        # the calls apart.
+        # The eight requests of a step are equal, and the next step repeats them if nothing new was scored. So
+        # the calls are told apart by their numbers.
         first = search.steps * PER_STEP
         asked = [search.ask_optimizer(ROLE, request, sample=first + number) for number in range(PER_STEP)]
         for reply in await asyncio.gather(*asked):
@@ -58,10 +61,11 @@ async def opro(search: PromptSearch, train: Sequence[Question], _: Sequence[Ques
 
 
 def meta_prompt(scores: Mapping[str, float], examples: Sequence[Question]) -> str:
-    """The optimiser's request: instructions with scores, worst first, then problems, then the task.
+    """The request to the optimiser: instructions with scores (the worst first), then problems, then the task.
 
-    As in the authors' form for GPT models, scores are whole percent, and <INS> marks where the instruction
-    stands in each problem: it is the system message, before the question.
+    As in the authors' form for GPT models, scores are whole percent, and <INS> marks the place of the
+    instruction in each problem. This place is before the question, because the instruction becomes the system
+    message.
     """
     good = [instruction for instruction, score in scores.items() if score >= THRESHOLD]
     good.sort(key=lambda instruction: scores[instruction])
@@ -71,14 +75,17 @@ def meta_prompt(scores: Mapping[str, float], examples: Sequence[Question]) -> st
 
 
 def read_instruction(reply: str) -> str:
-    """The instruction in the optimiser's reply; the whole reply if the tags are missing."""
+    """The instruction in the optimiser's reply, or the whole reply if the tags are missing."""
     inside = text_between(reply, "<INS>", "</INS>")
     text = (inside or reply).replace("**", "").strip()
     return text[:1].upper() + text[1:]
 
 
 def is_usable(instruction: str, *, digits_allowed: bool) -> bool:
-    """The filters of the authors' code: not empty, not too long, no left-over tag, no forbidden digits."""
+    """Whether an instruction is not empty and not too long, and has no left-over tag and no forbidden digit.
+
+    These are the filters of the authors' code.
+    """
     if not 0 < len(instruction) <= MAX_LENGTH or "INS" in instruction:
         return False
     return digits_allowed or not any(letter.isdigit() for letter in instruction)

@@ -1,7 +1,7 @@
 """The numbers in the paper's Tables 2 to 5, in percent.
 
-They are in paper_numbers.csv. Each is over 128 questions; the paper reports no intervals. Datasets have the
-names of `prompt_r1/data`, metrics the names of `scores.py`.
+The numbers are in paper_numbers.csv. Each is a mean over 128 questions; the paper reports no intervals.
+Datasets have the names of `prompt_r1/data`, and metrics have the names of `scores.py`.
 """
 
 import csv
@@ -22,8 +22,8 @@ class PaperColumn:
     """A column of the paper's tables. The file names it "METHOD; ENVIRONMENT; TRAINED WITH"."""
 
     method: str
-    environment: str  # that answers; "": the method has none
-    trained_with: str  # environment of the agent's training; "": the method has none
+    environment: str  # the environment that answers; "": the method has none
+    trained_with: str  # the environment of the agent's training; "": the method has none
 
 
 @cache
@@ -48,7 +48,7 @@ def load_numbers() -> Mapping[PaperColumn, Mapping[tuple[str, str], float]]:
 def paper_number(
     method: str, environment: str, trained_with: str, datasets: Sequence[str], metric: str
 ) -> str:
-    """The paper's number, in percent: the mean over the datasets that report it; "" if there is none."""
+    """The paper's number in percent, as a mean over the datasets that report it; "" if there is none."""
     numbers = load_numbers()
     asked = PaperColumn(method, paper_name(environment), paper_name(trained_with))
     without_environment = PaperColumn(method, "", "")
@@ -61,7 +61,7 @@ def paper_number(
 
 
 def paper_name(environment: str) -> str:
-    """The paper's name of an environment; other environments, also several at once, keep their names."""
+    """The paper's name of an environment. Environments that the paper does not have keep their names."""
     model = re.split("@https?://", environment)[0].lower()
     last_part = re.split("[:/]", model)[-1]  # "qwen3-4b" of "Qwen/Qwen3-4B"
     return ENVIRONMENTS.get(last_part, environment)

@@ -21,7 +21,7 @@ FILE = "predictions.jsonl"
 
 @dataclass(frozen=True)
 class System:
-    """What answers questions: a method with its environment and its agent ("": the method has none)."""
+    """A method with its environment and its agent, which answers questions ("": the method has none)."""
 
     method: str
     environment: str = ""
@@ -48,30 +48,34 @@ def short_names(systems: Iterable[System]) -> dict[System, str]:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One answer to a question and what it cost, whether it was paid now or reused from the journal.
+    """One answer to a question, and what the answer cost.
 
-    If `error` is set, the environment failed: the answer is not scored, and the next evaluation asks again.
+    Replies that are reused from the journal count with their first cost. If `error` is set, the environment
+    failed: the answer is not scored, and the next evaluation asks again.
     """
 
     question: Question
-    answer: str | None  # None: no answer could be read, or the environment failed
+    answer: str | None  # None: no answer could be read, or the environment failed.
     raw: str = ""  # the reply, the replies or the dialogue that the answer was taken from
-    sample: int = 0  # number among the repeats of the question
-    stop: str = "answered"  # how a game ended (types.Stop); "env_error" for any method
+    sample: int = 0  # the number of the repeat (--repeats)
+    stop: str = (
+        "answered"  # how the game ended (types.Stop). Every method sets "env_error" after a failed call.
+    )
     error: str = ""  # why the environment failed
-    turns: int = 1  # turns of the agent; 1 for a method without agent
+    turns: int = 1  # turns of the agent; 1 for a method without an agent
     spent: Spending = field(default_factory=Spending)  # calls of the environment
-    format: float | None = None  # 1: in the requested format, 0: not; None: no format was requested
-    reward: float | None = None  # None: no game was played
-    # The evaluation fills these in:
+    format: float | None = None  # 1: in the requested format, 0: not; None: no format was requested.
+    reward: float | None = None  # None: no game was played.
+    # The evaluation fills in the next two fields.
     system: System = System("")
-    metrics: dict[str, float] = field(default_factory=dict)  # each from 0 to 1; empty after an error
+    metrics: dict[str, float] = field(default_factory=dict)  # metric → 0 to 1; empty after an error
 
 
-# The fields of a line. These have the names of Prediction's and Spending's fields:
+# A line of the file has these fields of Prediction and Spending, under the same names:
 STORED_AS_IS = ("raw", "sample", "stop", "error", "turns", "format", "reward")
 AMOUNTS = ("calls", "tokens_in", "tokens_out", "usd")
-# All fields but `answers` and `prediction`, by their types:
+# `_from_row` checks the types of all fields. TEXTS are str, NUMBERS are finite, NUMBERS_OR_NONE are finite or
+# null. It checks `answers` and `prediction` apart.
 TEXTS = ("method", "environment", "agent", "dataset", "kind", "id", "question", "raw", "stop", "error")
 NUMBERS = ("sample", "turns", *AMOUNTS)
 NUMBERS_OR_NONE = ("format", "reward")
@@ -117,7 +121,7 @@ def _from_row(row: Mapping[str, Any]) -> Prediction:
 
 @dataclass(frozen=True)
 class Asked:
-    """What an answer was given to. A question with another text or other gold answers is another question."""
+    """What a system was asked. A question with another text or other gold answers is another question."""
 
     system: System
     dataset: str
@@ -146,7 +150,7 @@ def _parse(content: bytes) -> tuple[dict[Asked, Prediction], int]:
 
 
 class PredictionFile:
-    """The predictions of an evaluation, open for appending. Raises UsageError if another process has them."""
+    """The predictions of an evaluation, open for appending. Raises UsageError if another process appends."""
 
     def __init__(self, path: Path) -> None:
         make_folder(path.parent, lambda folder: path.exists(), "an evaluation")
@@ -161,7 +165,7 @@ class PredictionFile:
             logger.warning("%s: %d damaged lines are not used", path, damaged)
 
     def find(self, system: System, question: Question, sample: int) -> Prediction | None:
-        """The stored answer; None if there is none, if its call failed, or if the question has changed."""
+        """The stored answer; None if it is missing, if its call failed, or if the question has changed."""
         found = self._predictions.get(_asked(system, question, sample))
         if found is None or found.error:
             return None
@@ -170,9 +174,9 @@ class PredictionFile:
     def answers_to(
         self, wanted: Sequence[tuple[Question, int]], systems: Iterable[System]
     ) -> list[Prediction]:
-        """The stored answers to these questions and samples, also failed calls.
+        """The stored answers to these questions and samples, failed calls included.
 
-        The answers of `systems` come first, then the answers of other systems that the file has.
+        The answers of `systems` come first, and then the answers of all other systems in the file.
         """
         stored = [prediction.system for prediction in self._predictions.values()]
         answers = []
@@ -180,12 +184,12 @@ class PredictionFile:
             for question, sample in wanted:
                 found = self._predictions.get(_asked(system, question, sample))
                 if found is not None:
-                    # The question may have another kind than when it was answered.
+                    # The kind of the question may have changed since it was answered.
                     answers.append(replace(found, question=question))
         return answers
 
     def add(self, prediction: Prediction) -> None:
-        """Append a prediction. A kill or a full disk loses at most this one."""
+        """Append a prediction. A kill or a full disk loses at most this prediction."""
         append_line(self._file, json.dumps(to_row(prediction), default=str))
         self._predictions[_asked(prediction.system, prediction.question, prediction.sample)] = prediction
 
@@ -194,7 +198,7 @@ class PredictionFile:
 
 
 def read_predictions(path: Path) -> list[Prediction]:
-    """The predictions in a file. Raises UsageError if it holds none."""
+    """The predictions in a file. Raises UsageError if the file holds no predictions."""
     if not path.is_file():
         raise UsageError(f"{path}: there is no such file; evaluate.py writes {FILE} into its --out")
     predictions, _ = _parse(path.read_bytes())

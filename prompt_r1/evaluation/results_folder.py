@@ -17,7 +17,7 @@ TABLES, RESULTS = "tables.md", "results.json"
 
 
 def write_results(folder: Path, results: Results, trained_with: Mapping[str, str]) -> str:
-    """Write tables.md and results.json; returns a table for the terminal.
+    """Write tables.md and results.json. Returns a table for the terminal.
 
     `trained_with`: agent → the environment of its training.
     """

@@ -11,24 +11,24 @@ from prompt_r1.evaluation.statistics import macro_interval, mean_interval
 from prompt_r1.f1 import exact_match, f1, substring_match
 from prompt_r1.types import Kind
 
-# Metrics in the order of the tables. SM stands beside EM: an environment that is asked once often answers
-# right, but in a sentence, which EM counts as wrong.
+# The metrics in the order of the tables. SM is measured beside EM, because an environment that is asked once
+# often gives the right answer in a sentence, which EM counts as wrong.
 LABELS = {"em": "EM", "sm": "SM", "f1": "F1", "ssim": "SSim"}
 
-# The metrics of each kind of question. They are the paper's, and SM.
+# The metrics of each kind of question: the paper's metrics, and SM.
 METRICS_OF_KIND: dict[Kind, tuple[str, ...]] = {
     "qa": ("em", "sm", "f1"),
     "math": ("em", "sm", "f1"),
     "text": ("f1", "ssim"),
 }
 
-# What else is averaged over the answers.
+# Numbers that are averaged over the answers, beside the metrics.
 COUNTED = ("format", "turns", *AMOUNTS)
 
 
 @dataclass(frozen=True)
 class Rate:
-    """A mean from 0 to 1 over `n` questions with its 95 % interval; `errors` failed calls are left out."""
+    """A mean from 0 to 1 over `n` questions, with its 95 % interval. `errors` failed calls are left out."""
 
     mean: float
     low: float
@@ -52,7 +52,7 @@ class Results:
             self.groups.setdefault((prediction.system, question.dataset), []).append(prediction)
             kinds.setdefault(question.dataset, question.kind)
             measured.update(prediction.metrics)
-        # The paper's datasets come first, in its order, then the others by name.
+        # The paper's datasets come first, in the paper's order, then the others by name.
         order = dict.fromkeys([*TRAINED, *OUT_OF_DISTRIBUTION, *sorted(kinds)])
         self.kinds = {name: kinds[name] for name in order if name in kinds}
         self.systems = list(dict.fromkeys(system for system, _ in self.groups))
@@ -74,7 +74,7 @@ class Results:
         return [fmean(scores) for scores in repeats.values()]
 
     def average(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
-        """The mean over the datasets that report this metric; None if a dataset was not measured."""
+        """The mean over the datasets that report this metric; None if one of them was not measured."""
         reporting = [name for name in datasets if metric in METRICS_OF_KIND[self.kinds[name]]]
         scores = {name: self.scores(system, name, metric) for name in reporting}
         if not scores or not all(scores.values()):
@@ -89,7 +89,7 @@ class Results:
 def score_predictions(
     predictions: Sequence[Prediction], *, official: bool = False, encoder: SentenceEncoder | None = None
 ) -> Results:
-    """Score predictions by EM, SM and F1 and, given an `encoder`, free texts by SSim.
+    """Score predictions by EM, SM and F1. With an `encoder`, score free texts by SSim, too.
 
     A missing answer is scored as an empty one. Failed calls are not scored.
     """
@@ -105,7 +105,7 @@ def score_predictions(
 
 
 def text_metrics(prediction: Prediction, *, official: bool = False) -> dict[str, float]:
-    """The metrics that need no encoder; none after an error."""
+    """The metrics that need no encoder. There are none after an error."""
     if prediction.error:
         return {}
     answer = prediction.answer or ""
@@ -119,12 +119,12 @@ def text_metrics(prediction: Prediction, *, official: bool = False) -> dict[str,
 
 @dataclass(frozen=True)
 class Means:
-    """What a system reached on the questions of some datasets. Each question counts alike."""
+    """The means of a system over the questions of some datasets. Each question has the same weight."""
 
     n: int  # questions with an answer
-    errors: int  # failed calls, which are in no mean
-    rates: dict[str, Rate]  # metric → mean, where it was measured
-    counts: dict[str, float]  # means per answer: format, turns, calls, tokens and dollars, where known
+    errors: int  # failed calls, which do not count in any mean
+    rates: dict[str, Rate]  # metric → mean, if the metric was measured
+    counts: dict[str, float]  # name of COUNTED → mean per answer, if it is known
 
     def as_json(self) -> dict[str, float]:
         """One flat object, the form of results.json."""
@@ -137,7 +137,7 @@ class Means:
 
 
 def means_of(results: Results, system: System, datasets: Sequence[str]) -> Means:
-    """The means of everything measured over a system's questions of some datasets."""
+    """The means of everything that was measured on a system's questions of some datasets."""
     predictions = results.predictions(system, datasets)
     answered = [one for one in predictions if not one.error]
     questions = {(one.question.dataset, one.question.id) for one in answered}
@@ -160,7 +160,7 @@ def means_of(results: Results, system: System, datasets: Sequence[str]) -> Means
 
 
 def _count(prediction: Prediction, name: str) -> float | None:
-    """One of COUNTED; None where a method has no such number."""
+    """The number of a prediction with a name of COUNTED; None if its method has no such number."""
     holder = prediction.spent if name in AMOUNTS else prediction
     count: float | None = getattr(holder, name)
     return count

@@ -1,13 +1,13 @@
-"""What the prompt optimisers share.
+"""What the prompt optimisers (OPRO, TextGrad and GEPA) share.
 
-As their authors do, OPRO, TextGrad and GEPA search a prompt for each dataset. Datasets without training
-questions share one more search, over all questions. The prompt becomes the system message; the user message
-requests the answer format as in all other methods. Apart from the models a search is deterministic, and every
-call is in the run's journal, so a search that is repeated after a kill pays for no call twice.
+As in their papers, there is a search for each dataset. Datasets without training questions share one more
+search, over all questions. The prompt becomes the system message. The user message requests the answer
+format, as in all other methods. Apart from the models a search is deterministic, and every call is in the
+journal, so a search that is repeated after a kill pays for no call twice.
 
-Without a limit of calls a search makes as many steps as its authors' code. With a limit it goes on, and ends
-before the first step that might exceed the limit. It also ends when the optimiser has no new prompts, or
-when none can score higher.
+Without a limit of calls, a search makes as many steps as its authors' code. With a limit, it ends before the
+first step that might exceed the limit. A search also ends if the optimiser has no new prompts, or if no
+prompt can score higher.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from prompt_r1.types import Message, Question
 
 logger = logging.getLogger(__name__)
 
-SEED_PROMPT = "Answer the question as well as you can."  # the system message that a search starts from
-VALIDATED_ON = 50  # validation questions of textgrad and gepa
-PATIENCE = 50  # calls without a new prompt, after which a search ends
-ALL = "all questions"  # in place of a dataset: the search over all questions
-CUT = ("length", "max_tokens")  # finish reasons of a reply that was cut by its limit of tokens
+SEED_PROMPT = "Answer the question as well as you can."  # A search starts from this system message.
+VALIDATED_ON = 50  # the number of validation questions of textgrad and gepa
+PATIENCE = 50  # A search ends after so many calls without a new prompt.
+ALL = "all questions"  # names the search over all questions
+CUT = ("length", "max_tokens")  # the finish reasons of a reply that its limit of tokens has cut
 
 
 @dataclass(frozen=True)
@@ -52,28 +52,28 @@ class PromptSearch:
     name: str  # the method and the dataset
     environment: Environment
     optimizer: Environment
-    request: str  # how the answer is requested, after a question
-    max_calls: int = 0  # of both models in the whole search; 0: no limit
-    examples: int = 0  # questions that score a prompt; 0: as many as the authors'
+    request: str  # This text after a question requests the answer.
+    max_calls: int = 0  # the limit of calls of both models; 0: no limit
+    examples: int = 0  # how many questions score a prompt; 0: the authors' number
     seed: int = 0
 
     steps: int = field(init=False, default=0)
-    # Calls that have begun, whether they have a reply or not.
+    # Calls count when they begin, so also without a reply.
     environment_calls: int = field(init=False, default=0)
     optimizer_calls: int = field(init=False, default=0)
-    calls_at_new_prompt: int = field(init=False, default=0)  # all calls when a new prompt was last tried
-    tried: set[str] = field(init=False, default_factory=set)  # prompts under which a question was answered
+    calls_at_new_prompt: int = field(init=False, default=0)  # `calls` when a new prompt was last tried
+    tried: set[str] = field(init=False, default_factory=set)  # the prompts that were tried on any question
     scores: dict[str, list[float]] = field(init=False, default_factory=dict)  # prompt → score per question
 
     @property
     def calls(self) -> int:
-        """The calls of both models that have begun."""
+        """How many calls of both models have begun."""
         return self.environment_calls + self.optimizer_calls
 
     async def begin(self, questions: Sequence[Question], authors_count: int) -> list[Question]:
-        """Draw the questions that score prompts, and score the seed prompt, if calls allow it.
+        """Draw the questions that score prompts, and score the seed prompt if the limit of calls allows it.
 
-        Raises UsageError if there are no questions.
+        `authors_count`: how many questions the authors draw. Raises UsageError if there are no questions.
         """
         if not questions:
             raise UsageError("a prompt search needs more questions: give --train-data and --val-data")
@@ -84,9 +84,9 @@ class PromptSearch:
         return drawn
 
     def may_go_on(self, step_calls: int, *, authors_stop: bool) -> bool:
-        """Whether to take another step, which makes at most `step_calls` until its first prompt is scored.
+        """Whether to take another step. It makes at most `step_calls` calls until its first prompt is scored.
 
-        `authors_stop` says whether the authors' search ends here; a search with a limit goes on.
+        `authors_stop`: whether the authors' search would end here. A search with a limit continues.
         """
         if authors_stop and not self.max_calls:
             return False
@@ -96,17 +96,18 @@ class PromptSearch:
             return False
         if not self.scores:  # The limit does not even allow the seed prompt.
             return False
-        return min(self.scores[self.best()]) < 1
+        has_all_right = all(score == 1 for score in self.scores[self.best()])
+        return not has_all_right  # No prompt can score higher than all right.
 
     async def score(self, prompt: str, questions: Sequence[Question]) -> float:
-        """The mean score of a prompt. A prompt is scored once, so `questions` are always the same."""
+        """The mean score of a prompt. It is scored only once, so `questions` must always be the same."""
         if prompt not in self.scores:
             predictions = await self.try_prompt(prompt, questions)
             self.scores[prompt] = [task_score(one) for one in predictions]
         return fmean(self.scores[prompt])
 
     def best(self) -> str:
-        """The prompt with the best mean score, the first of equals; the seed prompt if none was scored."""
+        """The prompt with the best mean score (of equal prompts, the first); without scores, SEED_PROMPT."""
         means = {prompt: fmean(scores) for prompt, scores in self.scores.items()}
         return max(means, key=lambda prompt: means[prompt], default=SEED_PROMPT)
 
@@ -134,8 +135,8 @@ class PromptSearch:
     async def ask_optimizer(self, system: str, request: str, *, sample: int) -> OptimizerReply:
         """One call of the optimiser.
 
-        `sample` is the number of the request in the search. An equal request with the same number would get
-        the reply that the journal has, in place of a new one.
+        `sample` is the number of the request in the search. If an equal request has the same number, it gets
+        the recorded reply from the journal, and not a new reply.
         """
         self._assert_affordable(1)
         self.optimizer_calls += 1
@@ -166,10 +167,10 @@ async def optimised_prompt(
     train: Sequence[Question],
     validation: Sequence[Question],
 ) -> Answer:
-    """Search for prompts; then each question gets one call under the prompt of its dataset.
+    """Search for prompts. Then each question gets one call under the prompt of its dataset.
 
-    `datasets` get a search of their own, with the settings of `search`, where they have training questions,
-    and validation questions if there are any. Prompts are written to `folder`.
+    Each of `datasets` that has training questions gets a search of its own, with the settings of `search`. If
+    there are validation questions, the dataset must have some of them, too. Prompts are written to `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     needed = [train, validation] if validation else [train]
@@ -215,7 +216,7 @@ def mean_score(predictions: Sequence[Prediction]) -> float:
 
 
 def text_between(text: str, opening: str, closing: str) -> str:
-    """The text between the first `opening` and the next `closing`; empty if either is missing."""
+    """The text between the first `opening` and the next `closing`; "" if either of them is missing."""
     _, _, after = text.partition(opening)
     inside, end, _ = after.partition(closing)
     return inside.strip() if end else ""

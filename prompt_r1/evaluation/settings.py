@@ -12,7 +12,7 @@ of_methods = partial(setting, group="compared methods", identifies=True)
 
 @dataclass(frozen=True)
 class EvaluateConfig(PlayConfig):
-    """Score methods on questions. A method's settings without a flag are its authors'."""
+    """Score methods on questions. Settings of a method that have no flag are the authors' settings."""
 
     data: tuple[str, ...] = everyday(("mini",), "mini, mini:validation, mini:ood, files, hf:ORG/NAME:SPLIT")
     method: tuple[str, ...] = everyday(

@@ -1,8 +1,8 @@
 """SSim: cosine similarity of embeddings.
 
-The encoder is all-MiniLM-L6-v2, run with plain transformers in float32: the mean of the last hidden states of
-the first 256 tokens, L2-normalised. The numbers equal the ones of sentence-transformers. If the encoder is
-missing, an error says so; there is no fallback, because another measure would not be comparable.
+The encoder is all-MiniLM-L6-v2, run with plain transformers in float32. An embedding is the mean of the last
+hidden states of the first 256 tokens, L2-normalised. The numbers equal those of sentence-transformers. If the
+encoder is missing, an error is raised. There is no fallback, because another measure would not be comparable.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from transformers import AutoModel, AutoTokenizer
 from prompt_r1.errors import UsageError
 
 REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
-MAX_TOKENS = 256  # sentence-transformers' setting of this model; its tokenizer.json says 128
+MAX_TOKENS = 256  # This is the setting of sentence-transformers. The model's tokenizer.json has 128.
 
 
 class SentenceEncoder:
     """Embeds texts as unit vectors."""
 
     def __init__(self, source: Path | str, *, device: torch.device | str = "cpu") -> None:
-        """Load a folder, or REPOSITORY from the hub's cache; the hub is not contacted. Raises UsageError."""
+        """Load a folder, or REPOSITORY from the hub's cache. Raises UsageError. The hub is not contacted."""
         local = {"local_files_only": True, "trust_remote_code": False}
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(source, **local)
@@ -80,7 +80,7 @@ class SentenceEncoder:
 
 
 def load_encoder(name: str, device: torch.device) -> SentenceEncoder | None:
-    """The encoder of --ssim-model: a folder, "auto" for REPOSITORY in the hub's cache, "" for none."""
+    """Load the encoder of --ssim-model: a folder, or "auto" for REPOSITORY in the hub's cache; "": none."""
     if not name:
         return None
     return SentenceEncoder(REPOSITORY if name == "auto" else Path(name), device=device)

@@ -1,7 +1,7 @@
 """95 % confidence intervals: Wilson's over questions, Student's t over seeds.
 
-Both are wide rather than narrow. Scores that are not only 0 and 1, such as F1, get Wilson's interval too:
-values between 0 and 1 never spread more than zeros and ones with the same mean.
+Both intervals are rather too wide than too narrow. Scores between 0 and 1, such as F1, also get Wilson's
+interval, because they never spread more than zeros and ones with the same mean.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ def wilson(rate: float, n: int) -> tuple[float, float]:
     assert n > 0 and 0 <= rate <= 1, f"a rate of {rate} over {n} questions"
     centre = (rate + Z * Z / (2 * n)) / (1 + Z * Z / n)
     half = Z / (1 + Z * Z / n) * sqrt(rate * (1 - rate) / n + Z * Z / (4 * n * n))
-    # At a rate of 0 or 1 one end is exactly 0 or 1, which floating point misses.
+    # At a rate of 0 or 1, one end is exactly 0 or 1. Floating-point numbers would miss it.
     low = 0.0 if rate == 0 else centre - half
     high = 1.0 if rate == 1 else centre + half
     return low, high
@@ -46,7 +46,8 @@ def macro_interval(groups: Mapping[str, Sequence[float]]) -> tuple[float, float]
 def student_interval(means: Sequence[float]) -> tuple[float, float]:
     """Student's interval of the mean over at least two seeds. `means`: one mean per seed."""
     assert len(means) > 1, "one seed says nothing about the spread of seeds"
-    freedom = min(len(means) - 1, max(STUDENT))  # beyond the table its last, larger value
+    # Beyond the table, its last value makes the interval a little too wide.
+    freedom = min(len(means) - 1, max(STUDENT))
     half = STUDENT[freedom] * stdev(means) / sqrt(len(means))
     return fmean(means) - half, fmean(means) + half
 
@@ -57,5 +58,5 @@ def bounds_text(low: float, high: float, form: str) -> str:
 
 
 def _as_rate(mean: float) -> float:
-    """A mean without rounding errors beyond 0 and 1. SSim, a cosine, may be a little below 0."""
+    """Limit a mean to 0 to 1. Rounding may exceed this range, and SSim, a cosine, may be a little below 0."""
     return min(max(mean, 0.0), 1.0)

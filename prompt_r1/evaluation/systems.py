@@ -1,4 +1,4 @@
-"""Which systems (methods × environments × agents) an evaluation compares, and what each is made from."""
+"""The systems (methods × environments × agents) that an evaluation compares, and what they are made from."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import check_environment, parse_fields
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.folder_settings import check_same_settings, digests_of
-from prompt_r1.evaluation.methods import METHODS, Fields, Setup
+from prompt_r1.evaluation.methods import METHODS, Fields, Method, Setup
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.names import check_agent, check_data, check_device
@@ -29,7 +29,7 @@ NO_AGENT = AgentSpec("", AgentConfig(), "")
 
 
 def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
-    """The settings of an evaluation. Raises UsageError for one that cannot start."""
+    """The settings of an evaluation. Raises UsageError for an evaluation that cannot start."""
     config = parse_arguments(EvaluateConfig, arguments)
     check_device(config.device)
     methods = methods_of(config)
@@ -53,7 +53,7 @@ def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
     if folder.exists():
         make_folder(folder, lambda folder: begun, "an evaluation")
         check_same_settings(folder, identifying_values(config))
-    # A folder that has all answers already asks nothing, and needs no key.
+    # A folder with answers may be complete. Then nothing is asked, and no key is needed.
     if not begun:
         typed = [spec for spec in [*config.env, config.optimizer_env] if spec]
         for spec in typed:
@@ -71,7 +71,7 @@ def _check_grpo_agent(name: str) -> None:
 
 
 def _preparation_questions(config: EvaluateConfig, seed: int) -> tuple[list[Question], list[Question]]:
-    """Training and validation questions. The mini world brings its own."""
+    """Training and validation questions. The mini world has its own."""
     own = ("mini",) if _asks_mini_world(config) else ()
     train = find_questions(config.train_data or own, "train", seed)
     validation = sample_questions(config.val_data or own, "validation", seed, 0)
@@ -79,14 +79,15 @@ def _preparation_questions(config: EvaluateConfig, seed: int) -> tuple[list[Ques
 
 
 def _asks_mini_world(config: EvaluateConfig) -> bool:
-    """Whether all questions are of the mini world, which brings its own training questions."""
+    """Whether all questions are questions of the mini world, which has its own training questions."""
     return all(is_mini_data(name) for name in config.data)
 
 
 def methods_of(config: EvaluateConfig) -> Sequence[str]:
-    """--method, in the order of METHODS.
+    """The methods of --method, in the order of METHODS.
 
-    By default three methods; with --tables the paper's (grpo-only if its agent is given).
+    Without --method there are three methods, or with --tables the paper's (with grpo-only if --grpo-agent is
+    given).
     """
     if config.method:
         return [name for name in METHODS if name in config.method]
@@ -99,7 +100,7 @@ def methods_of(config: EvaluateConfig) -> Sequence[str]:
 
 
 def agent_names(config: EvaluateConfig) -> Sequence[str]:
-    """--agent, or the newest run in the mini world; none if no method needs an agent."""
+    """The names of --agent, or the newest run in the mini world; none if no method needs an agent."""
     if config.agent:
         return config.agent
     if any(METHODS[method].needs.agent for method in methods_of(config)):
@@ -108,14 +109,14 @@ def agent_names(config: EvaluateConfig) -> Sequence[str]:
 
 
 def results_folder(config: EvaluateConfig) -> Path:
-    """--out, or a folder with the name of the first agent."""
+    """The folder of --out, or a folder with the name of the first agent."""
     names = agent_names(config)
     first = Path(names[0]).name if names else "environment"
     return Path(config.out or f"runs/eval-{first}")
 
 
 def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
-    """The agents by their names; none if no method needs one."""
+    """The agents by their names; none if no method needs an agent."""
     agents = {}
     for name in agent_names(config):
         given = name if config.agent else ""
@@ -124,44 +125,60 @@ def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
 
 
 def environments_of(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> Sequence[str]:
-    """--env, or the environments of the agents' training."""
+    """The environments of --env, or the environments of the agents' training."""
     return config.env or tuple(dict.fromkeys(agent.config.env for agent in agents.values()))
 
 
 def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> dict[System, AgentSpec]:
     """The systems to evaluate, in the order of METHODS, each with the user's agent that it belongs to.
 
-    --tables runs the methods of Table 5 with all environments and agents, the others with the first ones. It
-    leaves out searches in the mini world, which writes no prompts; --method raises UsageError for them.
+    --tables runs the methods of Table 5 with all environments and agents, and other methods with the first
+    environment and the first agent. Searches need a model that writes prompts, which the mini world cannot
+    do. There --tables leaves them out, and --method raises UsageError for them.
     """
     all_environments = environments_of(config, agents)
     all_agents = list(agents.items()) or [("", NO_AGENT)]
     systems: dict[System, AgentSpec] = {}
     for name in methods_of(config):
         method = METHODS[name]
-        only_first = config.tables and not method.in_transfer
-        environments = all_environments[:1] if only_first else all_environments
-        for environment in environments if method.needs.environment else [""]:
+        environments, agents_of_method = all_environments, all_agents
+        if config.tables and not method.in_transfer:
+            environments, agents_of_method = all_environments[:1], all_agents[:1]
+        if not method.needs.environment:
+            environments = [""]
+        for environment in environments:
             if method.needs.optimizer and is_mini(environment) and not config.optimizer_env:
-                if not config.method:
-                    continue
-                raise UsageError(
-                    f"--method {name}: the mini world writes no prompts: name what does, such as "
-                    "--optimizer-env py:studies.advice:MiniOptimizer"
-                )
-            for agent_name, agent in all_agents[:1] if only_first else all_agents:
-                names = {"": "", "trained": agent_name, "start": agent.start, "own": config.grpo_agent}
-                system = System(name, environment, names[method.needs.agent])
+                if config.method:
+                    raise UsageError(
+                        f"--method {name}: the mini world writes no prompts: name what does, such as "
+                        "--optimizer-env py:studies.advice:MiniOptimizer"
+                    )
+                continue
+            for agent_name, agent in agents_of_method:
+                answering = _answering_agent(method, agent_name, agent, config)
                 # Agents may share a start, which plays once.
-                systems.setdefault(system, agent)
+                systems.setdefault(System(name, environment, answering), agent)
     return systems
 
 
-def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
-    """--seed, or the seed of the agents' runs.
+def _answering_agent(method: Method, name: str, agent: AgentSpec, config: EvaluateConfig) -> str:
+    """The agent that answers, if the user gives the agent `name`; "" for a method without an agent."""
+    match method.needs.agent:
+        case "trained":
+            return name
+        case "start":
+            return agent.start
+        case "own":
+            return config.grpo_agent
+        case "":
+            return ""
 
-    Raises UsageError for agents with different seeds where questions are made from the seed, as in the mini
-    world.
+
+def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
+    """The seed of --seed, or the seed of the agents' runs.
+
+    Some questions are made from the seed, as in the mini world. For these, agents with different seeds raise
+    UsageError.
     """
     seeds = {agent.config.seed: name for name, agent in agents.items()}
     if config.seed >= 0 or not seeds:
@@ -194,7 +211,7 @@ def setup_of(
     seed: int,
     folder: Path,
 ) -> Setup:
-    """What a system's method is made from. `datasets`: of the questions that will be answered."""
+    """What a system's method is made from. `datasets`: those of the questions that will be answered."""
     method = METHODS[system.method]
     spec = system.environment or agent.config.env
     environment = None

@@ -1,9 +1,8 @@
 """The tables of an evaluation, from scored predictions.
 
-terminal_table    a row for each system
-datasets_table    a row for each system and dataset
-paper_tables      the paper's Tables 2, 3 and 5: rows are datasets and metrics, columns systems. The ablations
-                  of its Table 4 are columns of Tables 2 and 3.
+terminal_table    a row for each system datasets_table    a row for each system and dataset paper_tables
+the paper's Tables 2, 3 and 5: a row for each dataset and metric, a column for each system. The
+                  ablations of the paper's Table 4 are columns of Tables 2 and 3
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ UNKNOWN = "–"
 
 
 def terminal_table(results: Results) -> str:
-    """A row for each system over all datasets. Only EM has its interval, and empty columns are left out."""
+    """A row for each system over all datasets. Only EM has an interval. Empty columns are left out."""
     names = short_names(results.systems)
     means = [means_of(results, system, list(results.kinds)) for system in results.systems]
     columns = {"method": list(names.values()), "n": [str(one.n) for one in means]}
@@ -57,7 +56,7 @@ def datasets_table(results: Results) -> str:
 
 
 def _cells(results: Results, means: Means) -> list[str]:
-    """A row of `datasets_table` from the column n on."""
+    """The cells of a row of `datasets_table`, from the column n on."""
     cells = [str(means.n), str(means.errors)]
     cells += [_rate_text(means, metric, interval=True) for metric in results.labels]
     cells += [_count_text(means, name) for name in ("format", "turns", "calls")]
@@ -95,7 +94,7 @@ def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]
     environments = list(dict.fromkeys(system.environment for system in results.systems if system.environment))
     tables = []
     for environment in environments or [""]:
-        # A system without environment is in the tables of each environment.
+        # A system without an environment is in the tables of every environment.
         systems = [system for system in results.systems if system.environment in (environment, "")]
         table = PaperTable(results, dict.fromkeys(systems, environment), trained_with)
         where = f", environment {environment}" if environment else ""
@@ -120,7 +119,8 @@ class PaperTable:
     """A table in the paper's form, with the paper's numbers below ours."""
 
     results: Results
-    systems: Mapping[System, str]  # a column each, compared with the paper's numbers for this environment
+    # Each system has a column, which is compared with the paper's numbers for this environment.
+    systems: Mapping[System, str]
     trained_with: Mapping[str, str]  # agent → environment
 
     def markdown(self, title: str, datasets: Sequence[str]) -> str:
@@ -132,7 +132,7 @@ class PaperTable:
                     rows.append(self._row(name, [name], metric))
                     rows += self._paper_row([name], metric)
         if len(datasets) > 1:
-            # The paper's averages are over all datasets of a table.
+            # The paper averages over all datasets of a table.
             comparable = set(datasets) in (set(TRAINED), set(OUT_OF_DISTRIBUTION))
             for metric in LABELS:
                 if not any(self._rates(datasets, metric)):
@@ -148,7 +148,7 @@ class PaperTable:
         return [self.results.average(system, datasets, metric) for system in self.systems]
 
     def _row(self, label: str, datasets: Sequence[str], metric: str) -> list[str]:
-        """Our rates in percent, the best in bold."""
+        """A row with our rates in percent. The best is in bold."""
         rates = self._rates(datasets, metric)
         measured = [rate for rate in rates if rate is not None]
         n = max((rate.n for rate in measured), default=0)
@@ -156,7 +156,7 @@ class PaperTable:
         return [f"{label} (n = {n})", LABELS[metric], *(_percent_text(rate, n, best) for rate in rates)]
 
     def _paper_row(self, datasets: Sequence[str], metric: str) -> list[list[str]]:
-        """The row of the paper's numbers; no row if it has none."""
+        """The row with the paper's numbers, in a list, which is empty if the paper has none."""
         numbers = []
         for system, environment in self.systems.items():
             trained_with = self.trained_with.get(system.agent, environment)

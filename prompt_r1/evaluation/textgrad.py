@@ -1,9 +1,9 @@
 """`textgrad` (Yuksekgonul et al. 2024): a model criticises and rewrites the prompt.
 
-3 epochs of 4 updates, each on 3 training questions. An update makes 3 calls of the environment and 7 of the
-optimiser: two for each question (criticism of the answer and of the prompt) and one to rewrite the prompt.
-The new prompt is kept only if it scores at least as high on the validation questions, which takes one call
-each (and once for the seed prompt).
+There are 3 epochs of 4 updates, and each update uses 3 training questions. It makes 3 calls of the
+environment and 7 of the optimiser: two for each question (criticism of the answer, then of the prompt), and
+one to rewrite the prompt. The new prompt is kept if it scores at least as high on the validation questions.
+To score a prompt takes one call for each validation question. The seed prompt is scored once, too.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ async def textgrad(search: PromptSearch, train: Sequence[Question], validation: 
 
 
 def first_batches(train: Sequence[Question], rng: random.Random) -> Iterator[list[Question]]:
-    """Endless epochs; the batches of each are the first of the shuffled training questions."""
+    """Endless epochs. Each has UPDATES batches, from the first of its shuffled training questions."""
     while True:
         order = rng.sample(list(train), len(train))[: UPDATES * BATCH]
         for start in range(0, len(order), BATCH):
@@ -52,35 +52,35 @@ def first_batches(train: Sequence[Question], rng: random.Random) -> Iterator[lis
 
 
 async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question]) -> str:
-    """The prompt, rewritten after criticism of its answers to a batch; unchanged if the rewrite has no tags.
+    """Rewrite the prompt after criticism of its answers to a batch.
 
-    The criticisms are concatenated, not summarised.
+    If the reply has no tags, the prompt stays as it is. The criticisms are concatenated, not summarised.
     """
-
-    first = search.steps * UPDATE_CALLS  # number of this update's first request to the optimiser
+    first = search.steps * UPDATE_CALLS  # the number of this update's first request to the optimiser
 
     async def criticise(question: Question, sample: int) -> str:
         [prediction] = await search.try_prompt(prompt, [question])
-        asked = f"<LM_INPUT>{question.text}</LM_INPUT>\n<LM_OUTPUT>{prediction.raw}</LM_OUTPUT>"
+        exchange = f"<LM_INPUT>{question.text}</LM_INPUT>\n<LM_OUTPUT>{prediction.raw}</LM_OUTPUT>"
         of_answer = await search.ask_optimizer(
             CRITIC,
-            f"A language model was asked and answered:\n{asked}\n"
+            f"A language model was asked and answered:\n{exchange}\n"
             f"The right answer is {question.answers[0]!r}; compared with it the answer scores "
             f"{task_score(prediction):.2f} of 1. Criticise the answer.",
             sample=sample,
         )
-        asked = f"<LM_SYSTEM_PROMPT>{prompt}</LM_SYSTEM_PROMPT>\n{asked}"
+        exchange_with_prompt = f"<LM_SYSTEM_PROMPT>{prompt}</LM_SYSTEM_PROMPT>\n{exchange}"
         of_prompt = await search.ask_optimizer(
             CRITIC,
             "A language model was asked and answered under this system message:\n"
-            f"{asked}\nOf its answer it was said:\n<FEEDBACK>{of_answer.text}</FEEDBACK>\n"
+            f"{exchange_with_prompt}\nOf its answer it was said:\n<FEEDBACK>{of_answer.text}</FEEDBACK>\n"
             "Criticise the system message: what about it should change so that such answers get better?",
             sample=sample + 1,
         )
-        return f"{asked}\n<FEEDBACK>{of_prompt.text}</FEEDBACK>"
+        return f"{exchange_with_prompt}\n<FEEDBACK>{of_prompt.text}</FEEDBACK>"
 
-    asked = [criticise(question, first + 2 * number) for number, question in enumerate(batch)]
-    criticisms = await asyncio.gather(*asked)
+    criticisms = await asyncio.gather(
+        *(criticise(question, first + 2 * number) for number, question in enumerate(batch))
+    )
     parts = [
         "The text is the system message of a language model that answers questions. Now it is:",
         f"<VARIABLE>{prompt}</VARIABLE>",
