@@ -192,7 +192,7 @@ def main() -> None:
     port = given.pop("port")
 
     async def serve() -> None:
-        server = FaultyServer(**given, rng=random.Random())
+        server = FaultyServer(**given)
         await server.start(port)
         print(f"the mini world at {server.base_url}", flush=True)
         await asyncio.Event().wait()
