@@ -2,8 +2,9 @@ r"""Score an answer by EM, SM and F1.
 
 Each metric is the best over the gold answers. Texts are compared after SQuAD's normalisation: lower case, no
 punctuation, no articles. It was made for names, and makes wrong answers right in mathematics: "-5" equals
-"5", "1/2" equals "12", "2x+3" equals "2x-3". The strict rules are the default and those of the reward. They
-keep the punctuation that carries a value:
+"5", "1/2" equals "12", "2x+3" equals "2x-3". So there are two sets of rules. The *official* rules come
+from SQuAD. The *strict* rules, which are the default and are used by the reward, keep the punctuation that
+carries a value:
 
     a minus: sign, exponent, between variables       -5   -\frac{1}{2}   1e-5   x-y
     a point in a number                              3.14   .5
@@ -12,11 +13,11 @@ keep the punctuation that carries a value:
     # after a letter                                 C#
 
 Other punctuation between two digits separates two numbers ("18-20", "3:2"), except commas of thousands.
-Typographic forms of a character equal its plain form. An empty prediction scores 0. A gold answer that
-normalisation empties ("a", "$") is matched only by the same text.
+Typographic forms of a character equal its plain form. An empty prediction scores 0. If normalisation leaves
+nothing of a gold answer ("a", "$"), only the same text matches it.
 
-The official rules are SQuAD's as the released code has them, for comparison with the paper's tables. There,
-SM is 1 for an empty prediction. SSim, which needs a model, is in `evaluation/similarity.py`.
+The official rules are here for comparison with the paper's tables, in the form of the paper's released code.
+With them, SM is 1 for an empty prediction. SSim, which needs a model, is in `evaluation/similarity.py`.
 """
 
 import re
@@ -31,7 +32,7 @@ Metric = Callable[[str, str], float]
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
-# Plain forms that NFKC, Unicode's compatibility form, lacks: minus, two slashes, times, two apostrophes.
+# NFKC, Unicode's compatibility form, lacks these plain forms: minus, two slashes, times, two apostrophes.
 PLAIN = {"\u2212": "-", "\u2044": "/", "\u2215": "/", "\u00d7": "x", "\u02bb": "'", "\u02bc": "'"}
 # NFKC alone would turn 10³ into 103 and 3½ into 31/2.
 SUPERSCRIPT = re.compile("([⁰¹²³⁴-⁻]+)")
@@ -42,22 +43,22 @@ SPACED_SLASH = re.compile(r"(?<=\d)\s*/\s*(?=-?\d)")  # MathQA writes "33 1 / 3"
 THOUSANDS = re.compile(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))")  # 1,234 and, in India, 1,00,000
 KEPT = "|".join(
     (
-        r"(?<![\w-])-(?=[^\s-])",  # the minus before an operand
-        r"(?<=\de)-(?=\d)",  # the minus of an exponent
-        r"(?<=\b[^\W\d_])-(?=[^\W\d_]\b|\s|$)",  # the minus of "x-y" and of the blood type "O-"
-        r"(?<=\d)\.(?=\d)",
-        r"(?<![\w.])\.(?=\d)",  # the point of ".5"
-        r"(?<=[\w)}\]])/(?=[\w({\\-])",
-        r"(?<=[\w)}\]+ ])(?<!\de)\+",  # but not the sign of "+5" and "1e+5"
-        r"[\^<>]",
-        r"(?<=[<>])=",
-        r"(?<=\w)\*\*(?=\w)",  # the power of "x**2"
-        r"(?<=[^\W\d_])#",
+        r"(?<![\w-])-(?=[^\s-])",  # the minus before an operand: -5
+        r"(?<=\de)-(?=\d)",  # the minus of an exponent: 1e-5
+        r"(?<=\b[^\W\d_])-(?=[^\W\d_]\b|\s|$)",  # the minus of x-y, and of the blood type O-
+        r"(?<=\d)\.(?=\d)",  # the point of 3.14
+        r"(?<![\w.])\.(?=\d)",  # the point of .5
+        r"(?<=[\w)}\]])/(?=[\w({\\-])",  # the slash of 1/2 and (x+1)/y
+        r"(?<=[\w)}\]+ ])(?<!\de)\+",  # the plus of 2x+3 and C++, but not the sign of +5 and 1e+5
+        r"[\^<>]",  # x^2, <5
+        r"(?<=[<>])=",  # <=5
+        r"(?<=\w)\*\*(?=\w)",  # the power of x**2
+        r"(?<=[^\W\d_])#",  # C#
     )
 )
-SEPARATOR = r"(?<=\d)[!-*,\-:;=?@\[-\]_`{-~]+?(?=-?\d)"  # punctuation between digits, unless it may be kept
-# Group 1 is what is kept, group 2 a separator.
-PUNCTUATION = re.compile(f"({KEPT})|({SEPARATOR})|[{re.escape(string.punctuation)}]")
+# Other punctuation between two digits: all ASCII punctuation but + . / < > ^, which may be kept.
+SEPARATOR = r"(?<=\d)[!-*,\-:;=?@\[-\]_`{-~]+?(?=-?\d)"
+PUNCTUATION = re.compile(f"(?P<kept>{KEPT})|(?P<separator>{SEPARATOR})|[{re.escape(string.punctuation)}]")
 
 
 def normalise(text: str, *, official: bool = False) -> str:
@@ -73,8 +74,9 @@ def _drop_punctuation(text: str) -> str:
     """The lower-case text without the punctuation that carries no value."""
 
     def replacement(match: re.Match[str]) -> str:
-        kept, separator = match.groups()
-        return " " if separator else kept or ""
+        if match["separator"]:
+            return " "
+        return match["kept"] or ""
 
     text = _plain_characters(text).casefold()
     text = LEADING_MINUS.sub("-", text)
@@ -93,15 +95,19 @@ def _plain_characters(text: str) -> str:
 
 
 def _plain_form(character: str) -> str:
-    if character.isascii() or character in PLAIN:
-        return PLAIN.get(character, character)
+    """The plain form of a character; "" for an invisible character."""
+    if character in PLAIN:
+        return PLAIN[character]
+    if character.isascii():
+        return character
     category = unicodedata.category(character)
-    if category == "Cf":  # has no width
+    if category == "Cf":  # format characters, which are invisible
         return ""
-    if category == "Pd":
+    if category == "Pd":  # dashes
         return "-"
-    # Any quote will do for other punctuation, because quotes are dropped.
-    return '"' if category.startswith("P") else character
+    if category.startswith("P"):
+        return '"'  # Other punctuation is dropped later, as quotes are, so it becomes a quote.
+    return character
 
 
 def exact_match(prediction: str, answers: Sequence[str], *, official: bool = False) -> float:
@@ -139,9 +145,10 @@ def _best(metric: Metric, prediction: str, answers: Sequence[str], official: boo
 
 
 def _is_the_same_text(prediction: str, gold: str) -> bool:
+    """Whether two texts are equal but for case and typographic forms. Empty texts are not."""
     said = _plain_characters(prediction).strip().casefold()
     meant = _plain_characters(gold).strip().casefold()
-    return said == meant != ""
+    return meant != "" and said == meant
 
 
 def _equals(predicted: str, wanted: str) -> bool:
