@@ -5,11 +5,11 @@ A small agent learns to ask an environment of rules, whose facts it cannot know,
 In reading order:
 
     world.py           facts about films, people and cities, and seven kinds of questions about them
-    environment.py     the large language model, as rules: understands, interprets, answers right or wrong
+    environment.py     the environment, rules in place of a large language model, which often err
     wordings.py        the sentences of its replies
-    demonstrations.py  imperfect games of both, from which the agent learns the format
+    demonstrations.py  imperfect games, from which the agent learns the format
     agent.py           the agent, a Qwen3 of half a million parameters, and its warm start
-    agents/            the agent of seed 0, ready
+    agents/            the trained weights of the agent of seed 0, before GRPO
 
-Imports the root and `model`. Only agent.py needs torch.
+It may import the root and `model`. Only agent.py needs torch.
 """

@@ -30,13 +30,13 @@ from prompt_r1.protocol import INSTRUCTIONS, TAGS, Codec
 from prompt_r1.types import Question, Trajectory, Turn
 
 INSTRUCTION = INSTRUCTIONS["short"]
-EMBEDDED = Path(__file__).parent / "agents"  # agents that come with the package
-WORLDS = 30  # in which demonstrations are played
+EMBEDDED = Path(__file__).parent / "agents"  # the agents that come with the package
+WORLDS = 30  # the number of worlds that demonstrations are played in
 GAMES = 400  # demonstrations in each world
 BATCH = 8  # demonstrations in a step of the warm start
-LEARNING_RATE = 3e-3  # the highest in the warm start
-SHOWN_TO_TOKENIZER = 5000  # demonstrations
-VERSION = 2  # Raise it, and run this file, when the code builds other agents than before.
+LEARNING_RATE = 3e-3  # the highest learning rate of the warm start
+SHOWN_TO_TOKENIZER = 5000  # The tokenizer is trained on so many demonstrations.
+VERSION = 2  # If the code builds other agents than before, raise the version and run this file.
 
 PAD = "<|endoftext|>"
 TURN_START = "<|im_start|>"
@@ -51,22 +51,27 @@ CHAT_TEMPLATE = """\
 {%- endif -%}"""
 
 Demonstration = tuple[Question, list[Turn]]
-Show = Callable[[Slots, Question, MiniEnvironment, random.Random], Demonstration]
-"""Plays a demonstration."""
+Demonstrate = Callable[[Slots, Question, MiniEnvironment, random.Random], Demonstration]
+"""Plays the game of a demonstration."""
 MiniAgent = tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]
 
 
 def build_agent(
-    seed: int, *, worlds: int = WORLDS, games: int = GAMES, steps: int = 1500, show: Show = demonstrate
+    seed: int,
+    *,
+    worlds: int = WORLDS,
+    games: int = GAMES,
+    steps: int = 1500,
+    demonstrate: Demonstrate = demonstrate,
 ) -> MiniAgent:
     """Warm-start an agent on `games` demonstrations from each of `worlds` worlds."""
-    shown = list(demonstrations(seed, worlds, games, show=show))
-    texts = [plain_text(question, turns) for question, turns in shown[:SHOWN_TO_TOKENIZER]]
+    examples = list(demonstrations(seed, worlds, games, demonstrate=demonstrate))
+    texts = [plain_text(question, turns) for question, turns in examples[:SHOWN_TO_TOKENIZER]]
     tokenizer = train_tokenizer(texts, vocabulary=1400)
     codec = Codec(tokenizer, INSTRUCTION)
     model = new_model(tokenizer, seed)
-    played = [record(question, turns, codec) for question, turns in shown]
-    batches = _batches(played, BATCH, random.Random(f"warm start {seed}"))
+    trajectories = [record(question, turns, codec) for question, turns in examples]
+    batches = _batches(trajectories, BATCH, random.Random(f"warm start {seed}"))
 
     def rate(step: int) -> float:
         """50 steps of warm-up, constant up to 40 % of all steps, then linear down to 5 %."""
@@ -106,7 +111,8 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniA
         file=sys.stderr,
     )
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # fastest for a tiny model, and its weights do not depend on the number of cores
+    # One thread is fastest for a tiny model, and the weights do not depend on the number of cores.
+    torch.set_num_threads(1)
     try:
         parts = build(seed)
     finally:
@@ -115,7 +121,7 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniA
         complete = Path(unfinished, name)
         for part in parts:
             part.save_pretrained(complete)
-        with suppress(OSError):  # another process was faster
+        with suppress(OSError):  # Another process may have been faster.
             complete.rename(folder)
     return folder
 
@@ -140,7 +146,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    with torch.random.fork_rng(devices=[]):  # transformers draws from the global generator
+    with torch.random.fork_rng(devices=[]):  # transformers draws from the global generator.
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
     with torch.no_grad():
@@ -184,7 +190,7 @@ def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> PreTrainedToken
 
 
 def plain_text(question: Question, turns: list[Turn]) -> str:
-    """The text of a demonstration without tags, for `train_tokenizer`: no merge may contain part of a tag."""
+    """The text of a demonstration for `train_tokenizer`, without tags: no merge may contain part of a tag."""
     parts = [f"user\nQuestion: {question.text}\n{INSTRUCTION}"]
     parts += [f"assistant\n{turn.text}\nuser\n{turn.reply or ''}" for turn in turns]
     return re.sub("|".join(TAGS), "\n", "\n".join(parts))
@@ -196,16 +202,16 @@ def demonstrations(
     games: int = GAMES,
     *,
     kinds: Sequence[str] | None = None,
-    show: Show = demonstrate,
+    demonstrate: Demonstrate = demonstrate,
 ) -> Iterator[Demonstration]:
-    """Demonstrations on questions of these kinds (default: all), `games` in each of the worlds."""
+    """Yield `games` demonstrations in each of the worlds, on questions of these kinds (default: all)."""
     for number in range(worlds):
         world_seed = f"warm start {seed} world {number}"
         world = make_world(world_seed)
         environment = MiniEnvironment(world, seed=world_seed)
         rng = random.Random(f"demonstrations {world_seed}")
         for slots, question in make_questions(world, "train", games, world_seed, kinds=kinds):
-            yield show(slots, question, environment, rng)
+            yield demonstrate(slots, question, environment, rng)
 
 
 def _batches(

@@ -2,8 +2,8 @@
 
 The demonstrator sees the meaning of a question (its slots) but not the gold answer: it plays against the real
 environment and answers with the value of the last reply. Most strategies fail most of the time. The
-warm-started agent therefore knows how to ask, read and copy, but has no preference for the strategies that
-work; that is left to reinforcement learning.
+warm-started agent therefore knows how to ask, read and copy, but does not prefer the strategies that work.
+Reinforcement learning has to find them.
 """
 
 import random
@@ -29,7 +29,7 @@ from prompt_r1.miniworld.world import (
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.types import Completion, Question, Trajectory, Turn
 
-# Strategy → its share. "mixed up" is "decompose" with a wrong relation, film or number.
+# Strategy → its share of all demonstrations. "mixed up" is "decompose" with a wrong relation, film or number.
 STRATEGIES = {
     "as it is": 0.46,
     "decompose": 0.26,
@@ -39,17 +39,17 @@ STRATEGIES = {
     "guess": 0.08,
 }
 MATH_STRATEGIES = {"as it is": 0.42, "decompose": 0.36, "mixed up": 0.04, "stop early": 0.10, "guess": 0.08}
-SHARE_DAMAGED = 0.1  # of all demonstrations
+SHARE_DAMAGED = 0.1  # the share of demonstrations with a damaged turn
 DAMAGES = ("no think", "unclosed think", "no tag")
 
 Plan = list[tuple[str, str]]
-"""The thought and the prompt of each turn that asks; "{value}" in it is the value of the previous reply."""
+"""The thought and the prompt of each turn that asks. "{value}" stands for the value of the previous reply."""
 
 
 def demonstrate(
     slots: Slots, question: Question, environment: MiniEnvironment, rng: random.Random
 ) -> tuple[Question, list[Turn]]:
-    """The question and one game of it, with a strategy drawn at random."""
+    """Play a game with a strategy that is drawn at random. Returns the question and the turns."""
     shares = MATH_STRATEGIES if isinstance(slots, Problem) else STRATEGIES
     strategy = rng.choices(list(shares), list(shares.values()))[0]
     steps = decompose(slots)
@@ -79,7 +79,7 @@ def perform(
 
     One demonstration in ten has a damaged turn.
     """
-    count = len(plan) + 1  # turns: the last one answers
+    count = len(plan) + 1  # the number of turns; the last turn answers
     damages = [""] * count
     if rng.random() < SHARE_DAMAGED:
         damages[rng.randrange(count)] = rng.choice(DAMAGES)
@@ -88,7 +88,7 @@ def perform(
     for number, (think, prompt) in enumerate(plan):
         text = _write(think, "interaction_prompt", prompt.format(value=value), damages[number])
         action = parse(text)
-        if action.prompt is None:  # the tag is missing: the game ends without a call
+        if action.prompt is None:  # The tag is missing, so the game ends without a call.
             return [*turns, Turn(text, action, None)]
         reply = environment.reply(action.prompt)
         turns.append(Turn(text, action, reply.text))
@@ -177,7 +177,7 @@ def guess(slots: Slots, world: World, rng: random.Random) -> str:
 
 
 def _write(think: str, tag: str, content: str, damage: str) -> str:
-    """The text of one turn, with one of DAMAGES or without."""
+    """The text of one turn, which `damage` may spoil: one of DAMAGES, or ""."""
     match damage:
         case "no think":
             thought = ""

@@ -1,14 +1,15 @@
-"""The mini world's large language model, as rules.
+"""The environment of the mini world: rules in place of a large language model.
 
 It knows the facts of the world but no gold answer. It answers clear one-step questions, usually fails at
 several steps at once, and often misreads casual wording. Its reply depends only on the seed, the style and
-the last user message, so every process gets the same reply to the same prompt. (If the last message begins
-with "Therefore, the answer is", the reply is the value of the answer to the message before it.)
+the last user message, so every process gets the same reply to the same prompt. There is one exception. Chain
+of thought asks twice: to a second message "Therefore, the answer is", the reply is only the value in the
+reply to the first message.
 
 `understand` parses the prompt into a request. Letter case, blanks and a "Question:" in front do not matter. A
-question may stand on a line of its own among other lines, such as instructions; it is not found inside a
-line. `interpret` reads casual words, often wrongly; `believe` finds the answer, right or wrong; WORDINGS has
-the sentences of the reply.
+question may stand on a line of its own among other lines, such as instructions, but not within a line.
+`interpret` reads casual words, often wrongly; `believe` finds the answer, right or wrong; WORDINGS has the
+sentences of the reply.
 """
 
 import random
@@ -38,10 +39,10 @@ from prompt_r1.miniworld.world import (
 from prompt_r1.types import Message
 
 OPPOSITE = {"yes": "no", "no": "yes"}
-NEARBY = [*range(-9, 0), *range(1, 10)]  # by how much a wrong result misses the right one
+NEARBY = [*range(-9, 0), *range(1, 10)]  # the differences between a wrong and the right result
 ANSWER_ONLY = re.compile(r"\s*answer only[.!]?\s*$", re.IGNORECASE)
-ASKS_FOR_ANSWER_BEFORE = "therefore, the answer is"  # how chain of thought asks for its answer (ask_once.py)
-LONGEST_REQUEST = 300  # characters; patterns with several wildcards are slow on long texts
+ASKS_FOR_ANSWER_BEFORE = "therefore, the answer is"  # So chain of thought asks for its answer (ask_once.py).
+LONGEST_REQUEST = 300  # characters; patterns with several wildcards are slow on longer texts
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ Build = Callable[..., Request]
 
 
 def _form(pattern: str, build: Build) -> tuple[re.Pattern[str], Build]:
-    """A wording of a request, and what makes the request of it."""
+    """The pattern of a wording, and the function that makes a request of its named groups."""
     return re.compile(rf"(?:question:\s*)?{pattern}\s*[?.!]*", re.IGNORECASE), build
 
 
@@ -97,7 +98,7 @@ def _wording(template: str) -> str:
 
 
 def _problem(owner: str, start: str, things: str, verb: str, amount: str, then: str, second: str) -> Problem:
-    """The word problem of the groups of _ANY_PROBLEM."""
+    """Make a word problem of the groups of _ANY_PROBLEM."""
     return Problem(
         owner,
         things.lower(),
@@ -118,7 +119,7 @@ _DETAILS = r"(?=.*\bgenre\b)(?=.*\bhero\b)(?=.*\bdirector\b)"
 _FILM = "(?P<film>.+?)"
 _SUBJECT = "(?P<subject>.+?)"
 
-# The named groups of each pattern are the arguments of the function beside it. The first that fits counts.
+# The named groups of a pattern are the arguments of the function beside it. The first that fits counts.
 FORMS = (
     _form(rf"wh(?:o|at) is the (?P<second>{_RELATION}) of the (?P<first>{_RELATION}) of {_FILM}", Bridge),
     _form(rf"wh(?:o|at) is the (?P<relation>{_RELATION}) of {_SUBJECT}", Lookup),
@@ -168,7 +169,7 @@ def _is_known(request: Request, world: World) -> bool:
 
 
 def _slots(found: re.Match[str], world: World) -> dict[str, str]:
-    """The parts of a request; names that the world knows are in its spelling."""
+    """The parts of a request. Names that the world knows get the spelling of the world."""
     slots = found.groupdict()
     for slot, text in slots.items():
         match slot:
@@ -195,7 +196,7 @@ def truth_of(request: Request, world: World) -> str:
 
 @dataclass(frozen=True)
 class Skills:
-    """Probabilities of a right answer."""
+    """The probabilities of a right answer, by the kind of request."""
 
     clear: float  # one clear one-step question
     sum: float  # one addition or subtraction
@@ -203,7 +204,7 @@ class Skills:
     casual: float  # reading a casual question
     compare: float  # comparing two films at once
     problem: float  # a word problem of two steps at once
-    details: float = 0.0  # a summary with genre, hero and director, although none of them is asked for
+    details: float = 0.0  # a full summary for a question that does not name genre, hero and director
 
 
 SKILLS = {
@@ -217,11 +218,11 @@ class MiniReply:
     """A reply in words, and the value in it."""
 
     text: str
-    value: str  # a name, number or verdict; "" when the reply gives none
+    value: str  # a name, a number, yes or no; "" if the reply gives no value
 
 
 class MiniEnvironment:
-    """Answers questions about a world: that of `seed`, unless another is given."""
+    """Answers questions about a world: `world` if it is given, or else the world of `seed`."""
 
     name = "mini"
     style = "A"
@@ -241,7 +242,10 @@ class MiniEnvironment:
         return self.reply(prompts[-1], instructions).text
 
     def skills(self, text: str) -> Skills:
-        """The skills for a request. They do not depend on the text of its instructions and prompt here."""
+        """The skills for a request. Here they are fixed; a subclass may let them depend on `text`.
+
+        `text` is the instructions and the prompt of the request.
+        """
         return SKILLS[self.style]
 
     def reply(self, prompt: str, instructions: Sequence[str] = ()) -> MiniReply:
@@ -263,7 +267,7 @@ class MiniEnvironment:
 
 
 class MiniEnvironmentB(MiniEnvironment):
-    """The same in style B, which has other wordings, skills and errors."""
+    """The same environment in style B, with other wordings, skills and errors."""
 
     name = "mini-b"
     style = "B"
@@ -272,7 +276,7 @@ class MiniEnvironmentB(MiniEnvironment):
 def generator_for(seed: str, prompt: str) -> random.Random:
     """The random generator for a prompt, whatever its blanks and letter case."""
     text = f"{seed} {' '.join(prompt.split()).lower()}"
-    return random.Random(text.encode("utf-8", "replace"))  # lone surrogates have no UTF-8
+    return random.Random(text.encode("utf-8", "replace"))  # Lone surrogates have no UTF-8.
 
 
 def skill_for(request: Request, skills: Skills) -> float:
@@ -326,7 +330,7 @@ def interpret(request: Request, world: World, skills: Skills, rng: random.Random
 
 
 def believe(request: Request, world: World, style: str, skill: float, rng: random.Random) -> str:
-    """The answer to a literal request: the truth with probability `skill`; "" where it gives none."""
+    """The answer to a literal request: the truth with probability `skill`; "" if it gives no answer."""
     truth = truth_of(request, world)
     if rng.random() < skill:
         return truth
@@ -336,7 +340,7 @@ def believe(request: Request, world: World, style: str, skill: float, rng: rando
         case BeforeYear():
             return OPPOSITE[truth]
         case Compare():
-            # Usually it gives no answer; sometimes it gives the wrong one.
+            # Usually it gives no answer; sometimes it gives the wrong answer.
             share_wrong = 0.5 if style == "B" else 0.1
             return OPPOSITE[truth] if rng.random() < share_wrong else ""
         case Detailed(film):
@@ -346,10 +350,10 @@ def believe(request: Request, world: World, style: str, skill: float, rng: rando
         case Gen():
             return rng.choice(("a film that many people like", "a story about life", "a well known film"))
         case Bridge(film, first, second):
-            if style == "B":  # it stops after the first relation
+            if style == "B":  # It stops after the first relation.
                 return world.facts[film, first]
             return _other(truth, world.values(second), rng)
-        case Problem() if style == "B":  # it leaves out the second step
+        case Problem() if style == "B":  # It leaves out the second step.
             return str(int(truth) - request.steps[1])
         case Problem() | Sum():
             return str(int(truth) + rng.choice(NEARBY))
@@ -357,4 +361,5 @@ def believe(request: Request, world: World, style: str, skill: float, rng: rando
 
 
 def _other(value: str, values: Sequence[str], rng: random.Random) -> str:
+    """A random one of `values`, but not `value`."""
     return rng.choice([other for other in values if other != value])

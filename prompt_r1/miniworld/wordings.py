@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 # By style and form. {value} is the answer; the other placeholders are fields of the request.
 WORDINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    # Several of each, so that the agent has to read the reply instead of counting words.
+    # Each form has several sentences, so that the agent has to read a reply instead of counting words.
     "A": {
         "fact": (
             "Sure, the {relation} of {subject} is {value}. I hope this helps.",
@@ -61,7 +61,7 @@ WORDINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "hedge": ("That is hard to say.", "They came out at about the same time."),
         "confused": ("I am not sure what you mean.", "Sorry, what do you mean?"),
     },
-    # Other sentences, mostly with words of A: the small agent has never seen any others.
+    # These are other sentences, but mostly of the words of style A: the agent has never seen other words.
     "B": {
         "fact": (
             "That is {value}, I hope.",

@@ -35,7 +35,7 @@ FIRST_NAMES = (
     "Anna Boris Clara David Elena Felix Greta Hugo Irene Jonas Karin Lukas Maria Nils Olga Peter "
     "Quinn Rosa Simon Tessa Ugo Vera Walter Yara"
 ).split()
-# The first names of those who may be mothers.
+# People with these first names may be mothers.
 WOMEN = tuple("Anna Clara Elena Greta Irene Karin Maria Olga Quinn Rosa Tessa Vera Yara".split())
 LAST_NAMES = (
     "Keller Novak Larsen Moreno Fischer Tanaka Rossi Duval Berger Lindqvist Okafor Petrov Silva "
@@ -64,10 +64,10 @@ KIN = ("mother", "spouse", "teacher")  # person → person
 PERSON_RELATIONS = (*KIN, "birthplace")
 FILM_RELATIONS = (*CREW, "year", "genre", "hero")
 
-SPLITS = {"train": 4096, "validation": 160, "test": 320, "ood": 128}  # split → number of questions
+SPLITS = {"train": 4096, "validation": 160, "test": 320, "ood": 128}  # split → its number of questions
 TRAINING_MIX = {"bridge": 0.25, "compare": 0.28, "pop": 0.18, "math": 0.16, "gen": 0.13}
 OOD_KINDS = ("bridge_ood", "math_ood")
-SCORED_AS: Mapping[str, Kind] = {"gen": "text", "math": "math", "math_ood": "math"}  # the others: qa
+SCORED_AS: Mapping[str, Kind] = {"gen": "text", "math": "math", "math_ood": "math"}  # Other kinds are qa.
 
 OOD_RELATIONS = (("director", "teacher"), ("composer", "birthplace"), ("star", "spouse"))
 # Training has every relation and every verb in each position, but not these pairs.
@@ -101,7 +101,7 @@ class World:
     seed: int | str
     train: Names
     test: Names
-    # By subject and relation: ("Silver River", "director") → a person.
+    # (subject, relation) → value, such as ("Silver River", "director") → a person
     facts: Mapping[tuple[str, str], str]
 
     @cached_property
@@ -125,8 +125,8 @@ class World:
 def make_world(seed: int | str) -> World:
     """Make the world of `seed`: 600 films, 768 people, 256 cities, the same in every process.
 
-    Worlds for training and evaluation have integer seeds; worlds of the warm start have strings, so that an
-    agent never starts with knowledge of a world that it plays in.
+    The worlds of training and evaluation have integers as seeds, the worlds of the warm start have texts, so
+    that an agent never starts with knowledge of a world that it plays in.
     """
     rng = random.Random(f"world {seed}")
     train_films, test_films = _divide(rng, ADJECTIVES, NOUNS)
@@ -246,7 +246,7 @@ def mini_questions(seed: int, split: str, part: str = "") -> list[Question]:
 
 
 def check_part(part: str) -> None:
-    """Raise UsageError for a part that is neither a split nor a kind of question; "" is all."""
+    """Raise UsageError for a part that is neither a split, nor a kind of question, nor "" (all)."""
     parts = [*SPLITS, *TRAINING_MIX]
     if part and part not in parts:
         raise UsageError(f"the mini world has no part {part!r}: choose one of {', '.join(parts)}")
@@ -289,7 +289,7 @@ def answer_of(slots: Slots, world: World) -> str:
 
 
 def summary(genre: str, hero: str, director: str) -> str:
-    """What a film is about, as answers write it."""
+    """What a film is about, in the words of gold answers and replies."""
     return f"a {genre} about a {hero}, directed by {director}"
 
 
@@ -314,7 +314,7 @@ def put_into_words(slots: Slots, rng: random.Random) -> str:
 
 
 def question_word(relation: str) -> str:
-    """How a question for the value of a relation between people, or of people and places, begins."""
+    """The first word of a question for a person, or for a birthplace."""
     return "What" if relation == "birthplace" else "Who"
 
 
@@ -373,8 +373,8 @@ def draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random
 def _split_of(slots: Slots, world: World) -> str:
     """The split of a question of training's kinds, whatever its wording.
 
-    Questions about facts are divided by film, and word problems by a digest. The digest also separates
-    validation from test.
+    Questions about facts are divided by film, and word problems by a digest of the question. The digest also
+    separates validation from test.
     """
     digest = _digest(f"{world.seed} {_identity(slots)}")
     is_held_out = digest % 4 == 0 if isinstance(slots, Problem) else slots.film in world.test.films
@@ -386,8 +386,8 @@ def _split_of(slots: Slots, world: World) -> str:
 def _identity(slots: Slots) -> str:
     """A text that identifies the meaning of a question.
 
-    The published splits, and with them all figures, depend on every character of it. It has the form of a
-    dataclass's repr for that reason alone.
+    The published splits, and so all published figures, depend on every character of this text. For that
+    reason alone it has the form of a dataclass's repr.
     """
     match slots:
         case Bridge(film, first, second):
