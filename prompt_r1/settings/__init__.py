@@ -4,12 +4,12 @@ In reading order:
 
     fields      a setting is a field of a dataclass: its default, its range, its line in the help; YAML files
     flags       a flag for each setting; --help and --help-all
-    agent       the settings of an agent, of its game and of its environment
+    agent       the settings of an agent, its game and its environment
     train       the settings of a training; the presets mini, small and paper
     functions   the functions and objects that a user names as MODULE:NAME
 
-Flags override a preset or a YAML file, which overrides the defaults. Values are checked one by one here; what
-takes files, folders or keys is checked by the file `preflight` of the room that uses them.
+Flags override a preset or a YAML file, which overrides the defaults. Here each value is checked alone. Files,
+folders and keys are checked by `preflight.py` in the room that uses them.
 
-It imports programs and the method.
+It may import programs and the root.
 """

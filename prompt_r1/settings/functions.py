@@ -14,11 +14,11 @@ from typing import Any
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Reward, Trajectory
 
-OBJECT_PREFIX = "py:"  # py:MODULE:NAME is an environment, or questions, of the user's own
+OBJECT_PREFIX = "py:"  # py:MODULE:NAME is a user's environment, or a user's questions.
 
 
 def import_object(name: str, *, where: str) -> Any:
-    """Import MODULE:NAME, also from the current folder. Raises UsageError, which begins with `where`."""
+    """Import MODULE:NAME, also from the current folder. Raises UsageError; its text begins with `where`."""
     module, _, attribute = name.partition(":")
     parts = [*module.split("."), *attribute.split(".")]
     if not all(part.isidentifier() for part in parts) or module.endswith(".py"):
@@ -32,7 +32,7 @@ def import_object(name: str, *, where: str) -> Any:
         return attrgetter(attribute)(import_module(module))
     except (ImportError, AttributeError) as error:
         raise UsageError(f"{where}: cannot import {name!r}: {error}") from None
-    except (Exception, SystemExit) as error:  # the module is the user's: anything may go wrong in it
+    except (Exception, SystemExit) as error:  # Anything may go wrong in the user's module.
         raise UsageError(f"{where}: cannot import {name!r}: {described(error)}") from error
 
 
@@ -42,7 +42,7 @@ def import_reward(name: str) -> Callable[[Trajectory, Reward], float]:
     function = import_object(name, where="--reward")
     if not callable(function) or inspect.isclass(function):
         raise UsageError(f"{where}: not a function")
-    with suppress(ValueError):  # a function written in C may have no signature
+    with suppress(ValueError):  # A function that is written in C may have no signature.
         try:
             inspect.signature(function).bind("game", "paper")
         except TypeError:
@@ -63,9 +63,9 @@ def import_reward(name: str) -> Callable[[Trajectory, Reward], float]:
 
 
 def described(error: BaseException) -> str:
-    """An error in a user's own code, on one line: its type, its text, and the line of the file."""
+    """An error in a user's own code, on one line: its type, its text, and the file and line."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    if isinstance(error, SyntaxError):  # its text names the file
+    if isinstance(error, SyntaxError):  # The text of a SyntaxError names the file.
         return text
     frames = traceback.extract_tb(error.__traceback__)
     return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
@@ -75,5 +75,5 @@ def parameters_of(function: Callable[..., object]) -> set[str]:
     """The names of a function's parameters."""
     try:
         return set(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # a function written in C may have no signature
+    except (TypeError, ValueError):  # A function that is written in C may have no signature.
         return set()

@@ -46,7 +46,7 @@ class TrainConfig(AgentConfig):
     beta2: float = of_algorithm(0.999, "AdamW", Range(at_least=0, below=1))
     weight_decay: float = of_algorithm(0.01, "AdamW")
     clip: float = of_algorithm(0.2, "clip range of the ratio (eq. 17)", POSITIVE)
-    clip_high: float = of_algorithm(0.0, "clip range above 1 (DAPO: 0.28); 0: that of --clip")
+    clip_high: float = of_algorithm(0.0, "clip range above 1 (DAPO: 0.28); 0: as --clip")
     adapter_rank: int = of_algorithm(0, "rank of LoRA adapters of the frozen weights; 0: train all weights")
     kl_coef: float = of_algorithm(0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL")
     loss: str = of_algorithm("sequence-mean", "how tokens are averaged", ("sequence-mean", "token-mean"))
@@ -63,22 +63,22 @@ class TrainConfig(AgentConfig):
 
     @property
     def typed_environments(self) -> tuple[str, ...]:
-        """The SPECs that the command line names. The key of OPENAI_API_KEY is sent to no other URL."""
+        """The SPECs that the user typed. OPENAI_API_KEY is sent to no other URL."""
         return () if self.env_from_file else (self.env,)
 
     @property
     def layout(self) -> str:
-        """`parallel`, where adapters decide `auto`: they need whole weights on every rank."""
+        """--parallel. With adapters, `auto` means ddp, because they need whole weights on every rank."""
         return "ddp" if self.adapter_rank and self.parallel == "auto" else self.parallel
 
 
 def has_own_questions(config: TrainConfig) -> bool:
-    """Whether a run trains on questions that are not of the mini world."""
+    """Whether a run trains on other questions than the questions of the mini world."""
     return not all(map(is_mini_data, config.data))
 
 
 def warnings_of(config: TrainConfig) -> list[str]:
-    """What a user should know before a run starts: toys beside real parts, the toy's learning rate."""
+    """What a user should know before a run starts: a toy beside real parts, or the toy's learning rate."""
     toys = {"--agent mini": config.agent == MINI_AGENT, "--data mini": not has_own_questions(config)}
     if not config.alone:
         toys["--env mini"] = is_mini(config.env)
@@ -111,15 +111,16 @@ MINI: dict[str, Any] = {
     "weight_decay": 0.0,
     "val_limit": 100,
     "dtype": "float32",
-    "threads": 1,  # more hardly help so small a model, and hurt on a busy CPU
+    "threads": 1,  # More threads hardly help so small a model, and slow it down on a busy CPU.
     "tokens_per_batch": 4096,
     "checkpointing": False,
 }
-# For a pretrained model of a few hundred million parameters on a CPU, after a warm start.
+# `small` is for a pretrained model of a few hundred million parameters on a CPU, after a warm start.
 SMALL: dict[str, Any] = {
     **MINI,
     "agent": SMOLLM2,
-    "data": ("mini:pop",),  # one step in casual words, which such a model learns to ask clearly in minutes
+    # One-step questions in casual words: such a model learns in minutes to ask them clearly.
+    "data": ("mini:pop",),
     "max_tokens": 512,
     "threads": 0,
     "steps": 24,
@@ -135,7 +136,7 @@ PRESETS: dict[str, dict[str, Any]] = {"mini": MINI, "small": SMALL, "paper": {}}
 
 
 def preset_of(agent: str, other: str = "paper") -> str:
-    """The preset of the agents that have one; `other` for all others."""
+    """The preset that belongs to an agent (mini: mini, smollm2: small), or `other`."""
     return {MINI_AGENT: "mini", SMOLLM2: "small"}.get(agent, other)
 
 
@@ -146,25 +147,28 @@ def train_config(arguments: list[str]) -> TrainConfig:
     validation and test.
     """
     flags = given_values(TrainConfig, arguments, presets=PRESETS)
-    chosen: str | None = flags.pop("config", None)
-    source = preset_of(flags.get("agent", ""), "mini") if chosen is None else chosen
-    is_file = source not in PRESETS
-    base = _settings_of_file(source, flags) if is_file else PRESETS[source]
+    named: str | None = flags.pop("config", None)
+    preset_or_file = preset_of(flags.get("agent", ""), other="mini") if named is None else named
+    is_file = preset_or_file not in PRESETS
+    base = _settings_of_file(preset_or_file, flags) if is_file else PRESETS[preset_or_file]
+    # Flags override the preset or the file, which overrides the defaults.
     given = {**base, **flags}
     config = TrainConfig(**given, env_from_file=is_file and "env" in base)
-    if chosen is None and has_own_questions(config) and config.agent != MINI_AGENT:
+    if named is None and has_own_questions(config) and config.agent != MINI_AGENT:
         raise UsageError(
             f"--agent {config.agent} with {config.data[0]}: say how it learns and plays: --config paper or "
             "small (for real models), --config mini (the settings of the toy agent) or a YAML file"
         )
     if config.alone:
         _check_flags_of_alone(flags)
-        if "max_new" not in given:  # the only turn may be as long as a game
-            config = replace(config, max_new=config.max_tokens)
-    config = _with_validation_and_test(config, given)
+    validation, test = _validation_and_test(config, given)
+    changes: dict[str, Any] = {"val_data": validation, "test_data": test}
+    if config.alone and "max_new" not in given:
+        changes["max_new"] = config.max_tokens  # The only turn may be as long as a game.
     if not config.out:
-        name = run_name(Path(source).stem, config, base, flags)
-        config = replace(config, out=f"runs/{name}-seed{config.seed}")
+        name = run_name(Path(preset_or_file).stem, config, base, flags)
+        changes["out"] = f"runs/{name}-seed{config.seed}"
+    config = replace(config, **changes)
     check(config)
     return config
 
@@ -185,9 +189,9 @@ def check(config: TrainConfig) -> None:
 
 
 def run_name(start: str, config: TrainConfig, base: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
-    """The name of a run without --out: `start`, then agent, environment and data where flags change them.
+    """The name of a run without --out: `start`, then each of agent, environment and data that a flag changes.
 
-    So a run on one's own data does not meet the folder of a run in the mini world. `base` are the settings of
+    So a run on a user's own data gets another folder than a run in the mini world. `base` are the settings of
     the preset or the file.
     """
     parts = {"agent": config.agent, "env": "alone" if config.alone else config.env}
@@ -206,7 +210,7 @@ def _settings_of_file(source: str, flags: Mapping[str, object]) -> dict[str, Any
     The file may come from a stranger. Raises UsageError if it names code to import.
     """
     path = Path(source)
-    if not path.is_file():  # Path("") is the current folder
+    if not path.is_file():  # Path("") is the current folder.
         presets = ", ".join(PRESETS)
         raise UsageError(f"--config {source or repr(source)}: neither a preset ({presets}) nor a YAML file")
     values = read_yaml(path, TrainConfig)
@@ -232,14 +236,19 @@ def _check_flags_of_alone(flags: Mapping[str, object]) -> None:
             )
 
 
-def _with_validation_and_test(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
-    """The config with the questions to validate and to test with; () where there are none.
+def _validation_and_test(
+    config: TrainConfig, given: Mapping[str, Any]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The questions for validation and for the test; () where there are none.
 
-    The mini world and functions have a split for each. Of files a tenth is held out, and there is no test.
+    The mini world and functions have a split for each. Of files, a tenth is held out for validation, and
+    there is no test. "none" among the given names means no questions.
     """
     has_splits = all(is_mini_data(name) or name.startswith(OBJECT_PREFIX) for name in config.data)
     validation = given.get("val_data", config.data if has_splits else (HELD_OUT,))
     test = given.get("test_data", config.data if has_splits else ())
-    return replace(
-        config, val_data=() if "none" in validation else validation, test_data=() if "none" in test else test
-    )
+    if "none" in validation:
+        validation = ()
+    if "none" in test:
+        test = ()
+    return validation, test
