@@ -35,7 +35,7 @@ COPIED = (
     "*.model",
     "chat_template*",
     "generation_config.json",
-    "*processor_config.json",  # servers refuse a model that also sees without it
+    "*processor_config.json",  # Without it, servers refuse a model that also reads images.
 )
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 ROUNDED_AWAY = "export/rounded_away"  # stands in STEP_FILE beside the metrics of the step
@@ -47,29 +47,29 @@ def export_agent(
 ) -> None:
     """Write the agent as a Hugging Face folder, which replaces an older one when it is complete.
 
-    The weights have the dtype that the agent plays with, so validation has played what is written: float32,
-    or 16 bits if both the base model and the agent's matrix products have them. Adapters are merged into the
-    weights, which rounds once more; the folder `adapter` has them in float32 for peft.
+    The weights are written in 16 bits if both the base model and the agent's matrix products have 16 bits,
+    else in float32. So validation has tested the agent that is written. Adapters are merged into the weights,
+    which rounds once more; the folder `adapter` has them in float32 for peft.
 
-    `base` is the folder or hub id of the base model, `metrics` is the metric line of the agent's step. Called
+    `base` is the folder or hub id of the base model. `metrics` is the metric line of the agent's step. Called
     by every rank. Raises Resumable if a file cannot be written.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-
-    def write() -> None:
-        with resumable_writes(folder, ranks):
-            home = model_folder(base)
-            temporary = new_temporary(folder)
-            for name, layer in adapted.items():
-                weights[f"{name}.weight"] = layer.merged_weight().cpu()
-            _write_model(policy, weights, home, temporary, metrics)
-            write_yaml(config, temporary / GAME_FILE)
-            if adapted:
-                save_adapters(adapted, temporary / "adapter", base=base)
-            sync_and_move(temporary, folder)
-
     with adapters_removed(policy.model) as adapted:
         weights = get_model_state_dict(policy.model, options=options)  # empty on all ranks but the first
+
+        def write() -> None:
+            with resumable_writes(folder, ranks):
+                home = model_folder(base)
+                temporary = new_temporary(folder)
+                for name, layer in adapted.items():
+                    weights[f"{name}.weight"] = layer.merged_weight().cpu()
+                _write_model(policy, weights, home, temporary, metrics)
+                write_yaml(config, temporary / GAME_FILE)
+                if adapted:
+                    save_adapters(adapted, temporary / "adapter", base=base)
+                sync_and_move(temporary, folder)
+
         ranks.from_first(write)
 
 
@@ -110,9 +110,9 @@ def _exported_dtype(policy: Policy, home: Path) -> torch.dtype:
 
 
 def _set_dtype(file: Path, dtype: torch.dtype) -> None:
-    """Name the dtype of the weights in config.json, under the keys that it has; other files stay as copied.
+    """Write the dtype of the weights into config.json, under the keys that the file has.
 
-    Loaders convert the weights to the dtype that they find here.
+    Loaders convert the weights to the dtype that they find there.
     """
     config = json.loads(file.read_text("utf-8"))
     name = str(dtype).removeprefix("torch.")
