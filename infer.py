@@ -8,7 +8,7 @@ By default the agent of the newest mini run plays in its mini world; --agent and
 environment.
 """
 
-if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
+if __name__ == "__main__":  # Show --help and usage errors before the imports below, which take seconds.
     from prompt_r1.programs.installation import check_installation
 
     check_installation()
@@ -36,7 +36,7 @@ ACTION_TAGS = ("<interaction_prompt>", "<answer>")
 
 
 def main(config: InferConfig) -> None:
-    """Ask the question of the command line, or those of standard input or the keyboard."""
+    """Ask the question of the command line, or the questions of standard input or the keyboard."""
     questions = given_questions(config.question) or typed_questions()
     view = Dialogue(ignore if config.json else show)
     games: list[Trajectory] = []
@@ -64,10 +64,10 @@ async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig
     view.question(question)
     try:
         game = await pair.play(question, on_piece=view.piece)
-    except asyncio.CancelledError:  # by Ctrl-C
+    except asyncio.CancelledError:  # The user pressed Ctrl-C.
         view.note("no answer", "interrupted")
         raise
-    game.spent = pair.environment.budget.spent - before  # requests that were lost count too
+    game.spent = pair.environment.budget.spent - before  # Requests without a reply count too.
     if config.json:
         names = {"agent": pair.path, "environment": pair.environment.name}
         print(json.dumps(game_as_json(game, names, priced=bool(config.env_price))), flush=True)
@@ -90,7 +90,7 @@ def has_action_tag(game: Trajectory) -> bool:
 
 
 def total_of(games: Sequence[Trajectory]) -> str:
-    """What several games have cost."""
+    """Say in one line what several games have cost."""
     spent = sum((game.spent for game in games), Spending())
     seconds = sum(game.seconds for game in games)
     return f"{len(games)} questions, {spent}, {seconds:.1f} s"

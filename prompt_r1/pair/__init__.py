@@ -6,11 +6,11 @@ In reading order:
     trained          how an agent was trained, and so which game it plays
     settings         the settings of infer.py and of the server
     preflight        their checks before torch is imported
-    agent            an agent that is loaded; `play_question`, which everybody plays games with
+    agent            a loaded agent; `play_question`, by which training, evaluation and people play games
     dialogue         show a game as text while it is played, or as JSON
-    playing          a pair of agent and environment; play one question within limits
+    playing          open a pair of agent and environment; play one question within limits
     api              `prompt_r1.load(…).ask("…")` and `stream`
-    server           OpenAI's chat completions; __main__: the program, `python -m prompt_r1.pair`
+    server           answer OpenAI's chat completions; __main__: the program, `python -m prompt_r1.pair`
     question_input   the questions of infer.py: flag, standard input, keyboard
 
 It may import every room but training and evaluation.

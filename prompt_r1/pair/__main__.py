@@ -1,6 +1,6 @@
 """Serve an agent and its environment as one OpenAI-compatible model: `python -m prompt_r1.pair`."""
 
-if __name__ == "__main__":  # before the imports below, which an old Python or an empty environment lacks
+if __name__ == "__main__":  # Check before the imports below, which fail where a package is missing.
     from prompt_r1.programs.installation import check_installation
 
     check_installation()
@@ -44,7 +44,7 @@ class ServeConfig(PairConfig):
 
 
 def main(arguments: list[str]) -> None:
-    """Serve until SIGTERM or Ctrl-C. Requests that run are then answered."""
+    """Serve until SIGTERM or Ctrl-C. The requests that run at that time are still answered."""
     config = parse_arguments(ServeConfig, arguments)
     missing = [package for package in PACKAGES if find_spec(package) is None]
     if missing:
@@ -61,7 +61,7 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be a host's
+    except (OSError, UnicodeError) as error:  # A text that cannot be the name of a host raises UnicodeError.
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"cannot listen at {host}, port {port}: {reason}") from None
 
@@ -74,18 +74,18 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
     if not key and not is_local:
         raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
     check_pair(config)
-    # Imported here, because torch takes seconds to import, and `--help` does without.
+    # Imported here, because torch takes seconds to import, and `--help` does not need it.
     from prompt_r1.pair.playing import Limits, open_pair
     from prompt_r1.pair.server import ChatServer, uvicorn_server
 
     pair = open_pair(config, asyncio.run)
-    no_limit = None
-    limits = Limits(usd=config.request_usd or no_limit, seconds=config.request_seconds)
+    usd = config.request_usd if config.request_usd > 0 else None
+    limits = Limits(usd=usd, seconds=config.request_seconds)
     chat = ChatServer(pair, config.model_name, limits, config.max_sessions, key, is_local)
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("prompt_r1.pair.server").setLevel(logging.INFO)
-    # uvicorn waits for the requests that run. Then it sends itself the signal again, for the handler that was
-    # there before, which must not end the process before the last line below.
+    # After its last request, uvicorn raises the signal again for the handler that was there before it. The
+    # usual handler would end the process before the line with the costs, so here the signal is ignored.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     print(printable(pair.about))

@@ -25,7 +25,7 @@ LONGEST_MEAN_TOKEN = 16
 
 @dataclass(frozen=True)
 class Agent:
-    """An agent that is ready to play: its weights in an engine, its tokenizer in a codec, and its rules."""
+    """An agent that is ready to play: its weights in a policy, its tokenizer in a codec, and its rules."""
 
     policy: Policy
     codec: Codec
@@ -86,8 +86,8 @@ def check_question_lengths(questions: Iterable[Question], codec: Codec, game: Ga
 
 
 def _excess(question: str, codec: Codec, max_tokens: int) -> str:
-    """How a question fills a game of so many tokens; "" if the agent has room to write."""
-    # Megabytes take many seconds to encode, so they are refused before.
+    """Why a question leaves no room in a game of `max_tokens`; "" if the agent has room to write."""
+    # Megabytes take many seconds to encode, so they are refused before they are encoded.
     if len(question) > max_tokens * LONGEST_MEAN_TOKEN:
         return f"has {len(question):,} characters, more than a game of {max_tokens} tokens holds"
     length = len(codec.opening(question))
@@ -111,8 +111,9 @@ async def play_question(
 ) -> Trajectory:
     """Play one game of a question, for training, evaluation and people. Many games may run at once.
 
-    `sample` is the number of the game in its group, and `epoch` counts from 0. Where the environment samples,
-    equal messages of two games, or in two epochs, are two calls. `max_turns` may only lower the agent's own.
+    `sample` is the number of the game in its group, and `epoch` counts from 0. If the environment samples its
+    replies, equal messages in two games or two epochs are two calls. `max_turns` can only lower the agent's
+    own limit.
 
     `on_token` gets each token of the agent when it is sampled. `before_ask` gets the messages of a call and
     what the game has spent before it; an exception that it raises ends the game. `on_reply` gets each reply.

@@ -1,7 +1,7 @@
 """A trained agent and its environment, from Python: `prompt_r1.load(…).ask("…")`.
 
-All games of a pair run in one event loop, in a thread of its own: a notebook already runs a loop, which
-cannot be entered again, and questions from several threads must share the engine's batch.
+All games of a pair run in one event loop, which has its own thread. A notebook already runs a loop, which
+cannot be entered again. And questions from several threads must share the engine's batch.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from prompt_r1.environments.sources import Answering
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.dialogue import Piece
-from prompt_r1.pair.playing import NO_LIMITS, Limits, OpenPair, answered, open_pair
+from prompt_r1.pair.playing import NO_LIMITS, Limits, OpenPair, open_pair, raise_for_env_error
 from prompt_r1.pair.settings import PairConfig
 from prompt_r1.types import Trajectory
 
@@ -26,7 +26,7 @@ CLOSED = "this pair is closed: load it again"
 
 
 class Pair(AbstractContextManager["Pair"]):
-    """An agent that is loaded, and the environment that it questions; a context manager.
+    """A loaded agent and the environment that it questions. As a context manager, it closes itself.
 
     Its methods may be called from several threads at once, and while an event loop runs.
     """
@@ -37,16 +37,19 @@ class Pair(AbstractContextManager["Pair"]):
         self._loop = loop
 
     def ask(self, question: str, *, limits: Limits = NO_LIMITS) -> Trajectory:
-        """Play one game: its `answer` (None: it ended without an answer), `turns`, `spent` and `seconds`.
+        """Play one game, and return it with its `answer`, `turns`, `spent` and `seconds`.
 
+        The answer is None if the game ended without one.
         Raises EnvError if the environment failed, LimitReached, and UsageError for an empty question or a
         closed pair.
         """
         _check_question(question)
-        return answered(self._loop.run(self._pair.play(question, limits=limits)))
+        game = self._loop.run(self._pair.play(question, limits=limits))
+        raise_for_env_error(game)
+        return game
 
     def stream(self, question: str, *, limits: Limits = NO_LIMITS) -> Iterator[Piece | Trajectory]:
-        """Yield the dialogue in pieces while it is played, and at last the game. Raises as `ask`.
+        """Yield the dialogue in pieces while it is played, and at last the game. Raises what `ask` raises.
 
         Closing the iterator cancels the game.
         """
@@ -56,14 +59,16 @@ class Pair(AbstractContextManager["Pair"]):
 
     def _stream(self, question: str, limits: Limits) -> Iterator[Piece | Trajectory]:
         pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
-        game = self._loop.start(self._pair.play(question, limits=limits, on_piece=pieces.put))
-        game.add_done_callback(lambda game: pieces.put(None))
+        playing = self._loop.start(self._pair.play(question, limits=limits, on_piece=pieces.put))
+        playing.add_done_callback(lambda _: pieces.put(None))
         try:
             while (piece := pieces.get()) is not None:
                 yield piece
-            yield answered(_result_of(game))
+            game = _result_of(playing)
+            raise_for_env_error(game)
+            yield game
         finally:
-            game.cancel()  # has no effect on a game that has ended
+            playing.cancel()  # has no effect on a game that has ended
 
     def close(self) -> None:
         """Cancel the games, close the connections, and end the thread. The pair cannot be used afterwards."""
@@ -88,7 +93,7 @@ def _check_question(question: object) -> None:
 
 
 class LoopThread:
-    """An event loop in a daemon thread, for which a program does not wait at its end."""
+    """An event loop in a daemon thread: a program does not wait for this thread at its end."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""Show a game as text: cut it into pieces while it is played, print the pieces, or write it as JSON."""
+"""Show a game: cut it into pieces while it is played, print the pieces as text, or write the game as JSON."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -21,9 +21,9 @@ INDENT = 13  # columns: the longest label and a space
 
 @dataclass(frozen=True)
 class Piece:
-    """The next part of a dialogue: of a block of the agent's turn, or the environment's whole reply."""
+    """The next piece of a dialogue: a part of a block of the agent's turn, or a whole reply."""
 
-    kind: str  # name of the block's tag ("": text outside all tags), or "reply"
+    kind: str  # the name of the block's tag, "" for text outside all tags, or "reply"
     text: str
     begins: bool  # whether this is the first piece of its block
 
@@ -44,7 +44,7 @@ def blocks(text: str, *, ended: bool) -> list[tuple[str, str]]:
         start = tag.end()
     last = text[start:]
     if not ended:
-        last = _without_half_a_tag(last).rstrip("\ufffd")  # the replacement of half a character
+        last = _without_half_a_tag(last).rstrip("\ufffd")  # Half a character is decoded as this one.
     found.append((name, last))
     return [(name, content.strip()) for name, content in found if content.strip()]
 
@@ -73,7 +73,7 @@ class Pieces:
         self._cut(ended=False)
 
     def end_turn(self) -> None:
-        """End the agent's turn: what might have become a tag is text."""
+        """End the agent's turn. What might still have become a tag is text now."""
         self._cut(ended=True)
         self._tokens.clear()
         self._shown.clear()

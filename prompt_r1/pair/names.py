@@ -30,7 +30,10 @@ def find_agent(name: str, seed: int) -> str | Path:
 
 
 def check_agent(name: str) -> str | Path:
-    """As `find_agent`, but makes nothing and imports no torch: an agent that must be made is its name."""
+    """Check an agent's name without torch, and make nothing. Raises UsageError if there is no such agent.
+
+    Returns what `find_agent` returns or, for an agent that `find_agent` has yet to make, its name.
+    """
     if name == MINI_AGENT or gguf_file(name) is not None:
         return name
     return find_weights(name)
@@ -51,30 +54,33 @@ def find_weights(name: str) -> str | Path:
         return folder
     # A hub id is NAME or ORGANISATION/NAME.
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith(f"{RUNS}/")
-    near = _agent_like(name)
-    if is_path or near:
-        raise UsageError(f"--agent {name}: there is no such folder{near or _runs_with_agents()}")
+    similar = _similar_agent(name)
+    if is_path or similar:
+        raise UsageError(f"--agent {name}: {_no_such_folder(similar)}")
     return name
 
 
-def _agent_like(name: str) -> str:
-    """The end of a sentence about an agent that does not exist: the one whose name is most like it, or ""."""
+def _similar_agent(name: str) -> str:
+    """The agent whose name is most like `name`; "" if no name is like it."""
     known = {MINI_AGENT: MINI_AGENT, SMOLLM2: SMOLLM2}
-    for run in _runs():
+    for run in _runs_with_agents():
         known |= {run.name: str(run), str(run): str(run)}
-    near = difflib.get_close_matches(name.rstrip("/"), known, n=1, cutoff=0.85)
-    return f"; did you mean {known[near[0]]}?" if near else ""
+    matches = difflib.get_close_matches(name.rstrip("/"), known, n=1, cutoff=0.85)
+    return known[matches[0]] if matches else ""
 
 
-def _runs_with_agents() -> str:
-    """The end of the same sentence: the agents that exist."""
-    runs = _runs()
+def _no_such_folder(similar: str) -> str:
+    """Say that an agent does not exist, and which agents do: the `similar` one, or else the newest."""
+    if similar:
+        return f"there is no such folder; did you mean {similar}?"
+    runs = _runs_with_agents()
     if not runs:
-        return ", and it is no name of the Hub"
-    return f"; there are agents in {', '.join(map(str, runs[:5]))}"
+        return "there is no such folder, and it is no name of the Hub"
+    newest = ", ".join(str(run) for run in runs[:5])
+    return f"there is no such folder; there are agents in {newest}"
 
 
-def _runs() -> list[Path]:
+def _runs_with_agents() -> list[Path]:
     """The runs in this folder that have an agent, the newest first."""
     agents = RUNS.glob("*/agent/config.json")
     newest = sorted(agents, key=lambda file: file.stat().st_mtime, reverse=True)
@@ -111,7 +117,7 @@ def _is_lfs_pointer(file: Path) -> bool:
 
 
 def exported_step(folder: Path) -> int:
-    """The step of the agent in a folder; -1 if it was not trained here, or if its file is damaged."""
+    """The step of the agent in a folder; -1 if it was not trained here, or if STEP_FILE is damaged."""
     file = folder / STEP_FILE
     step = json_object(file.read_bytes()).get("step") if file.is_file() else None
     return int(step) if is_finite_number(step) else -1
@@ -127,6 +133,6 @@ def check_data(names: Iterable[str]) -> None:
 
 
 def check_device(name: str) -> None:
-    """Raise UsageError for what names no device. Whether there is a GPU, only torch knows."""
+    """Raise UsageError for a name that names no device. Only torch knows whether there is a GPU."""
     if name not in ("auto", "cpu") and not name.startswith("cuda"):
         raise UsageError(f"--device {name}: no such device; choose auto, cpu or cuda")

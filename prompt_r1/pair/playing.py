@@ -1,4 +1,4 @@
-"""Open a pair, and play one question for a person: within limits, and shown while it is played."""
+"""Open a pair, and play one question for a person, within limits. The person can watch the game."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from prompt_r1.environments.environment import Environment
+from prompt_r1.environments.budget import parse_price
+from prompt_r1.environments.environment import FREE, Environment
 from prompt_r1.environments.sources import Answering, OwnSource
-from prompt_r1.environments.specs import open_environment
+from prompt_r1.environments.specs import open_account, open_environment
 from prompt_r1.errors import EnvError
 from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.agent import Agent, check_question_lengths, load_agent, load_codec, play_question
@@ -23,9 +24,9 @@ from prompt_r1.types import Message, Question, Spending, Trajectory
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one question may cost (None: no limit).
+    """The most that one question may cost. None means no limit.
 
-    A game of N turns makes at most N - 1 calls, and never has more turns than in the agent's training.
+    A game of N turns makes at most N - 1 calls. It never has more turns than in the agent's training.
     """
 
     turns: int | None = None
@@ -37,7 +38,7 @@ NO_LIMITS = Limits()
 
 
 class LimitReached(Exception):
-    """A question was given up, because its next call or second would exceed this limit."""
+    """A question was given up, because going on might exceed the limit."""
 
     def __init__(self, limit: str, message: str) -> None:
         super().__init__(message)
@@ -46,7 +47,7 @@ class LimitReached(Exception):
 
 @dataclass(frozen=True)
 class OpenPair:
-    """An agent that is loaded, and the environment that it questions."""
+    """A loaded agent, and the environment that it questions."""
 
     agent: Agent
     environment: Environment
@@ -70,7 +71,7 @@ class OpenPair:
         `Environment.ask` raises except EnvError: after a failed call, the game's `stop` is "env_error".
         """
         agent = self.agent
-        text = text.encode("utf-8", "replace").decode()  # a lone surrogate has no UTF-8 and becomes "?"
+        text = text.encode("utf-8", "replace").decode()  # A lone surrogate has no UTF-8 and becomes "?".
         question = Question(text, "asked", text, answers=())
         # In a thread, because a long text takes seconds to encode, and other games wait for this event loop.
         await asyncio.to_thread(check_question_lengths, [question], agent.codec, agent.game)
@@ -105,11 +106,10 @@ def _ignore(piece: Piece) -> None:
     """Show nothing."""
 
 
-def answered(game: Trajectory) -> Trajectory:
-    """The game. Raises EnvError if the environment failed in it."""
+def raise_for_env_error(game: Trajectory) -> None:
+    """Raise EnvError if the environment failed in a game."""
     if game.stop == "env_error":
         raise EnvError(game.error)
-    return game
 
 
 def open_pair(
@@ -117,18 +117,22 @@ def open_pair(
 ) -> OpenPair:
     """Open an agent and its environment, and check both before a large agent is loaded.
 
-    `own` is an object of the user's that replaces the environment of a SPEC. `run` runs the check of the
-    environment to its end. Raises UsageError or FatalEnvError if the pair cannot play.
+    `run` runs a coroutine, the check of the environment, to its end: `asyncio.run`, or a function that uses
+    the loop in which the pair will play. `own` is an object of the user that replaces the environment of a
+    SPEC. Raises UsageError or FatalEnvError if the pair cannot play.
     """
     spec = resolve_agent(config.agent, max_turns=config.max_turns, max_new=config.max_new)
     seed = spec.config.seed if config.seed < 0 else config.seed
     device = pick_device(config.device)
-    # First the tokenizer: a missing agent is reported before a missing key of the environment.
+    # The tokenizer is loaded first, so that a missing agent is reported before a missing key.
     load_codec(spec.path, spec.config)
     if own is None:
         environment = open_for_agent(config.env, spec.config, config, seed=seed, device=device)
     else:
-        environment = Environment([OwnSource(own, seed=0)])
+        account = open_account(config)
+        price = parse_price(config.env_price)
+        source = OwnSource(own, seed=seed, priced=price != FREE)
+        environment = Environment([source], budget=account.budget, price=price)
     run(environment.check())
     agent = load_agent(spec.path, spec.config, device)
     about = spec.describe(environment=environment.name, seed=seed)
@@ -143,6 +147,8 @@ def open_for_agent(
     `trained` are the settings of the agent's training. They were read from the agent's folder, which may come
     from anyone, so a SPEC in them has none of the user's rights.
     """
-    system = calls.env_system if calls.env_system != ENVIRONMENT_SYSTEM else trained.env_system
+    # The settings of the training hold unless the user gave others.
+    user_gave_system = calls.env_system != ENVIRONMENT_SYSTEM
+    system = calls.env_system if user_gave_system else trained.env_system
     calls = replace(calls, env_args=calls.env_args or trained.env_args, env_system=system)
     return open_environment(spec or trained.env, calls, typed=[spec], seed=seed, device=device)

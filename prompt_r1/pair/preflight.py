@@ -1,4 +1,4 @@
-"""Checks of infer.py and of the server, before torch is imported."""
+"""Check the settings of infer.py and of the server before torch is imported, which takes seconds."""
 
 import sys
 from io import BufferedReader
@@ -13,11 +13,11 @@ from prompt_r1.settings.train import preset_of
 
 
 def read_infer_config(arguments: list[str]) -> InferConfig:
-    """The settings of infer.py. Raises UsageError for a question that cannot be asked."""
+    """Read the settings of infer.py. Raises UsageError if there is nothing to ask, or nobody to ask."""
     config = parse_arguments(InferConfig, arguments)
     is_piped = not config.question.strip() and not sys.stdin.isatty()
     if is_piped and isinstance(sys.stdin.buffer, BufferedReader):
-        first = sys.stdin.buffer.peek(1)  # it stays in the buffer for the program
+        first = sys.stdin.buffer.peek(1)  # What is peeked at stays in the buffer for the program.
         if not first:
             raise nothing_to_ask()
     check_pair(config)

@@ -8,14 +8,14 @@ from prompt_r1.programs.files import json_object
 
 
 def given_questions(question: str) -> list[str]:
-    """The question, or the lines of standard input; [] if a user will type them. Raises UsageError."""
+    """The question, or the lines of standard input; [] if a user will type questions. Raises UsageError."""
     if question.strip():
         return [question.strip()]
     if sys.stdin.isatty():
         return []
     try:
         text = sys.stdin.read()
-        text.encode()  # there may be half a character for a byte that is not UTF-8
+        text.encode()  # Python may have read a byte that is not UTF-8 as half a character, which fails here.
     except UnicodeError:
         raise UsageError("standard input is not UTF-8") from None
     questions = [line.strip() for line in text.split("\n") if line.strip()]
@@ -27,7 +27,7 @@ def given_questions(question: str) -> list[str]:
 
 
 def nothing_to_ask() -> UsageError:
-    """The error where neither a flag nor standard input has a question."""
+    """The error if neither a flag nor standard input has a question."""
     return UsageError('nothing to ask: give --question "…", or lines on standard input')
 
 

@@ -37,7 +37,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.dialogue import LABELS, Piece
-from prompt_r1.pair.playing import LimitReached, Limits, OpenPair, answered
+from prompt_r1.pair.playing import LimitReached, Limits, OpenPair, raise_for_env_error
 from prompt_r1.programs.files import is_finite_number, json_object
 from prompt_r1.programs.keys import without_keys
 from prompt_r1.programs.text import printable, printable_line
@@ -53,19 +53,20 @@ T = TypeVar("T")
 MOST_BYTES = 2_000_000
 # The head of a request must arrive within this time, and so must its body.
 ARRIVAL_SECONDS = 30.0
-# Connections beyond one for each session: requests that arrive, and clients that keep their connection open.
+# Besides one connection for each session, the server has this many for requests that are still arriving, and
+# for clients that keep their connection open.
 SPARE_CONNECTIONS = 64
 # While a game is played, the server looks this often whether the client is still there.
 DISCONNECT_CHECK_SECONDS = 0.2
-# The status that nginx logs for a client that has disconnected. Nobody receives it.
+# The status for a client that has disconnected, as in nginx's log. Nobody receives it.
 GONE = 499
-# Characters of an error and of a path in the log.
+# The log has at most this many characters of an error, and of a path.
 LONGEST_NOTE = 500
 LONGEST_PATH = 100
 
-# Types of errors after which a client should not send the request again. OpenAI's client does so by itself.
+# After these errors a client should not send the request again, as OpenAI's client does by itself.
 FINAL = ("time_limit", "budget_exhausted", "environment_unusable", "internal_error")
-# Fields that ask for another kind of answer, unless they are empty or have this value.
+# These fields ask for a kind of answer that the pair cannot give, unless they are empty or have this value.
 UNSUPPORTED = {
     "tools": None,
     "functions": None,
@@ -75,8 +76,8 @@ UNSUPPORTED = {
     "response_format": {"type": "text"},
     "n": 1,
 }
-# A client may list its tools and forbid their use: with the value "none", the second field is not used.
-CHOICES = {"tool_choice": "tools", "function_call": "functions"}
+# A client that lists tools may forbid their use by "none" in this field. Then the list is ignored.
+FORBIDDEN_BY = {"tools": "tool_choice", "functions": "function_call"}
 SYSTEM_ROLES = ("system", "developer")
 
 
@@ -94,12 +95,12 @@ class Failure(Exception):
         if type in FINAL:
             self.headers["x-should-retry"] = "false"
         if status in (408, 413):
-            # The rest of the body would be read as the next request.
+            # On an open connection, the rest of the body would be read as the next request.
             self.headers["connection"] = "close"
 
 
 def bad_request(message: str, field: str = "", *, code: str = "") -> Failure:
-    """A request that cannot be answered: one sentence, and the field that is wrong."""
+    """The failure of a malformed request. `message` is one sentence; `field` is the field that is wrong."""
     return Failure(400, "invalid_request_error", message, code=code, field=field)
 
 
@@ -128,7 +129,7 @@ def failure_of(error: BaseException) -> Failure:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """What a request asks for. A temperature or seed of None is the pair's own."""
+    """What a request asks for. If temperature or seed is None, the pair's own is used."""
 
     model: str
     question: str
@@ -142,9 +143,10 @@ def read_request(content: bytes) -> ChatRequest:
     given = json_object(content)
     if not given:
         raise bad_request("the body is not a JSON object with fields")
-    unused = [field for choice, field in CHOICES.items() if given.get(choice) == "none"]
     for name, usual in UNSUPPORTED.items():
-        if given.get(name) and given[name] != usual and name not in unused:
+        is_asked_for = given.get(name) and given[name] != usual
+        is_forbidden = given.get(FORBIDDEN_BY.get(name, "")) == "none"
+        if is_asked_for and not is_forbidden:
             raise bad_request(f"`{name}` is not supported: the pair answers one question with text", name)
     temperature = given.get("temperature")
     if temperature is not None and not (is_finite_number(temperature) and temperature >= 0):
@@ -160,7 +162,7 @@ def read_request(content: bytes) -> ChatRequest:
 
 
 def _field(given: Mapping[str, Any], name: str, default: T) -> T:
-    """A field, which must be of the default's type; the default if it is absent or null. Raises Failure."""
+    """The value of a field, or the default if it is absent or null. Raises Failure for another type."""
     value = given.get(name)
     if value is None:
         return default
@@ -207,7 +209,7 @@ def chunk(head: Body, delta: Mapping[str, object], finish: str | None = None) ->
 
 
 def dialogue_text(piece: Piece) -> str:
-    """What a piece adds to `reasoning_content`: blocks with labels. The answer is left out."""
+    """The text that a piece adds to `reasoning_content`. Blocks have labels; the answer is left out."""
     if piece.kind == "answer":
         return ""
     return f"\n{LABELS[piece.kind].capitalize()}: {piece.text}" if piece.begins else piece.text
@@ -220,12 +222,12 @@ def said(game: Trajectory) -> Body:
 
 
 def ending(game: Trajectory) -> str:
-    """OpenAI's word for how a game ended: length if it ran out of turns or tokens."""
+    """OpenAI's word for how a game ended: "length" if it ran out of turns or tokens, else "stop"."""
     return "length" if game.stop in ("max_turns", "max_tokens") else "stop"
 
 
 def usage(game: Trajectory) -> Body:
-    """The agent's tokens, each counted once, and as an extra field the calls of the environment."""
+    """The agent's tokens, each counted once, and in an extra field the calls of the environment."""
     written = sum(game.sampled)
     return {
         "prompt_tokens": len(game.tokens) - written,
@@ -248,7 +250,7 @@ class ChatServer:
     model_name: str
     limits: Limits  # what one question may cost
     max_sessions: int
-    key: str = ""  # the key that requests must have; "": they need none
+    key: str = ""  # the key that requests must have; "": requests need no key
     is_local: bool = True  # whether only this machine reaches the server
     arrival_seconds: float = ARRIVAL_SECONDS
     sessions: int = 0  # the number of games that run
@@ -265,18 +267,18 @@ class ChatServer:
         return RequestLog(Starlette(routes=routes, exception_handlers=handlers))
 
     async def health(self, request: Request) -> Response:
-        """Whether the server runs; needs no key."""
+        """Say that the server runs. The request needs no key."""
         self._check_host(request)
         return _json({"status": "ok", "sessions": self.sessions, "max_sessions": self.max_sessions})
 
     async def models(self, request: Request) -> Response:
-        """The list of models: the pair."""
+        """List the models. The pair is the only one."""
         self._check_host(request)
         self._check_key(request)
         return _json({"object": "list", "data": [self._about()]})
 
     async def model(self, request: Request) -> Response:
-        """The pair, by its name."""
+        """Describe the pair to a client that knows its name."""
         self._check_host(request)
         self._check_key(request)
         self._check_model(request.path_params["name"])
@@ -301,11 +303,11 @@ class ChatServer:
                 return GameStream(request, game, pieces, head)
             return await _whole(request, game, head)
         except Exception as error:
-            # Here, because starlette would pass an unknown error on to uvicorn, which logs a traceback.
+            # It is caught here, because starlette would pass it on to uvicorn, which logs a traceback.
             return _fail(request, error)
 
     def _start(self, asked: ChatRequest, pieces: PieceQueue) -> asyncio.Task[Trajectory]:
-        """Start the game of a request. If it is streamed, `pieces` gets its dialogue. Raises Failure."""
+        """Start the game of a request; `pieces` gets the dialogue if it is streamed. Raises Failure."""
         if self.sessions >= self.max_sessions:
             raise Failure(429, "server_full", "all sessions of the server are in use", code="server_full")
         playing = self.pair.play(
@@ -324,7 +326,7 @@ class ChatServer:
         self.sessions -= 1
         pieces.put_nowait(None)
         if not game.cancelled():
-            game.exception()  # asyncio logs an error that nobody has looked at, as when the client has left
+            game.exception()  # asyncio logs an error that nobody has looked at, as when the client has left.
 
     def _about(self) -> Body:
         return {"id": self.model_name, "object": "model", "created": 0, "owned_by": "prompt-r1"}
@@ -335,7 +337,7 @@ class ChatServer:
             raise Failure(404, "invalid_request_error", message, code="model_not_found", field="model")
 
     def _check_host(self, request: Request) -> None:
-        """Raise Failure where the Host header of a local server is a name that is not this machine's.
+        """Raise Failure if a local server is asked under a name (Host header) that is not this machine's.
 
         A web page on another site could point its own name to this machine, and then ask without a key.
         """
@@ -361,7 +363,10 @@ def _is_this_machine(host: str) -> bool:
 
 
 def _check_content_type(request: Request) -> None:
-    """Raise Failure for anything but JSON: browsers send other types to any site without asking first."""
+    """Raise Failure for anything but JSON.
+
+    For a page of another site, browsers send other types without first asking the server whether they may.
+    """
     media_type = request.headers.get("content-type", "").partition(";")[0]
     if media_type.strip().lower() != "application/json":
         raise bad_request("the request needs the header Content-Type: application/json")
@@ -390,7 +395,8 @@ async def _whole(request: Request, game: asyncio.Task[Trajectory], head: Body) -
             await asyncio.wait([game], timeout=DISCONNECT_CHECK_SECONDS)
             if not game.done() and await request.is_disconnected():
                 return Response(status_code=GONE)
-        played = answered(game.result())
+        played = game.result()
+        raise_for_env_error(played)
         _note(request, f"{played.stop}, {played.spent}")
         return _json(completion(head, played))
     finally:
@@ -398,7 +404,7 @@ async def _whole(request: Request, game: asyncio.Task[Trajectory], head: Body) -
 
 
 class GameStream(StreamingResponse):
-    """The events of a game, which ends with this response."""
+    """A response with the events of a game. When the response ends, so does the game."""
 
     def __init__(
         self, request: Request, game: asyncio.Task[Trajectory], pieces: PieceQueue, head: Body
@@ -412,7 +418,7 @@ class GameStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            # Not in the iterator of events, which never runs if the client leaves before the first event.
+            # This is not done in the iterator of events: it never runs if the client leaves before the first.
             if not self._game.done():
                 _note(self._request, "the client has left")
             self._game.cancel()
@@ -421,13 +427,14 @@ class GameStream(StreamingResponse):
 async def _events(
     request: Request, game: asyncio.Task[Trajectory], pieces: PieceQueue, head: Body
 ) -> AsyncIterator[bytes]:
-    """The events of a game. When it fails, the status has been sent, so the error is an event."""
+    """The events of a game. If the game fails, the status has already been sent, so the error is an event."""
     try:
         yield _event(chunk(head, {"role": "assistant", "content": ""}))
         while (piece := await pieces.get()) is not None:
             if text := dialogue_text(piece):
                 yield _event(chunk(head, {"reasoning_content": text}))
-        played = answered(await game)
+        played = await game
+        raise_for_env_error(played)
         _note(request, f"{played.stop}, {played.spent}")
         yield _event({**chunk(head, said(played), ending(played)), "usage": usage(played)})
         yield b"data: [DONE]\n\n"
@@ -442,7 +449,7 @@ def _event(body: Body) -> bytes:
 
 
 def _json(body: Body, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A body in ASCII: texts in it may hold lone surrogates, which have no UTF-8."""
+    """A response with a body in ASCII, because its texts may hold lone surrogates, which have no UTF-8."""
     return Response(json.dumps(body), status, headers, "application/json")
 
 
@@ -480,7 +487,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, watch)
         except asyncio.CancelledError:
-            # A second Ctrl-C ends the server without waiting. uvicorn would log a traceback of this error.
+            # A second Ctrl-C ends the server at once. The error ends here: uvicorn would log its traceback.
             state["note"] = "the server has stopped"
         finally:
             client = scope["client"][0] if scope.get("client") else "-"
@@ -495,7 +502,7 @@ class RequestLog:
 class Connection(H11Protocol):
     """A connection that is closed if no request arrives in time, or if there are too many connections.
 
-    uvicorn itself waits for the rest of a request's head without end.
+    Without this, uvicorn waits forever for the rest of a request's head.
     """
 
     def __init__(self, *, arrival_seconds: float, most_connections: int, **settings: Any) -> None:
@@ -523,7 +530,7 @@ class Connection(H11Protocol):
 
 
 def uvicorn_server(chat: ChatServer) -> uvicorn.Server:
-    """The HTTP server of a pair. At its end, it waits for the games that run."""
+    """Make the HTTP server of a pair. At its end, the server waits for the games that run."""
     connection = partial(
         Connection,
         arrival_seconds=chat.arrival_seconds,

@@ -8,7 +8,7 @@ from prompt_r1.settings.fields import ANY, everyday, setting
 
 @dataclass(frozen=True)
 class PlayConfig(EnvironmentConfig):
-    """How agents play whose training is over."""
+    """How agents play after their training."""
 
     seed: int = everyday(-1, "mini world and sampling (default: the run's)", ANY)
     temperature: float = everyday(0.0, "temperature of the agent; 0: greedy", identifies=True)
@@ -22,7 +22,7 @@ class PairConfig(PlayConfig):
     """Which agent plays, and with which environment."""
 
     agent: str = everyday("", "run folder, model folder, hub id, or mini (default: newest mini run)")
-    env: str = everyday("", "environment (default: that of the agent's training)")
+    env: str = everyday("", "environment (default: as in the agent's training)")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Agents that were trained here: their settings, and which one plays where nobody names one."""
+"""Agents that were trained here: their settings, and which agent plays if the user names none."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +12,11 @@ from prompt_r1.settings.train import PRESETS, preset_of
 
 
 def trained_config(path: str | Path) -> AgentConfig | None:
-    """How an exported agent plays and was trained; None for a model that was not trained here."""
+    """The settings by which an exported agent plays and was trained; None if it was not trained here."""
     file = Path(path) / GAME_FILE
     if not file.is_file():
         return None
-    # The file has all settings of a training, perhaps of another version; those of an agent are read.
+    # The file has all settings of a training, perhaps by another version. Only an agent's settings are read.
     return AgentConfig(**read_yaml(file, AgentConfig, all_known=False))
 
 
@@ -44,16 +44,16 @@ class AgentSpec:
 
     path: str | Path  # its folder or hub id
     config: AgentConfig  # how it was trained, or the preset whose game it plays
-    start: str  # the agent before training; its own name if it was not trained here
+    start: str  # the name of the agent before training; the agent's own name if it was not trained here
     is_newest: bool = False  # the user named no agent, and this is the newest mini run
 
     def describe(self, *, environment: str, seed: int) -> str:
-        """One line: which agent of which step plays, with which environment and seed, and why this one."""
+        """One line: which agent of which step plays, and with which environment and seed."""
         path = Path(self.path)
         run = path.parent if path.name == "agent" else self.path
         line = f"agent {run}"
         step = exported_step(path)
-        if step == 0:  # no later agent of the run was better in validation
+        if step == 0:  # No later agent of the run was better in validation.
             line += ", step 0 (as it was before training)"
         elif step > 0:
             line += f", step {step}"
@@ -66,8 +66,8 @@ class AgentSpec:
 def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> AgentSpec:
     """The agent that a user names for infer and evaluate. "" names the newest mini run.
 
-    An agent that was not trained here plays the game of the paper preset; mini and smollm2 have their own.
-    `max_turns` and `max_new` replace the limits of its game, unless they are 0.
+    An agent that was not trained here plays the game of the paper preset; mini and smollm2 have other ones.
+    If `max_turns` or `max_new` is not 0, it replaces the limit of the agent's game.
     """
     known_as = name or str(newest_mini_run())
     path = find_agent(known_as, seed=0)

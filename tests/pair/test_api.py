@@ -179,6 +179,23 @@ def test_load_passes_its_settings_to_the_agent_and_to_every_call(folder):
     pair.close()  # a second time: nothing happens
 
 
+def test_a_price_a_limit_and_a_seed_hold_for_an_object_of_the_user_too(folder):
+    """They were ignored without a word."""
+
+    class Seeded(Shouting):
+        def __init__(self, seed: int) -> None:
+            self.seed = seed
+
+    given = {"env_price": "1,2", "max_env_usd": 0.5, "seed": 3}
+    with pytest.raises(prompt_r1.UsageError, match="--max-env-usd needs --env-price"):
+        prompt_r1.load(folder, device="cpu", env=Shouting(), max_env_usd=0.5)
+    with prompt_r1.load(folder, device="cpu", env=Seeded, **given) as pair:
+        environment = pair._pair.environment
+    assert environment.members[0].source.parameters == {"seed": 3}
+    assert environment.budget._limits == {"calls": 0, "usd": 0.5}
+    assert environment.most_usd([{"role": "user", "content": "Who?"}]) > 0
+
+
 def test_a_seed_and_a_temperature_of_the_pair_are_those_of_every_turn():
     agent = EchoAgent()
     with pair_of(agent=agent, seed=7, temperature=0.5) as pair:
