@@ -14,7 +14,7 @@ Every rank runs this loop. It plays its own questions, and shares only the updat
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
+if __name__ == "__main__":  # Show --help and usage errors before the imports below, which take seconds.
     from prompt_r1.programs.installation import check_installation
 
     check_installation()
@@ -54,10 +54,10 @@ def train(run: Run) -> None:
         importance_cap=importance_cap(policy),
     )
     for step in run.remaining_steps():
-        # Play. P questions of this rank, by their numbers in the step, and G games of each.
+        # Play. This rank has P questions, by their numbers in the step, and plays G games of each.
         questions = run.questions.of_rank(step, ranks)
         with run.log.phase("rollout"):
-            trajectories_PG = run.wait_for(play_step(run, step, questions))  # a signal cancels it
+            trajectories_PG = run.wait_for(play_step(run, step, questions))  # a signal cancels the games
 
         # Score. A game that the environment broke has no reward.
         rewards_PG = [score_games(group, rule=config.reward_rule) for group in trajectories_PG]
@@ -65,11 +65,11 @@ def train(run: Run) -> None:
         # Compare. The advantage of a game is its distance from the other games of its question.
         games_PG = compare_games(trajectories_PG, rewards_PG, numbers=list(questions))
 
-        # Learn. One optimiser step for each mini-batch, which is finished even if a signal comes.
+        # Learn. Each mini-batch is one optimiser step. A signal does not interrupt the update.
         with run.log.phase("update"):
             stats = StepStats()
             mini_batches = run.mini_batches(games_PG)
-            # π_old of the later mini-batches, before any of them moves the weights.
+            # The later mini-batches need π_old as it is before the first one moves the weights.
             old_logprobs = [logprobs_of(policy, batches) for batches in mini_batches[1:]]
             for number, batches in enumerate(mini_batches):
                 # FSDP forwards are collective: every rank has equally many micro-batches.
@@ -77,7 +77,7 @@ def train(run: Run) -> None:
                     scores = policy(batch.packed)
                     # In the first mini-batch the weights have not moved: its own forward is π_old.
                     old = scores.logprobs.detach() if number == 0 else old_logprobs[number - 1][index]
-                    # π_ref, the frozen start. Without it (kl_coef 0), the KL to π_old is logged.
+                    # π_ref is the frozen start. Without it (kl_coef 0), the KL to π_old is logged.
                     reference = old if run.reference is None else run.reference_logprobs(batch.packed)
                     columns = LossColumns(
                         old, reference, batch.sampled_logprobs, batch.advantages, batch.weights, batch.game
@@ -88,7 +88,7 @@ def train(run: Run) -> None:
                 optimizer_step(policy, run.optimizer, ranks, stats, gap_limit=run.gap_limit)
             run.refresh()  # play the next games with the new weights
 
-        # Write down: games, metrics, validation, the best agent, a checkpoint. Stops if a signal came.
+        # Write down games, metrics, validation, the best agent and a checkpoint. If a signal came, stop here.
         run.write_down(step, games_PG, stats)
 
 
@@ -96,8 +96,9 @@ def train(run: Run) -> None:
 def logprobs_of(policy: Policy, batches: Sequence[Batch]) -> list[Tensor]:
     """The log-probabilities (N,) of the agent's tokens of each micro-batch. Called by every rank.
 
-    In float32 the engine's log-probabilities would do, but their last bits depend on which games decoded at
-    the same time: no run over a network would repeat itself.
+    Why not the engine's log-probabilities? In float32 they are almost the same, but their last bits depend on
+    which games decoded at the same time. With an environment behind a network, that differs from run to run,
+    and no run could be repeated exactly.
     """
     return [policy(batch.packed).logprobs for batch in batches]
 
@@ -105,28 +106,25 @@ def logprobs_of(policy: Policy, batches: Sequence[Batch]) -> list[Tensor]:
 async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> list[list[Trajectory]]:
     """Play G games of each question of this rank, all concurrently: P × G trajectories.
 
-    Seeds follow from seed, step and the question's number in the step, so any number of ranks plays the same
-    games.
+    `questions` has them by their numbers in the step. No seed depends on the ranks, so any number of ranks
+    plays the same games.
     """
     config = run.config
-    seeds = [f"{config.seed}/{step}/{number}" for number in questions]
-    epochs = {seed: run.questions.epoch(step, number) for seed, number in zip(seeds, questions, strict=True)}
 
-    async def play_one(question: Question, *, seed: str, sample: int) -> Trajectory:
-        seed_of_question, _, _ = seed.rpartition("/")
+    async def play_one(question: Question, *, number: int, sample: int) -> Trajectory:
         game = await play_question(
             run.agent,
             run.environment,
             question,
-            seed=seed,
+            seed=f"{config.seed}/{step}/{number}/{sample}",
             temperature=config.temperature,
             sample=sample,
-            epoch=epochs[seed_of_question],
+            epoch=run.questions.epoch(step, number),
         )
         run.log.progress.update()
         return game
 
-    return await play_groups(list(questions.values()), config.group_size, play_one, seeds=seeds)
+    return await play_groups(questions, config.group_size, play_one)
 
 
 def main(config: TrainConfig) -> None:
@@ -139,10 +137,11 @@ def main(config: TrainConfig) -> None:
         return
     with start_run(config) as run:  # resumes from the newest checkpoint, if there is one
         try:
-            run.finish_unlogged_step()  # step 0 measures the agent before training
+            # Step 0, which only validates, or a trained step whose metrics a killed run has not logged.
+            run.finish_unlogged_step()
             train(run)
             run.test()
-        except (Resumable, FatalEnvError) as error:  # a signal, or an environment that no longer replies
+        except (Resumable, FatalEnvError) as error:  # A signal came, or the environment no longer replies.
             raise run.save_and_stop(error) from None
 
 

@@ -7,7 +7,7 @@ the text of an error.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 
 from prompt_r1.errors import EnvError
 from prompt_r1.protocol import NO_REPLY, Codec, parse
@@ -60,20 +60,16 @@ async def play(
 
 
 async def play_groups(
-    questions: Sequence[Question],
-    group_size: int,
-    play_one: Callable[..., Awaitable[Trajectory]],
-    *,
-    seeds: Sequence[str],
+    questions: Mapping[int, Question], group_size: int, play_one: Callable[..., Awaitable[Trajectory]]
 ) -> list[list[Trajectory]]:
     """Play `group_size` games of each question, all concurrently: P × G trajectories.
 
-    `play_one` takes the question, the `seed` of the game, and `sample`, its number in the group. The seed of
-    a game is the seed of its question and this number. The first error cancels the other games and is raised.
+    `questions` has the questions by their numbers. `play_one` takes a question, its `number`, and `sample`,
+    the number of the game in its group. The first error cancels the other games and is raised.
     """
     games = [
-        asyncio.ensure_future(play_one(question, seed=f"{seed}/{sample}", sample=sample))
-        for question, seed in zip(questions, seeds, strict=True)
+        asyncio.ensure_future(play_one(question, number=number, sample=sample))
+        for number, question in questions.items()
         for sample in range(group_size)
     ]
     try:

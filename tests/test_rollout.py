@@ -104,18 +104,19 @@ def test_a_failed_call_ends_the_game_and_its_error_text_does_not_reach_the_agent
     assert "secret detail" not in text and game.turns[-1].reply is None
 
 
-def test_groups_keep_their_order_and_every_game_has_its_own_seed():
-    questions = [Question(f"q{n}", "test", "?", ("a",)) for n in range(3)]
-    seeds: list[str] = []
+def test_groups_keep_their_order_and_every_game_has_its_own_number():
+    questions = {number: Question(f"q{number}", "test", "?", ("a",)) for number in (1, 3, 5)}
+    played: list[tuple[str, int, int]] = []
 
-    async def play_one(question: Question, seed: str, sample: int) -> Trajectory:
-        await asyncio.sleep(0.001 * (3 - int(question.id[1])))  # games of later questions end first
-        seeds.append(seed)
+    async def play_one(question: Question, *, number: int, sample: int) -> Trajectory:
+        await asyncio.sleep(0.001 * (6 - number))  # games of later questions end first
+        played.append((question.id, number, sample))
         return Trajectory(question)
 
-    groups = asyncio.run(play_groups(questions, 4, play_one, seeds=["7/0", "7/1", "7/2"]))
-    assert [[game.question.id for game in group] for group in groups] == [[q.id] * 4 for q in questions]
-    assert len(set(seeds)) == 12 and "7/2/3" in seeds
+    groups = asyncio.run(play_groups(questions, 4, play_one))
+    ids = [[game.question.id for game in group] for group in groups]
+    assert ids == [["q1"] * 4, ["q3"] * 4, ["q5"] * 4]
+    assert sorted(played) == [(f"q{number}", number, sample) for number in (1, 3, 5) for sample in range(4)]
 
 
 class EndlessGames:
@@ -124,19 +125,19 @@ class EndlessGames:
     def __init__(self) -> None:
         self.cancelled: list[str] = []
 
-    async def play_one(self, question: Question, seed: str, sample: int) -> Trajectory:
+    async def play_one(self, question: Question, *, number: int, sample: int) -> Trajectory:
         if question.id == "fatal":
             raise FatalEnvError("wrong key")
         try:
             await asyncio.Event().wait()  # a reply that never comes
         finally:
             await asyncio.sleep(0.01)
-            self.cancelled.append(seed)
+            self.cancelled.append(f"{question.id}/{sample}")
         return Trajectory(question)
 
     async def play(self, ids: list[str]) -> list[list[Trajectory]]:
-        questions = [Question(name, "test", "?", ("a",)) for name in ids]
-        games = play_groups(questions, 2, self.play_one, seeds=ids)
+        questions = {number: Question(name, "test", "?", ("a",)) for number, name in enumerate(ids)}
+        games = play_groups(questions, 2, self.play_one)
         return await asyncio.wait_for(games, timeout=1)
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import replace
+from copy import copy
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,14 +14,7 @@ from prompt_r1.data.sampler import digest_of
 from prompt_r1.engine.model_check import check_model
 from prompt_r1.environments.specs import open_account, open_environment
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError
-from prompt_r1.model.distributed import (
-    Interrupt,
-    RankLost,
-    Ranks,
-    lost_ranks_resumable,
-    start_ranks,
-    stop_ranks,
-)
+from prompt_r1.model.distributed import Interrupt, Ranks, lost_ranks_resumable, start_ranks, stop_ranks
 from prompt_r1.model.loading import load_policy
 from prompt_r1.model.lora import ADAPTER_ALPHA, adapters_removed, add_lora
 from prompt_r1.model.packing import Packed
@@ -42,7 +35,7 @@ from prompt_r1.training.checkpoint import (
 )
 from prompt_r1.training.export import export_agent
 from prompt_r1.training.log import Log, read_metrics, trim_run
-from prompt_r1.training.metrics import Row, metrics_of_game, spending, step_metrics
+from prompt_r1.training.metrics import RUN_TOTALS, Row, metrics_of_game, spending, step_metrics
 from prompt_r1.training.questions import RunQuestions
 from prompt_r1.training.run_folder import LOCK, claim, open_run
 from prompt_r1.training.summary import summary
@@ -51,14 +44,15 @@ from prompt_r1.training.validation import (
     TEST_FILE,
     ask_directly,
     play_greedily,
-    tables_of_test,
+    table_by_dataset,
+    table_of_methods,
     validation_metrics,
 )
 from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
 
 T = TypeVar("T")
 
-IDLE_STEPS = 3  # this many consecutive steps without an optimiser step end the run
+IDLE_STEPS = 3  # The run ends after this many consecutive steps without an optimiser step.
 
 
 @contextmanager
@@ -80,7 +74,8 @@ def start_run(config: TrainConfig) -> Iterator["Run"]:
                         yield run
                 finally:
                     runner.run(run.environment.close())
-        stop_ranks(ranks)  # a rank that raised may not wait for the others here: torchrun ends them
+        # A rank that raised an error does not come here. It must not wait for the others: torchrun ends them.
+        stop_ranks(ranks)
 
 
 class Run:
@@ -95,7 +90,7 @@ class Run:
         self.ranks = ranks
         self.interrupt = interrupt
         self._runner = runner
-        # Before a large model is loaded: a missing key, or an endpoint that does not answer.
+        # A missing key, or an endpoint that does not answer, is reported before a large model is loaded.
         self.environment = open_environment(
             config.env,
             config,
@@ -107,18 +102,20 @@ class Run:
         self.wait_for(self.environment.check())
         # The untrained agent.
         self.start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
-        # Plays: a whole copy of the weights on each rank, in the compute dtype.
+        # The agent plays. Each rank has a whole copy of its weights, in the compute dtype.
         self.agent = load_agent(self.start, config, ranks.device)
-        # Learns: adapters beside the agent's frozen weights, or float32 weights, perhaps sharded.
+        # The policy learns. It is the agent with adapters beside its frozen weights, or a model with float32
+        # weights, perhaps sharded.
         if config.adapter_rank:
             self.policy = self.agent.policy
             add_lora(self.policy.model, rank=config.adapter_rank, alpha=ADAPTER_ALPHA, seed=config.seed)
-            check_model(self.policy)  # again: some models read the weights of their layers themselves
+            check_model(self.policy)  # Again, because some models read their layers' weights themselves.
         else:
             self.policy = load_learner(self.start, self.agent.policy, ranks, offload=config.offload)
         if config.checkpointing:
             self.policy.checkpoint_activations()
-        # The frozen start, for the KL: `policy` itself where it has adapters.
+        # The reference is the frozen start, for the KL. If the policy has adapters, it is the policy without
+        # them.
         self.reference: Policy | None = None
         if config.kl_coef and config.adapter_rank:
             self.reference = self.policy
@@ -130,11 +127,11 @@ class Run:
             lr=config.lr,
             betas=(0.9, config.beta2),
             weight_decay=config.weight_decay,
-            fused=ranks.device.type == "cuda",  # one kernel, no temporary tensors as large as the weights
+            fused=ranks.device.type == "cuda",  # It needs no temporary tensors as large as the weights.
         )
-        # The memory of Adam's states is taken before the engine measures what is left for its KV cache.
+        # Adam's states take their memory before the engine measures how much is free for its KV cache.
         begin_states(self.optimizer)
-        # The progress bar counts the games of this rank, of which every step has equally many.
+        # The progress bar counts this rank's games. Every step has the same number of them.
         self.games_per_step = len(self.questions.of_rank(1, ranks)) * config.group_size
         self.log = Log(
             folder,
@@ -145,7 +142,7 @@ class Run:
         )
         self.gap_limit = limit_of(self.policy)
         self.alarms = Alarms(config.agent, self.gap_limit)
-        # Step 0 measures the agent before training: nothing was trained, and nothing is logged yet.
+        # A new run begins with step 0, which validates the agent before training. Nothing is logged yet.
         self.state = State(
             unlogged_metrics={"step": 0},
             questions=digest_of(self.questions.training),
@@ -176,7 +173,8 @@ class Run:
                     f"{found} was made with another agent than there is now in {self.start}: put the agent "
                     "back that the run began with, or start a new run with another --out"
                 )
-            self.state, self.saved = saved, replace(saved)
+            self.state = saved
+            self.saved = copy(saved)  # Later changes of `state` must not change it.
             self.log.say(f"Resuming after step {saved.trained_step} of {config.steps}, from {found}")
             self.refresh()
         state = self.state
@@ -188,10 +186,11 @@ class Run:
         self.interrupt.training_began = True  # A signal now saves the run before it ends it.
 
     def warm_up(self, *, game_tokens: int, tokens: int) -> None:
-        """Compute one full micro-batch, of games of `game_tokens`, so that the KV cache leaves room for it.
+        """Compute one full micro-batch of made-up games, before the KV cache takes its memory.
 
-        On GPUs the cache takes a share of what is free beside this process's own peak so far
-        (`engine.kv_cache`). Adam has its states by now. The gradients are 0 and dropped.
+        On GPUs the cache takes a share of the memory that this process's peak leaves free
+        (`engine.kv_cache`), so an update must reach its peak once before. Adam has its states by now. No
+        weight changes: the games have the weight 0, and the gradients are dropped.
         """
         game = Trajectory(Question("warm-up", "", "", ()))
         game.add_context([0])
@@ -210,15 +209,15 @@ class Run:
         return range(self.state.trained_step + 1, self.config.steps + 1)
 
     def wait_for(self, work: Coroutine[None, None, T]) -> T:
-        """Run this rank's share of some asynchronous work.
+        """Run this rank's share of some asynchronous work, and return its result.
 
-        A signal cancels it, and an error on one rank stops all of them. Raises Resumable, FatalEnvError or
-        UsageError.
+        A signal cancels the work. An error on one rank is raised on all of them. Raises Resumable,
+        FatalEnvError or UsageError.
         """
         return self.ranks.run(lambda: self._runner.run(self.interrupt.guard(work)))
 
     def mini_batches(self, games_PG: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
-        """This rank's micro-batches of each optimiser step of a training step."""
+        """Make this rank's micro-batches of each optimiser step of a training step."""
         return make_mini_batches(
             games_PG,
             self.ranks,
@@ -239,7 +238,7 @@ class Run:
     def refresh(self) -> None:
         """Play with the weights as they are now. Sharded weights are gathered from all ranks."""
         self.agent.policy.copy_weights_from(self.policy)
-        self.agent.engine.begin_rollout()  # drops the cache of the old weights
+        self.agent.engine.begin_rollout()  # drops the KV cache, which belongs to the old weights
 
     # After a step
 
@@ -250,38 +249,48 @@ class Run:
         written.
         """
         name = f"step-{step:06d}-rank{self.ranks.rank}"
-        self.ranks.run(lambda: self.log.trajectories(name, games_PG))
+        self.ranks.run(lambda: self.log.write_games(name, games_PG))
         measured = step_metrics(games_PG, self.ranks, rollout_seconds=self.log.seconds["rollout"])
         self.state.trained_step = step
-        self.state.unlogged_metrics = {"step": step, **stats.metrics(self.ranks), **measured}
+        self.state.unlogged_metrics = {
+            "step": step,
+            **stats.metrics(self.ranks),
+            **measured,
+            **spending(self.environment, self.ranks),
+        }
         self.finish_step()
         self.stop_if_idle(stats)
 
     def finish_unlogged_step(self) -> None:
-        """Finish step 0, or a step whose update is in the checkpoint, but whose metrics are not logged."""
+        """Finish step 0, or a step whose update is in the checkpoint but whose metrics are not logged."""
         if self.state.logged_step < self.state.trained_step:
             self.finish_step()
 
     def finish_step(self) -> None:
-        """Validate, log, export the best agent, save and sound alarms; then stop if a signal came.
+        """Validate, log, export the best agent, save and report alarms. Raises Resumable if a signal came.
 
-        A run that is interrupted in here finishes the step when it is resumed.
+        If a run is interrupted in here, it finishes the step when it is resumed.
         """
         state, config = self.state, self.config
         step = state.trained_step
-        due = step == config.steps or step % config.save_every == 0
+        is_due = step == config.steps or step % config.save_every == 0
         metrics = dict(state.unlogged_metrics)
-        if config.val_data and due:
+        if is_due and config.val_data:
             metrics |= self.validate()
-        metrics |= spending(self.environment, self.ranks)
-        metrics = self.ranks.run(lambda: self.log.metrics(metrics))
+        for name, value in spending(self.environment, self.ranks).items():
+            if name in RUN_TOTALS:
+                metrics[name] = value
+            else:  # The step's games have made calls before the validation.
+                metrics[name] = metrics.get(name, 0.0) + value
+        metrics = self.ranks.run(lambda: self.log.write_metrics(metrics))
         is_best = self.is_best(metrics)
+        is_save_step = is_due and step > 0
         # Without validation, the newest agent counts as the best one.
-        is_newest = due and step > 0 and not config.val_data
-        if is_best or is_newest:
+        if is_best or (is_save_step and not config.val_data):
             self.export(metrics)
-        state.logged_step, state.unlogged_metrics = step, {}
-        if is_best or (due and step > 0):
+        state.logged_step = step
+        state.unlogged_metrics = {}
+        if is_best or is_save_step:
             self.save()
             self.update_report()
         self.log.progress.n = step * self.games_per_step
@@ -290,7 +299,7 @@ class Run:
         self.stop_if_asked()
 
     def validate(self) -> dict[str, float]:
-        """Play greedy games of the validation questions: the metrics val/*."""
+        """Play greedy games of the validation questions, and return the metrics val/*."""
         with self.log.phase("validation"):
             name = f"validation-{self.state.trained_step:06d}"
             return validation_metrics(self.play_share(self.agent, self.questions.validation, name=name))
@@ -298,17 +307,20 @@ class Run:
     def is_best(self, metrics: dict[str, float]) -> bool:
         """Whether the agent of this step is the best so far, by validation.
 
-        EM decides, and the reward between agents of equal EM. A user's own reward comes first, because EM may
-        know only one of several right answers. Of equal agents the first stays the best: an agent that has
-        collapsed must not replace it.
+        EM decides, and between agents of equal EM the reward. A user's own reward decides before EM, because
+        EM may know only one of several right answers. Of equal agents the first stays the best: a later one
+        may have collapsed.
         """
         if "val/em" not in metrics:
             return False
-        best_before = (self.state.best_em, self.state.best_reward)
-        now = (metrics["val/em"], metrics.get("val/reward", 0.0))
+        state = self.state
+        em = metrics["val/em"]
+        reward = metrics.get("val/reward", 0.0)
         if self.config.reward:
-            best_before, now = best_before[::-1], now[::-1]
-        return self.state.best_step < 0 or now > best_before
+            is_better = (reward, em) > (state.best_reward, state.best_em)
+        else:
+            is_better = (em, reward) > (state.best_em, state.best_reward)
+        return is_better or state.best_step < 0
 
     def export(self, metrics: dict[str, float]) -> None:
         """Write the agent of this step to agent/, and remember it as the best one."""
@@ -326,14 +338,14 @@ class Run:
         self.state.best_reward = metrics.get("val/reward", 0.0)
 
     def save(self) -> None:
-        """Write a checkpoint, unless this state is saved. Raises Resumable if it cannot be written."""
+        """Write a checkpoint, unless the newest has this state. Raises Resumable if it cannot be written."""
         if self.state != self.saved:
             with self.log.phase("save"):
                 save_checkpoint(self.folder, self.state, self.policy, self.optimizer, self.config, self.ranks)
-            self.saved = replace(self.state)
+            self.saved = copy(self.state)  # Later changes of `state` must not change it.
 
     def update_report(self) -> None:
-        """Write report.html. A failure does not stop the run: the report can be made again."""
+        """Write report.html. A failure does not stop the run, because the report can be made later."""
         if not self.ranks.first:
             return
         from prompt_r1.training.report import write_report  # jinja2 is slow to import
@@ -364,9 +376,9 @@ class Run:
     # After the last step
 
     def test(self) -> None:
-        """Compare environment, untrained and trained agent on the test questions; print where everything is.
+        """Compare environment, untrained and trained agent on the test questions, if there are any.
 
-        The rows by dataset are written to test.md in the run folder.
+        The rows by dataset are written to test.md in the run folder. Then prints where all results are.
         """
         if self.questions.test:
             self.log.say("\n" + self.compare_on_test(self.questions.test))
@@ -374,7 +386,7 @@ class Run:
         self.log.say("\n" + summary(self.folder, self.state.best_step, self.config))
 
     def compare_on_test(self, questions: Sequence[Question]) -> str:
-        """The table of the test, for a terminal."""
+        """Play the test, write test.md, and return the table for a terminal."""
         rows: dict[str, list[Row]] = {}
         if self.config.env != "none":
             own = self.ranks.share(questions)
@@ -384,30 +396,31 @@ class Run:
             agent = load_agent(path, self.config, self.ranks.device)
             rows[f"{name} agent"] = self.play_share(agent, questions, name=f"test-{name}")
             del agent  # Its memory is free before the next agent is loaded.
-        by_dataset, total = tables_of_test(rows, [question.dataset for question in questions])
+        by_dataset = table_by_dataset(rows, [question.dataset for question in questions]) + "\n"
         self.ranks.from_first(lambda: (self.folder / TEST_FILE).write_text(by_dataset, "utf-8"))
-        return total
+        return table_of_methods(rows)
 
     def play_share(self, agent: Agent, questions: Sequence[Question], *, name: str) -> list[Row]:
-        """Metrics of a greedy game of each question, in the order of the questions, on every rank.
+        """Play a greedy game of each question: each rank plays its share.
 
-        Each rank plays its share, and writes it to trajectories/NAME-rankN.jsonl.
+        Returns on every rank the metrics of all games, in the order of the questions. Each rank writes its
+        games to trajectories/NAME-rankN.jsonl.
         """
         own = self.ranks.share(questions)
         games = self.wait_for(play_greedily(agent, self.environment, own, self.config.reward_rule))
         agent.engine.begin_rollout()
         file = f"{name}-rank{self.ranks.rank}"
-        self.ranks.run(lambda: self.log.trajectories(file, [[game] for game in games]))
+        self.ranks.run(lambda: self.log.write_games(file, [[game] for game in games]))
         return self.ranks.gather_lists([metrics_of_game(game) for game in games])
 
     def save_and_stop(self, error: Resumable | FatalEnvError) -> Resumable | FatalEnvError:
-        """Save after an error that ended the run on every rank; returns the error to raise.
+        """Save after an error that ended the run on every rank, and return the error to raise.
 
-        It says that the same command resumes the run. The error itself is returned if there is nothing to
-        save: a fatal error before the first step needs the user, and without a lost rank the others cannot
-        even save.
+        This is the same error with the advice to repeat the command. A fatal error before the first step has
+        been trained is returned as it is, and nothing is saved. (A lost rank never comes here: `start_run`
+        raises its error.)
         """
-        if isinstance(error, RankLost) or (isinstance(error, FatalEnvError) and self.state.trained_step == 0):
+        if isinstance(error, FatalEnvError) and self.state.trained_step == 0:
             return error
         self.save()
         stop_ranks(self.ranks)  # all ranks have agreed on this stop
@@ -418,15 +431,18 @@ class Run:
 
 
 def load_learner(start: Path | str, played: Policy, ranks: Ranks, *, offload: bool) -> Policy:
-    """The float32 weights that learn: the agent's own where those will do."""
+    """Load the policy with the float32 weights that learn.
+
+    If the agent itself has such weights, and they are not sharded, the agent's policy is returned.
+    """
     if ranks.mesh is None and played.compute == torch.float32:
         return played
     return load_share(start, played, ranks, weights=torch.float32, offload=offload)
 
 
 def load_reference(start: Path | str, played: Policy, ranks: Ranks, *, offload: bool) -> Policy:
-    """The frozen start, from which the KL is measured."""
-    # Sharded weights are gathered in the compute dtype: a start stored in it is the same model.
+    """Load the frozen start, from which the KL is measured."""
+    # Sharded weights are gathered in the compute dtype, so a start that is stored in it is the same model.
     weights = torch.float32 if ranks.mesh is None else played.compute
     return load_share(start, played, ranks, weights=weights, offload=offload).requires_grad_(False)
 
@@ -434,10 +450,10 @@ def load_reference(start: Path | str, played: Policy, ranks: Ranks, *, offload: 
 def load_share(
     start: Path | str, played: Policy, ranks: Ranks, *, weights: torch.dtype, offload: bool
 ) -> Policy:
-    """A whole model on this rank's device or, sharded, this rank's share of it.
+    """Load a whole model on this rank's device or, if weights are sharded, this rank's share of it.
 
-    A model that will be sharded is loaded on the CPU, so that a GPU never holds all of it. The agent has been
-    checked: this is the same model, so it is not checked again.
+    A model that will be sharded is loaded on the CPU, so that a GPU never holds all of it. It is the model of
+    the agent, which has been checked, so it is not checked again.
     """
     device = ranks.device if ranks.mesh is None else torch.device("cpu")
     policy = load_policy(

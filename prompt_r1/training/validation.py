@@ -1,8 +1,7 @@
-"""Greedy games of held-out questions: what they measure, and the table of the test."""
+"""Greedy games of held-out questions, their metrics, and the table of the test."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from functools import partial
 from statistics import mean
 
 from prompt_r1.environments.environment import Caller, Environment
@@ -13,10 +12,10 @@ from prompt_r1.programs.tables import markdown_table, text_table
 from prompt_r1.reward import Rule, score_games
 from prompt_r1.rollout import play_groups
 from prompt_r1.training.metrics import Row
-from prompt_r1.types import Message, Question, ScoredGame
+from prompt_r1.types import Message, Question, ScoredGame, Trajectory
 
 TEST_FILE = "test.md"  # in the run folder: the table of the test by dataset
-# Columns of the tables, and the metrics of a game that they are means of.
+# A column of the tables → the metric of a game whose mean it shows.
 METRICS = {"em": "em", "f1": "f1", "reward": "reward/mean", "format": "format", "turns": "turns"}
 COLUMNS = ["n", "errors", "EM", "F1", "reward", "format", "turns"]
 
@@ -24,10 +23,12 @@ COLUMNS = ["n", "errors", "EM", "F1", "reward", "format", "turns"]
 async def play_greedily(
     agent: Agent, environment: Environment, questions: Sequence[Question], rule: Rule
 ) -> list[ScoredGame]:
-    """A scored game of each question; the agent takes the most likely tokens."""
-    play = partial(play_question, agent, environment)
-    seeds = [question.id for question in questions]
-    games_PG = await play_groups(questions, 1, play, seeds=seeds)
+    """Play and score a game of each question, in which the agent takes the most likely tokens."""
+
+    async def play_one(question: Question, *, number: int, sample: int) -> Trajectory:
+        return await play_question(agent, environment, question, seed=f"{question.id}/{sample}")
+
+    games_PG = await play_groups(dict(enumerate(questions)), 1, play_one)
     trajectories = [group[0] for group in games_PG]
     rewards = score_games(trajectories, rule=rule)
     return [
@@ -37,7 +38,7 @@ async def play_greedily(
 
 
 async def ask_directly(questions: Sequence[Question], environment: Environment) -> list[Row]:
-    """The environment alone: its reply to the question and "Answer only." is the prediction."""
+    """Ask the environment alone. Its reply to the question, with "Answer only." added, is the prediction."""
 
     async def ask_one(question: Question) -> Row:
         messages: list[Message] = [{"role": "user", "content": f"{question.text} Answer only."}]
@@ -59,9 +60,9 @@ def validation_metrics(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def mean_metrics(rows: Sequence[Row]) -> dict[str, float]:
-    """The mean of each metric over the games that have it; their number, and that of failed calls."""
-    errors = sum(bool(row.get("env/errors")) for row in rows)
-    means: dict[str, float] = {"n": len(rows) - errors, "errors": errors}
+    """The mean of each metric over the games that have it, with the number of games and of failed calls."""
+    failed = [row for row in rows if row.get("env/errors")]
+    means: dict[str, float] = {"n": len(rows) - len(failed), "errors": len(failed)}
     for name, metric in METRICS.items():
         values = [row[metric] for row in rows if metric in row]
         if values:
@@ -69,19 +70,19 @@ def mean_metrics(rows: Sequence[Row]) -> dict[str, float]:
     return means
 
 
-def tables_of_test(rows_of: Mapping[str, list[Row]], datasets: Sequence[str]) -> tuple[str, str]:
-    """The test as Markdown, by method and dataset, and for a terminal, by method alone.
+def table_of_methods(rows_of: Mapping[str, list[Row]]) -> str:
+    """The results of a test, for a terminal: a row for each method."""
+    lines = [[method, *_cells(rows)] for method, rows in rows_of.items()]
+    return text_table(["test", *COLUMNS], lines)
+
+
+def table_by_dataset(rows_of: Mapping[str, list[Row]], datasets: Sequence[str]) -> str:
+    """The results of a test, in Markdown: a row for each method and dataset, and for each method over all.
 
     `datasets` has the dataset of each question, in the order of the rows.
     """
-    by_dataset = results_table(rows_of, datasets) + "\n"
-    total = text_table(["test", *COLUMNS], [[method, *_cells(rows)] for method, rows in rows_of.items()])
-    return by_dataset, total
-
-
-def results_table(rows_of: Mapping[str, list[Row]], datasets: Sequence[str]) -> str:
-    """A Markdown table: a row for each method and dataset, and each method's mean over all questions."""
-    lines, names = [], sorted(set(datasets))
+    lines = []
+    names = sorted(set(datasets))
     for method, rows in rows_of.items():
         for name in names:
             part = [row for row, dataset in zip(rows, datasets, strict=True) if dataset == name]
@@ -93,5 +94,6 @@ def results_table(rows_of: Mapping[str, list[Row]], datasets: Sequence[str]) -> 
 
 def _cells(rows: Sequence[Row]) -> list[str]:
     means = mean_metrics(rows)
+    # "z" in the format writes a rounded -0.0 as 0.
     numbers = [f"{means[name]:z.3f}" if name in means else "–" for name in METRICS]
     return [str(means["n"]), str(means["errors"]), *numbers]

@@ -9,7 +9,7 @@ from prompt_r1.environments.sources import OwnSource
 from prompt_r1.errors import EnvError
 from prompt_r1.reward import RULES
 from prompt_r1.training.metrics import metrics_of_game
-from prompt_r1.training.validation import ask_directly, mean_metrics, results_table
+from prompt_r1.training.validation import ask_directly, mean_metrics, table_by_dataset
 from prompt_r1.types import Question
 from tests.support.games import GOOD, RIGHT, WRONG, game_of_turns, score_and_compare
 from tests.support.methods import priced
@@ -30,13 +30,13 @@ def test_a_failed_call_is_counted_as_an_error_and_left_out_of_the_means():
 
 def test_the_table_has_a_row_for_each_dataset_and_the_mean_over_all_questions():
     rows = [{"em": 1.0, "f1": 1.0}, {"em": 0.0, "f1": 0.5}, {"em": 1.0, "f1": 1.0}]
-    lines = re.sub(" +", " ", results_table({"direct": rows}, ["a", "a", "b"])).splitlines()
+    lines = re.sub(" +", " ", table_by_dataset({"direct": rows}, ["a", "a", "b"])).splitlines()
     assert "| direct | a | 2 | 0 | 0.500 | 0.750 | – | – | – |" in lines
     assert "| **direct** | **all** | 3 | 0 | 0.667 | 0.833 | – | – | – |" in lines
 
 
 def test_a_table_of_failed_calls_only_has_no_means():
-    table = results_table({"direct": [{"env/errors": 1}]}, ["a"])
+    table = table_by_dataset({"direct": [{"env/errors": 1}]}, ["a"])
     assert "| 0 | 1 | – | – |" in re.sub(" +", " ", table)
 
 
