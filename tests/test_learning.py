@@ -18,7 +18,7 @@ def test_the_mini_run_learns_to_question_its_environment(tmp_path):
     assert before["val/em"] <= 0.45 and after["val/em"] >= 0.70
     assert after["val/format"] >= 0.95
     assert max(line["engine/logprob_gap"] for line in lines[1:]) <= 1e-4
-    assert "Collapse" not in done.stdout
+    assert "Alarm" not in done.stdout
 
     line = ["--method", "prompt-r1", "--env", "mini", "mini-mute", "--limit", "100", "--out", "results"]
     evaluation = call(tmp_path, "evaluate.py", *line)

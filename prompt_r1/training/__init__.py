@@ -13,7 +13,7 @@ In reading order:
     export        the agent as a Hugging Face folder
     report        report.html
     summary       what a run prints at its end
-    dry_run       the price of a run in advance; preflight: what can be checked before torch is imported
+    dry_run       estimate what a run will cost; preflight: the checks before torch is imported
     warm_start    supervised fine-tuning, a program of its own
 
 It may import every room but evaluation.

@@ -1,4 +1,4 @@
-"""Alarms for metrics that have collapsed. The run continues; docs/running.md says what to do."""
+"""Alarms for metrics that have collapsed. An alarm does not stop the run; docs/running.md says what to do."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,8 +8,8 @@ from statistics import median
 from prompt_r1.programs.command_line import teaching_command
 from prompt_r1.training.update import Limit
 
-# A metric that collapses within one step: the highest value without an alarm, and what a higher one means.
-# In 72 healthy runs all of them were 0, except update/kl, which was at most 0.0006.
+# These metrics can collapse within one step. Each has the highest value without an alarm, and the meaning of
+# a higher value. In 72 healthy runs all of them were 0, except update/kl, which was at most 0.0006.
 LIMITS = {
     "groups/dropped": (0.0, "over a quarter of their games failed (`error` in trajectories/ says why)"),
     "reward/misranked": (0.2, "the reward prefers worse answers"),
@@ -22,27 +22,27 @@ def _has_halved(now: float, before: Sequence[float]) -> bool:
     return max(before) > 0.2 and now < 0.5 * max(before)
 
 
-# A metric that is judged by the median of its last WINDOW values, because a single bad step is noise: whether
-# the median `now` is an alarm after the medians `before`.
+# These metrics are judged by the median of their last WINDOW values, because a single bad step is noise. Each
+# has a function that says whether the median `now` is an alarm after the medians `before`.
 WINDOW = 5
 COLLAPSES: dict[str, Callable[[float, Sequence[float]], bool]] = {
     "format": _has_halved,
     "stop/answered": _has_halved,
-    # By more than a quarter of the range of rewards, -1 to 1.
+    # The reward has fallen by more than a quarter of its range, -1 to 1.
     "reward/mean": lambda now, before: now < max(before) - 0.5,
-    # In nats per token: the text has lost the language of the start model.
+    # Above 1 nat per token, the text has lost the language of the start model.
     "kl": lambda now, before: now > 1.0,
-    # In nats per token. Too low: all games of a group are the same. Too high: the text is noise.
+    # In nats per token. If it is too low, all games of a group are the same; if too high, the text is noise.
     "entropy": lambda now, before: now < 1e-3 or now > max(1.0, 3 * before[0]),
     "grad_norm": lambda now, before: now > 10 * median(before) > 0,
-    # In all groups: every advantage is 0, and nothing is learned.
+    # At 1, every advantage of all groups is 0, and nothing is learned.
     "groups/no_spread": lambda now, before: now >= 1.0,
 }
 
 # Zero well-formed games are an alarm if they would happen by chance less than once in 1,000 steps.
 CHANCE = 1e-3
 LEARNED_EM = 0.9  # Groups without spread are no alarm where the sampled games have this EM.
-OUTCOMES = "env/outcomes/"  # counts of replies that are filtered, cut or empty, by label
+OUTCOMES = "env/outcomes/"  # prefix of the counts of replies that are filtered, cut or empty
 MOST_ODD = 0.2  # the highest share of such replies without an alarm
 
 
@@ -50,7 +50,7 @@ MOST_ODD = 0.2  # the highest share of such replies without an alarm
 class Alarms:
     """Reads the metrics of a run, line by line, and says which of them have collapsed.
 
-    Its state follows from the lines alone: a resumed run reads the earlier lines again.
+    Its state follows from the lines alone, so a resumed run reads the earlier lines again.
     """
 
     agent: str  # The name that the user gave, for the command that teaches the format.
@@ -61,13 +61,14 @@ class Alarms:
     active: set[str] = field(default_factory=set)  # metrics that have collapsed and not recovered
 
     def read(self, line: Mapping[str, float]) -> list[str]:
-        """A short description of each metric that collapses with this line. It is repeated after a recovery.
+        """Read a line, and return a short description of each metric that collapses with it.
 
-        A step whose games the environment broke says nothing about the agent.
+        A metric is described again only if it has recovered in between. If the environment broke all games of
+        a step, the line says nothing about the agent.
         """
         if line.get("groups/dropped") == 1:
             line = {"groups/dropped": 1.0}
-        # What is wrong with each metric that this line judges; "" for nothing.
+        # Metrics that this line judges → what is wrong with them, or "".
         wrong = {**self._above_limits(line), **self._collapses(line)}
         wrong |= self._lost_format(line)
         wrong |= _odd_replies(line)
@@ -77,7 +78,7 @@ class Alarms:
         return new
 
     def _above_limits(self, line: Mapping[str, float]) -> dict[str, str]:
-        """Metrics that are judged by a single step."""
+        """Judge the metrics that can collapse within one step."""
         limits = LIMITS | {self.gap.metric: (self.gap.alarm, "engine and policy disagree")}
         wrong = {}
         for name, (highest, meaning) in limits.items():
@@ -87,7 +88,7 @@ class Alarms:
         return wrong
 
     def _collapses(self, line: Mapping[str, float]) -> dict[str, str]:
-        """Metrics that are judged by the median of a window, from their sixth value on."""
+        """Judge metrics by the median of a window, from their sixth value on."""
         has_learned = line.get("em", 0.0) >= LEARNED_EM
         wrong = {}
         for name, has_collapsed in COLLAPSES.items():
@@ -115,7 +116,7 @@ class Alarms:
         return ""
 
     def _lost_format(self, line: Mapping[str, float]) -> dict[str, str]:
-        """A step without a well-formed game. A far too large learning rate destroys the format at once."""
+        """Judge a step without a well-formed game: a far too large learning rate destroys the format."""
         self.highest_format = max(self.highest_format, line.get("format", 0.0))
         if line.get("format") != 0:
             return {}
@@ -133,12 +134,12 @@ class Alarms:
 
 
 def _odd_replies(line: Mapping[str, float]) -> dict[str, str]:
-    """An alarm for too many replies that are filtered, cut or empty."""
+    """Judge the share of replies that are filtered, cut or empty."""
     calls = line.get("env/calls", 0.0) + line.get("val/calls", 0.0)
     if not calls:
         return {}
     counts = {name: count for name, count in line.items() if name.startswith(OUTCOMES)}
-    share = min(sum(counts.values()) / calls, 1.0)  # the start check makes a call that no game counts
+    share = sum(counts.values()) / calls
     if share <= MOST_ODD:
         return {"env/outcomes": ""}
     most = max(counts, key=counts.__getitem__).removeprefix(OUTCOMES)

@@ -3,8 +3,8 @@
     mini-batch    the games of one optimiser step, over all ranks
     micro-batch   the games that a rank computes in one forward: one packed row (`model.packing`)
 
-A packed row stores the opening of a question's games once, so these games stay together. The exception are
-several ranks that would wait for each other: then groups are split, and each part repeats the opening.
+A packed row stores the opening of a question's games once, so these games stay together. With several ranks,
+groups are split where the ranks would otherwise wait for each other, and each part repeats the opening.
 """
 
 import math
@@ -22,7 +22,7 @@ from prompt_r1.types import ScoredGame, Trajectory
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch of N agent tokens."""
+    """A micro-batch with N agent tokens."""
 
     packed: Packed
     weights: Tensor  # (N,) sum to 1 over the micro-batches of an optimiser step and all ranks
@@ -39,9 +39,9 @@ def make_mini_batches(
     tokens_per_batch: int,
     token_mean: bool,
 ) -> list[list[Batch]]:
-    """This rank's micro-batches of each optimiser step, from the games that this rank played.
+    """Make this rank's micro-batches of each optimiser step, from the games that this rank played.
 
-    Called by every rank. Settings: see `mini_batches_of` and `micro_batches_of`.
+    Called by every rank. `mini_batches_of` and `micro_batches_of` explain the settings.
     """
     return [
         micro_batches_of(games, ranks, tokens_per_batch=tokens_per_batch, token_mean=token_mean)
@@ -52,10 +52,11 @@ def make_mini_batches(
 def mini_batches_of(
     games_PG: Sequence[Sequence[ScoredGame]], ranks: Ranks, *, mini_batch: int
 ) -> list[list[ScoredGame]]:
-    """The games of all ranks to train on, by optimiser step of `mini_batch` games that were played.
+    """Divide the games of all ranks into optimiser steps.
 
-    Called by every rank with the games that it played. A game's place follows from its index, so it does not
-    depend on the number of ranks. Groups stay whole where `mini_batch` is a multiple of their size.
+    Each step covers `mini_batch` played games. Those without an advantage are then left out, so a step may
+    have fewer. Called by every rank with the games that it played. A game's step follows from its index, so
+    it does not depend on the number of ranks. Groups stay whole if `mini_batch` is a multiple of their size.
     """
     played = []
     for group in games_PG:
@@ -70,12 +71,12 @@ def mini_batches_of(
 def micro_batches_of(
     games: Sequence[ScoredGame], ranks: Ranks, *, tokens_per_batch: int, token_mean: bool
 ) -> list[Batch]:
-    """This rank's micro-batches of an optimiser step on these games of all ranks.
+    """Make this rank's micro-batches of an optimiser step. `games` are the step's games of all ranks.
 
     Every rank gets equally many, some of them perhaps empty, because sharded weights are gathered by all
-    ranks for each forward. Eq. 17: each of M games has the weight 1 / M, and each of its |u| agent tokens
-    1 / |u| of it. With `token_mean` every token of the mini-batch has the same weight. The weights sum to 1
-    over all micro-batches and ranks, so neither can change the loss.
+    ranks for each forward. In eq. 17, each of M games has the weight 1 / M, and each of its |u| agent tokens
+    has 1 / (M · |u|). With `token_mean`, every token of the mini-batch has the same weight. The weights sum
+    to 1 over all micro-batches and ranks, so the loss does not depend on how the games are divided.
     """
     trajectories = [game.trajectory for game in games]
     agent_tokens = sum(sum(trajectory.sampled) for trajectory in trajectories)
@@ -93,32 +94,32 @@ def micro_batches_of(
 
 
 @dataclass(frozen=True)
-class Row:
-    """Games that are packed into one row, by their numbers, and how many columns they take."""
+class RowPlan:
+    """The games of one row, by their numbers, and how many columns (places for tokens) they take."""
 
     games: tuple[int, ...]
     own_tokens: int  # columns that the games add to their openings
-    openings: dict[int, int]  # number of the group → tokens of its opening, which is stored once
+    openings: dict[int, int]  # number of the group → tokens of its opening, which the row stores once
 
     @property
     def size(self) -> int:
         """The columns of the row."""
         return self.own_tokens + sum(self.openings.values())
 
-    def __add__(self, other: "Row") -> "Row":
-        return Row(
+    def __add__(self, other: "RowPlan") -> "RowPlan":
+        return RowPlan(
             self.games + other.games, self.own_tokens + other.own_tokens, self.openings | other.openings
         )
 
 
-EMPTY_ROW = Row((), 0, {})
+EMPTY_PLAN = RowPlan((), 0, {})
 
 
 def divide(games: Sequence[Trajectory], *, ranks: int, tokens_per_batch: int) -> list[list[list[int]]]:
-    """The numbers of the games of each micro-batch of each rank.
+    """Divide games among ranks and micro-batches: for each rank, the numbers of each micro-batch's games.
 
-    A micro-batch has at most `tokens_per_batch` columns or a single game. One rank gets as few micro-batches
-    as possible. Several ranks wait for each other at every micro-batch, so they get equally many of about
+    A micro-batch has at most `tokens_per_batch` columns, or a single game. A single rank packs its rows as
+    full as it can. Several ranks wait for each other at every micro-batch, so they get equally many of about
     equal size, some of them perhaps empty. The result depends on the arguments alone.
     """
     groups = group_rows(games)
@@ -126,37 +127,38 @@ def divide(games: Sequence[Trajectory], *, ranks: int, tokens_per_batch: int) ->
         parts = split_groups(groups, tokens_per_batch)
         rows = first_fit(parts, tokens_per_batch)
         return [[list(row.games) for row in rows]]
-    # Half of an average micro-batch: parts of that size can be balanced, and few openings are repeated.
-    total = sum(sum(group, EMPTY_ROW).size for group in groups)
+    total = sum(sum(group, EMPTY_PLAN).size for group in groups)
     per_rank = math.ceil(total / (ranks * tokens_per_batch))
-    half = total // (2 * ranks * max(per_rank, 1))
-    parts = split_groups(groups, min(tokens_per_batch, half))
+    columns_per_row = total // max(ranks * per_rank, 1)  # without games there are no rows
+    # Parts of half a row can be balanced, and repeat few openings.
+    half_row = columns_per_row // 2
+    parts = split_groups(groups, min(tokens_per_batch, half_row))
     rows = balance(parts, ranks=ranks, per_rank=per_rank, limit=tokens_per_batch)
     return [[list(row.games) for row in rows[rank::ranks]] for rank in range(ranks)]
 
 
-def group_rows(games: Sequence[Trajectory]) -> list[list[Row]]:
-    """Each game as a row of its own, grouped by opening, the longest game of a group first."""
+def group_rows(games: Sequence[Trajectory]) -> list[list[RowPlan]]:
+    """Make a row of each game, and group the rows by opening, the longest game of a group first."""
     groups = []
     for group, numbers in enumerate(by_opening(games)):
         rows = []
         for number in sorted(numbers, key=lambda number: len(games[number].tokens), reverse=True):
             opening = games[number].opening_length
             own = len(games[number].tokens) - 1 - opening  # the last token is only a target
-            rows.append(Row((number,), own, {group: opening}))
+            rows.append(RowPlan((number,), own, {group: opening}))
         groups.append(rows)
     return groups
 
 
-def split_groups(groups: Iterable[Sequence[Row]], limit: int) -> list[Row]:
-    """Cut each group into rows of at most `limit` columns (or one game); the largest rows first."""
+def split_groups(groups: Iterable[Sequence[RowPlan]], limit: int) -> list[RowPlan]:
+    """Cut each group into rows of one game or of at most `limit` columns. Returns the largest rows first."""
     parts = [row for group in groups for row in first_fit(group, limit)]
     return sorted(parts, key=lambda row: row.size, reverse=True)
 
 
-def first_fit(parts: Iterable[Row], limit: int) -> list[Row]:
+def first_fit(parts: Iterable[RowPlan], limit: int) -> list[RowPlan]:
     """Add each part to the first row that stays within `limit` columns with it, or begin a new row."""
-    rows: list[Row] = []
+    rows: list[RowPlan] = []
     for part in parts:
         for number, row in enumerate(rows):
             if (row + part).size <= limit:
@@ -167,25 +169,33 @@ def first_fit(parts: Iterable[Row], limit: int) -> list[Row]:
     return rows
 
 
-def balance(parts: Sequence[Row], *, ranks: int, per_rank: int, limit: int) -> list[Row]:
-    """Put the parts into equally many rows for each rank; the largest rows first.
+def balance(parts: Sequence[RowPlan], *, ranks: int, per_rank: int, limit: int) -> list[RowPlan]:
+    """Put the parts into equally many rows for each rank. Returns the largest rows first.
 
     Each part goes to the row that stays smallest with it. There are `per_rank` rows for a rank, or more if a
     row of several games would exceed `limit` columns.
     """
     while True:
-        rows = [EMPTY_ROW] * (ranks * per_rank)
+        rows = [EMPTY_PLAN] * (ranks * per_rank)
         for part in parts:
-            # Of rows of equal size, the one with the fewest games: games may add no column at all.
-            smallest = min(range(len(rows)), key=lambda n: ((rows[n] + part).size, len(rows[n].games)))
+            sizes = [_size_with(row, part) for row in rows]
+            smallest = sizes.index(min(sizes))
             rows[smallest] += part
         if all(row.size <= limit or len(row.games) == 1 for row in rows):
             return sorted(rows, key=lambda row: row.size, reverse=True)
         per_rank += 1
 
 
+def _size_with(row: RowPlan, part: RowPlan) -> tuple[int, int]:
+    """The columns of a row with one more part and, to decide between equally large rows, the row's games.
+
+    By size alone, all games that add no column would go into one row.
+    """
+    return (row + part).size, len(row.games)
+
+
 def by_opening(games: Sequence[Trajectory]) -> list[list[int]]:
-    """The numbers of the games with each opening."""
+    """Group games by opening: for each opening, the numbers of its games."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for number, game in enumerate(games):
         groups.setdefault(tuple(game.tokens[: game.opening_length]), []).append(number)
@@ -195,10 +205,10 @@ def by_opening(games: Sequence[Trajectory]) -> list[list[int]]:
 def make_batch(
     games: Sequence[ScoredGame], token_weight: Callable[[Trajectory], float], device: torch.device
 ) -> Batch:
-    """One micro-batch of these games. Games with the same opening share it.
+    """Make one micro-batch of these games. Games with the same opening share it.
 
     `token_weight` gives the weight of each agent token of a game. Without games the batch is a row of one
-    token, of which none is scored: loss and gradients are 0.
+    token that is not scored, so loss and gradients are 0.
     """
     groups = []
     for numbers in by_opening([game.trajectory for game in games]):

@@ -37,9 +37,9 @@ from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.log import is_metric
 from prompt_r1.training.run_folder import FORMAT, check_settings, check_version, checkpoints_of, step_of
 
-KEPT = 2  # the newest checkpoints that are kept, beside the best one
+KEPT = 2  # how many of the newest checkpoints are kept, beside the best one
 FILE_BYTES = 2**27  # DCP builds a whole file in memory before it writes it
-FIRST_BYTES = 1024  # the bytes of each tensor that a digest of the start covers
+FIRST_BYTES = 1024  # how many bytes of each tensor `digest_of_start` covers
 # What torch and safetensors raise for files that do not hold the tensors of this agent.
 NOT_THESE_TENSORS = (SafetensorError, LookupError, ValueError, TypeError, dcp.CheckpointException)
 
@@ -69,13 +69,6 @@ def save_checkpoint(
     """
     folder = run / "checkpoints" / f"step-{state.trained_step:06d}"
     tensors = tensors_of(policy, optimizer)
-
-    def finish() -> None:
-        (temporary / "state.json").write_text(json.dumps(asdict(state)), "utf-8")
-        write_yaml(config, temporary / "config.yaml")
-        files.seal(temporary, folder)
-        _remove_old(run, best_step=state.best_step)
-
     with resumable_writes(folder, ranks):
         temporary = ranks.from_first(lambda: files.new_temporary(folder))
         writer = HuggingFaceStorageWriter(
@@ -83,11 +76,18 @@ def save_checkpoint(
         )
         with _no_warning_of_one_process():
             dcp.save(tensors, storage_writer=writer, no_dist=ranks.count == 1)
+
+        def finish() -> None:
+            (temporary / "state.json").write_text(json.dumps(asdict(state)), "utf-8")
+            write_yaml(config, temporary / "config.yaml")
+            files.seal(temporary, folder)
+            _remove_old(run, best_step=state.best_step)
+
         ranks.from_first(finish)
 
 
 def _file_numbers(tensors: dict[str, Tensor]) -> dict[str, int]:
-    """The number of the file of each tensor, from 1, so that a file has about FILE_BYTES."""
+    """Number the files from 1, and return each tensor's file. A file has about FILE_BYTES."""
     numbers = {}
     size = 0
     for name, tensor in tensors.items():
@@ -97,17 +97,17 @@ def _file_numbers(tensors: dict[str, Tensor]) -> dict[str, int]:
 
 
 def _remove_old(run: Path, *, best_step: int) -> None:
-    """Remove all checkpoints but the KEPT newest ones and the one of the best step."""
+    """Remove all checkpoints but the KEPT newest and the best step's."""
     for checkpoint in checkpoints_of(run)[:-KEPT]:
         if step_of(checkpoint) != best_step:
             shutil.rmtree(checkpoint)
 
 
 def newest_checkpoint(run: Path, *, say: Callable[[str], None]) -> Path | None:
-    """Find the newest undamaged checkpoint; None if there is no checkpoint at all. For rank 0 alone.
+    """Find the newest undamaged checkpoint; None if there is no checkpoint at all. Called by rank 0 alone.
 
-    Says which damaged checkpoints it skips. Raises UsageError if all are damaged, or if one is of another
-    version.
+    Damaged checkpoints are skipped, and `say` gets a line about each. Raises UsageError if all checkpoints
+    are damaged, or if another version wrote the newest undamaged one.
     """
     files.remove_leftovers(run)
     files.remove_leftovers(run / "checkpoints")
@@ -131,8 +131,8 @@ def load_checkpoint(
 ) -> State:
     """Load a checkpoint into policy and optimizer, in place. Called by every rank.
 
-    Raises UsageError if the checkpoint is of another version, of a run with other settings, or of an agent
-    with other tensors, and if its state holds what no run writes.
+    Raises UsageError if another version, a run with other settings or an agent with other tensors wrote the
+    checkpoint, and if its state holds a value that no run writes.
     """
     check_version(folder)
     check_settings(folder, config)
@@ -189,9 +189,9 @@ def _has_type(value: object, kind: object) -> bool:
 
 
 def tensors_of(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, not copied: weights/NAME, and adam/NAME/ENTRY of each weight that learns.
+    """Return the tensors of a checkpoint, not copied: weights/NAME and adam/NAME/ENTRY of trained weights.
 
-    Frozen weights are left out: the agent that the run started from has them.
+    Frozen weights are left out, because the agent that the run started from has them.
     """
     tensors = {}
     for name, weight in policy.named_parameters():
@@ -204,11 +204,11 @@ def tensors_of(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def begin_states(optimizer: Optimizer) -> None:
-    """Give Adam its states before its first step, with the values that this step would begin with.
+    """Give Adam its states before its first step, with the values with which this step would begin.
 
-    The memory that is left for the KV cache is measured before the first step, and a checkpoint is loaded
-    into these states. torch's `get_optimizer_state_dict` would make them by an empty step, which counts in
-    Adam's bias correction.
+    They must exist before the first step, for two reasons: the KV cache takes a share of the memory that they
+    leave free, and a checkpoint is loaded into them. torch's `get_optimizer_state_dict` would make them by an
+    empty step, but Adam's bias correction would count this step.
     """
     for group in optimizer.param_groups:
         for weight in group["params"]:
@@ -221,15 +221,15 @@ def begin_states(optimizer: Optimizer) -> None:
 
 
 def model_folder(start: Path | str) -> Path:
-    """The folder of a model's files: its own or, for a hub id, the one in the cache of the Hub."""
+    """The folder of a model's files: its own folder or, for a hub id, the folder in the cache of the Hub."""
     return Path(str(cached_file(start, "config.json"))).parent
 
 
 def digest_of_start(start: Path | str) -> str:
     """Identify the agent that a run starts from, by a digest that reads little of its weights.
 
-    It covers the name, type, shape and first bytes of every tensor. A folder whose model is replaced by one
-    of other weights gets another digest.
+    The digest covers the name, type, shape and first bytes of every tensor. If a model with other weights
+    replaces the model of a folder, the digest changes.
     """
     digest = hashlib.sha256()
     for path in sorted(model_folder(start).glob("*.safetensors")):
@@ -265,7 +265,7 @@ def resumable_writes(folder: Path, ranks: Ranks) -> Iterator[None]:
 
 @contextmanager
 def _no_warning_of_one_process() -> Iterator[None]:
-    """Silence DCP, which warns in every call of a process that has no process group."""
+    """Silence DCP, which warns in every call if there is no process group."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
         yield

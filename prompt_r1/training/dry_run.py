@@ -1,8 +1,8 @@
-"""`--dry-run`: calls, tokens and dollars of a run.
+"""`--dry-run`: estimate the calls, tokens and dollars of a run.
 
-Estimates lie between two assumptions about a game. Low: one call with a short prompt and a short reply. High:
-a call in every turn but the last, with prompts half as long as a turn may be and replies as long as the agent
-reads; each call repeats the dialogue so far.
+The estimate is a range. At its low end, a game has one call with a short prompt and a short reply. At its
+high end, a game has a call in every turn but the last. There a prompt is half as long as a turn may be, a
+reply is as long as the agent reads, and each call repeats the dialogue so far.
 """
 
 import math
@@ -16,11 +16,11 @@ from prompt_r1.types import Spending
 
 SYSTEM_TOKENS = 40  # the environment's system message
 SHORT_TEXT = 60  # tokens of a short prompt or reply
-LONGEST_REPLY = 1024  # tokens, where the agent reads replies of any length
+LONGEST_REPLY = 1024  # tokens; assumed if the agent reads replies of any length
 
 
 def estimate(config: TrainConfig) -> str:
-    """The table of --dry-run. Reads the questions, but no model. Raises UsageError for unreadable files."""
+    """Return the table of --dry-run. Reads no model, but the questions: raises UsageError for their files."""
     _, validation = training_and_validation(
         config.data, config.val_data, seed=config.seed, limit=config.val_limit
     )
@@ -61,7 +61,7 @@ def spending_of_game(config: TrainConfig, *, high: bool) -> Spending:
 
 
 def cost_table(games: Mapping[str, int], low: Spending, high: Spending, *, priced: bool) -> str:
-    """A row for each part of the run and for their sum, from `low` to `high` per game."""
+    """A table with a row for each part of the run and for their sum. A game costs from `low` to `high`."""
     rows = []
     for part, count in [*games.items(), ("together", sum(games.values()))]:
         least, most = low * count, high * count
@@ -73,5 +73,5 @@ def cost_table(games: Mapping[str, int], low: Spending, high: Spending, *, price
 
 
 def as_range(least: str, most: str) -> str:
-    """Both ends of a range, or the one number that they have in common."""
+    """Write both ends of a range, or only one number if they are equal."""
     return least if least == most else f"{least} to {most}"

@@ -49,7 +49,7 @@ COLUMNS = (
     Column("KL", "kl", width=6, number=".4f"),
 )
 SPEED = Column("games/s", "games/s", width=7, number=".4g")
-DOLLARS = Column("dollars", "env/usd", width=9, number=".4f")  # the dollars of the whole run
+DOLLARS = Column("dollars", "env/usd", width=9, number=".4f")  # spent by the whole run so far
 VALIDATION = (
     Column("EM", "val/em", width=5, number=".3f"),
     Column("reward", "val/reward", width=6, number=".3f"),
@@ -58,14 +58,14 @@ VALIDATION = (
 
 
 def header(*, priced: bool) -> str:
-    """The labels above the rows. With `priced`, dollars take the place of the speed."""
+    """The labels above the rows. If `priced`, dollars take the place of the speed."""
     step = " ".join(column.label.rjust(column.width) for column in _step_columns(priced))
     validation = " ".join(column.label.rjust(column.width) for column in VALIDATION)
     return f"{step} | val {validation}"
 
 
 def row(metrics: Mapping[str, float], *, priced: bool) -> str:
-    """One step in the table of `header`. A metric that was not measured is blank; step 0 only validates."""
+    """The row of one step, for the table that `header` begins. Metrics that were not measured are blank."""
     step = " ".join(column.shown(metrics) for column in _step_columns(priced))
     if "val/em" not in metrics:
         return step.rstrip()
@@ -81,7 +81,7 @@ class Log:
     """Writes games on every rank, and metrics and messages on the first rank.
 
     Metrics go to metrics.jsonl, as a row to stdout (with dollars if `priced`), and to Weights & Biases if
-    `wandb` is set. On a terminal, a bar on stderr shows how many of the `games` of the run are played.
+    `wandb` is set. On a terminal, a bar on stderr shows how many of the run's `games` have been played.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class Log:
         yield
         self.seconds[name] += time.perf_counter() - begin
 
-    def metrics(self, values: dict[str, float]) -> dict[str, float]:
-        """Append the metrics of one step to metrics.jsonl, with the seconds of its phases; print their row.
+    def write_metrics(self, values: dict[str, float]) -> dict[str, float]:
+        """Append the metrics of one step, with the seconds of its phases, to metrics.jsonl; print their row.
 
-        Returns the metrics as they are written: rounded to six digits, but integers, such as the step, whole.
+        Returns the metrics as they are written: integers as they are, other numbers with six digits.
         """
         rounded = {name: _six_digits(value) for name, value in values.items()}
         for phase, seconds in self.seconds.items():
@@ -143,7 +143,7 @@ class Log:
         if self._wandb is not None:
             self._wandb.finish()
 
-    def trajectories(self, name: str, games_PG: list[list[ScoredGame]]) -> None:
+    def write_games(self, name: str, games_PG: list[list[ScoredGame]]) -> None:
         """Write trajectories/NAME.jsonl, a game per line, group by group. Called by every rank."""
         path = self.folder / "trajectories" / f"{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
@@ -175,8 +175,8 @@ def open_wandb(folder: Path) -> Any:
 def _row(game: ScoredGame) -> dict[str, object]:
     """A game as a row of trajectories/*.jsonl.
 
-    `sampled` has one digit per token: 1 if the agent sampled it, else 0. `logprobs` has the sampled tokens
-    only. The advantage is null if no update used the game.
+    `sampled` has one digit per token: 1 if the agent sampled it, else 0. `logprobs` has a number for each
+    sampled token. The advantage is null if no update used the game.
     """
     trajectory = game.trajectory
     question = {name: value for name, value in vars(trajectory.question).items() if name != "extra"}
@@ -200,15 +200,15 @@ def _row(game: ScoredGame) -> dict[str, object]:
 
 
 def _six_digits(value: float) -> float:
-    """A number with six significant digits; an integer as it is."""
+    """Round a number to six significant digits; leave an integer as it is."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """Read the lines of a run's metrics.jsonl; [] if there is none.
 
-    Damaged lines and values that are no numbers are left out. NaN and infinity are kept: a run logs them, and
-    they raise an alarm.
+    Damaged lines, and values other than numbers, are left out. NaN and infinity are kept, because a run logs
+    them, and they raise an alarm.
     """
     path = folder / "metrics.jsonl"
     if not path.exists():
@@ -229,13 +229,15 @@ def is_metric(value: object) -> bool:
 def trim_run(run: Path, *, trained: int, logged: int) -> None:
     """Remove what a resumed run writes again: games after step `trained`, metric lines after step `logged`.
 
-    Overwriting would not do: another number of ranks writes other files. The games of the test are removed
-    too, because the test is played again.
+    Overwriting the files would not do, because another number of ranks writes other files. The games of the
+    test are removed too, because the test is played again.
     """
-    kept_up_to = {"step": trained, "validation": logged, "test": -1}
+    last_kept = {"step": trained, "validation": logged}
     for path in (run / "trajectories").glob("*.jsonl"):
-        match = re.match(r"(step|validation|test)-(\d*)", path.name)
-        if match and int(match[2] or 0) > kept_up_to[match[1]]:
+        # The kind and number of step-000012-rank0.jsonl are "step" and 12. Games of the test have no number.
+        match = re.match(r"(step|validation)-(\d+)-", path.name)
+        is_later = match is not None and int(match[2]) > last_kept[match[1]]
+        if is_later or path.name.startswith("test-"):
             path.unlink()
     kept = [_line(line) for line in read_metrics(run) if line["step"] <= logged]
     replace_file(run / "metrics.jsonl", "".join(kept).encode())

@@ -15,26 +15,28 @@ from prompt_r1.model.distributed import Ranks
 from prompt_r1.reward import well_formed
 from prompt_r1.types import ScoredGame, Stop
 
-# Metrics of games with a reward. Games that the environment broke count in stop/*, tokens/* and env/* only.
+# Only games with a reward have these metrics. Games that the environment broke count in stop/*, tokens/* and
+# env/* only.
 SCORED = ("reward/mean", "reward/format", "reward/answer", "em", "f1", "format", "turns", "game/usd")
 WITH_INTERVAL = ("reward/mean", "em", "format")
+RUN_TOTALS = ("env/usd", "env/lost_usd")  # These are sums over the run so far; other counts are of one step.
 
 Row = Mapping[str, float]  # the metrics of one game, by name
 
 
 def metrics_of_game(game: ScoredGame) -> Row:
-    """The metrics of one game; those in SCORED only if it has a reward.
+    """The metrics of one game. Without a reward, a game has none of the metrics in SCORED.
 
-    EM and F1 belong to the last answer. A game without an answer has 0.
+    EM and F1 judge the game's answer. A game without an answer has 0.
     """
     trajectory = game.trajectory
-    broken = trajectory.stop == "env_error"
-    replies = sum(turn.reply is not None for turn in trajectory.turns)
+    replies = [turn.reply for turn in trajectory.turns if turn.reply is not None]
+    errors = 1.0 if trajectory.stop == "env_error" else 0.0  # The game ends with its first failed call.
     row = {f"stop/{stop}": float(trajectory.stop == stop) for stop in get_args(Stop)}
     row["tokens/game"] = len(trajectory.tokens)
     row["tokens/sampled"] = sum(trajectory.sampled)
-    row["env/calls"] = replies + broken
-    row["env/errors"] = broken
+    row["env/calls"] = len(replies) + errors
+    row["env/errors"] = errors
     row["usd"] = trajectory.spent.usd
     if game.advantage is not None:
         row["advantage"] = game.advantage
@@ -45,7 +47,7 @@ def metrics_of_game(game: ScoredGame) -> Row:
         "reward/mean": game.reward.total,
         "reward/format": game.reward.format,
         "reward/answer": game.reward.answer,
-        "gate": game.reward.gate_is_open,
+        "gate": 1.0 if game.reward.gate_is_open else 0.0,
         "em": exact_match(answer, answers),
         "f1": f1(answer, answers),
         "format": float(well_formed(trajectory)),
@@ -72,8 +74,8 @@ def step_metrics(
 def game_metrics(rows_PG: Sequence[Sequence[Row]], latencies: Sequence[float]) -> dict[str, float]:
     """Means over the games of a step, and their intervals.
 
-    An interval is the mean over questions ± 1.96 standard errors, because the games of one question are not
-    independent. It covers 95 % for many questions, which is enough for a curve.
+    An interval is the mean of the questions' means ± 1.96 standard errors, because the games of one question
+    are not independent. With many questions it covers 95 %, which is enough for a curve.
     """
     rows = [row for group in rows_PG for row in group]
     scored_PG = []
@@ -82,14 +84,15 @@ def game_metrics(rows_PG: Sequence[Sequence[Row]], latencies: Sequence[float]) -
         if scored:
             scored_PG.append(scored)
     metrics = {name: _mean([row[name] for group in scored_PG for row in group]) for name in SCORED}
-    for name in (*(name for name in rows[0] if name.startswith("stop/")), "tokens/game"):
+    stops = [name for name in rows[0] if name.startswith("stop/")]
+    for name in [*stops, "tokens/game"]:
         metrics[name] = _mean([row[name] for row in rows])
     for name in ("tokens/sampled", "env/calls", "env/errors"):
         metrics[name] = float(sum(row[name] for row in rows))
     metrics["games"] = float(len(rows))
     metrics["env/latency"] = median(latencies) if latencies else 0.0
     metrics |= _rewards_beside_broken_games(rows_PG)
-    # What the agent can do beside what it does: pass@k over the k games of a question, beside pass@1 ("em").
+    # This is pass@k, where k is the number of a question's games; "em" is pass@1.
     metrics["em/any"] = _mean([float(any(row["em"] == 1 for row in group)) for group in scored_PG])
     if len(scored_PG) > 1:  # a single question gives no interval
         for name in WITH_INTERVAL:
@@ -103,7 +106,8 @@ def game_metrics(rows_PG: Sequence[Sequence[Row]], latencies: Sequence[float]) -
 def _rewards_beside_broken_games(rows_PG: Sequence[Sequence[Row]]) -> dict[str, float]:
     """The mean reward in groups with broken games and in whole groups; {} if no game broke.
 
-    Hard questions are asked for longer, so their calls fail more often: what remains may be too easy.
+    Games of hard questions make more calls, so they break more often, and the games that remain may be too
+    easy. The two means show whether this is so.
     """
     broken: list[float] = []
     whole: list[float] = []
@@ -126,7 +130,7 @@ def _rewards_beside_broken_games(rows_PG: Sequence[Sequence[Row]]) -> dict[str, 
 
 
 def group_metrics(rows_PG: Sequence[Sequence[Row]]) -> dict[str, float]:
-    """Shares of the groups that were dropped or have no spread, what the latter cost, and misranked pairs."""
+    """Shares of dropped groups, of groups without spread, and of misranked pairs; the cost of the second."""
     kept = [group for group in rows_PG if any("advantage" in row for row in group)]
     no_spread = [group for group in kept if not any(row.get("advantage") for row in group)]
     pairs = [pair for group in rows_PG for pair in ranked_pairs(group)]
@@ -142,8 +146,8 @@ def group_metrics(rows_PG: Sequence[Sequence[Row]]) -> dict[str, float]:
 def ranked_pairs(group: Sequence[Row]) -> list[bool]:
     """Whether the better answer has the higher reward, for each two games of a question that differ in R_ans.
 
-    Only games with an open gate (R_fmt = ε) are compared: eq. 15 ranks all these pairs by their answers, but
-    a user's own reward may not.
+    Only games with an open gate (R_fmt = ε) are compared. Eq. 15 always ranks them by their answers; a reward
+    of the user may not.
     """
     open_gate = [row for row in group if row.get("gate")]
     ranked = []
@@ -161,7 +165,9 @@ def spending(environment: Environment, ranks: Ranks) -> dict[str, float]:
     """
     shares = ranks.gather(environment.take_metrics())
     budget = environment.budget
-    spent = sum(ranks.gather(budget.spent - budget.before), budget.before)
+    # Every rank knows what the run had spent before it was resumed, so this is added only once.
+    spent_since = ranks.gather(budget.spent - budget.before)
+    spent = sum(spent_since, budget.before)
     metrics = {"env/usd": spent.usd, "env/lost_usd": spent.lost_usd}
     for name in sorted({name for share in shares for name in share}):
         metrics[name] = sum(share.get(name, 0.0) for share in shares)

@@ -1,4 +1,4 @@
-"""Checks that need no model: settings, files, folders and keys, before torch is imported."""
+"""Check settings, files, folders and keys before torch is imported, which takes seconds."""
 
 import os
 from importlib.util import find_spec
@@ -19,12 +19,12 @@ def read_train_config(arguments: list[str]) -> TrainConfig:
     if config.wandb and find_spec("wandb") is None:
         raise UsageError("--wandb: `pip install wandb`, or omit it: metrics.jsonl has the same numbers")
     check_agent(config.agent)
-    if not config.dry_run:  # an estimate needs no key
+    if not config.dry_run:  # An estimate needs no key.
         check_environment(config.env, config, typed=config.typed_environments)
     check_data([*config.data, *config.val_data, *config.test_data])
     if is_first_rank() and not config.dry_run:
         run = open_run(config.out, config.resume)
-        with (run / LOCK).open("a+") as file:  # the training claims it again
+        with (run / LOCK).open("a+") as file:  # The training claims the folder again.
             claim(file, run)
         check_newest(run, config)
     return config

@@ -24,7 +24,7 @@ class RunQuestions:
 
     @classmethod
     def load(cls, config: TrainConfig, codec: Codec) -> "RunQuestions":
-        """Read the questions. Raises UsageError, also for one that leaves the agent no room to write."""
+        """Read the questions. Raises UsageError, also for a question that leaves the agent no room."""
         training, validation = training_and_validation(
             config.data, config.val_data, seed=config.seed, limit=config.val_limit
         )
@@ -33,10 +33,10 @@ class RunQuestions:
         return cls(training, validation, test, config.questions, config.seed)
 
     def epoch(self, step: int, number: int) -> int:
-        """How often the run has drawn a question before, which is given by its number in a step."""
+        """How often the run has drawn question `number` of this step before."""
         return ((step - 1) * self.per_step + number) // len(self.training)
 
     def of_rank(self, step: int, ranks: Ranks) -> dict[int, Question]:
-        """This rank's questions of a step, by their numbers among the questions of all ranks."""
+        """This rank's questions of a step, by their numbers in the step."""
         questions = questions_of_step(self.training, step, count=self.per_step, seed=self.seed)
         return {number: questions[number] for number in range(ranks.rank, len(questions), ranks.count)}

@@ -4,7 +4,7 @@ The report is one HTML file, made from an autoescaped template. Its Content-Secu
 style and our script. It shows the metrics as static SVG charts, and games from the files of the run.
 """
 
-if __name__ == "__main__":  # before the imports below, which an old Python or an empty environment lacks
+if __name__ == "__main__":  # Check before the imports below, which fail where a package is missing.
     from prompt_r1.programs.installation import check_installation
 
     check_installation()
@@ -38,7 +38,7 @@ Row = Mapping[str, Any]  # a game as a line of trajectories/*.jsonl
 Lines = Sequence[Mapping[str, float]]  # the lines of metrics.jsonl
 Point = tuple[float, float]
 
-# Sums over the run by label, and the metrics that they are sums of.
+# Counts of the whole run: the label of each, and the metrics that are summed for it.
 COUNTS = {
     "games trained": "games",
     "calls sent": "env/paid",
@@ -51,13 +51,13 @@ COUNTS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A chart to draw: its metrics with the labels of their curves, and the least top of its axis."""
+    """A chart to draw."""
 
     title: str
     about: str
-    metrics: Mapping[str, str]
-    top: float = 0.0
-    has_markers: bool = False  # points are marked where few steps have the metric
+    metrics: Mapping[str, str]  # metric → label of its curve
+    top: float = 0.0  # the axis ends here, or higher if a value is higher
+    has_markers: bool = False  # whether each point is marked, because few steps have the metric
 
 
 PLANS = (
@@ -87,10 +87,11 @@ PLANS = (
     Plan("Seconds of a step", "", {"time/rollout": "rollout", "time/update": "update"}),
 )
 LEFT, RIGHT, TOP, BOTTOM = 40, 331, 9, 151  # the ends of the axes in page.html, in pixels
-TOP_DIGITS = (1, 2, 4, 6, 8, 10)  # first digits of the ends of an axis; half of each has one digit too
+# The end of an axis begins with one of these digits. Half of each, in the middle of the axis, is short too.
+TOP_DIGITS = (1, 2, 4, 6, 8, 10)
 
-MOST_GROUPS = 12  # shown of each step
-# What a line that is not a game can raise while its page is made.
+MOST_GROUPS = 12  # the page shows this many groups of each step
+# While the page is made, a line that is not a game can raise these errors.
 NOT_A_ROW = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 
 
@@ -143,14 +144,14 @@ def page(run: Path) -> str:
 
 
 def _shown(value: object) -> object:
-    """Escape the characters of a text that hide or reorder others."""
+    """Escape characters that hide or reorder others in a text, before the template shows it."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable(value)
     return value
 
 
 def _hash(text: str) -> str:
-    """The name of a style or script in the page's policy."""
+    """The digest by which the page's policy allows a style or script."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
 
@@ -161,7 +162,7 @@ def _text(path: Path) -> str:
 
 
 def _result(lines: Lines, best: int) -> str:
-    """The result in one line: EM of the first and the best validation, else the first and the last reward."""
+    """The result in one line: EM of the first and best validation or, without them, first and last reward."""
     validated = dict(points_of(lines, "val/em"))
     if len(validated) > 1 and best in validated:
         first = min(validated)
@@ -219,7 +220,8 @@ def charts_of(lines: Lines) -> list[Chart]:
         values = [value for points in measured.values() for _, value in points]
         if not values:
             continue
-        low = 0.0 - axis_end(-min(values))  # not -0.0
+        lowest = min(values)
+        low = -axis_end(-lowest) if lowest < 0 else 0.0
         high = max(plan.top, axis_end(max(values))) or 1.0
         curves = []
         for label, points in measured.items():
@@ -233,7 +235,10 @@ def charts_of(lines: Lines) -> list[Chart]:
 
 
 def axis_end(value: float) -> float:
-    """The least number of one digit (see TOP_DIGITS) that is not below a value; 0 for values below 0."""
+    """The end of an axis: the least number, of one digit of TOP_DIGITS and zeros, that is at least `value`.
+
+    For values below 0 it is 0.
+    """
     if value <= 0:
         return 0.0
     power = math.floor(math.log10(value))
@@ -245,7 +250,7 @@ def axis_end(value: float) -> float:
 
 
 def points_of(lines: Lines, name: str) -> list[Point]:
-    """Step and value wherever a metric was measured and is finite."""
+    """The step and the value of a metric in each line that has it, where it is finite."""
     points = []
     for line in lines:
         if name in line and math.isfinite(line[name]):
@@ -274,7 +279,7 @@ class ShownGroup:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether nothing was learned from the group, or whether its games are all right or all wrong."""
+        """Whether nothing was learned from the group, or its games are all right or all wrong."""
         trained = any(game["advantage"] for game in self.games)
         return not trained or self.right in (0, len(self.games))
 
@@ -291,7 +296,7 @@ def sum_of_reward(reward: Row) -> str:
     """The reward of a game as the sum of eq. 15."""
     total, answer, format_reward = reward["total"], reward["answer"], reward["format"]
     counted = answer if reward["gate_is_open"] else 0.0
-    epsilon = format_reward + counted - total
+    epsilon = format_reward + counted - total  # The run's files do not have ε, but it follows from the sum.
     terms = f"reward {total:.2f} = −{epsilon:.2f} + format {format_reward:.2f}"
     if reward["gate_is_open"]:
         return f"{terms} + answer {answer:.2f}"
@@ -309,11 +314,11 @@ def own_reward(reward: Row) -> str:
 def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
     """The training games of the first, middle, last and best step, and the validation games of the best.
 
-    Groups with right and wrong games come first: the agent learns from them. Lines that were cut short by a
-    kill are skipped. Raises an error of NOT_A_ROW for a line that is no game.
+    Groups with right and wrong games come first, because the agent learns from them. Lines that a kill has
+    cut short are skipped. Raises an error of NOT_A_ROW for a line that is not a game.
     """
     files = sorted((folder / "trajectories").glob("*-rank*.jsonl"))
-    played: dict[str, list[Path]] = {}  # the files of all ranks by a name such as step-000003
+    played: dict[str, list[Path]] = {}  # a name such as step-000003 → the files of all ranks
     for file in files:
         name, _, _rank = file.name.partition("-rank")
         played.setdefault(name, []).append(file)

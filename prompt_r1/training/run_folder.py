@@ -17,8 +17,8 @@ FORMAT = 4
 def open_run(out: str, resume: str) -> Path:
     """Choose the run folder by --out and --resume, and make it if necessary.
 
-    --resume auto resumes the run in --out if there is one, a folder resumes the run in that folder, and never
-    begins a new run. Raises UsageError if the folder holds another run or other files.
+    `auto` resumes the run in --out if there is one. A folder resumes the run in that folder. `never` begins
+    a new run. Raises UsageError if the folder holds another run or other files.
     """
     run = Path(out)
     if resume not in ("auto", "never"):
@@ -42,12 +42,12 @@ def open_run(out: str, resume: str) -> Path:
 
 
 def _holds_a_run(folder: Path) -> bool:
-    """Whether a run was started in a folder. `cp run/*` does not copy the lock file, but the checkpoints."""
+    """Whether a run was started in a folder. A copy by `cp run/*` has the checkpoints, but no lock file."""
     return (folder / LOCK).exists() or bool(checkpoints_of(folder))
 
 
 def checkpoints_of(run: Path) -> list[Path]:
-    """The checkpoints of a run folder, damaged ones too, oldest first."""
+    """The checkpoints of a run folder, also damaged ones, the oldest first."""
     folders = (run / "checkpoints").glob("step-*")
     return sorted((folder for folder in folders if folder.name[5:].isdecimal()), key=step_of)
 
@@ -60,7 +60,7 @@ def step_of(checkpoint: Path) -> int:
 def check_newest(run: Path, config: AgentConfig) -> None:
     """Raise UsageError if the newest checkpoint of a run cannot be resumed with these settings.
 
-    A damaged checkpoint raises nothing: training skips it for the one before.
+    A damaged checkpoint raises nothing, because training skips it and resumes from an earlier one.
     """
     checkpoints = checkpoints_of(run)
     if checkpoints:
@@ -71,7 +71,7 @@ def check_newest(run: Path, config: AgentConfig) -> None:
 
 
 def check_version(checkpoint: Path) -> None:
-    """Raise UsageError for a checkpoint of another version of this program."""
+    """Raise UsageError for a checkpoint that another version of this program wrote."""
     file = checkpoint / "state.json"
     state = json_object(file.read_bytes()) if file.is_file() else {}
     if state and state.get("format") != FORMAT:
@@ -84,7 +84,7 @@ def check_version(checkpoint: Path) -> None:
 def check_settings(checkpoint: Path, config: AgentConfig) -> None:
     """Raise UsageError for a checkpoint that was made with other settings of the experiment.
 
-    Settings that do not identify a run may differ: it may be resumed for more steps or on another machine.
+    Settings that do not identify a run may differ, such as the number of steps, or the device.
     """
     before = read_mapping(checkpoint / "config.yaml")
     for name, value in identifying_values(config).items():
@@ -97,9 +97,9 @@ def check_settings(checkpoint: Path, config: AgentConfig) -> None:
 
 
 def claim(file: TextIO, run: Path) -> None:
-    """Lock a run folder by its open file LOCK, until the file is closed, and write this process into it.
+    """Lock a run folder until its open `file` LOCK is closed, and write into it which process this is.
 
-    Raises UsageError, which names the other process, if the folder is locked.
+    If the folder is locked, raises UsageError with the name of the other process.
     """
     if not lock(file, run / LOCK):
         file.seek(0)

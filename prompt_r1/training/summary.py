@@ -9,7 +9,7 @@ from prompt_r1.training.validation import TEST_FILE
 
 
 def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
-    """Where the results are, and the next commands."""
+    """Return the text that says where the results are, and what the next commands are."""
     mini = config.env == "mini" and set(config.data) <= {"mini"}
     validated = tuple(name for name in config.val_data if name != HELD_OUT)
     other = ("mini:ood",) if mini else config.test_data or validated or config.data

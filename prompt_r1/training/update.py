@@ -1,6 +1,7 @@
-"""One optimiser step: is the engine the model that learns, is the gradient finite, step; and its metrics.
+"""One optimiser step, and the metrics of the steps.
 
-The loop over mini-batches stands in train.py. Every function is called by every rank or by none.
+A step checks that the engine plays the model that learns, and that loss and gradient are finite. The loop
+over mini-batches is in train.py. Every function is called by every rank or by none.
 """
 
 import math
@@ -26,28 +27,28 @@ GAP_MEAN = f"{GAP}_mean"
 
 @dataclass(frozen=True)
 class Limit:
-    """A metric of the gap, the value from which it is an alarm, and the one from which no update is made."""
+    """The limit of the gap between the log-probabilities of engine and policy."""
 
-    metric: str
-    alarm: float
-    stop: float
+    metric: str  # the metric of the gap that has the limit
+    alarm: float  # a higher value is an alarm
+    stop: float  # a higher value ends the run before the update
 
 
 def limit_of(policy: Policy) -> Limit:
     """The limit for a policy's dtype of matrix products and its depth.
 
     The log-probabilities belong to the same tokens and weights, so only rounding may separate them. The alarm
-    is between what was measured for right models and for injected errors (RoPE frequencies 2 % lower,
-    attention scaled by 1.1, weights with 2 % noise, another temperature), with five random models, the mini
-    agent and SmolLM2-135M (30 layers) on a CPU:
+    is set between the gaps of right models and the gaps of models with an injected error (RoPE frequencies
+    2 % lower, attention scaled by 1.1, weights with 2 % noise, another temperature). Both were measured with
+    five random models, the mini agent and SmolLM2-135M (30 layers) on a CPU:
 
         compute dtype   of a token   right models      injected errors   alarm         stop
         float32         maximum      1e-6 to 5e-5      0.54 to 3.7       1e-4 or more  1e-2
         bfloat16        mean         0.001 to 0.022    0.053 to 0.38     0.05          0.5
 
-    In float32 rounding errors add up over the layers: the mean of SmolLM2's first 8, 15 and 30 layers is
-    8e-7, 3e-6 and 5e-6. So does the alarm: 2.5e-5 for each layer. In bfloat16 a single token may be far off,
-    and the mean does not grow: it is 0.009 with SmolLM2's 30 layers.
+    In float32, rounding errors add up over the layers: with SmolLM2's first 8, 15 and 30 layers, the mean gap
+    is 8e-7, 3e-6 and 5e-6. So the alarm grows too, by 2.5e-5 for each layer. In bfloat16 a single token may
+    be far off, so the mean has the limit. It does not grow: it is 0.009 with SmolLM2's 30 layers.
     """
     if policy.compute.itemsize >= 4:
         return Limit(GAP, max(1e-4, 2.5e-5 * len(blocks_of(policy.model))), 1e-2)
@@ -55,11 +56,11 @@ def limit_of(policy: Policy) -> Limit:
 
 
 def gap_metrics(differences: Sequence[Tensor], *, cap: float) -> dict[str, float]:
-    """The gap and the importance weights of all tokens.
+    """The metrics of the gap and of the importance weights, over all tokens.
 
-    `differences` are the policy's log-probabilities minus the engine's, in nats. The gap is their distance
-    from 0: its maximum, mean and 99th percentile. Of the weights: the mean, and the share that `cap`
-    truncates.
+    `differences` are the policy's log-probabilities minus the engine's, in nats. The gap of a token is the
+    absolute difference. Returns the maximum, the mean and the 99th percentile of the gap, the mean of the
+    weights, and the share of weights that `cap` truncates.
     """
     difference = torch.cat(list(differences)) if differences else torch.zeros(1)
     gap = difference.abs()
@@ -83,36 +84,33 @@ def importance_cap(policy: Policy) -> float:
 
 @dataclass(frozen=True)
 class BatchStats:
-    """What is measured of a micro-batch. Shares add up to means over all micro-batches and ranks."""
+    """The measurements of a micro-batch."""
 
-    shares: dict[str, float]  # loss, kl, clip_frac and entropy
-    # (N,) log π_engine - log π_θ. Empty before the first optimiser step, when both are the same weights.
-    moved: Tensor
+    # Loss, kl, clip_frac and entropy. The sum over all micro-batches and ranks is the mean over the games.
+    shares: dict[str, float]
+    # (N,) log π_engine - log π_θ after the first optimiser step. Before it the weights are the same: (0,).
+    log_ratio: Tensor
     token_kl: Tensor  # (N,) k3 of each agent token
 
 
 @dataclass
 class StepStats:
-    """Adds up what is measured of the micro-batches and the optimiser steps of one training step."""
+    """Collects the measurements of the micro-batches and optimiser steps of one training step."""
 
     taken: int = 0  # optimiser steps
     skipped: int = 0  # optimiser steps whose loss or gradient was not finite
     grad_norms: float = 0.0  # summed over the steps that were taken
-    # (N,) log π_θ - log π_engine of each micro-batch before the first optimiser step.
+    # Each micro-batch before the first optimiser step has (N,) log π_θ - log π_engine.
     differences: list[Tensor] = field(default_factory=list)
     gap: dict[str, float] = field(default_factory=lambda: gap_metrics([], cap=0.0))
+    gap_is_measured: bool = False  # It is measured once, before the first optimiser step.
     pending: list[BatchStats] = field(default_factory=list)  # micro-batches of the next optimiser step
     used: list[BatchStats] = field(default_factory=list)  # micro-batches of the steps that were taken
-
-    @property
-    def weights_have_moved(self) -> bool:
-        """Whether an optimiser step has ended. A skipped step counts: the gap is measured only once."""
-        return self.taken + self.skipped > 0
 
     def add(self, batch: Batch, scores: TokenScores, loss: Loss) -> None:
         """Add a micro-batch, after its backward."""
         difference = scores.logprobs.detach() - batch.sampled_logprobs
-        if not self.weights_have_moved:
+        if not self.gap_is_measured:
             self.differences.append(difference.cpu())
         shares = {
             "loss": loss.total.item(),
@@ -120,8 +118,8 @@ class StepStats:
             "clip_frac": loss.clip_frac.item(),
             "entropy": (batch.weights * scores.entropy).sum().item(),
         }
-        moved = -difference.double() if self.taken else difference[:0]
-        self.pending.append(BatchStats(shares, moved.cpu(), loss.token_kl.cpu()))
+        log_ratio = -difference.double() if self.taken else difference[:0]
+        self.pending.append(BatchStats(shares, log_ratio.cpu(), loss.token_kl.cpu()))
 
     def end_step(self, *, taken: bool, grad_norm: float) -> None:
         """End an optimiser step. Only the micro-batches of the steps that were taken count."""
@@ -140,14 +138,14 @@ class StepStats:
         means = {}
         for name in ("loss", "kl", "clip_frac", "entropy"):
             means[name] = sum(batch.shares[name] for batch in used) / steps
-        moved = sum(batch.moved.sum().item() for batch in used)
-        moved_tokens = sum(len(batch.moved) for batch in used)
+        log_ratios = sum(batch.log_ratio.sum().item() for batch in used)
+        tokens = sum(len(batch.log_ratio) for batch in used)
         token_kl = torch.cat([torch.zeros(0), *(batch.token_kl for batch in used)])
         return {
             **means,
             "grad_norm": self.grad_norms / steps,
             "update/skipped": float(self.skipped),
-            "update/kl": moved / max(moved_tokens, 1),
+            "update/kl": log_ratios / max(tokens, 1),
             **self.gap,
             "kl_median": token_kl.median().item() if len(token_kl) else 0.0,
         }
@@ -158,13 +156,14 @@ def optimizer_step(
 ) -> None:
     """Sum the gradients over the ranks, clip them, and step.
 
-    If loss or gradient is not finite on any rank, no rank takes the step. Raises UsageError, the same on
-    every rank, if the games come from another model than the policy (before the first step), and if the
-    weights are not finite after the step: they must not be saved.
+    If loss or gradient is not finite on any rank, no rank takes the step. Every rank raises UsageError if,
+    before the first step, the games come from another model than the policy, and if the weights are not
+    finite after the step, so that they are not saved.
     """
-    if not stats.weights_have_moved:
+    if not stats.gap_is_measured:
         stats.gap = gap_metrics(ranks.gather_lists(stats.differences), cap=importance_cap(policy))
         check_gap(stats.gap, gap_limit)
+        stats.gap_is_measured = True
     ranks.sum_gradients(policy)
     # The norm over all weights and ranks, before it is clipped.
     grad_norm = full_tensor(clip_grad_norm_(policy.parameters(), GRADIENT_LIMIT)).item()

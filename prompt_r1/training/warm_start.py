@@ -4,17 +4,18 @@
     python -m prompt_r1.training.warm_start --agent smollm2 --games mini
 
 A model that lacks the format of the game earns no reward, so reinforcement learning cannot begin. Gold
-answers would teach it not to ask; recorded games teach it to play. In --games FILE each line has `question`
-(a text, or an object with `text`) and `turns`, a list of objects with `text` (what the agent writes, with its
-tags) and `reply` (null after the answer). The files of runs/*/trajectories have this form. `--games mini` are
-demonstrations in mini worlds that training does not use: the format, and several ways to ask, most of which
-fail.
+answers would teach it not to ask; recorded games teach it to play.
+
+In --games FILE each line has `question` (a text, or an object with `text`) and `turns`, a list of objects
+with `text` (what the agent writes, with its tags) and `reply` (null after the answer). The files of
+runs/*/trajectories have this form. `--games mini` are demonstrations in mini worlds that training does not
+use. They show the format and several ways to ask, most of which fail.
 
 Only the agent's own tokens enter the loss. The settings are the paper's (Table 7), and LLaMA-Factory's where
 the paper gives none. The evaluation's methods `sft`, `bc` and `rft` fine-tune in the same way.
 """
 
-if __name__ == "__main__":  # --help and usage errors, before the imports below take seconds
+if __name__ == "__main__":  # Show --help and usage errors before the imports below, which take seconds.
     from prompt_r1.programs.installation import check_installation
 
     check_installation()
@@ -64,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 BATCH_SIZE = 32  # examples of an optimiser step: the paper's 4 × 8
 LEAST_STEPS = 30  # Fewer steps teach little, so few examples get smaller batches.
-# `--games mini` are demonstrations of this many games in each of this many worlds.
+# `--games mini` are the demonstrations of MINI_GAMES games in each of MINI_WORLDS worlds.
 MINI_WORLDS = 8
 MINI_GAMES = 6
 
@@ -81,14 +82,14 @@ def main(config: SftConfig) -> None:
 
 
 def learn_games(source: str, config: SftConfig, out: Path) -> Path:
-    """Warm-start an agent on the games of a file or of `mini`; the folder of the result."""
+    """Warm-start an agent on the games of a file or of `mini`, and return its folder."""
     games = mini_games(source, config.seed) if is_mini_data(source) else list(read_games(Path(source)))
 
     def examples(codec: Codec) -> list[Trajectory]:
         return [record(question, sampled_turns(turns, codec), codec) for question, turns in games]
 
     preset = agent_preset(preset_of(config.agent, config.preset))
-    # Reinforcement learning has not begun: the agent is its own start.
+    # Reinforcement learning will start from this agent, so the agent is its own start.
     trained_as = replace(preset, agent=str(out / "agent"), seed=config.seed)
     return fine_tune_agent(examples, config, trained_as, out)
 
@@ -101,7 +102,7 @@ def mini_games(source: str, seed: int) -> list[tuple[Question, list[Turn]]]:
 
 
 def sampled_turns(turns: list[Turn], codec: Codec) -> list[Turn]:
-    """The turns without the <think> that the chat template opens for the agent."""
+    """Remove from the turns the <think> that the chat template writes for the agent, if it does."""
     if not codec.opened:
         return turns
     sampled = []
@@ -112,7 +113,7 @@ def sampled_turns(turns: list[Turn], codec: Codec) -> list[Turn]:
 
 
 def read_games(path: Path) -> Iterator[tuple[Question, list[Turn]]]:
-    """The games of a JSONL file. Raises UsageError with the number of a row, from 1, that holds none."""
+    """Read the games of a JSONL file. Raises UsageError with the number, from 1, of a row without a game."""
     for number, row in read_rows(path):
         try:
             fields = fields_of(row)
@@ -149,35 +150,38 @@ def _turns(played: object) -> list[Turn]:
 def fine_tune_agent(
     examples: Callable[[Codec], Sequence[Trajectory]], config: SftConfig, trained_as: AgentConfig, out: Path
 ) -> Path:
-    """Fine-tune an agent on games, for the game `trained_as`; the folder of the result.
+    """Fine-tune an agent on games, to play as `trained_as`, and return its folder.
 
-    Writes metrics.jsonl beside it. `examples` gives the games as the agent's codec encodes them.
+    `examples` gives the games as the agent's codec encodes them. The metrics of the steps are written to
+    metrics.jsonl beside the agent's folder.
     """
     make_folder(out, _is_fine_tuning, "a fine-tuning")
     device = pick_device(config.device)
     start = find_agent(config.agent, trained_as.seed)
     agent = load_agent(start, trained_as, device)
     policy = agent.policy
-    alone = Ranks(0, 1, policy.device)
+    single_rank = Ranks(0, 1, policy.device)
     if config.rank:
         trainable = add_lora(policy.model, rank=config.rank, alpha=2 * config.rank, seed=config.seed)
         check_model(policy)
     else:
-        policy = load_learner(start, policy, alone, offload=False)
+        policy = load_learner(start, policy, single_rank, offload=False)
         trainable = policy.trained_parameters()
     if policy.device.type == "cuda":
         policy.checkpoint_activations()
+    last_metrics: dict[str, float] = {}
     with (out / "metrics.jsonl").open("w", buffering=1) as file:
-        for line in train_weights(policy, trainable, examples(agent.codec), config):
-            file.write(json.dumps(line) + "\n")
-    if not math.isfinite(alone.weight_norm(policy)):
+        for metrics in train_weights(policy, trainable, examples(agent.codec), config):
+            file.write(json.dumps(metrics) + "\n")
+            last_metrics = metrics
+    if not math.isfinite(single_rank.weight_norm(policy)):
         raise UsageError("the weights are not finite and are not saved: give a smaller --lr")
-    export_agent(policy, str(start), trained_as, out / "agent", metrics=line, ranks=alone)
+    export_agent(policy, str(start), trained_as, out / "agent", metrics=last_metrics, ranks=single_rank)
     return out / "agent"
 
 
 def _is_fine_tuning(folder: Path) -> bool:
-    """Whether all files in a folder are of a fine-tuning, which may have been killed."""
+    """Whether a fine-tuning, perhaps a killed one, wrote all files in a folder."""
     written = {"metrics.jsonl", "agent", ".agent.old", TEMPORARY}
     return {path.name for path in folder.iterdir()} <= written
 
@@ -185,7 +189,7 @@ def _is_fine_tuning(folder: Path) -> bool:
 def train_weights(
     policy: Policy, trainable: list[nn.Parameter], examples: Sequence[Trajectory], config: SftConfig
 ) -> Iterator[dict[str, float]]:
-    """Take AdamW steps; yields the metrics of each. Examples of more than --cutoff tokens are left out."""
+    """Take AdamW steps, and yield the metrics of each. Examples of more than --cutoff tokens are left out."""
     most = config.cutoff
     used = [example for example in examples if len(example.tokens) <= most]
     if not used:
@@ -214,21 +218,22 @@ def train_weights(
 
 
 def batch_size_for(examples: int) -> int:
-    """The examples of a step: the paper's number, or fewer, so that there are enough steps."""
+    """How many examples a step has: the paper's number, or fewer, so that there are enough steps."""
     return max(1, min(BATCH_SIZE, examples // LEAST_STEPS))
 
 
 def negative_log_likelihood(policy: Policy, examples: Sequence[Trajectory]) -> Tensor:
-    """The mean over the agent's tokens, in nats."""
+    """The mean negative log-likelihood of the agent's tokens, in nats."""
     groups = [[example] for example in examples]
     scores = policy(pack(groups, policy.device))
     return -scores.logprobs.mean()
 
 
 def schedule(step: int, steps: int) -> float:
-    """The share of the peak learning rate: it rises linearly in a tenth of the steps, then decays to 0.
+    """The learning rate of a step, as a share of its peak.
 
-    The decay is a cosine. No step that rises is at 0, since a step at 0 teaches nothing.
+    It rises linearly in the first tenth of the steps, and then decays to 0 like a cosine. The first step is
+    above 0, because a step at 0 teaches nothing.
     """
     rising = math.ceil(0.1 * steps)
     if step < rising:

@@ -31,7 +31,7 @@ class SftConfig:
 
 
 def read_warm_start_config(arguments: list[str]) -> SftConfig:
-    """The settings of a warm start. Raises UsageError for one that cannot begin."""
+    """Read the settings of a warm start. Raises UsageError for a warm start that cannot begin."""
     config = parse_arguments(SftConfig, arguments)
     if not config.games:
         raise UsageError("give the games to learn from: --games FILE, or --games mini")

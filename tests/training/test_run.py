@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,16 +14,18 @@ from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.model.distributed import Interrupt
 from prompt_r1.pair.names import exported_step
 from prompt_r1.programs import files
+from prompt_r1.reward import RULES
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.alarms import Alarms
 from prompt_r1.training.checkpoint import State, begin_states
 from prompt_r1.training.log import Log, read_metrics
 from prompt_r1.training.run import IDLE_STEPS, Run
 from prompt_r1.training.run_folder import checkpoints_of
+from prompt_r1.training.update import StepStats
 from prompt_r1.types import Question
 from tests.support import tiny
 from tests.support.exports import file_size_limit
-from tests.support.games import ANY_GAP, ONE_RANK
+from tests.support.games import ANY_GAP, GOOD, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
 from tests.support.providers import environment_of
 
 CONFIG = TrainConfig(
@@ -242,6 +245,24 @@ def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(bas
     resumed = ScriptedRun(tmp_path, base)
     assert resumed.state.trained_step == 5 and resumed.state.unlogged_metrics == {"step": 5, "em": 0.25}
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4]
+
+
+def test_the_calls_of_a_step_are_logged_though_a_signal_interrupted_its_validation(base, tmp_path):
+    """The resumed run logged the calls of the validation alone."""
+    run = ScriptedRun(tmp_path, base)
+    run.step(val_em=0.1, val_reward=0.1)
+    games_PG = score_and_compare([[game_of_turns(GOOD, RIGHT), game_of_turns(WRONG)]], RULES["release"])
+    run.log.seconds["rollout"] = 1.0
+    run.environment.members[0].counts["paid"] = 3
+    signal = Resumable("SIGTERM was received")
+    run.validate = Mock(side_effect=signal)
+    with pytest.raises(Resumable, match="SIGTERM"):
+        run.write_down(1, games_PG, StepStats())
+    run.save_and_stop(signal)
+    resumed = ScriptedRun(tmp_path, base)
+    resumed.environment.members[0].counts["paid"] = 2  # by its validation
+    resumed.finish_unlogged_step()
+    assert [line["env/paid"] for line in read_metrics(tmp_path)] == [0, 5]
 
 
 def test_a_warm_up_leaves_weights_gradients_and_optimiser_as_they_were():

@@ -19,14 +19,14 @@ def test_a_message_cannot_move_the_cursor(tmp_path, capsys):
 def test_the_log_of_another_rank_prints_nothing_and_writes_no_metrics(tmp_path, capsys):
     log = Log(tmp_path, first=False)
     log.say("hello")
-    assert log.metrics({"step": 1, "em": 0.12345678}) == {"step": 1, "em": 0.123457}
+    assert log.write_metrics({"step": 1, "em": 0.12345678}) == {"step": 1, "em": 0.123457}
     assert capsys.readouterr() == ("", "") and read_metrics(tmp_path) == []
 
 
 def test_metrics_are_rounded_to_six_digits_and_integers_are_kept(tmp_path):
     log = Log(tmp_path, first=True)
-    log.metrics({"step": 1234567, "em": 0.12345678})
-    log.metrics({"step": 1234568, "lr": 1e-7})
+    log.write_metrics({"step": 1234567, "em": 0.12345678})
+    log.write_metrics({"step": 1234568, "lr": 1e-7})
     lines = (tmp_path / "metrics.jsonl").read_text()
     assert lines == '{"step":1234567,"em":0.123457}\n{"step":1234568,"lr":1e-07}\n'
 
@@ -71,8 +71,8 @@ def test_the_seconds_of_a_phase_add_up_until_they_are_logged(tmp_path):
     with log.phase("rollout"):
         pass
     assert 100 < first < log.seconds["rollout"] < 101 and log.progress.desc == "rollout"
-    assert 100 <= log.metrics({"step": 1})["time/rollout"] < 101
-    assert log.metrics({"step": 2}) == {"step": 2}
+    assert 100 <= log.write_metrics({"step": 1})["time/rollout"] < 101
+    assert log.write_metrics({"step": 2}) == {"step": 2}
 
 
 def test_a_run_folder_that_is_deleted_during_the_run_is_named_and_not_made_again(tmp_path):
@@ -81,7 +81,7 @@ def test_a_run_folder_that_is_deleted_during_the_run_is_named_and_not_made_again
     folder.mkdir()
     log = Log(folder, first=True)
     folder.rmdir()
-    for write in (lambda: log.metrics({"step": 1}), lambda: log.trajectories("step-000001-rank0", [])):
+    for write in (lambda: log.write_metrics({"step": 1}), lambda: log.write_games("step-000001-rank0", [])):
         with pytest.raises(FileNotFoundError):
             write()
     with pytest.raises(FileNotFoundError):
@@ -104,7 +104,7 @@ def test_wandb_gets_each_line_and_a_resumed_run_continues_the_same_run(tmp_path,
     for steps in ([0, 1], [2]):  # the second time resumed
         log = Log(tmp_path, first=True, wandb=True)
         for step in steps:
-            log.metrics({"step": step, "em": 0.5})
+            log.write_metrics({"step": step, "em": 0.5})
         log.close()
     [identity] = {identity for identity, _, _ in logged}
     assert logged == [(identity, step, 0.5) for step in (0, 1, 2)]

@@ -55,7 +55,7 @@ def test_numbers_are_right_aligned_with_their_labels(priced):
 def test_the_labels_are_repeated_every_25_rows(tmp_path, capsys):
     log = Log(tmp_path, first=True)
     for step in range(51):
-        log.metrics({"step": step})
+        log.write_metrics({"step": step})
     printed = capsys.readouterr().out.splitlines()
     assert [number for number, line in enumerate(printed) if line.startswith("step")] == [0, 26, 52]
     assert len(printed) == 54 and printed[1] == "   0"
