@@ -31,7 +31,7 @@ from prompt_r1.programs.command_line import run_program, teaching_command
 from prompt_r1.programs.text import printable
 from prompt_r1.types import Spending, Trajectory
 
-# An agent that knows the format begins an action with one of these tags, also where its turn is cut off.
+# An agent that knows the format begins an action with one of these tags, even if its turn is cut off later.
 ACTION_TAGS = ("<interaction_prompt>", "<answer>")
 
 

@@ -44,7 +44,7 @@ from prompt_r1.types import Question, Trajectory
 
 
 def train(run: Run) -> None:
-    """Train from the first step that is not trained yet to the last one. Called by every rank."""
+    """Train all steps that are not trained yet. Called by every rank."""
     config, ranks, policy = run.config, run.ranks, run.policy
     loss_of = partial(
         grpo_loss,
@@ -106,8 +106,8 @@ def logprobs_of(policy: Policy, batches: Sequence[Batch]) -> list[Tensor]:
 async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> list[list[Trajectory]]:
     """Play G games of each question of this rank, all concurrently: P × G trajectories.
 
-    `questions` has them by their numbers in the step. No seed depends on the ranks, so any number of ranks
-    plays the same games.
+    `questions` has the questions by their numbers in the step. Seeds follow from these numbers, so any number
+    of ranks plays the same games.
     """
     config = run.config
 

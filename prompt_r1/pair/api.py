@@ -39,9 +39,8 @@ class Pair(AbstractContextManager["Pair"]):
     def ask(self, question: str, *, limits: Limits = NO_LIMITS) -> Trajectory:
         """Play one game, and return it with its `answer`, `turns`, `spent` and `seconds`.
 
-        The answer is None if the game ended without one.
-        Raises EnvError if the environment failed, LimitReached, and UsageError for an empty question or a
-        closed pair.
+        The answer is None if the game ended without one. Raises EnvError if the environment failed,
+        LimitReached, and UsageError for an empty question or a closed pair.
         """
         _check_question(question)
         game = self._loop.run(self._pair.play(question, limits=limits))

@@ -70,7 +70,7 @@ def _similar_agent(name: str) -> str:
 
 
 def _no_such_folder(similar: str) -> str:
-    """Say that an agent does not exist, and which agents do: the `similar` one, or else the newest."""
+    """Say that an agent does not exist, and name the `similar` agent or, without one, the newest agents."""
     if similar:
         return f"there is no such folder; did you mean {similar}?"
     runs = _runs_with_agents()

@@ -66,7 +66,8 @@ class AgentSpec:
 def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> AgentSpec:
     """The agent that a user names for infer and evaluate. "" names the newest mini run.
 
-    An agent that was not trained here plays the game of the paper preset; mini and smollm2 have other ones.
+    An agent that was not trained here plays the game of the preset `paper`, except mini and smollm2, which
+    have their own presets.
     If `max_turns` or `max_new` is not 0, it replaces the limit of the agent's game.
     """
     known_as = name or str(newest_mini_run())

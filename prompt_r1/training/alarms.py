@@ -83,7 +83,7 @@ class Alarms:
         wrong = {}
         for name, (highest, meaning) in limits.items():
             if name in line:
-                is_fine = line[name] <= highest  # not for NaN
+                is_fine = line[name] <= highest  # False for NaN
                 wrong[name] = "" if is_fine else f"{name} is {line[name]:.3g}, above {highest:g}: {meaning}"
         return wrong
 

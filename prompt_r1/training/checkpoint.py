@@ -107,7 +107,7 @@ def newest_checkpoint(run: Path, *, say: Callable[[str], None]) -> Path | None:
     """Find the newest undamaged checkpoint; None if there is no checkpoint at all. Called by rank 0 alone.
 
     Damaged checkpoints are skipped, and `say` gets a line about each. Raises UsageError if all checkpoints
-    are damaged, or if another version wrote the newest undamaged one.
+    are damaged, or if the search meets a checkpoint of another version.
     """
     files.remove_leftovers(run)
     files.remove_leftovers(run / "checkpoints")

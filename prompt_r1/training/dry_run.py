@@ -20,7 +20,7 @@ LONGEST_REPLY = 1024  # tokens; assumed if the agent reads replies of any length
 
 
 def estimate(config: TrainConfig) -> str:
-    """Return the table of --dry-run. Reads no model, but the questions: raises UsageError for their files."""
+    """The table of --dry-run. Reads the questions, but no model. Raises UsageError for unreadable files."""
     _, validation = training_and_validation(
         config.data, config.val_data, seed=config.seed, limit=config.val_limit
     )

@@ -151,10 +151,11 @@ def ranked_pairs(group: Sequence[Row]) -> list[bool]:
     """
     open_gate = [row for row in group if row.get("gate")]
     ranked = []
-    for one, other in combinations(open_gate, 2):
-        better = one["reward/answer"] - other["reward/answer"]
-        if better != 0:
-            ranked.append(better * (one["reward/mean"] - other["reward/mean"]) > 0)
+    for game, other in combinations(open_gate, 2):
+        better_answer = game["reward/answer"] - other["reward/answer"]
+        higher_reward = game["reward/mean"] - other["reward/mean"]
+        if better_answer != 0:
+            ranked.append(better_answer * higher_reward > 0)
     return ranked
 
 

@@ -12,7 +12,7 @@ from prompt_r1.training.run_folder import LOCK, check_newest, claim, open_run
 
 
 def read_train_config(arguments: list[str]) -> TrainConfig:
-    """The settings of a training. Raises UsageError for one that cannot start."""
+    """Read the settings of a training. Raises UsageError for a training that cannot start."""
     config = train_config(arguments)
     _check_rank()
     check_device(config.device)

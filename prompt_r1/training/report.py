@@ -235,9 +235,9 @@ def charts_of(lines: Lines) -> list[Chart]:
 
 
 def axis_end(value: float) -> float:
-    """The end of an axis: the least number, of one digit of TOP_DIGITS and zeros, that is at least `value`.
+    """The upper end of an axis whose highest value is `value`; 0 for a value below 0.
 
-    For values below 0 it is 0.
+    It is the least number at or above the value that is a digit of TOP_DIGITS times a power of ten.
     """
     if value <= 0:
         return 0.0

@@ -100,7 +100,7 @@ class Run:
             device=ranks.device,
         )
         self.wait_for(self.environment.check())
-        # The untrained agent.
+        # The run starts from this agent: the folder or hub id of its weights.
         self.start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
         # The agent plays. Each rank has a whole copy of its weights, in the compute dtype.
         self.agent = load_agent(self.start, config, ranks.device)
@@ -308,8 +308,8 @@ class Run:
         """Whether the agent of this step is the best so far, by validation.
 
         EM decides, and between agents of equal EM the reward. A user's own reward decides before EM, because
-        EM may know only one of several right answers. Of equal agents the first stays the best: a later one
-        may have collapsed.
+        EM may know only one of several right answers. Of equal agents the first stays the best: a later
+        agent may have collapsed.
         """
         if "val/em" not in metrics:
             return False
@@ -348,7 +348,7 @@ class Run:
         """Write report.html. A failure does not stop the run, because the report can be made later."""
         if not self.ranks.first:
             return
-        from prompt_r1.training.report import write_report  # jinja2 is slow to import
+        from prompt_r1.training.report import write_report  # It imports jinja2, which is slow.
 
         try:
             write_report(self.folder)

@@ -48,7 +48,7 @@ def limit_of(policy: Policy) -> Limit:
 
     In float32, rounding errors add up over the layers: with SmolLM2's first 8, 15 and 30 layers, the mean gap
     is 8e-7, 3e-6 and 5e-6. So the alarm grows too, by 2.5e-5 for each layer. In bfloat16 a single token may
-    be far off, so the mean has the limit. It does not grow: it is 0.009 with SmolLM2's 30 layers.
+    be far off, so the limit is on the mean, which does not grow: it is 0.009 with SmolLM2's 30 layers.
     """
     if policy.compute.itemsize >= 4:
         return Limit(GAP, max(1e-4, 2.5e-5 * len(blocks_of(policy.model))), 1e-2)
@@ -86,7 +86,8 @@ def importance_cap(policy: Policy) -> float:
 class BatchStats:
     """The measurements of a micro-batch."""
 
-    # Loss, kl, clip_frac and entropy. The sum over all micro-batches and ranks is the mean over the games.
+    # Loss, kl, clip_frac and entropy. Their sums over the micro-batches and ranks of an optimiser step are
+    # the values of the step.
     shares: dict[str, float]
     # (N,) log π_engine - log π_θ after the first optimiser step. Before it the weights are the same: (0,).
     log_ratio: Tensor
