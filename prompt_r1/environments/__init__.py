@@ -2,14 +2,14 @@
 
 In reading order:
 
-    environment      `ask`: draws the environment of a question, and repeats a call until there is a reply
-    sources          what one attempt comes to; objects in this process as environments
-    endpoint         one request to an OpenAI-compatible server
-    responses        read its response: status, error, completion, usage
-    local            a Hugging Face model in this process
+    environment      `ask`: draws the environment of a question, and sends the request until there is a reply
+    sources          what one attempt of a source returns or raises; the user's objects as sources
+    endpoint         an OpenAI-compatible server as a source: one request
+    responses        reads the server's response: status, error, completion, usage
+    local            a Hugging Face model in this process as a source
     journal          which calls were made, what they cost, and their replies
     budget           prices, and limits on calls and dollars
-    specs            open environments by `--env SPEC`; which of them gets the key
+    specs            opens environments by `--env SPEC`, and decides which of them gets the key
 
 It may import engine, miniworld, model, settings and programs.
 """

@@ -236,8 +236,10 @@ def check_listening(name: str) -> None:
     url = httpx.URL("http" + name.rpartition("@http")[2])
     if not is_loopback(str(url)):
         return
+    default_port = 443 if url.scheme == "https" else 80
+    address = (url.host, url.port or default_port)
     try:
-        socket.create_connection((url.host, url.port or (443 if url.scheme == "https" else 80)), 1).close()
+        socket.create_connection(address, timeout=1).close()
     except ConnectionRefusedError:
         raise UsageError(f"{name}: no server answers there: start it, or correct the port") from None
     except OSError:

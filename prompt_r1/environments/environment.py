@@ -76,14 +76,15 @@ class Member:
 
     source: Source
     price: Price
-    slots: asyncio.Semaphore  # Each call that is being paid for holds a slot.
-    # The number of slots. If it starts below the source's concurrency, each reply adds one.
+    slots: asyncio.Semaphore  # Each call holds a slot while its requests are sent.
+    # How many slots there are, free or held. If there are fewer than the source's concurrency at first, each
+    # reply adds a slot.
     slot_count: int
     has_replied: bool = False
     longest_reply: int = 0  # tokens
     paused_until: float = 0.0  # The server asked for no calls before this time of the event loop.
     is_wait_reported: bool = False
-    counts: Counter[str] = field(default_factory=Counter)  # COUNTED, since the last `take_metrics`
+    counts: Counter[str] = field(default_factory=Counter)  # since the last `take_metrics`; see COUNTED
 
     def estimate(self, messages: list[Message]) -> Spending:
         """Estimate the cost of a request from above.
@@ -160,26 +161,16 @@ class Environment:
         caller = caller or Caller()  # a call that no game makes
         drawn_by = caller.question if self._route == "session" else f"{caller.question}/{caller.epoch}"
         member = random.Random(drawn_by).choices(self.members, self._weights)[0]
-        name = member.source.name
         try:
             reply = await self._call(member, messages, caller)
-        except EnvError as error:
+        except (EnvError, Refused) as problem:
             caller.spent += UNBILLED
             member.counts["paid"] += 1
             member.counts["errors"] += 1
-            self._watch(failed=True, reason=str(error))
-            raise
-        except Refused as refused:
-            caller.spent += UNBILLED
-            member.counts["paid"] += 1
-            member.counts["errors"] += 1
-            if not member.has_replied:
-                raise FatalEnvError(f"{name} cannot be used: {refused.reason}") from None
-            if refused.concerns_all:
-                raise Resumable(f"{name} accepts no calls any more: {refused.reason}") from None
-            reason = f"{name} refused the dialogue: {refused.reason}"
-            self._watch(failed=True, reason=reason)
-            raise EnvError(reason) from None
+            error = error_of_call(member, problem)
+            if isinstance(error, EnvError):
+                self._watch(failed=True, reason=str(error))
+            raise error from None
         self._watch(failed=False)
         if reply.label:
             member.counts[f"outcomes/{reply.label}"] += 1
@@ -188,7 +179,7 @@ class Environment:
         return reply.text
 
     async def _call(self, member: Member, messages: list[Message], caller: Caller) -> Reply:
-        """The reply from the journal, or else a reply that is paid for now. Raises what `_repeat` raises."""
+        """The reply from the journal if it is there, or else a new reply. Raises what `_repeat` raises."""
         key = call_key(member.source, messages, caller)
         # If games make the same call at once, the first one pays, and the others find its reply in the
         # journal.
@@ -379,6 +370,18 @@ class Environment:
         if is_alarming and not self._warned:
             logger.warning("%s", shown)
         self._warned = is_alarming
+
+
+def error_of_call(member: Member, problem: EnvError | Refused) -> Exception:
+    """The error for a call that failed: EnvError ends its game, FatalEnvError and Resumable end the run."""
+    if isinstance(problem, EnvError):
+        return problem
+    name = member.source.name
+    if not member.has_replied:
+        return FatalEnvError(f"{name} cannot be used: {problem.reason}")
+    if problem.concerns_all:
+        return Resumable(f"{name} accepts no calls any more: {problem.reason}")
+    return EnvError(f"{name} refused the dialogue: {problem.reason}")
 
 
 def reply_limit(source: Source) -> int | None:

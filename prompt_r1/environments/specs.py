@@ -213,7 +213,7 @@ def _names_with_key(specs: Collection[str], typed: Collection[str]) -> set[str]:
 
 
 def _key_for(name: str, with_key: Collection[str]) -> str:
-    """OPENAI_API_KEY if it is sent to this name, else \"\"."""
+    """OPENAI_API_KEY, or an empty text if the key is not sent to this name."""
     return os.environ.get("OPENAI_API_KEY", "") if name in with_key else ""
 
 

@@ -352,17 +352,19 @@ def draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random
     is_ood = kind in OOD_KINDS
     match kind:
         case "bridge" | "bridge_ood":
-            pairs = product(CREW, PERSON_RELATIONS)
-            first, second = rng.choice([pair for pair in pairs if (pair in OOD_RELATIONS) == is_ood])
+            relations = product(CREW, PERSON_RELATIONS)
+            allowed = [pair for pair in relations if (pair in OOD_RELATIONS) == is_ood]
+            first, second = rng.choice(allowed)
             return Bridge(film, first, second)
         case "compare":
             year = world.facts[film, "year"]
-            return Compare(film, rng.choice([other for other in films if world.facts[other, "year"] != year]))
+            others = [other for other in films if world.facts[other, "year"] != year]
+            return Compare(film, rng.choice(others))
         case "pop":
             return Pop(film, rng.choice(list(POP_WORDINGS)))
         case "math" | "math_ood":
-            pairs = product(SIGNS, SIGNS)
-            verbs = rng.choice([pair for pair in pairs if (pair in OOD_VERBS) == is_ood])
+            two_verbs = product(SIGNS, SIGNS)
+            verbs = rng.choice([pair for pair in two_verbs if (pair in OOD_VERBS) == is_ood])
             # With these numbers every total is between 2 and 97.
             amounts = (rng.randint(2, 19), rng.randint(2, 19))
             return Problem(rng.choice(OWNERS), rng.choice(THINGS), rng.randint(40, 59), verbs, amounts)
@@ -380,7 +382,7 @@ def _split_of(slots: Slots, world: World) -> str:
     is_held_out = digest % 4 == 0 if isinstance(slots, Problem) else slots.film in world.test.films
     if not is_held_out:
         return "train"
-    return "validation" if digest // 4 % 2 else "test"
+    return "validation" if digest // 4 % 2 == 1 else "test"
 
 
 def _identity(slots: Slots) -> str:

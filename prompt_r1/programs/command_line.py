@@ -96,9 +96,7 @@ def explain(error: BaseException, *, then: str = "") -> tuple[int, str]:
         case OSError(errno=errno.ENOENT, filename=None):  # Only getcwd raises it without a name.
             return 2, "the current folder has been deleted: change to one that exists"
         case OSError() if error.filename:
-            path = (
-                error.filename2 or error.filename
-            )  # If a file was to be moved, the second name is its target.
+            path = error.filename2 or error.filename  # The second name is where a file was to be moved.
             return 2, f"{path}: {error.strerror}; check the path and its permissions"
     if is_out_of_memory(error):
         return 2, f"{first_line(error)}: {MORE_MEMORY}"

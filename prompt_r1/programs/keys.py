@@ -3,18 +3,16 @@
 import os
 import re
 
-SHORTEST_SECRET = (
-    12  # characters; a shorter key ("EMPTY", "ollama") is a placeholder that replies may contain
-)
+# A key of fewer characters ("EMPTY", "ollama") is a placeholder, which replies may contain.
+SHORTEST_SECRET = 12
 # Names of environment variables that hold a secret, such as OPENAI_API_KEY, HF_TOKEN and WANDB_API_KEY.
 SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 
 def scrub(text: str, key: str) -> str:
     """Replace the key in a text, in upper or lower case, by "[key]"."""
-    if (
-        not key or key.lower() not in text.lower()
-    ):  # In a long text this is much faster than the search below.
+    # In a long text, this test is much faster than the search below.
+    if not key or key.lower() not in text.lower():
         return text
     return re.sub(re.escape(key), "[key]", text, flags=re.IGNORECASE)
 
