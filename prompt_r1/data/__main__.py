@@ -58,7 +58,8 @@ def main(arguments: list[str]) -> None:
 
 def _check_written(path: Path, read: Sequence[str | Path]) -> None:
     """Raise UsageError if a file that is written is also read."""
-    if path.resolve() in [Path(name).resolve() for name in read]:
+    files_read = [Path(name).resolve() for name in read]
+    if path.resolve() in files_read:
         raise UsageError(f"{path}: a file that is written must not be among the files that are read")
 
 
@@ -76,7 +77,8 @@ def _split(options: argparse.Namespace) -> None:
     _check_written(options.test, [*options.files, options.out])
     check_number("--share", options.share, Range(above=0, below=1))
     questions = [question for path in options.files for question in load_questions(path)]
-    training, test = hold_out(questions, max(1, round(options.share * len(questions))))
+    count = max(1, round(options.share * len(questions)))
+    training, test = hold_out(questions, count)
     write_questions(options.out, training)
     write_questions(options.test, test)
     print(f"{options.out}: {len(training):,} questions to train on")

@@ -59,7 +59,8 @@ def _rows_without_solutions(path: Path | str) -> Iterator[tuple[int, object]]:
     No answer of an agent would equal such a gold answer.
     """
     for number, row in read_rows(path):
-        if isinstance(row, Mapping) and any("####" in str(row.get(name)) for name in ANSWER_FIELDS):
+        answers = [str(row.get(name)) for name in ANSWER_FIELDS] if isinstance(row, Mapping) else []
+        if any("####" in answer for answer in answers):
             out = re.sub(r"[^\w-]+", "-", Path(path).stem) + "-converted.jsonl"
             convert = command("-m prompt_r1.data", "convert", "--from", "gsm8k", "--in", path, "--out", out)
             raise UsageError(

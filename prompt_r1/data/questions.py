@@ -75,7 +75,8 @@ def training_and_validation(
                 "--exclude of `python -m prompt_r1.data mix` leaves them out"
             )
         return training, validation
-    training, validation = hold_out(training, max(1, min(limit, len(training) // 10)))
+    a_tenth = len(training) // 10
+    training, validation = hold_out(training, max(1, min(limit, a_tenth)))
     if not training:
         raise UsageError("--val-data held-out leaves no question to train on: give --val-data FILE or none")
     return training, validation
@@ -113,4 +114,5 @@ def _questions_of_function(name: str, split: str, seed: int) -> list[Question]:
         raise
     except (Exception, SystemExit) as error:  # Anything may go wrong in the user's function.
         raise UsageError(f"{where}, called with a split and a seed, raised {described(error)}") from error
-    return as_questions(where, enumerate(rows, start=1), dataset=name.rpartition(":")[2])
+    function_name = name.rpartition(":")[2]
+    return as_questions(where, enumerate(rows, start=1), dataset=function_name)

@@ -166,7 +166,8 @@ def _prompts_and_stories(path: Path) -> Iterable[object]:
     stories = _text_of(stories_path).strip("\n").split("\n")
     if len(prompts) != len(stories):
         raise UsageError(f"{path} and {stories_path.name} have different numbers of lines")
-    return [{"prompt": prompt, "story": story} for prompt, story in zip(prompts, stories, strict=True)]
+    pairs = zip(prompts, stories, strict=True)
+    return [{"prompt": prompt, "story": story} for prompt, story in pairs]
 
 
 READERS: dict[str, Callable[[Path], Iterable[object]]] = {
@@ -200,8 +201,10 @@ def text_or_number(value: object, field: str) -> str:
     """A text that is not blank, or a number; 1945.0 is 1945. Raises BadRow for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
     if isinstance(value, float) and math.isfinite(value):
-        return str(int(value)) if value.is_integer() else repr(float(value))
+        return repr(float(value))
     if not isinstance(value, str):
         raise BadRow(f"the field {field} must contain texts or numbers, not {describe(value)}")
     if not value.strip():

@@ -61,7 +61,8 @@ class Budget:
         self._share: dict[str, float] = {}
         for name, limit in self._limits.items():
             before: float = getattr(self.before, name)
-            self._share[name] = before + (limit - before) / ranks if limit else math.inf
+            rest = (limit - before) / ranks
+            self._share[name] = before + rest if limit else math.inf
         self._reserved = Spending()
         self._settled = asyncio.Event()  # The next request that ends sets it.
 
@@ -97,4 +98,8 @@ class Budget:
 
     def _exceeded(self, total: Spending) -> list[str]:
         """The names of the limits that this spending exceeds."""
-        return [name for name, share in self._share.items() if getattr(total, name) > share + ROUNDING]
+        exceeded = []
+        for name, share in self._share.items():
+            if getattr(total, name) > share + ROUNDING:
+                exceeded.append(name)
+        return exceeded

@@ -176,7 +176,8 @@ class Endpoint(Source):
     def _shown(self, reason: str) -> str:
         """An error text without the key, cut to LONGEST_REASON, and printable."""
         # The key is removed before the text is cut, because half a key would not be found.
-        return printable(" ".join(scrub(reason, self.key).split()))[:LONGEST_REASON]
+        words = scrub(reason, self.key).split()
+        return printable(" ".join(words))[:LONGEST_REASON]
 
 
 def endpoint_of(

@@ -38,7 +38,8 @@ def call_key(source: Source, messages: Sequence[Message], caller: Caller) -> str
     elif source.by_question:
         asked_by = [caller.question]
     parts = [source.name, source.parameters, messages, asked_by]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+    text = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class Journal:
@@ -105,18 +106,20 @@ def _values_of(line: Mapping[str, Any]) -> tuple[str, int, Spending, Reply | Non
     """The key of a call, its number, what it was charged, and its reply. Raises ValueError."""
     if "verdict" in line:
         raise ValueError("the journal was written by an older version")
-    key, call, charged, reply = line.get("key"), line.get("call"), line.get("charged"), line.get("reply")
+    key, call = line.get("key"), line.get("call")
     if not isinstance(key, str) or not _is_amount(call) or not isinstance(call, int):
         raise ValueError("this is no call of a journal")
-    if not isinstance(charged, list) or len(charged) != COLUMNS or not all(map(_is_amount, charged)):
+    charged, reply = line.get("charged"), line.get("reply")
+    amounts = charged if isinstance(charged, list) else []
+    if len(amounts) != COLUMNS or not all(_is_amount(amount) for amount in amounts):
         raise ValueError(f"charged must be {COLUMNS} amounts from 0, not {charged!r:.99}")
     if reply is None:
-        return key, call, Spending(*charged), None
+        return key, call, Spending(*amounts), None
     if not _is_reply(reply):
         raise ValueError(f"a reply has the fields {', '.join(REPLY_TYPES)}, with their types")
     if not _is_amount(reply["tokens_in"]) or not _is_amount(reply["tokens_out"]):
         raise ValueError("tokens_in and tokens_out must be numbers from 0")
-    return key, call, Spending(*charged), Reply(**reply)
+    return key, call, Spending(*amounts), Reply(**reply)
 
 
 def _is_reply(value: object) -> bool:

@@ -93,7 +93,8 @@ class LocalEnvironment(Source):
         thought, text = cut_thinking(self._opened + written)
         for special in self._specials:
             text = text.replace(special, "")
-        reply = reply_of(text.strip(), reasoning=thought, finish="stop" if completion.finished else "length")
+        finish = "stop" if completion.finished else "length"
+        reply = reply_of(text.strip(), reasoning=thought, finish=finish)
         return replace(reply, tokens_in=len(tokens), tokens_out=len(completion.tokens))
 
     def encode(self, messages: list[Message]) -> list[int]:
@@ -108,9 +109,11 @@ class LocalEnvironment(Source):
         marked: list[Message] = [
             {**message, "content": f"\u2402{number}\u2403"} for number, message in enumerate(messages)
         ]
+        # The pieces after the opening: number of a text, template up to the next text, number, template, …
         opening, *pieces = re.split("\u2402(\\d+)\u2403", render(self.tokenizer, marked))
+        numbers, frames = pieces[::2], pieces[1::2]
         tokens = self._encoder.start(opening)
-        for number, frame in zip(pieces[::2], pieces[1::2], strict=True):
+        for number, frame in zip(numbers, frames, strict=True):
             tokens += self._encoder.untrusted(messages[int(number)]["content"])
             tokens += self._encoder.trusted(frame)
         return tokens

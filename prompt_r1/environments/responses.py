@@ -148,7 +148,8 @@ def _cached_tokens(fields: object) -> int:
     """The number of tokens that were read from a cache or written to it."""
     if not isinstance(fields, dict):
         return 0
-    return sum(_count(value) for name, value in fields.items() if "cache" in name and "miss" not in name)
+    names = [name for name in fields if "cache" in name and "miss" not in name]
+    return sum(_count(fields[name]) for name in names)
 
 
 def requested_wait(headers: Mapping[str, str], *, now: float) -> float | None:
@@ -208,8 +209,13 @@ def _first_choice(data: Mapping[str, object]) -> dict[str, object]:
 def _text_of(content: object) -> str:
     """The text of a message's content: a string, or a list of parts; only text parts count."""
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
-    return clean("".join(text for text in texts if isinstance(text, str)))
+    texts: list[str] = []
+    for part in parts:
+        is_text = isinstance(part, dict) and part.get("type") == "text"
+        text = part.get("text") if is_text else None
+        if isinstance(text, str):
+            texts.append(text)
+    return clean("".join(texts))
 
 
 def clean(text: str) -> str:

@@ -188,7 +188,8 @@ def truth_of(request: Request, world: World) -> str:
         case BeforeYear(film, year):
             return "yes" if world.facts[film, "year"] < year else "no"
         case Sum(left, sign, right):
-            return str(int(left) + int(right) if sign == "plus" else int(left) - int(right))
+            change = int(right) if sign == "plus" else -int(right)
+            return str(int(left) + change)
         case Vague(subject):
             return world.names[subject.lower()]
     return answer_of(request, world)

@@ -239,7 +239,8 @@ def mini_questions(seed: int, split: str, part: str = "") -> list[Question]:
     check_part(part)
     if part in SPLITS:
         split = part
-    questions = [question for _, question in make_questions(make_world(seed), split, SPLITS[split], seed)]
+    made = make_questions(make_world(seed), split, SPLITS[split], seed)
+    questions = [question for _, question in made]
     if part in TRAINING_MIX:
         return [question for question in questions if question.dataset == part]
     return questions
@@ -379,8 +380,9 @@ def _split_of(slots: Slots, world: World) -> str:
     separates validation from test.
     """
     digest = _digest(f"{world.seed} {_identity(slots)}")
-    is_held_out = digest % 4 == 0 if isinstance(slots, Problem) else slots.film in world.test.films
-    if not is_held_out:
+    if isinstance(slots, Problem) and digest % 4 != 0:
+        return "train"
+    if not isinstance(slots, Problem) and slots.film not in world.test.films:
         return "train"
     return "validation" if digest // 4 % 2 == 1 else "test"
 

@@ -73,7 +73,8 @@ def errors_explained(then: str = "") -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         code, sentence = explain(error, then=then)
         if code == 1:
-            print(printable(without_keys("".join(traceback.format_exception(error)))), file=sys.stderr)
+            shown = "".join(traceback.format_exception(error))
+            print(printable(without_keys(shown)), file=sys.stderr)
         exit_with(code, sentence)
 
 
@@ -115,7 +116,8 @@ def exit_with(code: int, reason: str) -> NoReturn:
     try:
         sys.stdout.flush()
     except OSError:  # Python would flush stdout again at its end, and exit with code 120.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        null_device = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_device, sys.stdout.fileno())
     if os.environ.get("WORLD_SIZE", "") not in ("", "1"):
         # A rank leaves at once. The end of the interpreter would wait for threads and for NCCL, which may
         # wait for ranks that do not know yet that this one leaves.

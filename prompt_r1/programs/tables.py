@@ -14,11 +14,15 @@ def markdown_table(header: Sequence[str], rows: Rows, *, left: int = 1) -> str:
     The first `left` columns are aligned to the left, the others to the right. Pipes, line breaks and
     unprintable characters in cells are escaped, so that no text can break the table.
     """
-    shown = [[_escaped(cell) for cell in row] for row in (header, *rows)]
     marks = ["---"] * left + ["--:"] * (len(header) - left)
-    top, line, *others = _aligned([shown[0], marks, *shown[1:]], left)
-    line = [cell.replace(" ", "-") for cell in line]  # Dashes fill the line up to the width of the columns.
-    return "\n".join(f"| {' | '.join(row)} |" for row in (top, line, *others))
+    table = [_escaped_row(header), marks, *(_escaped_row(row) for row in rows)]
+    aligned = _aligned(table, left)
+    aligned[1] = [cell.replace(" ", "-") for cell in aligned[1]]  # Dashes fill the marks to the full width.
+    return "\n".join(f"| {' | '.join(row)} |" for row in aligned)
+
+
+def _escaped_row(row: Sequence[str]) -> list[str]:
+    return [_escaped(cell) for cell in row]
 
 
 def _escaped(cell: str) -> str:

@@ -200,7 +200,8 @@ def run_name(start: str, config: TrainConfig, base: Mapping[str, Any], flags: Ma
     names = [start]
     for part, value in parts.items():
         if part in flags and flags[part] != base.get(part):
-            names.append(re.sub(r"\.(jsonl|parquet)$", "", Path(value.split("@")[0]).name))
+            last = Path(value.split("@")[0]).name  # without folder, and without the URL of an endpoint
+            names.append(re.sub(r"\.(jsonl|parquet)$", "", last))
     return re.sub(r"[^\w.-]+", "-", "-".join(names))[:80]
 
 
