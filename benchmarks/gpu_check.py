@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu_check          # on a CPU the same code checks a tiny model
 
-One line for each check: PASS or FAIL (wrong, or an error), and what was measured. Weights are random, of the
-shape of Qwen3-4B on GPUs of more than 60 GB, of Qwen3-0.6B on smaller ones. Exit code 1 if one failed.
+It prints a line for each check: PASS or FAIL (a wrong result, or an error), and what was measured. The
+weights are random, in the shape of Qwen3-4B on GPUs of more than 60 GB, and of Qwen3-0.6B on smaller GPUs.
+The exit code is 1 if a check failed.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from prompt_r1.engine.model_check import check_model
 from prompt_r1.model import attention
 from prompt_r1.model.policy import Policy
 
-# The mean difference in nats of a token's log-probability that rounding explains.
+# The largest mean difference in nats between log-probabilities that rounding explains.
 GAP_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 
 
@@ -44,7 +45,7 @@ def random_policy() -> Policy:
 
 
 def paged_attention(policy: Policy) -> str:
-    """FlashAttention with a block table against SDPA, sequence by sequence."""
+    """Compare FlashAttention with a block table and SDPA, which computes sequence by sequence."""
     torch.manual_seed(0)
     pool = BlockPool(
         policy.model.config,
@@ -74,12 +75,16 @@ def paged_attention(policy: Policy) -> str:
 
 
 def model(policy: Policy) -> str:
-    """Packed rows and cached turns against the model's own forward."""
+    """Compare packed rows and cached turns with the model's own forward."""
     return f"log-probabilities differ by at most {check_model(policy):.2g} nats"
 
 
 def play(engine: Engine, games: int, new: int) -> list[tuple[list[int], Tensor]]:
-    """Games of two turns, five of each question: their texts, and the engine's log-probabilities."""
+    """Play games of two turns, five games of each question.
+
+    Returns the tokens of each game, and the engine's log-probabilities (NaN for tokens that were not
+    sampled).
+    """
 
     async def one(number: int) -> tuple[list[int], Tensor]:
         tokens, found = [100 + number // 5] * 60, []
@@ -102,7 +107,7 @@ def play(engine: Engine, games: int, new: int) -> list[tuple[list[int], Tensor]]
 
 @torch.no_grad()
 def engine(policy: Policy) -> str:
-    """The engine, with its CUDA graphs on a GPU, against one forward over each text."""
+    """Compare the engine (on a GPU with CUDA graphs) and one forward over each game."""
     gaps: list[Tensor] = []
     played = play(Engine(policy, stop_ids=frozenset(), max_tokens=512, kv_tokens=20_000), games=20, new=40)
     for tokens, found in played:
@@ -116,10 +121,10 @@ def engine(policy: Policy) -> str:
 
 
 def decode(policy: Policy) -> str:
-    """Tokens a second of a rollout."""
+    """Measure how many tokens a rollout samples per second."""
     games, new, kv_tokens = (128, 200, 0) if policy.device.type == "cuda" else (10, 20, 20_000)
     rollout = Engine(policy, stop_ids=frozenset(), max_tokens=1024, kv_tokens=kv_tokens)
-    play(rollout, games, new)  # captures the graphs
+    play(rollout, games, new)  # This captures the graphs.
     start = clock()
     played = play(rollout, games, new)
     seconds = clock() - start
@@ -129,7 +134,7 @@ def decode(policy: Policy) -> str:
 
 
 def update(policy: Policy) -> str:
-    """Tokens a second of an optimiser step, and its peak of memory."""
+    """Measure how many tokens an optimiser step computes per second, and its peak of memory."""
     shape, questions = ("Qwen3-0.6B", 8) if policy.device.type == "cuda" else ("small", 1)
     model = random_model(shape, attention=attention.NAME, device=policy.device)
     learner = Policy(model, compute=policy.compute)
@@ -152,7 +157,7 @@ def main() -> None:
     parameters = sum(weight.numel() for weight in policy.parameters())
     print(f"{name}, torch {torch.__version__}, {parameters:,} parameters in {policy.compute}", flush=True)
     failed = False
-    kernels = (paged_attention,) if policy.device.type == "cuda" else ()  # FlashAttention needs a GPU
+    kernels = (paged_attention,) if policy.device.type == "cuda" else ()  # FlashAttention needs a GPU.
     for check in (*kernels, model, engine, decode, update):
         try:
             verdict, measured = "PASS", check(policy)

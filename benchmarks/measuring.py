@@ -1,4 +1,4 @@
-"""What the benchmarks share: flags, time and memory of a piece of work, alternating rounds, their table."""
+"""What the benchmarks share: flags, the cost of a piece of work, alternating rounds, and the table."""
 
 import argparse
 import ctypes
@@ -21,7 +21,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaults
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser whose help shows the docstring as it is, and the defaults."""
+    """A parser whose help shows the docstring unchanged, and the defaults."""
     return argparse.ArgumentParser(description=description, formatter_class=_Formatter)
 
 
@@ -30,28 +30,29 @@ class Cost:
     """What a piece of work cost."""
 
     wall: float = 0.0  # seconds
-    cpu: float = 0.0  # seconds of the process
-    peak: float = 0.0  # MB above the memory before
+    cpu: float = 0.0  # CPU seconds of the process
+    peak: float = 0.0  # the peak of memory in MB, above the memory before the work
 
 
 Measured = TypeVar("Measured", bound=Cost)
 
 
 def clock() -> float:
-    """Seconds, after the GPU has finished its work."""
+    """The time in seconds, after the GPU has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def memory(*, reset: bool = False) -> float:
-    """Peak memory since the last reset in MB: resident (Linux) or allocated (CUDA)."""
+    """The peak of memory in MB since the last reset: allocated on a GPU, or resident on a CPU (Linux)."""
     if torch.cuda.is_available():
         if reset:
             torch.cuda.reset_peak_memory_stats()
         return torch.cuda.max_memory_allocated() / 1e6
     if reset:
-        ctypes.CDLL(None).malloc_trim(0)  # else this round reuses what glibc kept of an earlier one
+        # Otherwise glibc reuses the memory that it has kept from an earlier round.
+        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1e3
@@ -60,7 +61,7 @@ def memory(*, reset: bool = False) -> float:
 @contextmanager
 def measuring(cost: Cost) -> Iterator[None]:
     """Write the cost of the block into `cost`."""
-    gc.collect()  # an engine and its graphs refer to each other, so only the collector frees its cache
+    gc.collect()  # An engine and its graphs refer to each other, so only the collector frees them.
     before = memory(reset=True)
     wall, cpu = clock(), time.process_time()
     yield
@@ -69,7 +70,7 @@ def measuring(cost: Cost) -> Iterator[None]:
 
 
 def compare(variants: Mapping[str, Callable[[], Measured]], rounds: int) -> dict[str, list[Measured]]:
-    """Alternate the variants in rounds, so that other load on the machine affects all of them."""
+    """Run the variants by turns, in rounds, so that other load on the machine affects all of them."""
     runs: dict[str, list[Measured]] = {name: [] for name in variants}
     for number in range(rounds):
         for name, run in variants.items():
@@ -80,15 +81,15 @@ def compare(variants: Mapping[str, Callable[[], Measured]], rounds: int) -> dict
 
 
 def ratio_to_ours(runs: Mapping[str, list[Cost]], name: str, field: str) -> float:
-    """A variant's value of a field divided by ours in the same round: the median over the rounds."""
+    """A variant's value of a field divided by our value in the same round, as the median over the rounds."""
     return median(
-        getattr(theirs, field) / max(getattr(ours, field), 1e-9)  # a small run may need no new memory
+        getattr(theirs, field) / max(getattr(ours, field), 1e-9)  # A small run may need no new memory.
         for theirs, ours in zip(runs[name], runs["ours"], strict=True)
     )
 
 
 def table(runs: Mapping[str, list[Cost]]) -> str:
-    """Medians of each variant, and its ratios to ours."""
+    """A table with the medians of each variant, and their ratios to ours."""
     rows = []
     for name, costs in runs.items():
         cells = [f"{median(getattr(cost, field) for cost in costs):.1f}" for field in ("wall", "cpu", "peak")]

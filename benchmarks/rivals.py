@@ -13,20 +13,22 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 from benchmarks.measuring import Cost, measuring
 from benchmarks.workload import PlannedGame, play_async
 
-PAGE = 32  # tokens of a page of continuous batching
+PAGE = 32  # tokens in a page of continuous batching
 
 
 @dataclass
 class PlayedRun(Cost):
-    """The games, played once by one variant."""
+    """One variant has played all games once."""
 
-    tokens: list[list[int]] = field(default_factory=list)  # the sampled ones of each game
-    prefilled: int = 0  # prompt tokens computed (ours only)
+    tokens: list[list[int]] = field(default_factory=list)  # the sampled tokens of each game
+    prefilled: int = 0  # how many prompt tokens our engine has computed
 
 
 def play_generate(model: PreTrainedModel, games: list[PlannedGame], *, latency: bool) -> PlayedRun:
-    """Lockstep `model.generate`, as the released code does: all unfinished games take a turn as one
-    left-padded batch, which recomputes every history, then wait for the slowest reply.
+    """Play in lockstep with `model.generate`, as the released code does.
+
+    All unfinished games take a turn in one left-padded batch, which recomputes every history. Then they wait
+    for the slowest reply.
     """
     histories = [list(game.prompt) for game in games]
     run = PlayedRun(tokens=[[] for _ in games])
@@ -56,8 +58,8 @@ def play_generate(model: PreTrainedModel, games: list[PlannedGame], *, latency: 
 def play_continuous(
     model: PreTrainedModel, games: list[PlannedGame], *, latency: bool, batch: int, pages: int
 ) -> PlayedRun:
-    """transformers' ContinuousBatchingManager (used by `generate_batch`), with independent games."""
-    # The first argument is the page size, named block_size in transformers 5.17 and page_size later.
+    """Play independent games with transformers' ContinuousBatchingManager, which `generate_batch` uses."""
+    # The first argument, the size of a page, is block_size in transformers 5.17 and page_size later.
     config = ContinuousBatchingConfig(PAGE, num_blocks=pages, max_batch_tokens=batch)
     numbers = count()
 

@@ -4,9 +4,9 @@
     python -m benchmarks.rollout --model Qwen3-4B --lengths long --questions 16 --rivals lockstep
     python -m benchmarks.rollout --model smollm2 --lengths decode --group-size 1 --rivals lockstep
 
-The rivals: lockstep `model.generate`, which recomputes every turn from its first token (as the released code
-does), and transformers' continuous batching (pages of 32 tokens, shared blocks, independent games). Rounds
-alternate between the variants, and the table has medians. The last line is JSON.
+The rivals are lockstep `model.generate`, which recomputes every game from its first token in every turn (as
+the released code does), and transformers' continuous batching (pages of 32 tokens, shared blocks, independent
+games). The variants take turns in several rounds, and the table has medians. The last line is JSON.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from functools import partial
 from statistics import median
 
 import torch
+from transformers import PreTrainedModel
 
 from benchmarks.measuring import compare, make_parser, measuring, ratio_to_ours, table
 from benchmarks.rivals import PlayedRun, play_continuous, play_generate
@@ -42,7 +43,7 @@ RIVALS = ("lockstep", "continuous")
 
 def play_ours(policy: Policy, games: list[PlannedGame], *, latency: bool) -> PlayedRun:
     """Play with our engine."""
-    # A cache that holds all games. On a GPU the engine sizes it as in training.
+    # On a CPU the cache holds all games. On a GPU the engine chooses its size, as in training.
     kv_tokens = len(games) * longest(games) * 5 // 4 if policy.device.type == "cpu" else 0
     run = PlayedRun()
     with measuring(run):
@@ -67,11 +68,11 @@ def main() -> None:
     choice = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.float32 if choice.model in ("small", SMOLLM2) else torch.bfloat16
-    load = (
-        smollm2
-        if choice.model == SMOLLM2
-        else partial(random_model, choice.model, dtype=dtype, device=device)
-    )
+    load: Callable[..., PreTrainedModel]
+    if choice.model == SMOLLM2:
+        load = smollm2
+    else:
+        load = partial(random_model, choice.model, dtype=dtype, device=device)
     attention.register()
     games = plan(choice.questions, choice.group_size, seed=1, lengths=LENGTHS[choice.lengths])
     print(totals(games), flush=True)
@@ -93,7 +94,7 @@ def main() -> None:
 
 
 def summary(runs: Mapping[str, list[PlayedRun]], games: list[PlannedGame]) -> dict[str, object]:
-    """The last line: ratios to ours, and whether all variants wrote the same tokens."""
+    """The numbers of the last line: ratios to ours, and whether all variants wrote the same tokens."""
     mine = [*runs["ours"], *runs["ours, no latency"]]
     tokens = mine[0].tokens
     rivals = [name for name in runs if not name.startswith("ours")]

@@ -4,12 +4,12 @@
     OMP_NUM_THREADS=1 python -m benchmarks.update --vocabulary 151936 --questions 1 --rivals trl
     OMP_NUM_THREADS=1 python -m benchmarks.update --model smollm2 --vocabulary 49152 --lengths smollm2
 
-The naive update computes all logits of padded rows: with a large vocabulary, 12 GB. TRL is left out where it
-is not installed. Each variant runs in a process of its own, which holds
-the weights and AdamW's moments before it begins, and the variants take turns. An update consists of packing
-or padding, loss and backward of each micro-batch (five games of a question), clipping, and AdamW's step. No
-variant includes the forward of the reference. Memory is the peak of the resident set above the state before
-the update (Linux: VmHWM after a reset). The table has medians. The last line is JSON.
+The naive update computes all logits of padded rows, which take 12 GB with a large vocabulary. If TRL is not
+installed, it is left out. Each variant runs in a process of its own, which holds the weights and AdamW's
+moments before it begins. The variants take turns. An update consists of packing or padding, loss and backward
+of each micro-batch (five games of a question), clipping, and AdamW's step. No variant includes the forward of
+the reference. Memory is the peak of the resident set above the state before the update (Linux: VmHWM after a
+reset). The table has medians. The last line is JSON.
 """
 
 import json
@@ -36,10 +36,10 @@ GAMES = 5  # games of each question
 
 @dataclass
 class MeasuredUpdate(Cost):
-    """One update."""
+    """The cost of one update, and what it computed."""
 
     loss: float = 0.0
-    gradient: list[float] = field(default_factory=list)  # some entries of each parameter's, clipped
+    gradient: list[float] = field(default_factory=list)  # some entries of the clipped gradient
 
 
 class Variant:
@@ -59,7 +59,7 @@ class Variant:
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.param_groups[0]["lr"] = 0.0
-        self.optimizer.step()  # allocates the moments
+        self.optimizer.step()  # This allocates the moments.
         self.optimizer.zero_grad(set_to_none=True)
         self.optimizer.param_groups[0]["lr"] = 1e-6
         if name == "trl":
@@ -67,14 +67,15 @@ class Variant:
             self.trainer = trl_trainer(self.model, rows=GAMES, batches=batches, loss_type="grpo")
 
     def update(self) -> float:
-        """Do one update; returns its loss."""
+        """Do one update. Returns its loss."""
         if self.name == "ours":
             size = most_tokens(self.games)
             return learn_from(self.games, self.policy, self.optimizer, tokens_per_batch=size)["loss"]
         micro_batches = []
         for start in range(0, len(self.games), GAMES):
             rows = padded(self.games[start : start + GAMES])
-            del rows["old_per_token_logps"]  # the weights have not changed since sampling: ratios are 1
+            # The weights have not changed since sampling, so all ratios are 1.
+            del rows["old_per_token_logps"]
             micro_batches.append(rows)
         if self.name == "trl":
             loss = trl_backward(self.trainer, micro_batches)
@@ -101,7 +102,7 @@ class Variant:
 
 
 def most_tokens(games: list[ScoredGame]) -> int:
-    """The largest number of tokens that the games of a question have, with the opening once."""
+    """The most tokens that the games of a question have together. Their opening counts once."""
     played = [game.trajectory for game in games]
     own = [len(game.tokens) - game.opening_length for game in played]
     openings = [game.opening_length for game in played]
@@ -115,14 +116,14 @@ def some_entries(model: torch.nn.Module) -> list[float]:
 
 
 def games_of(questions: int, lengths: str, vocabulary: int) -> list[ScoredGame]:
-    """The games of the update, with the lengths of the rollout benchmark."""
+    """The games of the update. They have the lengths of the rollout benchmark."""
     planned = plan(questions, GAMES, seed=1, lengths=LENGTHS[lengths], vocabulary=vocabulary)
     return random_games(planned, vocabulary)
 
 
 @cache
 def variant_of_this_process(name: str, model: str, vocabulary: int, questions: int, lengths: str) -> Variant:
-    """Make the variant at the first call."""
+    """The variant of this process. The first call makes it."""
     return Variant(name, games_of(questions, lengths, vocabulary), model, vocabulary)
 
 

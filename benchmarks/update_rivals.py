@@ -12,14 +12,15 @@ from transformers import PreTrainedModel
 from prompt_r1.types import ScoredGame
 
 CLIP = 0.2
-Rows = dict[str, Tensor]  # a micro-batch (B, …) in the form of TRL's inputs
+Rows = dict[str, Tensor]
+"""A micro-batch (B, …) in the form of TRL's inputs."""
 
 
 def padded(scored_games: Sequence[ScoredGame], references: Sequence[Tensor] | None = None) -> Rows:
     """Games as TRL's inputs: prompts (B, P) padded at the left, completions (B, C) at the right.
 
-    The recorded log-probabilities are the old ones. `references` has those of the reference for the agent's
-    tokens of each game.
+    The old log-probabilities are the recorded ones. `references` has the reference's log-probabilities of the
+    agent's tokens, for each game.
     """
     games = [scored.trajectory for scored in scored_games]
     prompts = [torch.tensor(game.tokens[: game.opening_length]) for game in games]
@@ -61,7 +62,7 @@ def trl_trainer(model: PreTrainedModel, *, rows: int, batches: int, kl_coef: flo
 
     vocabulary = Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=vocabulary, pad_token="<pad>", eos_token="<end>")
-    folder = tempfile.mkdtemp(prefix="trl-")  # required, though nothing is written
+    folder = tempfile.mkdtemp(prefix="trl-")  # TRL requires a folder, although nothing is written.
     config = GRPOConfig(
         output_dir=folder,
         report_to="none",
@@ -87,7 +88,7 @@ def trl_trainer(model: PreTrainedModel, *, rows: int, batches: int, kl_coef: flo
             train_dataset=data,
             processing_class=tokenizer,
         )
-    # Set after construction: with beta > 0 the trainer would load a reference model, but we pass log-probs.
+    # Beta is set here, because with beta > 0 the constructor would load a reference model.
     trainer.beta = kl_coef
     trainer.current_gradient_accumulation_steps = batches
     trainer.model.train()
@@ -95,7 +96,7 @@ def trl_trainer(model: PreTrainedModel, *, rows: int, batches: int, kl_coef: flo
 
 
 def trl_backward(trainer, micro_batches: Sequence[Rows]) -> float:
-    """TRL's loss of an update. Leaves the gradients on the model."""
+    """Compute TRL's loss of an update. The gradients stay in the model."""
     total = 0.0
     for rows in micro_batches:
         loss = trainer.compute_loss(trainer.model, rows)
@@ -105,7 +106,10 @@ def trl_backward(trainer, micro_batches: Sequence[Rows]) -> float:
 
 
 def naive_backward(model: PreTrainedModel, micro_batches: Sequence[Rows]) -> float:
-    """Eq. 17 without KL, on policy, from all logits of padded rows. Leaves the gradients on the model."""
+    """Compute eq. 17 without KL, on policy, from all logits of padded rows.
+
+    The gradients stay in the model.
+    """
     games = sum(len(rows["advantages"]) for rows in micro_batches)
     total = 0.0
     for rows in micro_batches:
@@ -114,7 +118,7 @@ def naive_backward(model: PreTrainedModel, micro_batches: Sequence[Rows]) -> flo
         mask, advantage = rows["tool_mask"], rows["advantages"][:, None]
         logits = model(tokens, attention_mask=attention, use_cache=False).logits[:, :-1]
         log_p = torch.log_softmax(logits, -1).gather(2, tokens[:, 1:, None])[..., 0][:, -mask.shape[1] :]
-        ratio = (log_p - log_p.detach()).exp()  # 1: the weights have not changed since sampling
+        ratio = (log_p - log_p.detach()).exp()  # The weights have not changed, so it is 1.
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
         loss = ((-surrogate * mask).sum(1) / mask.sum(1)).sum() / games
         loss.backward()

@@ -60,10 +60,10 @@ class Lengths:
 
 LENGTHS = {
     "short": Lengths(400, (1, 2, 3, 4), (60, 200), (100, 300), 0.5, 1.0),
-    # Guesses for a large model: the lengths of real games are not published.
+    # These lengths are guesses for a large model, because the lengths of real games are not published.
     "long": Lengths(600, (1, 1, 1, 1, 1), (120, 320), (200, 400), 2.0, 0.8),
-    "smollm2": Lengths(100, (0, 1), (40, 40), (30, 30), 0.5, 1.0),  # two turns, as in `--config small`
-    "instruction": Lengths(400, (0, 1), (40, 40), (30, 30), 0.5, 1.0),  # the same with the paper's prompt
+    "smollm2": Lengths(100, (0, 1), (40, 40), (30, 30), 0.5, 1.0),  # as `--config small`
+    "instruction": Lengths(400, (0, 1), (40, 40), (30, 30), 0.5, 1.0),  # "smollm2" with the paper's prompt
     "decode": Lengths(16, (1,), (100, 100), (1, 1), 0.5, 1.0),  # hardly any prompt, and no reply
 }
 
@@ -76,7 +76,7 @@ def plan(
     lengths: Lengths = LENGTHS["short"],
     vocabulary: int = VOCABULARY,
 ) -> list[PlannedGame]:
-    """Games of random tokens; the games of a question share their prompt."""
+    """Plan games of random tokens. The games of a question share their prompt."""
     rng = random.Random(seed)
 
     def tokens(count: int) -> list[int]:
@@ -106,19 +106,19 @@ def longest(games: list[PlannedGame]) -> int:
 
 @dataclass(frozen=True)
 class Totals:
-    """The work in these games, whatever engine plays them."""
+    """The work in some games, which does not depend on the engine."""
 
     games: int
     turns: int
     new_tokens: int
-    prefill: int  # prompt tokens if no game computes what another game of its question has
+    prefill: int  # prompt tokens, if each question's prompt is computed only once
 
 
 def totals(games: list[PlannedGame]) -> Totals:
     """Add up the work in these games."""
     turns = [turn for game in games for turn in game.turns]
     questions = sum(len(prompt) for prompt in {tuple(game.prompt) for game in games})
-    # For each later turn, also the last token of the turn before: sampled, but not gone through the model.
+    # Each later turn also computes the last token of the turn before, which was sampled but not computed.
     prefill = questions + sum(len(turn.reply) for turn in turns) + len(turns) - len(games)
     return Totals(len(games), len(turns), sum(turn.new_tokens for turn in turns), prefill)
 
@@ -138,9 +138,10 @@ def random_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
 ) -> Qwen3ForCausalLM:
-    """A random Qwen3, the same each time. `vocabulary` 0: as large as Qwen3's, or VOCABULARY if small.
+    """Make a random Qwen3, which is the same each time.
 
-    The small one has 7 M parameters, and a head with large weights: greedy decoding has clear winners.
+    `vocabulary` 0: VOCABULARY for the small model, else as large as Qwen3's. The small model has 7 M
+    parameters. Its head has large weights, so that greedy decoding has clear winners.
     """
     hidden, layers, heads, key_heads, head_size, intermediate = SHAPES[name]
     small = name == "small"
@@ -160,7 +161,10 @@ def random_model(
 
 
 def smollm2(*, attention: str) -> PreTrainedModel:
-    """SmolLM2-135M-Instruct in float32, without an end token: the plan sets the length of each turn."""
+    """Load SmolLM2-135M-Instruct in float32.
+
+    It has no end token, because the plan sets the length of each turn.
+    """
     folder, dtype = find_agent(SMOLLM2, seed=0), torch.float32
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, dtype=dtype)
     model.generation_config.eos_token_id = None
@@ -168,7 +172,7 @@ def smollm2(*, attention: str) -> PreTrainedModel:
 
 
 def random_games(planned: list[PlannedGame], vocabulary: int) -> list[ScoredGame]:
-    """Games of the planned lengths to train on, with random tokens and advantages."""
+    """Make games to train on. They have the planned lengths, and random tokens and advantages."""
     rng = random.Random(0)
     games = []
     for number, game in enumerate(planned):
@@ -185,10 +189,10 @@ def random_games(planned: list[PlannedGame], vocabulary: int) -> list[ScoredGame
 def learn_from(
     games: list[ScoredGame], policy: Policy, optimizer: Optimizer, *, tokens_per_batch: int
 ) -> dict[str, float]:
-    """One optimiser step on these games, without a reference; the metrics."""
+    """Take one optimiser step on these games, without a reference. Returns its metrics."""
     ranks = Ranks(0, 1, policy.device)
     batches = micro_batches_of(games, ranks, tokens_per_batch=tokens_per_batch, token_mean=False)
-    any_gap = Limit(GAP, math.inf, math.inf)  # no engine played these games
+    any_gap = Limit(GAP, math.inf, math.inf)  # No engine has played these games, so any gap is right.
     settings = {"clip": 0.2, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": importance_cap(policy)}
     stats = StepStats()
     for batch in batches:
@@ -203,13 +207,13 @@ def learn_from(
 
 
 Generate = Callable[[list[int], int], Awaitable[list[int]]]
-"""Tokens, and how many new ones → the new ones."""
+"""Tokens, and the number of new tokens → the new tokens."""
 
 
 async def play_async(
     games: list[PlannedGame], open_game: Callable[[], AbstractContextManager[Generate]], *, latency: bool
 ) -> list[list[int]]:
-    """Play all games concurrently; returns the sampled tokens of each."""
+    """Play all games concurrently. Returns the sampled tokens of each game."""
 
     async def play(game: PlannedGame) -> list[int]:
         tokens, sampled = list(game.prompt), []
@@ -227,7 +231,7 @@ async def play_async(
 
 @contextmanager
 def greedy_game(engine: Engine) -> Iterator[Generate]:
-    """A game of our engine, for `play_async`."""
+    """Open a game of our engine, for `play_async`."""
     with engine.new_sequence() as game:
 
         async def generate(tokens: list[int], max_new: int) -> list[int]:

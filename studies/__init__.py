@@ -1,6 +1,8 @@
-"""Measurements whose results the documents quote. Not part of the package.
+"""Measurements whose results the documents quote. They are not part of the package.
 
-`seeds` prints one table from the evaluations of several seeds, `turns` the accuracy after each interaction.
-`parts` makes an agent that was shown no chain of two steps. `cities`: a pretrained model questions another.
-`advice`: a mini world in which a better prompt helps, for the prompt optimisers.
+seeds    prints one table from the evaluations of several seeds
+turns    prints the accuracy after each interaction
+parts    makes an agent that was shown no chain of two steps
+cities   lets a pretrained model learn to question another
+advice   is a mini world in which a better prompt helps, for the prompt optimisers
 """

@@ -1,16 +1,16 @@
-"""The mini world with an environment that reads instructions, in which a better prompt helps.
+"""A mini world in which a better prompt helps, because its environment reads instructions.
 
-The prompt optimisers search here, without a model or a key (docs/worlds.md, "Against searched prompts"):
+Here the prompt optimisers search without a model or a key (docs/worlds.md, "Against searched prompts"):
 
     python evaluate.py --env py:studies.advice:AdvisedEnvironment \\
         --optimizer-env py:studies.advice:MiniOptimizer --method direct opro textgrad gepa …
 
 Advice is a phrase of ADVICE, in a system message or in the prompt. It changes the skills of style A, and the
-probability that "Answer only." is obeyed; otherwise the reply is a sentence. The luck of a prompt does not
-depend on its system message, so a higher skill never loses a right answer.
+probability that "Answer only." is obeyed. If it is not obeyed, the reply is a sentence. The random numbers of
+a prompt do not depend on its system message, so a higher skill never loses a right answer.
 
-MiniOptimizer stands in for a model that writes prompts: it draws advice, good or bad, and keeps most of what
-the request already contains. It does not read why replies were wrong.
+MiniOptimizer takes the place of a model that writes prompts. It draws advice, good or bad, and keeps most of
+the advice in the request. It does not read why replies were wrong.
 """
 
 import random
@@ -27,8 +27,8 @@ from prompt_r1.miniworld.environment import (
 from prompt_r1.protocol import ANSWER_IN_TAGS
 from prompt_r1.types import Message
 
-# What a phrase does to probabilities: a gain closes this share of the gap to 1, a loss takes this share away.
-# "bare" is the probability that "Answer only." is obeyed, the others are skills.
+# How a phrase changes probabilities: a positive number closes this share of the gap to 1, a negative number
+# takes this share away. "bare" is the probability that "Answer only." is obeyed. The others are skills.
 ADVICE = {
     "step by step": {"hops": 0.5, "problem": 0.6, "compare": 0.2, "bare": -0.3},
     "look up both years": {"compare": 0.6},
@@ -40,9 +40,9 @@ ADVICE = {
     "explain your answer": {"bare": -0.7},
     "be creative": {"clear": -0.2, "casual": -0.2, "details": -0.3},
 }
-BARE = 0.7  # without advice
-KEPT = 0.7  # probability that advice in the request stays in the new prompt
-# Opening and closing marks of the new prompt, by the search that asks for it: opro, textgrad, gepa.
+BARE = 0.7  # the probability "bare" without advice
+KEPT = 0.7  # the probability that advice in the request stays in the new prompt
+# The marks before and after the new prompt, in the searches opro, textgrad and gepa.
 MARKS = (("<INS>", "</INS>"), ("<IMPROVED_VARIABLE>", "</IMPROVED_VARIABLE>"), ("```\n", "\n```"))
 
 
@@ -57,8 +57,8 @@ class AdvisedEnvironment(MiniEnvironment):
         return Skills(**probabilities)
 
     def reply(self, prompt: str, instructions: Sequence[str] = ()) -> MiniReply:
-        """Reply to a prompt; with the bare value if the prompt asks for that and the request is obeyed."""
-        # evaluate.py asks for tags, except of the built-in mini world. These rules do not know tags.
+        """Reply to a prompt. If it says "Answer only." and this is obeyed, the reply is the bare value."""
+        # evaluate.py asks every environment for tags but the built-in mini world. These rules know no tags.
         prompt = prompt.replace(f"\n{ANSWER_IN_TAGS}", " Answer only.")
         bare = advised("\n".join([*instructions, prompt]))["bare"]
         if generator_for(f"form {self.seed}", prompt).random() >= bare:
@@ -67,7 +67,7 @@ class AdvisedEnvironment(MiniEnvironment):
 
 
 def advised(text: str) -> dict[str, float]:
-    """The skills and "bare" after the advice in a text, in any letter case. Losses come before gains."""
+    """The skills and "bare" with the advice in a text, in any letter case. Losses are taken before gains."""
     words = " ".join(text.lower().split())
     effects = [effect for phrase in ADVICE if phrase in words for effect in ADVICE[phrase].items()]
     probabilities = {**vars(SKILLS["A"]), "bare": BARE}
@@ -81,7 +81,7 @@ def advised(text: str) -> dict[str, float]:
 
 
 class MiniOptimizer:
-    """Writes a new prompt between the marks that a request names; criticises where it names none."""
+    """Writes a new prompt between the marks that a request names. If it names none, it criticises."""
 
     name = "mini-optimizer"
 
@@ -95,7 +95,7 @@ class MiniOptimizer:
 
 
 def write_prompt(request: str, rng: random.Random) -> str:
-    """Advice of the request, most of it, and one or two pieces more."""
+    """Most of the advice in the request, and one or two new pieces."""
     kept = [phrase for phrase in ADVICE if phrase in request and rng.random() < KEPT]
     new = rng.sample(list(ADVICE), rng.choice((1, 1, 2)))
     return " ".join(f"{phrase.capitalize()}." for phrase in dict.fromkeys(kept + new))

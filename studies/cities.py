@@ -1,4 +1,4 @@
-r"""A pretrained model learns how to question a pretrained model, whose failures nobody wrote.
+r"""A pretrained model learns to question another pretrained model. Nobody has designed its failures.
 
     python -m studies.cities make --out runs/cities      # questions, demonstrations, fixed wordings
     python -m prompt_r1.training.warm_start --agent smollm2 --games runs/cities/games.jsonl --out runs/warm
@@ -11,16 +11,17 @@ r"""A pretrained model learns how to question a pretrained model, whose failures
         --method agent-only untrained rft prompt-r1 --out ev0
     python -m studies.cities table ev0 ev1 ev2              # one folder for each seed
 
-"Zoe lives in Lisbon. Ben lives in Tunis. Ada lives in Bangkok. In which country does Ben live?" Asked this,
-the environment SmolLM2-135M usually fails; asked about the one city, it depends on the wording. The agent,
-SmolLM2 too, starts from demonstrations of all wordings in fixed shares, whether they led to the right answer
-or not. Training, validation and test have different cities. For every method, an answer is right if it names
-the right country and no other.
+A question is "Zoe lives in Lisbon. Ben lives in Tunis. Ada lives in Bangkok. In which country does Ben live?"
+The environment SmolLM2-135M usually fails on it. On a question about the city alone, success depends on the
+wording. The agent is also SmolLM2. It starts from demonstrations that have all wordings in fixed shares,
+whether they led to the right answer or not. Training, validation and test have different cities. For every
+method, an answer is right if it names the right country and no other country.
 
-The plan, made before any agent was trained: GRPO starts if the warm-started agent asks about the right city
-in at least .9 of its requests about one, and has more right in 8 samples than the environment alone. Then
-`train.py --config small --max-turns 2`, seeds 0, 1 and 2, is compared with the environment alone, the best of
-20 static prompts, the untrained pair, rft at as many calls, an agent without environment, and each wording.
+This plan was made before any agent was trained. GRPO starts if at least 90 % of the warm-started agent's
+requests about a single city are about the right city, and if its 8 samples contain more right answers than
+the environment alone. Then `train.py --config small --max-turns 2` with seeds 0, 1 and 2 is compared with the
+environment alone, the best of 20 static prompts, the untrained pair, rft with as many calls, an agent without
+an environment, and each wording.
 """
 
 import argparse
@@ -76,13 +77,14 @@ Sanaa: Yemen, Lusaka: Zambia, Harare: Zimbabwe"""
 CITIES = dict(pair.split(": ") for pair in CAPITALS.split(", "))  # capital → country
 COUNTRY = re.compile(rf"\b({'|'.join(sorted(CITIES.values(), key=len, reverse=True))})\b")
 NAMES = "Zoe Ben Ada Tom Mia Sam Eva Max Lily Jack Nora Paul".split()
-SPLITS = {"train": (0, 58), "validation": (58, 74), "test": (74, 134)}  # of the shuffled cities
-PER_CITY = {"train": 6, "validation": 1, "test": 1}  # questions
+# Split → its part of the shuffled cities, and split → questions about each of its cities.
+SPLITS = {"train": (0, 58), "validation": (58, 74), "test": (74, 134)}
+PER_CITY = {"train": 6, "validation": 1, "test": 1}
 DEMONSTRATIONS = 80
 OTHER = "other wordings"
 REPLY_TOKENS = 32
 
-# What the agent is shown: share, thought and prompt. {other} is another person's city.
+# The demonstrations: wording → share, thought and prompt. {other} is the city of another person.
 WORDINGS = {
     "as it is": (0.25, "I ask it as it is.", "{text}"),
     "tell": (0.15, "{name} lives in {city}.", "Tell me about {city}."),
@@ -91,7 +93,7 @@ WORDINGS = {
     "capital": (0.15, "{name} lives in {city}.", "{city} is the capital of which country?"),
     "wrong person": (0.15, "{name} lives in {other}.", "In which country is {other}?"),
 }
-# Static prompts: what stands before and after the question. The best on 40 training questions is tested.
+# Static prompts: the text before and after the question. The best prompt on 40 training questions is tested.
 STATIC = [
     (before, after)
     for before in ("", "Think step by step. ", "Answer with the name of a country only. ", "Read carefully. ")
@@ -110,7 +112,7 @@ Marks = dict[str, float]
 
 @dataclass(frozen=True)
 class Case:
-    """A question, and what a script needs to ask about it."""
+    """A question, and the names from which a script makes prompts about it."""
 
     text: str
     name: str
@@ -127,7 +129,7 @@ class Case:
 
 
 def cases_of(split: str) -> list[Case]:
-    """The questions of a split, about each of its cities in turn."""
+    """The questions of a split. They are about each of its cities in turn."""
     first, end = SPLITS[split]
     cities = random.Random("cities").sample(list(CITIES), len(CITIES))[first:end]
     rng = random.Random(split)
@@ -148,13 +150,13 @@ def names_only(answer: str | None, country: str) -> bool:
 
 
 async def ask_all(environment: Environment, prompts: Sequence[str]) -> list[str]:
-    """The replies to prompts."""
+    """Ask all prompts at once. Returns the replies."""
     calls = [environment.ask([Message(role="user", content=prompt)]) for prompt in prompts]
     return await asyncio.gather(*calls)
 
 
 async def demonstrate(environment: Environment, cases: Sequence[Case]) -> list[dict[str, object]]:
-    """A game of each case: a wording drawn by its share, and the country that the reply names."""
+    """A game for each case: a wording, drawn by its share, and the country that the reply names."""
     shares = [share for share, _, _ in WORDINGS.values()]
     drawn = random.Random("demonstrations").choices(list(WORDINGS), shares, k=len(cases))
     prompts = [case.prompt(wording) for case, wording in zip(cases, drawn, strict=True)]
@@ -176,7 +178,7 @@ async def demonstrate(environment: Environment, cases: Sequence[Case]) -> list[d
 
 
 async def make(folder: Path) -> None:
-    """Write the questions and demonstrations, and print what fixed wordings reach."""
+    """Write the questions and demonstrations, and print how often fixed wordings are right."""
     source = load_local(
         "smollm2",
         fields={"max_tokens": REPLY_TOKENS},
@@ -202,7 +204,7 @@ def write_lines(path: Path, lines: Sequence[dict[str, object]]) -> None:
 
 
 async def marks_of(environment: Environment, cases: Sequence[Case], prompts: Sequence[str]) -> Marks:
-    """Ask one prompt about each case, and mark the replies."""
+    """Ask one prompt for each case, and mark the replies."""
     replies = await ask_all(environment, prompts)
     marks = {}
     for case, reply in zip(cases, replies, strict=True):
@@ -232,7 +234,7 @@ async def measure_wordings(
 async def measure_static_prompts(
     environment: Environment, train: Sequence[Case], test: Sequence[Case]
 ) -> list[str]:
-    """The row of the static prompt that is best on 40 training questions."""
+    """A row for the static prompt that is best on 40 training questions."""
     chosen_on = train[:40]
     found = {}
     for before, after in STATIC:
@@ -248,7 +250,10 @@ def _percent(marks: Marks) -> str:
 
 
 def requests_of(predictions: Sequence[Prediction], cases: dict[str, Case]) -> str:
-    """The share of games whose first request is about one city; of these, about the right one, by wording."""
+    """Describe the games' first requests.
+
+    The text has the share about a single city, of these the share about the right city, and the wordings.
+    """
     about_one = 0
     right: Counter[str] = Counter()
     for prediction in predictions:
@@ -266,7 +271,7 @@ def requests_of(predictions: Sequence[Prediction], cases: dict[str, Case]) -> st
 
 
 def wording_of(request: str, case: Case) -> str:
-    """The wording of WORDINGS that a request about a case has."""
+    """The name in WORDINGS of the wording that a request about a case has, or OTHER."""
     for wording in WORDINGS:
         if request == case.prompt(wording):
             return wording
@@ -274,7 +279,7 @@ def wording_of(request: str, case: Case) -> str:
 
 
 def table(folders: Sequence[Path]) -> str:
-    """A row for each method: the share of right answers, also by seed and in any sample, and its requests."""
+    """A table with a row for each method: right answers (in all, by seed, in any sample), and requests."""
     answers = [read_predictions(folder / FILE) for folder in folders]
     cases = {case.text: case for split in SPLITS for case in cases_of(split)}
     methods = dict.fromkeys(one.system.method for of_seed in answers for one in of_seed)

@@ -1,16 +1,17 @@
 """Make an agent that was shown no chain of two facts: `python -m studies.parts --out runs/parts`.
 
-It learns the format from demonstrations of these parts:
+The agent learns the format from demonstrations of these parts:
 
-    one        a question of one step, in one of several wordings, asked in the clear one
-    two        two such questions, one after the other; the answer is the last reply
-    as it is   a question of the mini world's training mix, asked as it is (or in a vague way, or not at all)
-    beginning  the first step towards such a question; if it needs another step, the game is cut off there
+    one        a question of one step, in one of several wordings. The request has the clear wording
+    two        two such questions, one after the other. The answer is the last reply
+    as it is   a question of the mini world's training mix, asked as it is (or vaguely, or not at all)
+    beginning  the first step of such a question. If the question needs another step, the game ends there
 
-No request holds what only a reply has told. An agent that uses a reply in its next request, which bridge
-questions, comparisons and word problems need, combines the parts in a way that it was never shown.
+No request contains anything that only a reply has told. Bridge questions, comparisons and word problems need
+an agent that uses a reply in its next request. It combines the parts in a way that it was never shown.
 
-With `--games 128` it writes 128 such demonstrations for another model; the training mix is bridge questions:
+`--games 128` writes 128 such demonstrations for another model. Then the training mix has only bridge
+questions:
 
     python -m studies.parts --games 128 --out runs/parts.jsonl
     python -m prompt_r1.training.warm_start --agent smollm2 --games runs/parts.jsonl --out runs/warm
@@ -41,14 +42,14 @@ from prompt_r1.miniworld.world import (
 )
 from prompt_r1.types import Question, Turn
 
-SHARE_OF_STEPS = 0.65  # of the demonstrations: questions whose one or two steps are both in the question
-SHARE_OF_TWO = 0.6  # of these demonstrations: two steps
-STRATEGIES = {"as it is": 0.3, "beginning": 0.6, "vague": 0.05, "guess": 0.05}  # shares in the training mix
+SHARE_OF_STEPS = 0.65  # the share of the demonstrations "one" and "two"
+SHARE_OF_TWO = 0.6  # the share of "two" in these demonstrations
+STRATEGIES = {"as it is": 0.3, "beginning": 0.6, "vague": 0.05, "guess": 0.05}  # shares on the training mix
 WORDINGS = ("{clear}", "{subject}: {short}?", "Tell me, {short} of {subject}?", "For {subject}, {short}?")
 SHORT = {"birthplace": "what is the birthplace", "year": "the year"}
-WORLDS = 8  # whose demonstrations --games writes
+WORLDS = 8  # --games writes demonstrations of so many worlds
 ORDERS = ("{one} And then: {other}", "{other} But first: {one}", "{one} {other}", "{other} {one}")
-# What a question says beside what it asks, so that an agent learns which of the names is meant.
+# Sentences beside the question itself, so that an agent learns which of the names the question is about.
 ABOUT_FILMS = ("I just saw {name}.", "{name} is so good.", "This is about {name}.")
 ABOUT_PEOPLE = ("I met {name}.", "{name} told me.", "This is about {name}.")
 
@@ -57,26 +58,26 @@ ABOUT_PEOPLE = ("I met {name}.", "{name} told me.", "This is about {name}.")
 class Step:
     """A question of one step."""
 
-    text: str  # the question as the agent gets it
-    request: str  # the clear wording, which the environment understands
+    text: str  # the question that the agent gets
+    request: str  # the question in the clear wording, which the environment understands
     answer: str
-    thoughts: tuple[str, str, str]  # alone, as the first of two steps, and as the second
+    thoughts: tuple[str, str, str]  # before the only step, the first of two steps, and the second of two
 
 
 def show_part(
     slots: Slots, question: Question, environment: MiniEnvironment, rng: random.Random
 ) -> tuple[Question, list[Turn]]:
-    """Show a part on a question of the training mix, or on questions of one step in its place."""
+    """Demonstrate a part. The parts "one" and "two" replace the question of the training mix."""
     if rng.random() < SHARE_OF_STEPS:
         return _show_steps(environment, rng)
     return question, _show_start(slots, question, environment, rng)
 
 
 def _show_steps(environment: MiniEnvironment, rng: random.Random) -> tuple[Question, list[Turn]]:
-    """One step, or two that have nothing to do with each other."""
+    """Demonstrate one step, or two steps that do not depend on each other."""
     one = _draw_step(environment.world, rng)
     other = _draw_step(environment.world, rng)
-    # By chance, the second request could name what the first reply tells.
+    # By chance, the first reply could name something that the second request contains. Then draw again.
     while environment.reply(one.request).value in other.request:
         other = _draw_step(environment.world, rng)
     if rng.random() < SHARE_OF_TWO:
@@ -94,7 +95,7 @@ def _show_steps(environment: MiniEnvironment, rng: random.Random) -> tuple[Quest
 def _show_start(
     slots: Slots, question: Question, environment: MiniEnvironment, rng: random.Random
 ) -> list[Turn]:
-    """A question of the training mix, asked as it is, or its first step."""
+    """Demonstrate a question of the training mix, asked as it is, or only its first step."""
     strategy = rng.choices(list(STRATEGIES), list(STRATEGIES.values()))[0]
     steps = decompose(slots)
     if strategy == "beginning":
@@ -110,7 +111,7 @@ def _show_start(
 
 
 def _draw_step(world: World, rng: random.Random) -> Step:
-    """A sum, a comparison with a year, or a fact about a person or film."""
+    """Draw a sum, a comparison with a year, or a fact about a person or film."""
     kind = rng.choices(("sum", "before", "person", "film"), (0.2, 0.15, 0.4, 0.25))[0]
     if kind == "sum":
         return _draw_sum(rng)
@@ -136,7 +137,7 @@ def _draw_step(world: World, rng: random.Random) -> Step:
 
 
 def _draw_sum(rng: random.Random) -> Step:
-    """A sum, bare or as a word problem of one step."""
+    """Draw a sum, written as a sum or as a word problem of one step."""
     start = rng.randint(20, 80)
     verb = rng.choice(list(SIGNS))
     amount = rng.randint(2, 19)
@@ -158,7 +159,7 @@ def _draw_sum(rng: random.Random) -> Step:
 
 
 def game_line(question: Question, turns: list[Turn]) -> str:
-    """A demonstration as a line of the warm start's --games."""
+    """A demonstration as a line of the file for the warm start's --games."""
     said = [{"text": turn.text, "reply": turn.reply} for turn in turns]
     return json.dumps({"question": question.text, "turns": said}) + "\n"
 
@@ -167,7 +168,7 @@ def main() -> None:
     """Build the agent of a seed, or write demonstrations."""
     parser = argparse.ArgumentParser("python -m studies.parts")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--games", type=int, default=0, help="demonstrations to write, in place of an agent")
+    parser.add_argument("--games", type=int, default=0, help="write so many demonstrations, and no agent")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     if given.games:

@@ -1,16 +1,16 @@
 """One table from the evaluations of several seeds: `python -m studies.seeds FOLDER …`.
 
-Each FOLDER is the --out of an `evaluate.py` with a seed of its own, which has its own training and questions.
-There is a row for each method. Its columns:
+Each FOLDER is the --out of an `evaluate.py` with another seed. Each seed has its own training and its own
+questions. The table has a row for each method. Its columns:
 
 - EM (F1 of free texts): the mean over datasets and seeds with a 95 % interval, and the mean of each seed.
   The interval of one seed is Wilson's over questions. The interval of several seeds is Student's over the
   seeds' means, and at least as wide as Wilson's over all their questions.
-- The difference to --reference on the same questions. Its interval is Student's over seeds, so a single seed
-  has none.
+- The difference to --reference on the same questions. The interval is Student's over seeds, so a single seed
+  has no interval.
 - The calls of the environment per question.
 
-With --pass K the score of repeated answers (`evaluate.py --temperature 1 --repeats 32`) is pass@K (Chen et
+With --pass K, the score of repeated answers (`evaluate.py --temperature 1 --repeats 32`) is pass@K (Chen et
 al. 2021, eq. 1).
 """
 
@@ -47,7 +47,10 @@ def main(arguments: list[str]) -> None:
 def table(
     answers: Sequence[Sequence[Prediction]], reference: str, datasets: Sequence[str] = (), k: int = 1
 ) -> str:
-    """A row for each method, from the answers of each seed. Raises UsageError if some are missing."""
+    """A table with a row for each method. `answers` has the answers of each seed.
+
+    Raises UsageError if answers are missing.
+    """
     methods = list(dict.fromkeys(one.system.method for one in answers[0]))
     if reference not in methods:
         raise UsageError(f"there are no answers of {reference}; --reference names one of {methods}")
@@ -70,7 +73,7 @@ def table(
 def scores_of(
     answers: Sequence[Sequence[Prediction]], method: str, datasets: Sequence[str], k: int
 ) -> Scores:
-    """The scores of a method: the mean over repeated answers, or pass@k. Failed calls are left out."""
+    """The scores of a method: means over repeated answers (k = 1), or pass@k. Failed calls are left out."""
     scores: Scores = {}
     for number, predictions in enumerate(answers):
         for dataset in datasets:
@@ -87,7 +90,7 @@ def scores_of(
 
 
 def pass_at_k(marks: Sequence[float], k: int) -> float:
-    """The chance that k of the answers with these marks hold a right one; for k = 1 the mean mark."""
+    """The probability that k of the answers with these marks contain a right answer; k = 1: the mean mark."""
     if k == 1:
         return fmean(marks)
     wrong = sum(mark != 1 for mark in marks)
@@ -95,7 +98,7 @@ def pass_at_k(marks: Sequence[float], k: int) -> float:
 
 
 def percent(scores: Scores) -> str:
-    """The mean of the datasets' means in percent, with its interval over questions or seeds."""
+    """The mean of the datasets' means in percent, with its interval (over questions, or over seeds)."""
     means = means_of_seeds(scores)
     low, high = macro_interval({str(key): list(marks.values()) for key, marks in scores.items()})
     if len(means) > 1:
@@ -106,7 +109,7 @@ def percent(scores: Scores) -> str:
 
 
 def difference(reference: Scores, scores: Scores) -> str:
-    """How far the scores are below the reference in percent, question by question."""
+    """The mean difference between the reference and the scores in percent, over the same questions."""
     gaps: Scores = {}
     for key, marks in reference.items():
         if scores[key].keys() != marks.keys():

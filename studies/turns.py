@@ -1,8 +1,8 @@
 """Proposition 1: more interactions give more correct answers: `python -m studies.turns RUN …`.
 
-The proof is about the accuracy of what the agent knows after t interactions (eq. 31). Each game is therefore
-played for t interactions; then the agent's next turn is started for it, with a thought and an opening
-<answer> tag, and what it writes there is its answer. A game that ends earlier keeps its answer.
+The proof is about the accuracy of what the agent knows after t interactions (eq. 31). So each game is played
+for t interactions. Then we begin the agent's next turn with a thought and an opening <answer> tag, and the
+agent writes the answer. A game that ends earlier keeps its answer.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from studies.seeds import Scores, percent
 Table = dict[tuple[str, int], Scores]
 """(agent, interactions) → scores."""
 
-MOST = 3  # interactions
+MOST = 3  # the most interactions
 # The warm-start demonstrations end with these thoughts, so the agent knows how to continue after them.
 THOUGHT_BEFORE_ASKING = "<think>I think I know this.</think>\n<answer>"
 THOUGHT_AFTER_ASKING = "<think>Now I know the answer.</think>\n<answer>"
@@ -55,7 +55,7 @@ def answer_in_turn(turn: int, generate: Generate, prefix: list[int]) -> Generate
 async def play_and_answer(
     agent: Agent, environment: MiniEnvironment, questions: list[Question], interactions: int
 ) -> list[Trajectory]:
-    """A greedy game of each question, answered after at most `interactions` interactions."""
+    """Play a greedy game of each question. The agent answers after at most `interactions` interactions."""
     prefix = agent.codec.encoder.trusted(THOUGHT_AFTER_ASKING if interactions else THOUGHT_BEFORE_ASKING)
     greedy = partial(agent.engine.generate, temperature=0.0)
     generate = answer_in_turn(interactions + 1, greedy, prefix)
@@ -68,7 +68,10 @@ async def play_and_answer(
 
 
 def scores_of_run(folder: Path, number: int, limit: int) -> Table:
-    """The greedy games of a mini run on its first `limit` test questions. Raises UsageError."""
+    """Score greedy games of a mini run on its first `limit` test questions.
+
+    Raises UsageError for any other run.
+    """
     config = trained_config(folder / "agent")
     if config is None or config.env != "mini":
         raise UsageError(f"{folder} is not a run with the environment mini, which the study needs")
@@ -88,7 +91,7 @@ def scores_of_run(folder: Path, number: int, limit: int) -> Table:
 
 
 def rows_of(table: Table) -> list[list[str]]:
-    """Both agents on all questions, and the trained one by kind."""
+    """Rows for both agents on all questions, and for the trained agent on each kind of question."""
     untrained = [table["untrained", interactions] for interactions in range(MOST + 1)]
     trained = [table["trained", interactions] for interactions in range(MOST + 1)]
     rows = [
@@ -109,7 +112,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("run", type=Path, nargs="+", help="folders of mini runs, one for each seed")
     parser.add_argument("--limit", type=int, default=320, help="test questions (320: all)")
     given = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # more threads do not make a tiny model faster
+    torch.set_num_threads(1)  # More threads do not make a tiny model faster.
     table: Table = {}
     for number, folder in enumerate(given.run):
         for cell, scores in scores_of_run(folder, number, given.limit).items():

@@ -19,8 +19,7 @@ from torch import Tensor
 from prompt_r1.engine.kv_cache import BlockPool, PagedBatch, Sequence
 
 SIZES = (1, 2, 4, 8, *range(16, 257, 16))  # batch sizes
-# The largest relative difference (in norm) between the hidden states of the first replay and of the direct
-# run.
+# The largest relative difference (in norm) between hidden states of the first replay and the direct run.
 TOLERANCE = 0.05
 
 Forward = Callable[[PagedBatch], Tensor]

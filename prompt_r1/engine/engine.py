@@ -196,8 +196,7 @@ class Engine:
             if job.uncached == 0:
                 sampling.append(job)
                 columns.append(width - 1)
-        # 2. Run one forward. If every job has one token, this is a decode step, which a CUDA graph can
-        # replay.
+        # 2. Run one forward. If every job has one token, a CUDA graph can replay this decode step.
         only_decodes = len(sampling) == width
         if self._pool.flash and only_decodes:  # CUDA graphs need FlashAttention.
             hidden = self._graphs(new_tokens)

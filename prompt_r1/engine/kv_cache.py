@@ -143,8 +143,7 @@ def allocate_pool(
     """Allocate a pool for `tokens` tokens; 0: as many as free memory allows, but no more than can be used.
 
     `longest`: tokens of the longest sequence. `sequences`: the most sequences at the same time. `block_size`:
-    tokens of a block; 0: the default of the device. Raises UsageError if the memory does not hold one
-    sequence.
+    tokens of a block; 0: the default of the device. Raises UsageError if one sequence does not fit.
     """
     config, kind = policy.model.config, policy.device.type
     if not block_size:
@@ -182,8 +181,7 @@ class PagedBatch:
     def __init__(self, new_tokens: Mapping[Sequence, int], pool: BlockPool, *, longest: int = 0) -> None:
         """`new_tokens`: how many of the last tokens of each sequence are new.
 
-        `longest`: how many tokens a row of the block tables has room for; 0: as many as the longest of these
-        sequences has.
+        `longest`: how many tokens a row of the block tables has room for; 0: the longest of these sequences.
         """
         self.new_tokens, self.pool = new_tokens, pool
         self.mask = cache(causal_mask)  # All layers share their masks.
@@ -214,9 +212,8 @@ class PagedBatch:
         # (T,) each: the new tokens, their positions, and the block and row that each token is written to.
         columns = upload([tokens, positions, blocks, rows], torch.int64, pool.device)
         self.tokens, self.positions, self.blocks, self.rows = columns
-        self.starts = upload(
-            starts, torch.int32, pool.device
-        )  # (B + 1,) each sequence's first column, then T
+        # (B + 1,) the first column of each sequence, then T
+        self.starts = upload(starts, torch.int32, pool.device)
         self.lengths = upload(lengths, torch.int32, pool.device)  # (B,) tokens, the new ones included
         self.block_tables = upload(block_tables, torch.int32, pool.device)  # (B, blocks of `longest`)
 
@@ -289,8 +286,7 @@ def _sequence_by_sequence(
     pool = batch.pool
     kv_heads = pool.keys.shape[3]
     # (new tokens, Hkv, G, D) for each sequence: G query heads share a key head. For a single token, they are
-    # G rows of one matrix product with the keys of this head. On a CPU, repeating the keys G times is far
-    # slower.
+    # G rows of one matrix product with the keys of this head. On a CPU, repeating the keys is far slower.
     grouped = query.unflatten(1, (kv_heads, -1)).split([*batch.new_tokens.values()])
     outs: list[Tensor] = []
     for sequence, first_block, queries in zip(batch.new_tokens, batch.first_blocks, grouped, strict=True):

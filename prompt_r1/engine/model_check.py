@@ -28,11 +28,8 @@ OPENING = 5  # Both games begin with the same 5 tokens.
 # Sliding windows have 4 tokens during the check, because the games are shorter than the model's own windows.
 WINDOW = 4
 LENGTHS = (18, 13)  # the tokens of the two games
-CACHED = (
-    0,
-    9,
-    10,
-)  # A game is cached in three forwards: tokens 0 to 8 (a prompt), token 9 alone, and the rest.
+# A game is cached in three forwards: tokens 0 to 8 (a prompt), token 9 alone, and the rest.
+CACHED = (0, 9, 10)
 # The largest difference of one log-probability in float32, and the largest mean difference in 16 bits.
 # Supported models with large random weights differ by up to 4e-5 in float32, and by 0.001 to 0.054 in the
 # mean in bfloat16.

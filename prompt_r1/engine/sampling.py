@@ -50,8 +50,7 @@ def _draw_truncated(weights: Tensor, top_p: Tensor, numbers: Tensor) -> Tensor:
     """Sample from the tokens that remain after top-p. weights (R, V) → tokens (R, 1)."""
     ranked, order = weights.sort(dim=-1, descending=True, stable=True)
     cumulative = ranked.cumsum(-1)
-    # A token remains if the tokens before it have less than top_p. So the token that reaches top_p remains,
-    # too.
+    # A token remains if the tokens before it have less than top_p. So the token that reaches it remains.
     ranked = ranked * (cumulative - ranked < top_p * cumulative[:, -1:])
     return order.gather(1, _invert(ranked.cumsum(-1), numbers))
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from prompt_r1.engine.kv_cache import BlockPool, Sequence
 from prompt_r1.types import Completion
 
-# When a job is admitted beside running jobs, this share of the blocks stays free, so that these jobs can
-# grow.
+# When a job is admitted beside running jobs, this share of the blocks stays free, so that they can grow.
 RESERVE = 1 / 16
 # Copy a cached prefix of another sequence only if it saves this many tokens.
 LEAST_SHARED = 16

@@ -1,7 +1,8 @@
 """`direct` and `cot`, which ask the environment without an agent. How answers are requested and read.
 
-direct   asks the question itself, in one call cot      adds "Let's think step by step.", and asks for the
-answer in a second call (zero-shot, Kojima et al. 2022)
+direct   asks the question itself, in one call
+cot      adds "Let's think step by step.", and asks for the answer in a second call (zero-shot, Kojima et al.
+         2022)
 """
 
 from collections.abc import Awaitable, Callable
@@ -28,8 +29,7 @@ def read_answer(reply: str, request: str) -> tuple[str, float | None]:
     """The answer in a reply, and its format: 1 with the requested tags, 0 without them.
 
     If no tags were requested, the format is None. If tags were requested, the answer is the content of the
-    last tags. If the reply has no tags, the answer
-    is the whole reply.
+    last tags. If the reply has no tags, the answer is the whole reply.
     """
     if request != IN_TAGS:
         return reply.strip(), None

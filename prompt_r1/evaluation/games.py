@@ -4,9 +4,9 @@ prompt-r1    the trained agent
 untrained    the agent before training, in the same game (the paper's "w/o RL")
 agent-only   the trained agent in the same game without an environment ("w/o Env"). Every prompt gets the same
              sentence in reply, so the answers show what the agent itself knows
-grpo-only    an agent that was trained without an environment (train.py --env none). It plays games of one
-turn sft          an agent that was fine-tuned on gold answers. It plays games of one turn, too bc, rft
-an agent that was fine-tuned on games that ended right
+grpo-only    an agent that was trained without an environment (train.py --env none), in games of one turn
+sft          an agent that was fine-tuned on gold answers, in games of one turn
+bc, rft      an agent that was fine-tuned on games that ended right
 """
 
 from dataclasses import dataclass, replace

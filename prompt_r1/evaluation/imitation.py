@@ -2,8 +2,8 @@
 
 sft    LoRA on gold answers bc     LoRA on recorded games that ended right: in the mini world, the
 demonstrations of the warm start rft    LoRA on the agent's own games on training questions, if they ended
-right. There are two rounds. In each, the
-       agent of the round before plays, and then the start of the agent learns from all right games so far
+right. There are two rounds. In each,
+       the agent of the round before plays, and then the start of the agent learns from all right games so far
        (STaR, Zelikman et al. 2022, arXiv 2203.14465; ReST, Gulcehre et al. 2023, arXiv 2308.08998)
 
 Each fine-tuning begins with the start of the user's agent: the agent before its training. It is done once,
@@ -196,8 +196,7 @@ async def play_round(
     while made < calls:
         if may_give_up and not right and tried >= GAMES_WITHOUT_RIGHT:
             break
-        # The number of the draw is the epoch: if a question is drawn again, an environment that samples gives
-        # new replies.
+        # The number of the draw is the epoch. A question that is drawn again gets new sampled replies.
         epoch, questions = next(draws)
         played = await _play_groups(player, environment, questions, seed=f"{seed}/{made}", epoch=epoch)
         # A game without a call counts as one call, so that the round of an agent that never asks ends, too.

@@ -5,7 +5,7 @@ The optimiser sees the best 20 instructions with a score of at least 30 %, the w
 questions. The instruction with the best training score wins.
 
 Calls: a step makes 8 calls of the optimiser. The seed prompt and each new instruction take one call of the
-environment per training question. With a limit of calls, the search ends when no further instruction can be
+environment per training question. With a limit of calls, the search ends when no more instruction can be
 scored.
 """
 
@@ -64,7 +64,7 @@ def meta_prompt(scores: Mapping[str, float], examples: Sequence[Question]) -> st
     """The request to the optimiser: instructions with scores (the worst first), then problems, then the task.
 
     As in the authors' form for GPT models, scores are whole percent, and <INS> marks the place of the
-    instruction in each problem. This place is before the question, because the instruction becomes the system
+    instruction in each problem. It is before the question, because the instruction becomes the system
     message.
     """
     good = [instruction for instruction, score in scores.items() if score >= THRESHOLD]

@@ -86,8 +86,7 @@ def _asks_mini_world(config: EvaluateConfig) -> bool:
 def methods_of(config: EvaluateConfig) -> Sequence[str]:
     """The methods of --method, in the order of METHODS.
 
-    Without --method there are three methods, or with --tables the paper's (with grpo-only if --grpo-agent is
-    given).
+    Without --method there are three methods; with --tables the paper's (grpo-only needs --grpo-agent).
     """
     if config.method:
         return [name for name in METHODS if name in config.method]
@@ -177,8 +176,8 @@ def _answering_agent(method: Method, name: str, agent: AgentSpec, config: Evalua
 def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
     """The seed of --seed, or the seed of the agents' runs.
 
-    Some questions are made from the seed, as in the mini world. For these, agents with different seeds raise
-    UsageError.
+    Some questions are made from the seed, as in the mini world. Then all agents must have the same seed, or
+    UsageError is raised.
     """
     seeds = {agent.config.seed: name for name, agent in agents.items()}
     if config.seed >= 0 or not seeds:

@@ -1,8 +1,9 @@
 """The tables of an evaluation, from scored predictions.
 
-terminal_table    a row for each system datasets_table    a row for each system and dataset paper_tables
-the paper's Tables 2, 3 and 5: a row for each dataset and metric, a column for each system. The
-                  ablations of the paper's Table 4 are columns of Tables 2 and 3
+terminal_table    a row for each system
+datasets_table    a row for each system and dataset
+paper_tables      the paper's Tables 2, 3 and 5: a row for each dataset and metric, a column for each system.
+                  The ablations of the paper's Table 4 are columns of Tables 2 and 3
 """
 
 from collections.abc import Mapping, Sequence

@@ -128,8 +128,7 @@ def attend_in_window(
 
         visible = causal_lower_right(count, length)  # FlashAttention does not take a tensor as a mask.
     elif needs_mask:
-        # The mask has floats, because SDPA would convert booleans at every call, and keep the result for
-        # backward.
+        # SDPA would convert a mask of booleans to floats at every call, and keep it for backward.
         visible = mask(count, length, window, query.dtype, query.device)
     return F.scaled_dot_product_attention(
         query[None],

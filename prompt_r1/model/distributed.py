@@ -48,9 +48,7 @@ class Ranks:
     rank: int
     count: int
     device: torch.device
-    mesh: DeviceMesh | None = (
-        None  # the ranks over which weights are sharded; None: every rank has all weights
-    )
+    mesh: DeviceMesh | None = None  # the ranks over which weights are sharded; None: weights are not sharded
 
     @property
     def first(self) -> bool:

@@ -204,9 +204,7 @@ def _ask_hub_once(name: str) -> None:
         if try_to_load_from_cache(name, "config.json") or file_exists(name, "config.json"):
             return
         reason = "the Hub has no such model"
-    except (
-        HfHubHTTPError
-    ):  # The Hub refused, such as for a missing permission: transformers explains the reason.
+    except HfHubHTTPError:  # The Hub refused, perhaps for a missing permission. transformers explains it.
         return
     except Exception as error:
         reason = f"the Hub cannot be asked for such a model ({first_line(error)})"
@@ -221,8 +219,7 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> int:
 def free_memory(device: torch.device) -> int:
     """The bytes that this process can still allocate on a device.
 
-    On a GPU, the process may later need as much memory as at its peak so far, so this memory does not count
-    as free.
+    On a GPU, memory up to the process's own peak so far does not count as free: it may be needed again.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

@@ -3,8 +3,8 @@
     y = W x + (alpha / rank) · B A x        W frozen, A (rank, in) and B (out, rank) trained in float32
 
 While the agent plays and learns, the product is not merged into W, because 16-bit weights would round small
-changes away. Only linear layers get adapters. Embeddings, norms, and experts that are stored as one tensor do
-not change.
+changes away. Only linear layers get adapters. Embeddings, norms, and experts that are stored as one tensor
+stay unchanged.
 
 This file replaces peft, which is a larger dependency.
 """

@@ -53,8 +53,7 @@ class Packed:
         """
         # Norms of queries and keys may return float32. This is the compute dtype again.
         query, key = query.to(value.dtype), key.to(value.dtype)
-        # The row is split once, not sliced for each game, because the gradient of every slice is as large as
-        # the row.
+        # Split once. A slice for each game would have a gradient as large as the row.
         sizes = [count for group in self.groups for count in group.new_tokens]
         parts = zip(query.split(sizes, 1), key.split(sizes, 1), value.split(sizes, 1), strict=True)
         out: list[Tensor] = []

@@ -56,9 +56,7 @@ class Policy(nn.Module):
         self.model = model
         self.device = model.device  # The model computes here. Sharded weights may be elsewhere.
         self.compute = compute
-        self.temperature = (
-            temperature  # Logits are divided by it, so we train the distribution that we sample.
-        )
+        self.temperature = temperature  # Logits are divided by it. So we train what we sample from.
         self.vocabulary = vocabulary or text.vocab_size
         multiplier = getattr(text, "logit_scale", None) or 1.0  # Cohere's models have this factor.
         divisor = getattr(text, "logits_scaling", None) or 1.0  # Granite's models have this divisor.
@@ -133,8 +131,7 @@ def _recomputed(forward: Callable[..., Any], *inputs: Any, **keywords: Any) -> A
 def _logits(hidden: Tensor, head: Tensor, scale: float) -> Tensor:
     """scale · hidden @ head.T, (R, K) and (V, K) → (R, V).
 
-    If the inputs have 16 bits, the logits are float32. In bfloat16, logits of 8 to 16 would be off by up to
-    0.03.
+    Inputs of 16 bits give logits in float32. In bfloat16, logits of 8 to 16 would be off by up to 0.03.
     """
     if hidden.dtype.itemsize > 2:
         logits = hidden @ head.T
