@@ -9,10 +9,10 @@ from prompt_r1.types import Question
 
 
 def questions_of_step(questions: Sequence[Question], step: int, *, count: int, seed: int) -> list[Question]:
-    """The `count` questions of a training step. The first step is 1; each takes the next ones of an epoch.
+    """The `count` questions of a training step, whose number begins at 1.
 
-    Each epoch shuffles all questions. The result depends on the arguments alone, so a resumed run continues
-    where it stopped.
+    Every epoch shuffles all questions, and each step takes the next `count` of them. The result depends on
+    the arguments alone, so a resumed run continues where it stopped.
     """
     size = len(questions)
     first = (step - 1) * count  # the place of the step's first question, counted over all epochs

@@ -63,7 +63,9 @@ class LocalEnvironment(Source):
         added = self.tokenizer.added_tokens_decoder.values()
         self._specials = [token.content for token in added if token.special]
         self._encoder = PieceEncoder(self.tokenizer)
-        self._stop_ids = self.policy.end_ids | ({self.tokenizer.eos_token_id} - {None})
+        self._stop_ids = self.policy.end_ids
+        if self.tokenizer.eos_token_id is not None:
+            self._stop_ids |= {self.tokenizer.eos_token_id}
 
     @cached_property
     def _engine(self) -> Engine:

@@ -17,8 +17,8 @@ from prompt_r1.errors import EnvError, FatalEnvError, UsageError
 from prompt_r1.settings.functions import described, parameters_of
 from prompt_r1.types import Message, Spending
 
-# Where nobody counts tokens, they are estimated from characters. The usual English text has four for each
-# token. What may be billed is estimated from above.
+# If nobody counts tokens, they are estimated from the number of characters. English text has about four
+# characters for each token. Tokens that may be billed are estimated from above.
 CHARACTERS_PER_TOKEN = 4
 BILLED_CHARACTERS_PER_TOKEN = 3
 
@@ -105,7 +105,7 @@ class Source(Protocol):
 
     name: str
     parameters: Mapping[str, object]
-    samples: bool  # True: replies are sampled, so equal messages may get different ones.
+    samples: bool  # True: replies are sampled, so equal messages may get different replies.
     by_question: bool = False  # True: the reply depends on the question's id too.
     concurrency: int = sys.maxsize  # the most attempts at the same time
     needs_check: bool = False  # True: a wrong setting shows only in a reply.

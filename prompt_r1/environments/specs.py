@@ -109,7 +109,7 @@ def open_environment(
     call_price = parse_price(price or config.env_price)
     with_key = _names_with_key([spec, *others], typed)
     names = spec.split(",")
-    for name in names:  # A wrong name is reported before a model is loaded for another one.
+    for name in names:  # All names are checked before the first model is loaded.
         _check_name(name, typed)
     sources = [
         _open_source(
