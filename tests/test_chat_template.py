@@ -41,7 +41,7 @@ def template_tokens(tokenizer, messages: list[dict[str, str]]) -> list[int]:
 @pytest.mark.parametrize("tokenizer_name", TOKENIZERS)
 @pytest.mark.parametrize("name", KINDS)
 def test_an_opening_and_a_next_turn_are_what_the_template_writes(name, tokenizer_name):
-    """Also by tokenizers of the sentencepiece kind, which write a blank before each piece."""
+    """This holds for tokenizers of the sentencepiece kind, too, which write a space before every piece."""
     codec = codec_of(name, tokenizer_name)
     assert codec.opened == KINDS[name].opened
     tokenizer = codec.tokenizer
@@ -172,7 +172,7 @@ def test_a_control_token_that_a_normalizer_makes_of_text_from_outside_is_taken_a
 
 
 def test_a_tokenizer_that_writes_blanks_into_tags_is_refused():
-    """It was accepted, and no turn could be read."""
+    """A bug: the tokenizer was accepted, and no turn could be read."""
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.backend_tokenizer.decoder = decoders.WordPiece(cleanup=False)
     with pytest.raises(
@@ -213,7 +213,7 @@ def test_a_template_without_end_token_needs_an_eos_token():
 
 
 def test_a_tokenizer_that_changes_pieces_of_a_text_is_refused():
-    """It strips the blanks around each text that it encodes, so pieces cannot be joined."""
+    """Such a tokenizer strips the blanks around each text, so encoded pieces cannot be joined."""
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.backend_tokenizer.normalizer = normalizers.Strip()
     with pytest.raises(UsageError, match="tokenizing the pieces of a dialogue one by one"):
@@ -238,7 +238,7 @@ def test_a_template_that_writes_todays_date_writes_the_same_one_on_any_day():
 
 
 def test_a_character_that_the_tokenizer_does_not_know_stays_in_text_from_outside():
-    """Without byte fallback it becomes unk, as in the template: it must not vanish."""
+    """Without byte fallback, the character becomes unk, as in the template. It must not vanish."""
     core = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     core.add_special_tokens([added("<unk>")])

@@ -15,7 +15,7 @@ from tests.support import tiny
 from tests.support.games import CPU, ONE_RANK, random_game, random_scored_games
 
 CLIP = 0.2
-KL_COEF = 0.1  # of the loss that is compared with the loop
+KL_COEF = 0.1  # the coefficient in the loss and in the loop
 
 
 def batches_of(
@@ -76,7 +76,8 @@ def test_the_loss_equals_a_loop_over_tokens_in_float64(token_mean, cap, clip_hig
     assert total == pytest.approx(expected, rel=1e-5)
 
 
-SHIFTS = ((0.3, 40), (0.5, 50), (0.5, 60))  # of old, new and reference
+# Amplitude and frequency of the changes of the old, the new and the reference log-probabilities.
+SHIFTS = ((0.3, 40), (0.5, 50), (0.5, 60))
 
 
 def gradient_of(batches: list[Batch], *, kl_coef: float = 0.01) -> torch.Tensor:
@@ -90,7 +91,7 @@ def gradient_of(batches: list[Batch], *, kl_coef: float = 0.01) -> torch.Tensor:
 @settings(max_examples=10)
 @given(st.booleans(), st.integers(1, 12), st.integers(1, 300), st.randoms(use_true_random=False))
 def test_splitting_into_micro_batches_does_not_change_the_gradient(token_mean, count, tokens_per_batch, rng):
-    """Nor do the token budget, the order of the games and the sharing of their openings."""
+    """The token budget, the order of games and shared openings do not change it, either."""
     games = random_scored_games(count)
     one_by_one = gradient_of(batches_of(games, token_mean=token_mean, tokens_per_batch=1))
     rng.shuffle(games)
@@ -144,7 +145,7 @@ def test_advantages_are_zero_for_equal_rewards_and_for_a_single_game():
     assert [group_advantages(group) for group in ([0.3] * 5, [1.0], [])] == [[0.0] * 5, [0.0], []]
 
 
-COMPARED = [(4, 5), (3, 4), (6, 8), (9, 12)]  # intact games, and all
+COMPARED = [(4, 5), (3, 4), (6, 8), (9, 12)]  # (intact games, all games)
 DROPPED = [(3, 5), (2, 4), (5, 8), (8, 12), (0, 4)]
 
 

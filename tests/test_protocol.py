@@ -105,7 +105,7 @@ def test_a_turn_ends_at_the_templates_end_of_message_and_at_eos():
     assert Codec(other, "").stop_ids == {message_end, eos}
     assert Codec(none, "").stop_ids == codec().stop_ids == {message_end}
     assert [Codec(other, "").turn_text([65, end]) for end in (message_end, eos)] == [decode([65])] * 2
-    assert codec().turn_text([eos]) == "<|endoftext|>"  # not a stop token of this tokenizer
+    assert codec().turn_text([eos]) == "<|endoftext|>"  # This tokenizer has another stop token.
 
 
 @pytest.mark.parametrize("encoded", [64, 1])  # characters for each token that is read

@@ -189,7 +189,7 @@ def test_a_game_continues_while_at_least_one_token_is_left(room, turns, stop):
 
 
 def test_a_turn_without_an_end_token_gets_one_before_the_reply():
-    """It stopped at its closing tag. The end token is not marked as sampled, so it is not trained on."""
+    """The agent stopped at its closing tag. The added end token is not sampled, so it is not trained on."""
     texts = [think("1", prompt="a"), think("2", answer="x")]
     with_end, without_end = (
         play_game(ScriptedAgent(texts, finished=finished), ScriptedEnvironment(["one"]))

@@ -51,9 +51,9 @@ class Case:
     """A value of --parallel, with the settings that it must work with."""
 
     parallel: str
-    tied: bool = True  # input and output embeddings
-    recompute: bool = False  # activations, in the backward pass
-    offload: bool = False  # weights to CPU memory
+    tied: bool = True  # whether input and output embeddings are tied
+    recompute: bool = False  # whether the backward pass recomputes activations
+    offload: bool = False  # whether weights are in CPU memory
     compute: torch.dtype = torch.float32
     adapter_rank: int = 0
 
@@ -73,11 +73,11 @@ class Outcome:
     """The result of four training steps."""
 
     metrics: list[dict[str, float]]
-    gradients: list[Tensor]  # of the first optimiser step
+    gradients: list[Tensor]  # the gradients of the first optimiser step
     weights: list[Tensor]
-    rollout_weights: list[Tensor]  # of the unsharded copy that plays the games
-    local_weights: int  # number of weights that this rank holds
-    steps: int  # optimiser steps
+    rollout_weights: list[Tensor]  # the weights of the unsharded copy that plays the games
+    local_weights: int  # the number of weights that this rank holds
+    steps: int  # the number of optimiser steps
 
 
 def with_rewards(group: list[Trajectory], broken: int) -> list[Reward | None]:
@@ -174,7 +174,7 @@ def on_ranks(count: int, cases: list[str], folder: Path) -> dict[str, Outcome]:
     return {name: torch.load(folder / f"{name}.pt", weights_only=False) for name in cases}
 
 
-# Loss and KL are small differences of terms of size 1: the tolerance of 1e-6 is relative to those.
+# Loss and KL are small differences of terms of size 1, so the tolerance of 1e-6 is relative to 1.
 MAGNITUDES = {
     "loss": 1.0,
     "kl": 1.0,
@@ -349,7 +349,7 @@ def test_a_process_takes_the_gpu_of_its_local_rank_or_the_only_one_that_it_sees(
     """A bug: cuda:3 was asked for by the fourth Slurm task of a node, which saw only its own GPU, cuda:0."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
-    monkeypatch.setenv("RANK", "8")  # of all machines; the number on its own machine counts
+    monkeypatch.setenv("RANK", "8")  # RANK counts over all machines. LOCAL_RANK decides.
     for visible, expected in ((4, [0, 1, 2, 3]), (1, [0, 0, 0, 0])):
         monkeypatch.setattr(torch.cuda, "device_count", lambda visible=visible: visible)
         for local_rank, number in enumerate(expected):

@@ -139,7 +139,7 @@ def play_schedule(engine, openings, turns, temperature, cancelled=()) -> list[tu
 
 
 def count_wrong(model, played: list[tuple[list[int], Completion]], temperature: float) -> int:
-    """Tokens whose log-probability is not that of one forward over the whole text, or not the greedy one."""
+    """Tokens that are not greedy, or whose log-probability differs from one forward over the text."""
     wrong = 0
     for tokens, completion in played:
         logprobs = recompute(model, tokens, completion, temperature or 1.0)
@@ -164,7 +164,7 @@ def check_schedule(openings, turns, temperature, limits, cancelled) -> None:
 
 WORKLOADS = {
     "openings": st.lists(st.integers(1, 40), min_size=1, max_size=3),  # tokens of the questions
-    "turns": st.lists(st.lists(TURNS, min_size=1, max_size=4), min_size=1, max_size=14),  # of each game
+    "turns": st.lists(st.lists(TURNS, min_size=1, max_size=4), min_size=1, max_size=14),  # turns of games
     "temperature": st.sampled_from([0.0, 0.7, 1.0]),
     "limits": LIMITS,
     "cancelled": st.sets(st.integers(0, 13), max_size=3),
@@ -200,7 +200,7 @@ def play_plan(
 
 
 def test_nothing_is_computed_twice_and_eviction_changes_only_that():
-    """Prompt tokens computed: each question once for its group, each reply once, and for each later turn the
+    """The engine computes the prompt of each question once, each reply once, and for each later turn the
     last token of the turn before. A cache of 640 tokens has to evict sequences.
     """
     policy = tiny.policy(layers=1)
@@ -266,7 +266,7 @@ def test_a_game_that_waits_does_not_lock_the_blocks():
 
 @pytest.mark.parametrize("block_size", [10, 100])
 def test_the_oldest_game_keeps_its_blocks_while_it_waits_if_others_can_run(block_size):
-    """Its reply comes last, and nothing of its first turn is computed again."""
+    """The reply of the first game comes last, and nothing of its first turn is computed again."""
     engine = make_engine(tiny.policy(), capacity=100, kv_tokens=200, block_size=block_size)
     work = count_work(engine)
 
@@ -292,7 +292,7 @@ def test_the_oldest_game_keeps_its_blocks_while_it_waits_if_others_can_run(block
 
 
 def test_a_game_may_go_on_with_other_tokens_than_it_had():
-    """What it has in common with its cached sequence is kept; of equal tokens, the last one is computed."""
+    """The common prefix with the cached sequence is kept, except the last of equal tokens."""
     policy, tails = tiny.policy(), (1, 1, 2, 3, 3)
     engine, shared = make_engine(policy, block_size=8), tiny.random_tokens(12, seed=0)
     work = count_work(engine)
@@ -311,7 +311,7 @@ def test_a_game_may_go_on_with_other_tokens_than_it_had():
     for completion, tail in zip(played, tails, strict=True):
         tokens = [*shared, *tiny.random_tokens(12, seed=tail)]
         assert completion.tokens == greedy_by_generate(sdpa_twin(policy), tokens, 5)
-    # Of the shared 12 tokens, those in the block that the sibling holds too are computed again once.
+    # Of the 12 shared tokens, the tokens in the block that the sibling also holds are computed again, once.
     assert work.prefilled == 24 + 16 + 12
 
 
@@ -330,7 +330,7 @@ def test_sampled_tokens_depend_on_the_seed_and_not_on_other_games():
 
 
 def test_sampled_frequencies_follow_the_softmax_at_the_temperature():
-    """Of the first token; and how often both tokens of a turn are in the lower half of the vocabulary."""
+    """Counted are the first tokens, and turns with both tokens in the lower half of the vocabulary."""
     policy = tiny.policy()
     prompt = tiny.random_tokens(9, seed=4)
     size = policy.model.config.vocab_size
@@ -356,7 +356,7 @@ def test_generation_stops_at_a_stop_token():
     free = asyncio.run(make_engine(policy).generate(prompt, max_new=12, seed="0"))
     engine = Engine(policy, max_tokens=64, kv_tokens=64, stop_ids=frozenset({free.tokens[5]}))
     expected = free.tokens[: free.tokens.index(free.tokens[5]) + 1]
-    for most in (12, len(expected)):  # also as the last token that there is room for
+    for most in (12, len(expected)):  # The stop token may be the last token that there is room for.
         stopped = asyncio.run(engine.generate(prompt, max_new=most, seed="0"))
         assert stopped.tokens == expected and stopped.finished
     assert not free.finished
@@ -385,7 +385,7 @@ def order_of_first_tokens(engine: Engine, requests: dict[str, tuple[int, int]]) 
     ],
 )
 def test_waiting_requests_are_served_in_order_also_before_smaller_ones(limits, sizes):
-    """Otherwise a long game could starve."""
+    """If younger games overtook it, a long game could starve."""
     engine = Engine(tiny.policy(), stop_ids=frozenset(), max_tokens=80, **limits)
     assert order_of_first_tokens(engine, sizes)[:2] == list(sizes)[:2]
 
@@ -405,7 +405,7 @@ def test_after_out_of_memory_running_games_are_served_before_waiting_ones(monkey
 
 
 def test_a_bfloat16_policy_plays_with_the_weights_copied_from_a_float32_learner():
-    """Also a game that goes on: what was computed with the old weights is dropped."""
+    """A game that continues gets the new weights, too: what the old weights computed is dropped."""
     learner = Policy(tiny.model(seed=9), compute=torch.bfloat16)
     player = Policy(tiny.model().to(torch.bfloat16), compute=torch.bfloat16)
     twin = Policy(tiny.model(seed=9).to(torch.bfloat16), compute=torch.bfloat16)
@@ -481,7 +481,7 @@ def test_after_out_of_memory_smaller_batches_give_the_same_tokens(tokens, rows, 
 
 
 def test_after_out_of_memory_half_of_the_nine_running_games_decode(monkeypatch):
-    """Fewer would give the same tokens, and only take longer."""
+    """If fewer games decoded at once, the tokens would be the same, but the rollout would take longer."""
     policy, openings = tiny.policy(), [tiny.random_tokens(20, seed=number) for number in range(9)]
     limit_memory(policy, tokens=1000, rows=4, monkeypatch=monkeypatch)
     engine = make_engine(policy, max_sequences=9)

@@ -66,7 +66,7 @@ def test_a_shared_block_is_free_only_when_the_last_game_has_lost_it(loop):
 
 
 def test_a_game_begins_with_the_longest_cached_prefix_of_another_one(loop):
-    """Also of a game with another opening, and not before that one is computed."""
+    """The other game may have another opening. The prefix is copied only after it is computed."""
     scheduler, games = scheduler_of(blocks=60), [Sequence(number) for number in range(3)]
     compute(scheduler, games[0], [9] * 20 + [0] * 10, loop)
     first, second = job_of(games[1], [9] * 40, loop), job_of(games[2], [9] * 50, loop)
@@ -106,7 +106,7 @@ def test_a_job_alone_takes_all_blocks(loop):
 
 
 def test_a_game_that_decodes_alone_displaces_an_older_game_that_waits_for_a_reply(loop):
-    """Else it would be preempted, wait with nothing to wait for, and compute its tokens again."""
+    """Otherwise the job would be preempted at once, and compute its tokens again."""
     scheduler, older, newer = scheduler_of(blocks=4), Sequence(0), Sequence(1)
     compute(scheduler, older, [0] * 8, loop)
     job = job_of(newer, [1] * 8, loop)

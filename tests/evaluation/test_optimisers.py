@@ -182,7 +182,7 @@ def test_a_search_with_a_limit_goes_on_until_the_next_step_might_exceed_it(name)
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_repeated_search_makes_no_new_calls(name, tmp_path):
-    """As after a kill: the prompt is the same, and no source is called."""
+    """After a kill, the same command finds the same prompt, and calls no source."""
     runs = []
     for _ in range(2):
         sources = [answering_task(), new_writer()]
@@ -282,7 +282,7 @@ def test_textgrad_keeps_the_prompt_if_the_rewrite_has_no_tags():
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_search_ends_when_no_prompt_is_new_or_none_can_score_higher(name):
-    """It went on until the limit, though it proposed and scored nothing more."""
+    """A bug: the search continued until its limit, although it proposed and scored nothing more."""
     search = new_search(writer=PricedSource(lambda _: "<INS>Be quick.</INS>"), max_calls=5_000)
     find(name, search)
     assert search.calls < 200, "one new prompt, scored once"

@@ -49,7 +49,7 @@ def test_a_mean_of_cosines_below_zero_has_an_interval():
 
 @pytest.mark.slow
 def test_the_intervals_of_scores_and_of_macro_averages_cover_the_true_values():
-    """They may be wider than they need to be, never narrower."""
+    """An interval may be wider than it needs to be, but never narrower."""
     rng = np.random.default_rng(2)
     covered = macro_covered = 0
     for _ in range(SIMULATIONS):

@@ -205,7 +205,7 @@ HOSTILE = "t\x1b[2J\x1b]0;owned\a\u202eabc\u200b\x85\u2028\nx|y"
 
 
 def test_names_of_datasets_and_agents_cannot_move_the_cursor_or_reorder_text(tmp_path):
-    """They come from files of others, and are shown by terminals and editors."""
+    """The names come from files of other people, and terminals and editors show them."""
     full = System("prompt-r1", "large", f"runs/{HOSTILE}")
     rows = [*predict_all({HOSTILE: [True] * 8, "b": [True]}, full)]
     rows += predict_all({HOSTILE: [False] * 8}, System("prompt-r1", "large", "runs/z"))

@@ -70,7 +70,7 @@ def test_a_row_holds_each_opening_once_and_every_token_of_each_game(groups):
     sources = row.sources
     previous, positions = row.tokens[sources].tolist(), row.positions[sources].tolist()
     found = list(zip(row.targets.tolist(), previous, positions, strict=True))
-    assert found == expected  # the token, the token before it, and the position of that one in its game
+    assert found == expected  # (token, token before it, position of the token before it)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])

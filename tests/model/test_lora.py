@@ -28,7 +28,7 @@ def with_random_adapters(model, *, rank: int = 8, alpha: float = 16):
 
 
 def test_an_adapter_starts_with_the_initial_values_of_a_linear_layer():
-    """Uniform within 1 / sqrt(inputs), as torch initialises nn.Linear and peft its adapters; B is zero."""
+    """A is uniform within 1 / sqrt(inputs), as in nn.Linear and in peft's adapters. B is zero."""
     adapter = LoRA(torch.nn.Linear(400, 30), rank=100, alpha=16, generator=torch.Generator())
     bound = 1 / 400**0.5
     assert 0.99 * bound < adapter.a.abs().max().item() <= bound and not adapter.b.any()

@@ -22,7 +22,7 @@ from tests.support import tiny
 from tests.support.games import CPU, naive_logprobs, play_with, small_games
 
 LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-# Kinds of a type that its default config does not have, under the name in the table.
+# Variants of a type that its default config does not have. The keys are the names in the table.
 VARIANTS: dict[str, dict[str, object]] = {
     "cohere with larger logits": {"logit_scale": 0.3},
     "gemma2 without soft caps": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
@@ -50,7 +50,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "qwen2_moe with windows": {"use_sliding_window": True, "max_window_layers": 2},
     "qwen3 with windows": {"use_sliding_window": True, "max_window_layers": 2},
 }  # fmt: skip
-# Float32 rounding; larger errors are wrong.
+# Rounding in float32 explains errors up to this size.
 LOGPROB_LIMIT, GRADIENT_LIMIT = 1e-3, 1e-2
 TEMPERATURE = 0.8
 
@@ -60,7 +60,7 @@ class Errors:
     """Largest differences from the unmodified model."""
 
     logprob: float  # nats
-    gradient: float  # relative, in norm, of the worst tensor
+    gradient: float  # relative difference in norm of the worst tensor
 
 
 def own_logprobs(policy: Policy, game: Trajectory) -> Tensor:

@@ -181,7 +181,7 @@ def head_and_states() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_logits_of_16_bit_weights_have_the_precision_of_float32(scale):
-    """A bug: they were rounded to bfloat16 before they were widened, up to 0.06 off."""
+    """A bug: logits were rounded to bfloat16 before they became float32, and were up to 0.06 off."""
     policy = Policy(tiny.model().bfloat16(), compute=torch.bfloat16)
     policy.logit_scale = scale
     head = policy.model.get_output_embeddings().weight

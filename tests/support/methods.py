@@ -31,9 +31,9 @@ class PricedSource(Source):
         self.name = "priced"
         self.reply_to = reply
         self.finish = finish
-        self.tokens = {"tokens_in": tokens_in, "tokens_out": tokens_out}  # of each call
+        self.tokens = {"tokens_in": tokens_in, "tokens_out": tokens_out}  # the tokens of each call
         self.asked: list[list[Message]] = []
-        self.numbers: list[int] = []  # of the game of each call
+        self.numbers: list[int] = []  # the number of the game of each call
 
     async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
         self.numbers.append(caller.sample)

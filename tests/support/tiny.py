@@ -177,7 +177,7 @@ class ScriptedEnvironment:
     def __init__(self, replies: list[str | EnvError]) -> None:
         self.replies = list(replies)
         self.asked: list[list[Message]] = []
-        self.sessions: list[str] = []  # of each call
+        self.sessions: list[str] = []  # the session of each call
 
     async def ask(self, messages: list[Message], *, sample: int = 0, session: str = "") -> str:
         self.asked.append([dict(message) for message in messages])  # type: ignore[misc]
