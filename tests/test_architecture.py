@@ -1,6 +1,7 @@
 """The layout that a machine can check: which room may import which, and that each has a sign at its door."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,13 @@ def test_a_room_imports_only_rooms_below_it(room):
     allowed = {*METHOD, room, *(below for rooms in FLOORS[:floor] for below in rooms)}
     for path in files_of(room):
         assert rooms_imported(path) <= allowed, path
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_sign_at_the_door_of_a_room_names_each_of_its_files(room):
+    sign = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text("utf-8")))
+    words = set(re.findall(r"\w+", sign or ""))
+    assert {path.stem for path in (PACKAGE / room).glob("*.py")} - {"__init__"} <= words
 
 
 def test_no_file_of_the_package_imports_a_program_a_study_or_a_test():

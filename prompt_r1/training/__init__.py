@@ -14,7 +14,7 @@ In reading order:
     report        report.html
     summary       what a run prints at its end
     dry_run       estimate what a run will cost; preflight: the checks before torch is imported
-    warm_start    supervised fine-tuning, a program of its own
+    warm_start    supervised fine-tuning, a program of its own; warm_start_settings: its flags
 
 It may import every room but evaluation.
 """
