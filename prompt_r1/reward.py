@@ -23,10 +23,10 @@ from prompt_r1.types import Reward, Trajectory, Turn
 class Rule:
     """The coefficients of eq. 12, and a user's own reward."""
 
-    alpha: float  # for each turn with M_t = 1
-    beta: float  # for A_p
-    gamma: float  # for A_n
-    delta: float  # for C_f
+    alpha: float  # the reward of each turn with M_t = 1
+    beta: float  # the reward of A_p
+    gamma: float  # the reward of A_n
+    delta: float  # the reward of C_f
     epsilon: float  # The format reward is capped here, and the gate opens when it is reached.
     unanswered_cap: float  # The cap for a game without an answer. It is below epsilon.
     # A user's own reward replaces R. It takes the game and its reward by eq. 15.

@@ -62,7 +62,7 @@ async def play(
 async def play_groups(
     questions: Mapping[int, Question], group_size: int, play_one: Callable[..., Awaitable[Trajectory]]
 ) -> list[list[Trajectory]]:
-    """Play `group_size` games of each question, all concurrently: P × G trajectories.
+    """Play `group_size` games of each question, all concurrently. Returns P × G trajectories.
 
     `questions` has the questions by their numbers. `play_one` takes a question, its `number`, and `sample`,
     the number of the game in its group. The first error cancels the other games and is raised.
@@ -73,9 +73,9 @@ async def play_groups(
         for sample in range(group_size)
     ]
     try:
-        trajectories = await asyncio.gather(*games)  # a TaskGroup would raise an ExceptionGroup
+        trajectories = await asyncio.gather(*games)  # A TaskGroup would raise an ExceptionGroup.
     finally:
         for game in games:
-            game.cancel()  # has no effect on a game that has ended
+            game.cancel()  # This has no effect on a game that has ended.
         await asyncio.gather(*games, return_exceptions=True)
     return [trajectories[start : start + group_size] for start in range(0, len(games), group_size)]

@@ -185,7 +185,7 @@ SEARCH = Needs(training=True, optimizer=True)
 OPRO_WRITER: Fields = {"temperature": 1.0, "max_tokens": 512}
 TEXTGRAD_WRITER: Fields = {"temperature": 0.0, "max_tokens": 2000}
 
-# The `fields` of a method are those of its authors' code or paper.
+# The `fields` of a method come from its authors' code or paper.
 METHODS: dict[str, Method] = {
     "direct": Method(Needs(), make_direct, by_default=True, in_transfer=True),
     "cot": Method(Needs(), make_cot, fields={"temperature": 0.0}),

@@ -1,7 +1,7 @@
 """SSim: cosine similarity of embeddings.
 
 The encoder is all-MiniLM-L6-v2, run with plain transformers in float32. An embedding is the mean of the last
-hidden states of the first 256 tokens, L2-normalised. The numbers equal those of sentence-transformers. If the
+hidden states of the first 256 tokens, L2-normalised. sentence-transformers gives the same numbers. If the
 encoder is missing, an error is raised. There is no fallback, because another measure would not be comparable.
 """
 

@@ -210,7 +210,7 @@ def setup_of(
     seed: int,
     folder: Path,
 ) -> Setup:
-    """What a system's method is made from. `datasets`: those of the questions that will be answered."""
+    """What a system's method is made from. `datasets` has the datasets of all questions."""
     method = METHODS[system.method]
     spec = system.environment or agent.config.env
     environment = None

@@ -110,7 +110,7 @@ def attend_in_window(
 ) -> Tensor:
     """Compute the causal attention (H, Tq, D) of one sequence, on any device, with gradients.
 
-    Keys and values (Hkv, T, D) are those of all T tokens, queries (H, Tq, D) those of the last Tq tokens.
+    All T tokens have keys and values (Hkv, T, D). The last Tq tokens have queries (H, Tq, D).
     """
     count, length = query.shape[1], key.shape[1]
     window = min(window or length, length)
