@@ -77,6 +77,9 @@ def _split(options: argparse.Namespace) -> None:
     _check_written(options.test, [*options.files, options.out])
     check_number("--share", options.share, Range(above=0, below=1))
     questions = [question for path in options.files for question in load_questions(path)]
+    for identity, count in Counter(question.id for question in questions).items():
+        if count > 1:  # The files that are written could not be read again.
+            raise UsageError(f"--in: the id {identity!r} occurs in two files; give each question once")
     count = max(1, round(options.share * len(questions)))
     training, test = hold_out(questions, count)
     write_questions(options.out, training)

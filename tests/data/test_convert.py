@@ -317,3 +317,15 @@ def test_the_name_of_a_dataset_cannot_clear_the_terminal(tmp_path: Path, capsys)
         write_questions(tmp_path / "mix.csv", load_questions(path))
     printed = capsys.readouterr().out
     assert printed.replace("\n", "").isprintable() and r"\x1b[2J\u202etowns" in printed
+
+
+def test_files_with_the_same_question_are_not_split_into_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """A bug: both files held the id, and `load_questions` refused what `split` had written."""
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for path in files:
+        path.write_text('{"question": "Who?", "answer": "Anna", "id": "q1"}\n')
+    written = [tmp_path / "train.jsonl", tmp_path / "test.jsonl"]
+    line = ["split", "--in", *map(str, files), "--out", str(written[0]), "--test", str(written[1])]
+    with pytest.raises(UsageError, match="the id 'q1' occurs in two files"):
+        main(line)
+    assert not any(path.exists() for path in written)
