@@ -65,7 +65,7 @@ class Turn:
     think: str | None = None
     prompt: str | None = None  # goes to the environment
     answer: str | None = None  # ends the game
-    reply: str | None = None  # None: the environment was not asked; an empty one makes no good turn
+    reply: str | None = None  # None: the environment was not asked
 
 
 def read_turn(text: str) -> Turn:
@@ -172,7 +172,8 @@ def score(game: Game) -> Reward:
     """First the format, then the answer: it counts only where the format has earned ε."""
     last, answer = game.turns[-1], game.turns[-1].answer
     # Eq. 12: R_fmt = min(ε, α Σ M_t + β A_p + γ A_n + δ C_f)
-    good_turns = sum(bool(turn.think and turn.prompt and turn.reply) for turn in game.turns)  # Σ M_t
+    asked = [turn for turn in game.turns if turn.reply is not None]  # not the last turn
+    good_turns = sum(bool(turn.think and turn.prompt) for turn in asked)  # Σ M_t
     parsed, filled = answer is not None, bool(answer)  # A_p, A_n
     complete = bool(parsed and last.think and PERFECT_END.fullmatch(last.text))  # C_f
     terms = (ALPHA * good_turns, BETA * parsed, GAMMA * filled, DELTA * complete)

@@ -62,7 +62,7 @@ ENVIRONMENT_SYSTEM = (
     "the current task) and help the user complete the task or answer the question. "
 )
 
-# An empty reply is replaced by this text, because servers refuse empty messages. Such a turn has M_t = 0.
+# An empty reply is replaced by this text, because servers refuse empty messages. Its turn counts in eq. 12.
 NO_REPLY = "(no reply)"
 CUT = " [cut]"  # This is appended to a reply if the agent reads only its beginning.
 # Encoding megabytes takes seconds. So only the first `max_tokens` × 64 characters of a reply are encoded:

@@ -5,8 +5,8 @@ R_ans = max over the gold answers of F1(answer, gold)                           
 R     = -ε + R_fmt + R_ans    if R_fmt = ε                                               (15)
         -ε + R_fmt            otherwise: the gate is shut
 
-M_t = 1   a turn whose think block, prompt block and reply are not empty; the sum ends at T-1, because
-          the prompt of the last turn is never sent
+M_t = 1   a turn whose think block and prompt block are not empty; the sum ends at T-1, because the
+          prompt of the last turn is never sent
 A_p = 1   an answer can be parsed
 A_n = 1   the answer is not empty
 C_f = 1   the last turn is a non-empty think block, an answer block and nothing else
@@ -36,7 +36,8 @@ class Rule:
 RULES = {
     # Appendix G. The gate opens with two good turns and a perfect final turn, or with four good turns and
     # any answer that is not empty. Without an answer a game of five turns collects at most 1.0, because the
-    # prompt of the fifth is not sent.
+    # prompt of the fifth is not sent. The cap extends this to longer games: by eq. 12 seven turns would open
+    # the gate, and a game that never answers would earn as much as a wrong answer.
     "paper": Rule(alpha=0.25, beta=0.3, gamma=0.4, delta=0.3, epsilon=1.5, unanswered_cap=1.0),
     # The coefficients of the released code. The gate opens with one good turn and a perfect final turn, or
     # with two good turns and any answer that is not empty. In the release three good turns open it even
@@ -94,9 +95,9 @@ def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
 
 
 def is_good_turn(turn: Turn) -> bool:
-    """M_t of eq. 12: whether the agent thought and asked, and the environment replied."""
-    reply = turn.reply or ""
-    return bool(turn.action.think and turn.action.prompt and reply.strip())
+    """M_t of eq. 12: whether the agent thought and asked, before the last turn."""
+    was_sent = turn.reply is not None  # The reply may be empty: eq. 12 does not look at it.
+    return was_sent and bool(turn.action.think and turn.action.prompt)
 
 
 def well_formed(trajectory: Trajectory) -> bool:

@@ -79,15 +79,16 @@ def test_how_a_game_ends(texts, limits, stop, calls):
 
 
 @pytest.mark.parametrize("empty", ["", " \n"])
-def test_an_empty_reply_has_a_placeholder_in_the_dialogue_and_earns_nothing(empty):
+def test_an_empty_reply_has_a_placeholder_in_the_dialogue_and_counts_as_eq_12_says(empty):
+    """A bug: its turn had M_t = 0, so the gate of two interactions and a perfect final turn stayed shut."""
     texts = [think("1", prompt="a"), think("2", prompt="b"), think("3", answer="Anna")]
     environment = ScriptedEnvironment([empty, "Anna"])
     game = play_game(ScriptedAgent(texts), environment)
     assert environment.asked[1][1]["content"] == NO_REPLY and game.turns[0].reply == empty
     shown = f"<interaction_response>{NO_REPLY}</interaction_response>"
     assert tiny.tokenizer().decode(game.tokens).count(shown) == 1
-    rule = RULES["paper"]
-    assert score(game, rule=rule).format == pytest.approx(rule.alpha + rule.beta + rule.gamma + rule.delta)
+    # By hand: R_fmt = min(1.5, 0.25 · 2 + 0.3 + 0.4 + 0.3) = 1.5 = ε and R_ans = 1, so R = -1.5 + 1.5 + 1.
+    assert score(game, rule=RULES["paper"]).total == pytest.approx(1)
 
 
 def test_a_turn_cut_off_by_the_token_limit_ends_the_game_with_max_tokens():
