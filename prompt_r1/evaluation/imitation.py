@@ -1,10 +1,10 @@
 """Agents that are fine-tuned before they play, for the methods `sft`, `bc` and `rft`.
 
-sft    LoRA on gold answers bc     LoRA on recorded games that ended right: in the mini world, the
-demonstrations of the warm start rft    LoRA on the agent's own games on training questions, if they ended
-right. There are two rounds. In each,
-       the agent of the round before plays, and then the start of the agent learns from all right games so far
-       (STaR, Zelikman et al. 2022, arXiv 2203.14465; ReST, Gulcehre et al. 2023, arXiv 2308.08998)
+sft    LoRA on gold answers
+bc     LoRA on recorded games that ended right: in the mini world, the demonstrations of the warm start
+rft    LoRA on the agent's own games on training questions, if they ended right. There are two rounds. In
+       each, the agent of the round before plays, and then the start of the agent learns from all right games
+       so far (STaR, Zelikman et al. 2022, arXiv 2203.14465; ReST, Gulcehre et al. 2023, arXiv 2308.08998)
 
 Each fine-tuning begins with the start of the user's agent: the agent before its training. It is done once,
 and later evaluations use the agent in the folder.

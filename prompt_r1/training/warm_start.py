@@ -12,7 +12,8 @@ runs/*/trajectories have this form. `--games mini` are demonstrations in mini wo
 use. They show the format and several ways to ask, most of which fail.
 
 Only the agent's own tokens enter the loss. The settings are the paper's (Table 7), and LLaMA-Factory's where
-the paper gives none. The evaluation's methods `sft`, `bc` and `rft` fine-tune in the same way.
+the paper gives none; long examples are cut as LLaMA-Factory cuts them. The evaluation's methods `sft`, `bc`
+and `rft` fine-tune in the same way.
 """
 
 if __name__ == "__main__":  # Show --help and usage errors before the imports below, which take seconds.
@@ -31,6 +32,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -59,7 +61,7 @@ from prompt_r1.settings.train import preset_of
 from prompt_r1.training.export import export_agent
 from prompt_r1.training.run import load_learner
 from prompt_r1.training.warm_start_settings import SftConfig
-from prompt_r1.types import Question, Trajectory, Turn
+from prompt_r1.types import Completion, Question, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -189,13 +191,16 @@ def _is_fine_tuning(folder: Path) -> bool:
 def train_weights(
     policy: Policy, trainable: list[nn.Parameter], examples: Sequence[Trajectory], config: SftConfig
 ) -> Iterator[dict[str, float]]:
-    """Take AdamW steps, and yield the metrics of each. Examples of more than --cutoff tokens are left out."""
+    """Take AdamW steps, and yield the metrics of each. Examples of more than --cutoff tokens are cut."""
     most = config.cutoff
-    used = [example for example in examples if len(example.tokens) <= most]
+    long = sum(len(example.tokens) > most for example in examples)
+    if long:
+        shown = f"{long} of {len(examples)} examples"
+        logger.warning("%s have more than --cutoff %d tokens, and are cut", shown, most)
+    shortened = [cut(example, most) for example in examples]
+    used = [example for example in shortened if any(example.sampled)]
     if not used:
-        raise UsageError(f"nothing is left to train on: all examples have more than --cutoff {most} tokens")
-    if len(used) < len(examples):
-        logger.warning("%d examples of more than %d tokens are left out", len(examples) - len(used), most)
+        raise UsageError(f"--cutoff {most} leaves no token of the agent to train on: give a larger one")
     per_step = config.batch_size or batch_size_for(len(used) * config.epochs)
     rng = random.Random(f"sft {config.seed}")
     batches = []
@@ -215,6 +220,44 @@ def train_weights(
         betas=(0.9, 0.999),
         micro_batch=config.micro_batch,
     )
+
+
+def cut(example: Trajectory, most: int) -> Trajectory:
+    """The first `most` tokens of an example, or fewer, as LLaMA-Factory cuts them at its `cutoff_len`.
+
+    The turns get room one after another. Within a turn, both what the agent reads and what it writes lose
+    their ends (see `lengths_within`).
+    """
+    if len(example.tokens) <= most:
+        return example
+    kept = Trajectory(example.question)
+    lengths = [len(list(run)) for _, run in groupby(example.sampled)]  # read, written, read, written, …
+    start = 0
+    for read, written in zip(lengths[::2], lengths[1::2], strict=True):
+        reads, writes = lengths_within(read, written, most - len(kept.tokens))
+        if writes == 0:
+            break
+        first = start + read
+        last = first + writes
+        kept.add_context(example.tokens[start : start + reads])
+        kept.add_sampled(Completion(example.tokens[first:last], example.logprobs[first:last], finished=False))
+        start = first + written
+    return kept
+
+
+def lengths_within(read: int, written: int, room: int) -> tuple[int, int]:
+    """How many tokens remain of a turn of `read` + `written` tokens that must fit `room` tokens.
+
+    If the agent writes less than half of the room, only what it reads is cut. Otherwise, if it reads less
+    than half of the room, only what it writes is cut. Otherwise both are cut by the same factor.
+    """
+    if 2 * written < room:
+        writes = written
+    elif 2 * read < room:
+        writes = min(written, room - read)
+    else:
+        writes = min(written, int(room * (written / (read + written))))
+    return min(read, room - writes), writes
 
 
 def batch_size_for(examples: int) -> int:

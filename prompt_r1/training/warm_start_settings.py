@@ -25,7 +25,7 @@ class SftConfig:
     epochs: int = everyday(3, "epochs", POSITIVE)
     batch_size: int = setting(0, "examples per optimiser step; 0: 32, or fewer, so that there are 30 steps")
     micro_batch: int = setting(4, "examples in memory at a time", POSITIVE)
-    cutoff: int = setting(2048, "tokens of an example; longer ones are left out", POSITIVE)
+    cutoff: int = setting(2048, "tokens of an example; longer ones are cut", POSITIVE)
     device: str = setting("auto", "auto, cpu or cuda")
     threads: int = setting(0, "threads of torch on a CPU; 0: its own choice")
 

@@ -19,8 +19,10 @@ from prompt_r1.protocol import Codec, parse
 from prompt_r1.reward import RULES
 from prompt_r1.training.warm_start import (
     batch_size_for,
+    cut,
     fine_tune_agent,
     learn_games,
+    lengths_within,
     negative_log_likelihood,
     read_games,
     sampled_turns,
@@ -28,7 +30,7 @@ from prompt_r1.training.warm_start import (
     train_weights,
 )
 from prompt_r1.training.warm_start_settings import SftConfig
-from prompt_r1.types import Question, Trajectory, Turn
+from prompt_r1.types import Completion, Question, Trajectory, Turn
 from tests.support import tiny
 from tests.support.methods import PricedSource, method, priced
 from tests.support.programs import run_here
@@ -109,15 +111,64 @@ def test_the_size_of_micro_batches_does_not_change_the_result():
     torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
 
 
-def test_examples_that_are_too_long_are_left_out(caplog):
+# What LLaMA-Factory's `infer_seqlen` returns (processor_utils.py at 0b3022bb):
+# tokens that the agent reads, that it writes, and that fit → how many of either remain.
+CUTS = {
+    (10, 5, 20): (10, 5),
+    (10, 10, 20): (10, 10),
+    (100, 4, 20): (16, 4),
+    (9, 100, 20): (9, 11),
+    (10, 100, 20): (2, 18),
+    (30, 60, 20): (7, 13),
+    (60, 30, 20): (14, 6),
+    (15, 9, 20): (11, 9),
+    (15, 10, 20): (12, 8),
+    (2300, 700, 2048): (1348, 700),
+    (110, 2500, 2048): (110, 1938),
+    (3, 7, 1): (1, 0),
+    (5, 5, 0): (0, 0),
+}
+
+
+@pytest.mark.parametrize("lengths", CUTS)
+def test_a_turn_is_cut_to_the_lengths_of_llama_factory(lengths):
+    assert lengths_within(*lengths) == CUTS[lengths]
+
+
+def turns_of(*lengths: tuple[int, int]) -> Trajectory:
+    """A game of numbered tokens: for each turn, how many the agent reads and writes."""
+    game = Trajectory(QUESTIONS[0])
+    for read, written in lengths:
+        start = len(game.tokens)
+        game.add_context(list(range(start, start + read)))
+        tokens = list(range(start + read, start + read + written))
+        game.add_sampled(Completion(tokens, [-1.0] * written, finished=True))
+    return game
+
+
+def test_a_long_example_is_cut_turn_by_turn_and_at_the_ends():
+    """A bug: it was left out, so `sft` learned from short stories only."""
+    game = turns_of((10, 5), (4, 30), (3, 3))
+    assert cut(game, 55) is game, "it fits"
+    # 28 tokens: the first turn fits. 13 are left, and of the second turn the 4 that are read fit.
+    shorter = cut(game, 28)
+    assert shorter.tokens == list(range(28)) and shorter.sampled == game.sampled[:28]
+    # 20 tokens: 5 are left for 4 + 30, which lose the same share: int(5 · 30 / 34) = 4, and 1 remains.
+    assert cut(game, 20).tokens == [*range(15), 15, 19, 20, 21, 22]
+    # 15 tokens: nothing is left for the second turn.
+    assert cut(game, 15).tokens == list(range(15))
+    assert cut(turns_of((3, 7)), 1).tokens == [], "no room for a token of the agent"
+
+
+def test_examples_that_are_too_long_are_cut_and_counted(caplog):
     agent = tiny_agent()
     rows = [*examples(agent)[:2], example_of(Question("q", "a", "abc " * 99, ("x",)), agent.codec)]
     trainable = add_lora(agent.policy.model, rank=2, alpha=4)
     settings = replace(SMALL, batch_size=1, epochs=1, cutoff=len(rows[0].tokens))
-    assert len(list(train_weights(agent.policy, trainable, rows, settings))) == 2
-    assert "1 examples of more than" in caplog.text
-    with pytest.raises(UsageError, match="all examples have more than --cutoff 10 tokens"):
-        next(train_weights(agent.policy, [], rows, replace(SMALL, cutoff=10)))
+    assert len(list(train_weights(agent.policy, trainable, rows, settings))) == 3
+    assert f"1 of 3 examples have more than --cutoff {settings.cutoff} tokens, and are cut" in caplog.text
+    with pytest.raises(UsageError, match="--cutoff 1 leaves no token of the agent to train on"):
+        next(train_weights(agent.policy, [], rows, replace(SMALL, cutoff=1)))
 
 
 def test_the_learning_rate_rises_for_a_tenth_of_the_steps_and_decays_to_zero():
