@@ -36,12 +36,12 @@ def random_policy() -> Policy:
     """A policy with random weights, as large as the device allows."""
     attention.register()
     if not torch.cuda.is_available():
-        return Policy(random_model(attention=attention.NAME), compute=torch.float32)
+        return Policy(random_model(attention=attention.NAME), compute_dtype=torch.float32)
     device = torch.device("cuda")
     large = torch.cuda.get_device_properties(device).total_memory > 60e9
     shape = "Qwen3-4B" if large else "Qwen3-0.6B"
     model = random_model(shape, attention=attention.NAME, dtype=torch.bfloat16, device=device)
-    return Policy(model, compute=torch.bfloat16)
+    return Policy(model, compute_dtype=torch.bfloat16)
 
 
 def paged_attention(policy: Policy) -> str:
@@ -51,7 +51,7 @@ def paged_attention(policy: Policy) -> str:
         policy.model.config,
         blocks=64,
         block_size=BLOCK_SIZE["cuda"],
-        dtype=policy.compute,
+        dtype=policy.compute_dtype,
         device=policy.device,
     )
     pool.keys.normal_()
@@ -116,7 +116,9 @@ def engine(policy: Policy) -> str:
         expected = torch.log_softmax(logits[:-1], -1).gather(1, row[0, 1:, None])[:, 0].cpu()
         gaps.append((found[1:] - expected)[~found[1:].isnan()].abs())
     mean, largest = float(torch.cat(gaps).mean()), float(torch.cat(gaps).max())
-    assert mean < GAP_LIMIT[policy.compute], f"the mean gap is {mean:.2g} nats, the largest {largest:.2g}"
+    assert mean < GAP_LIMIT[policy.compute_dtype], (
+        f"the mean gap is {mean:.2g} nats, the largest {largest:.2g}"
+    )
     return f"{len(torch.cat(gaps))} tokens: mean gap {mean:.2g} nats, largest {largest:.2g}"
 
 
@@ -137,7 +139,7 @@ def update(policy: Policy) -> str:
     """Measure how many tokens an optimiser step computes per second, and its peak of memory."""
     shape, questions = ("Qwen3-0.6B", 8) if policy.device.type == "cuda" else ("small", 1)
     model = random_model(shape, attention=attention.NAME, device=policy.device)
-    learner = Policy(model, compute=policy.compute)
+    learner = Policy(model, compute_dtype=policy.compute_dtype)
     learner.checkpoint_activations()
     games = random_games(plan(questions, 5, seed=1), vocabulary=1000)
     optimizer = torch.optim.AdamW(learner.trained_parameters(), lr=1e-6, fused=True)
@@ -155,7 +157,9 @@ def main() -> None:
     policy = random_policy()
     name = torch.cuda.get_device_name() if policy.device.type == "cuda" else "CPU"
     parameters = sum(weight.numel() for weight in policy.parameters())
-    print(f"{name}, torch {torch.__version__}, {parameters:,} parameters in {policy.compute}", flush=True)
+    print(
+        f"{name}, torch {torch.__version__}, {parameters:,} parameters in {policy.compute_dtype}", flush=True
+    )
     failed = False
     kernels = (paged_attention,) if policy.device.type == "cuda" else ()  # FlashAttention needs a GPU.
     for check in (*kernels, model, engine, decode, update):

@@ -76,7 +76,7 @@ def main() -> None:
     attention.register()
     games = plan(choice.questions, choice.group_size, seed=1, lengths=LENGTHS[choice.lengths])
     print(totals(games), flush=True)
-    policy = Policy(load(attention=attention.NAME), compute=dtype)
+    policy = Policy(load(attention=attention.NAME), compute_dtype=dtype)
     rival = load(attention="sdpa")
     variants: dict[str, Callable[[], PlayedRun]] = {
         "ours": partial(play_ours, policy, games, latency=True),

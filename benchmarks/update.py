@@ -54,7 +54,7 @@ class Variant:
         self.model = (
             smollm2(attention=kind) if is_real else random_model(attention=kind, vocabulary=vocabulary)
         )
-        self.policy = Policy(self.model, compute=torch.float32)
+        self.policy = Policy(self.model, compute_dtype=torch.float32)
         self.optimizer = torch.optim.AdamW(self.policy.trained_parameters(), lr=1e-6, fused=True)
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)

@@ -153,7 +153,7 @@ def allocate_pool(
         # The longest sequence must fit.
         blocks = max(tokens // block_size, longest_blocks)
     else:
-        bytes_of_block = 2 * block_size * shape_of_a_token(config).numel() * policy.compute.itemsize
+        bytes_of_block = 2 * block_size * shape_of_a_token(config).numel() * policy.compute_dtype.itemsize
         affordable = int(MEMORY_SHARE[kind] * free_memory(policy.device)) // bytes_of_block
         blocks = min(affordable, sequences * longest_blocks)
     if blocks < longest_blocks:
@@ -161,7 +161,9 @@ def allocate_pool(
             f"the free memory holds a KV cache of {blocks * block_size} tokens, but a game may have "
             f"{longest}: lower --max-tokens, or --tokens-per-batch if this is a training"
         )
-    return BlockPool(config, blocks=blocks, block_size=block_size, dtype=policy.compute, device=policy.device)
+    return BlockPool(
+        config, blocks=blocks, block_size=block_size, dtype=policy.compute_dtype, device=policy.device
+    )
 
 
 # Attention of new tokens over the blocks

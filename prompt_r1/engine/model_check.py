@@ -85,7 +85,7 @@ def _difference(policy: Policy, what: str, found: Tensor, expected: Tensor) -> f
     """The largest difference in nats. Raises UsageError if rounding does not explain the differences."""
     difference = (found - expected).abs()
     largest = float(difference.max())
-    if policy.compute.itemsize < 4:
+    if policy.compute_dtype.itemsize < 4:
         is_right = float(difference.mean()) <= MEAN_LIMIT_16_BITS
     else:
         is_right = largest <= FLOAT32_LIMIT
@@ -110,7 +110,7 @@ def _own_logits(policy: Policy, game: list[int]) -> Tensor:
     row = torch.tensor([game], device=policy.device)
     with (
         eager_attention(policy.model),
-        torch.autocast(row.device.type, policy.compute, enabled=policy.compute.itemsize < 4),
+        torch.autocast(row.device.type, policy.compute_dtype, enabled=policy.compute_dtype.itemsize < 4),
     ):
         logits: Tensor = policy.model(input_ids=row, use_cache=False).logits[0]
     return logits[:, : policy.vocabulary]
@@ -122,7 +122,7 @@ def _cached_logits(policy: Policy, game: list[int]) -> Tensor:
         policy.model.config,
         blocks=3,
         block_size=BLOCK_SIZE["cuda"] if policy.device.type == "cuda" else 8,
-        dtype=policy.compute,
+        dtype=policy.compute_dtype,
         device=policy.device,
     )
     sequence = Sequence(0)

@@ -44,7 +44,7 @@ class UnsupportedAttention(Exception):
 # each with only the keys up to its last query.
 BLOCK = 256
 
-# Prefixes of the forward's keywords that reach the attention, but do not change it.
+# transformers passes keywords that begin so on to the attention. They do not change its result.
 IGNORED = ("position_ids", "use_cache", "return_dict", "output_")
 
 
@@ -64,8 +64,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Compute causal attention (B, T, H, D) in place of the model's own function.
 
-    `attend_row` computes a single packed row. Without it, every row of the batch is one sequence, which may
-    be padded at the right. Raises UnsupportedAttention if the model needs another attention.
+    With `attend_row`, B is 1, and the batch is one packed row. Without it, each of the B sequences is one
+    game, which may be padded at the right. Raises UnsupportedAttention if the model needs another attention.
     """
     unknown = [name for name in others if others[name] is not None and not name.startswith(IGNORED)]
     if unknown:
@@ -82,11 +82,11 @@ def attend(
     if attend_row is not None:
         layer = cast(int, module.layer_idx)
         return attend_row(layer, query[0], key[0], value[0], scale, sliding_window)[None], None
-    rows = [
+    sequences = [
         attend_in_window(queries, keys, values, scale, sliding_window)
         for queries, keys, values in zip(query, key, value, strict=True)
     ]
-    return torch.stack(rows).transpose(1, 2).contiguous(), None
+    return torch.stack(sequences).transpose(1, 2).contiguous(), None
 
 
 def register() -> None:
@@ -98,10 +98,13 @@ def register() -> None:
 
 
 def causal_mask(count: int, length: int, window: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A mask (count, length) for the last `count` of `length` tokens: 0 where they see a key, else -inf."""
-    hidden = torch.full((count, length), -torch.inf, dtype=dtype, device=device)
-    later = hidden.triu(length - count + 1)
-    before_window = hidden.tril(length - count - window)
+    """A mask (count, length) for the last `count` of `length` tokens: 0 where they see a key, else -inf.
+
+    Row i of the mask is token length - count + i. It sees the `window` tokens that end with itself.
+    """
+    all_masked = torch.full((count, length), -torch.inf, dtype=dtype, device=device)
+    later = all_masked.triu(length - count + 1)  # the keys behind the row's token
+    before_window = all_masked.tril(length - count - window)  # the keys before its window
     return later + before_window
 
 

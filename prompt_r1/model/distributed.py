@@ -99,8 +99,8 @@ class Ranks:
     def sum_gradients(self, module: nn.Module) -> None:
         """Sum the gradients over the ranks, after the last micro-batch.
 
-        The loss is a weighted sum over the games of all ranks, so the sum is its exact gradient. DDP would
-        sum in every backward instead. FSDP has already summed the gradients of sharded weights.
+        The loss of a step is the sum of the ranks' losses, so its gradient is the sum of their gradients. DDP
+        would sum in every backward instead. FSDP has already summed the gradients of sharded weights.
         """
         if self.count == 1 or self.mesh is not None:
             return
@@ -163,9 +163,9 @@ def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 36
     if on_gpu:
         torch.cuda.set_device(device)
     sharded = parallel == "fsdp" or (parallel == "auto" and on_gpu and count > 1)
+    # Offloaded weights are in CPU memory. Their norm is a collective on the CPU, which nccl does not have.
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     if count > 1:
-        # Weights that are offloaded to CPU memory need gloo beside nccl for their norm.
-        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         try:
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
         except (RuntimeError, ValueError) as error:  # A port is in use, or a rank never came.
@@ -173,8 +173,7 @@ def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 36
                 f"the {count} ranks (WORLD_SIZE) did not find each other ({first_line(error)}): start all of "
                 f"them, with torchrun --nproc-per-node {count} train.py …, or unset WORLD_SIZE"
             ) from None
-    elif sharded:
-        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    elif sharded:  # FSDP needs a process group even for one rank.
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh(device.type, (count,), mesh_dim_names=("shard",)) if sharded else None
     rank = dist.get_rank() if count > 1 else 0
@@ -189,7 +188,7 @@ def stop_ranks(ranks: Ranks) -> None:
 
 
 @contextmanager
-def lost_ranks_resumable(ranks: Ranks) -> Iterator[None]:
+def errors_as_rank_lost(ranks: Ranks) -> Iterator[None]:
     """Raise RankLost if a collective in the context fails, because a rank has died or cannot be reached.
 
     Sharded weights communicate in every forward and backward, so the context spans the whole run.
@@ -208,28 +207,35 @@ def lost_ranks_resumable(ranks: Ranks) -> Iterator[None]:
 
 
 def shard(
-    root: nn.Module, blocks: Iterable[nn.Module], *, mesh: DeviceMesh, compute: torch.dtype, offload: bool
+    root: nn.Module,
+    layers: Iterable[nn.Module],
+    *,
+    mesh: DeviceMesh,
+    compute_dtype: torch.dtype,
+    offload: bool,
 ) -> None:
     """Shard a module in place over the ranks of `mesh` (FSDP2), on the device of the mesh.
 
-    The weights of a block are gathered for its forward and its backward, and freed afterwards. Every forward
+    The weights of a layer are gathered for its forward and its backward, and freed afterwards. Every forward
     and backward is therefore called by all ranks or by none. Shards have the dtype of the module, gathered
-    weights have `compute`, and gradients are summed in float32. With `offload` the shards are in CPU memory,
-    where AdamW updates them.
+    weights have `compute_dtype`, and gradients are summed in float32. With `offload` the shards are in CPU
+    memory, where AdamW updates them.
     """
     stored = next(root.parameters()).dtype
     precision = MixedPrecisionPolicy(
-        param_dtype=None if stored == compute else compute, reduce_dtype=torch.float32
+        param_dtype=None if stored == compute_dtype else compute_dtype, reduce_dtype=torch.float32
     )
     offload_policy = OffloadPolicy()
     if offload:
         offload_policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-    # The root comes last. It gets the weights outside the blocks: embedding, last norm, and head.
-    for module in (*blocks, root):
+    # The root comes last. It gets the weights outside the layers: embedding, last norm, and head.
+    for module in (*layers, root):
         sharded = fully_shard(
             module,
             mesh=mesh,
-            reshard_after_forward=True,  # Gathered weights of the root would be stale after an update.
+            # Otherwise the root keeps its gathered weights after a forward. After the next update, its
+            # forward would use the old weights.
+            reshard_after_forward=True,
             mp_policy=precision,
             offload_policy=offload_policy,
         )
@@ -245,11 +251,11 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 class Interrupt:
-    """Inside `with`, the first of SIGNALS stops the run in an orderly way: it saves, then exits.
+    """Inside `with`, the first signal that comes (one of SIGNALS) stops the run in an orderly way.
 
-    Before training begins, a signal ends the run at once. Afterwards it cancels the games that are running,
-    but an update is finished, and the ranks agree on the step that they save. A second Ctrl-C ends the run at
-    once, without saving.
+    Before training begins, the signal ends the run at once. Afterwards it cancels the games that are running,
+    but an update is finished. The ranks agree on the step that they save, and exit. A second Ctrl-C ends the
+    run at once, without saving.
     """
 
     def __init__(self) -> None:
@@ -279,8 +285,10 @@ class Interrupt:
             task.cancel()
         try:
             return await task
-        except asyncio.CancelledError as error:
-            raise self.stop or error from None
+        except asyncio.CancelledError:
+            if self.stop:
+                raise self.stop from None
+            raise
         finally:
             self._cancel = lambda: None
 

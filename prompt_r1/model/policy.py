@@ -14,25 +14,27 @@ from prompt_r1.model.attention import Row
 from prompt_r1.model.distributed import full_tensor, shard
 from prompt_r1.model.packing import Packed
 
-# The number of tokens whose logits are computed at a time. They fit into a CPU's cache, or fill a GPU.
+# The number of tokens whose logits are computed at a time. The logits of 128 tokens fit into a CPU's cache,
+# and the logits of 1,024 keep a GPU busy.
 CHUNK_TOKENS = {"cpu": 128, "cuda": 1024}
 
 
 class TokenScores(NamedTuple):
     """Scores of the N agent tokens of a packed row.
 
-    This is a tuple, because FSDP2 finds no tensors in dataclasses.
+    This is a tuple, because FSDP2 puts backward hooks on the tensors of an output, and does not look for them
+    inside a dataclass.
     """
 
     logprobs: Tensor  # (N,) float32, in nats: of each token, given all tokens before it
     entropy: Tensor  # (N,) in nats, without gradient: of the distribution that the token was sampled from
 
 
-def blocks_of(model: PreTrainedModel) -> nn.ModuleList:
-    """The layers of a model."""
-    layers = model.config.get_text_config().num_hidden_layers
+def layers_of(model: PreTrainedModel) -> nn.ModuleList:
+    """The transformer layers of a model: its first list of modules that is as long as its config says."""
+    count = model.config.get_text_config().num_hidden_layers
     lists = [part for part in model.base_model.modules() if isinstance(part, nn.ModuleList)]
-    return next(part for part in lists if len(part) == layers)
+    return next(part for part in lists if len(part) == count)
 
 
 class Policy(nn.Module):
@@ -42,10 +44,15 @@ class Policy(nn.Module):
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, compute: torch.dtype, temperature: float = 1.0, vocabulary: int = 0
+        self,
+        model: PreTrainedModel,
+        *,
+        compute_dtype: torch.dtype,
+        temperature: float = 1.0,
+        vocabulary: int = 0,
     ) -> None:
-        """`compute` is the dtype of matrix products. The weights keep their own dtype. Trained weights need
-        float32, because bfloat16 rounds a step of 1e-6 away.
+        """`compute_dtype` is the dtype of matrix products. The weights keep their own dtype. Trained weights
+        need float32, because bfloat16 rounds a step of 1e-6 away.
 
         `vocabulary` is the number of tokens of the tokenizer; 0: as many as the head has rows. Heads are
         often padded. Rows beyond the tokenizer's tokens have no logits, so they are neither sampled nor
@@ -55,7 +62,7 @@ class Policy(nn.Module):
         text = model.config.get_text_config()
         self.model = model
         self.device = model.device  # The model computes here. Sharded weights may be elsewhere.
-        self.compute = compute
+        self.compute_dtype = compute_dtype
         self.temperature = temperature  # Logits are divided by it. So we train what we sample from.
         self.vocabulary = vocabulary or text.vocab_size
         multiplier = getattr(text, "logit_scale", None) or 1.0  # Cohere's models have this factor.
@@ -77,13 +84,15 @@ class Policy(nn.Module):
         """Score the agent's tokens in a packed row."""
         hidden = self.hidden_states(packed)
         head = self.model.get_output_embeddings().weight  # (rows, hidden)
-        scored = hidden.index_select(0, packed.sources).to(self.compute)  # (N, hidden)
+        scored = hidden.index_select(0, packed.sources).to(self.compute_dtype)  # (N, hidden)
         scale = self.logit_scale / self.temperature
         return TokenScores(*_ChunkedLogprobs.apply(scored, head, packed.targets, scale, self.vocabulary))
 
     def hidden_states(self, row: Row) -> Tensor:
         """Last hidden states (T, hidden) of a row of T tokens."""
-        with torch.autocast(row.tokens.device.type, self.compute, enabled=self.compute.itemsize < 4):
+        with torch.autocast(
+            row.tokens.device.type, self.compute_dtype, enabled=self.compute_dtype.itemsize < 4
+        ):
             return self.model.base_model(
                 input_ids=row.tokens[None],
                 position_ids=row.positions[None],
@@ -93,20 +102,23 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Next-token logits (R, V) in float32 from hidden states (R, hidden)."""
+        """Next-token logits (R, V) in float32 from hidden states (R, hidden).
+
+        They are not divided by the temperature: each game is sampled with a temperature of its own.
+        """
         head = self.model.get_output_embeddings().weight[: self.vocabulary]
-        return _logits(hidden.to(self.compute), head.to(self.compute), self.logit_scale)
+        return _logits(hidden.to(self.compute_dtype), head.to(self.compute_dtype), self.logit_scale)
 
     def checkpoint_activations(self) -> None:
         """Enable gradient checkpointing: keep only each layer's input, and recompute the rest in backward."""
         # HF's gradient_checkpointing_enable() works only in train() mode. We stay in eval(), so that dropout
         # is off.
-        for block in blocks_of(self.model):
-            block.forward = partial(_recomputed, block.forward)
+        for layer in layers_of(self.model):
+            layer.forward = partial(_recomputed, layer.forward)
 
     def shard(self, mesh: DeviceMesh, device: torch.device, *, offload: bool) -> None:
         """Shard every weight over the ranks. From then on every forward must be called by all ranks."""
-        shard(self, blocks_of(self.model), mesh=mesh, compute=self.compute, offload=offload)
+        shard(self, layers_of(self.model), mesh=mesh, compute_dtype=self.compute_dtype, offload=offload)
         self.device = device
 
     @torch.no_grad()
@@ -162,10 +174,13 @@ def _slope(hidden: Tensor, head: Tensor, targets: Tensor, scale: float) -> Tenso
 class _ChunkedLogprobs(torch.autograd.Function):
     """`_score` of all tokens, chunk by chunk. The entropy has no gradient.
 
-    The logits of a chunk are dropped at once, and recomputed in backward, as by `torch.utils.checkpoint` of
-    `_score` for each chunk. But `checkpoint` would make one more gradient of the head for each chunk, and add
-    these gradients up in bfloat16 if the products are in bfloat16. torch's `linear_cross_entropy` would then
-    return bfloat16, which is off by 0.016 nats in the mean, and it returns no entropy.
+    The logits of a chunk are dropped at once, and recomputed in backward. Two functions of torch could do the
+    same:
+
+    - `torch.utils.checkpoint` of `_score`, for each chunk. It makes one more gradient of the head for each
+      chunk, and adds these gradients up in the dtype of the products.
+    - `linear_cross_entropy`. It returns log-probabilities in the dtype of the products, and no entropy. In
+      bfloat16, the log-probabilities are off by 0.016 nats in the mean.
 
     CPU seconds on one core, for 1,024 tokens and a head of 49,152 × 576 in float32: this function 2.7,
     `checkpoint` 3.0 to 3.4, `linear_cross_entropy` and a separate entropy 3.6.
@@ -188,24 +203,28 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         hidden, weight, targets = ctx.saved_tensors
-        grad = ctx.scale * grad
         head = weight[: ctx.vocabulary].to(hidden.dtype)
+        # With products z = hidden @ head.T, d loss / d z = -scaled_grad · slope. The chain rule then gives
+        #     grad_hidden = -scaled_grad · slope @ head
+        #     grad_head   = -slope.T @ (scaled_grad · hidden)
+        scaled_grad = ctx.scale * grad
         grad_hidden = torch.empty_like(hidden)
         # `grad_weight` stays None if the head is frozen, as it is beside adapters. `grad_head` is a view of
         # its rows within the vocabulary.
         grad_weight = None
         if ctx.needs_input_grad[1]:
-            scaled = grad[:, None].to(hidden.dtype) * hidden
+            scaled_hidden = scaled_grad[:, None].to(hidden.dtype) * hidden
             # At least float32, because a sum over many chunks loses bits in bfloat16.
             grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
             grad_head = grad_weight[: ctx.vocabulary]
         for rows in _chunks(hidden):
             slope = _slope(hidden[rows], head, targets[rows], ctx.scale)
-            grad_hidden[rows] = (slope @ head).mul_(-grad[rows, None])
+            grad_hidden[rows] = (slope @ head).mul_(-scaled_grad[rows, None])
             if grad_weight is not None and grad_weight.dtype == hidden.dtype:
-                grad_head.addmm_(slope.T, scaled[rows], alpha=-1)  # This needs no second matrix of this size.
+                # In place, so that no second matrix of this size is needed.
+                grad_head.addmm_(slope.T, scaled_hidden[rows], alpha=-1)
             elif grad_weight is not None:
-                grad_head -= slope.T @ scaled[rows]
+                grad_head -= slope.T @ scaled_hidden[rows]
             del slope  # Its memory is free before the next chunk needs as much.
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
 

@@ -54,7 +54,7 @@ def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> A
     policy = load_policy(
         path,
         device=device,
-        compute=compute,
+        compute_dtype=compute,
         weights=compute,
         temperature=config.temperature,
         vocabulary=vocabulary_of(codec.tokenizer),

@@ -105,7 +105,7 @@ def _write_model(
 def _exported_dtype(policy: Policy, home: Path) -> torch.dtype:
     """The dtype of the base model, if the agent plays in 16 bits too; float32 otherwise."""
     stored = AutoConfig.from_pretrained(home).dtype
-    both_16_bits = stored in SIXTEEN_BITS and policy.compute in SIXTEEN_BITS
+    both_16_bits = stored in SIXTEEN_BITS and policy.compute_dtype in SIXTEEN_BITS
     return stored if both_16_bits else torch.float32
 
 

@@ -14,7 +14,7 @@ from prompt_r1.data.sampler import digest_of
 from prompt_r1.engine.model_check import check_model
 from prompt_r1.environments.specs import open_account, open_environment
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError
-from prompt_r1.model.distributed import Interrupt, Ranks, lost_ranks_resumable, start_ranks, stop_ranks
+from prompt_r1.model.distributed import Interrupt, Ranks, errors_as_rank_lost, start_ranks, stop_ranks
 from prompt_r1.model.loading import load_policy
 from prompt_r1.model.lora import ADAPTER_ALPHA, adapters_removed, add_lora
 from prompt_r1.model.packing import Packed
@@ -63,7 +63,7 @@ def start_run(config: TrainConfig) -> Iterator["Run"]:
     """
     with Interrupt() as interrupt:
         ranks = start_ranks(config.device, config.layout)
-        with lost_ranks_resumable(ranks):
+        with errors_as_rank_lost(ranks):
             folder = ranks.from_first(lambda: open_run(config.out, config.resume))
             with (folder / LOCK).open("a+") as lock, asyncio.Runner() as runner:
                 ranks.from_first(lambda: claim(lock, folder))
@@ -435,7 +435,7 @@ def load_learner(start: Path | str, played: Policy, ranks: Ranks, *, offload: bo
 
     If the agent itself has such weights, and they are not sharded, the agent's policy is returned.
     """
-    if ranks.mesh is None and played.compute == torch.float32:
+    if ranks.mesh is None and played.compute_dtype == torch.float32:
         return played
     return load_share(start, played, ranks, weights=torch.float32, offload=offload)
 
@@ -443,7 +443,7 @@ def load_learner(start: Path | str, played: Policy, ranks: Ranks, *, offload: bo
 def load_reference(start: Path | str, played: Policy, ranks: Ranks, *, offload: bool) -> Policy:
     """Load the frozen start, from which the KL is measured."""
     # Sharded weights are gathered in the compute dtype, so a start that is stored in it is the same model.
-    weights = torch.float32 if ranks.mesh is None else played.compute
+    weights = torch.float32 if ranks.mesh is None else played.compute_dtype
     return load_share(start, played, ranks, weights=weights, offload=offload).requires_grad_(False)
 
 
@@ -459,7 +459,7 @@ def load_share(
     policy = load_policy(
         start,
         device=device,
-        compute=played.compute,
+        compute_dtype=played.compute_dtype,
         weights=weights,
         temperature=played.temperature,
         vocabulary=played.vocabulary,

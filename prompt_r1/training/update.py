@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss
 from prompt_r1.model.distributed import Ranks, full_tensor
-from prompt_r1.model.policy import Policy, TokenScores, blocks_of
+from prompt_r1.model.policy import Policy, TokenScores, layers_of
 from prompt_r1.training.batches import Batch
 
 GRADIENT_LIMIT = 1.0  # the largest norm of a gradient
@@ -50,8 +50,8 @@ def limit_of(policy: Policy) -> Limit:
     is 8e-7, 3e-6 and 5e-6. So the alarm grows too, by 2.5e-5 for each layer. In bfloat16 a single token may
     be far off, so the limit is on the mean, which does not grow: it is 0.009 with SmolLM2's 30 layers.
     """
-    if policy.compute.itemsize >= 4:
-        return Limit(GAP, max(1e-4, 2.5e-5 * len(blocks_of(policy.model))), 1e-2)
+    if policy.compute_dtype.itemsize >= 4:
+        return Limit(GAP, max(1e-4, 2.5e-5 * len(layers_of(policy.model))), 1e-2)
     return Limit(GAP_MEAN, 0.05, 0.5)
 
 
@@ -79,7 +79,7 @@ def gap_metrics(differences: Sequence[Tensor], *, cap: float) -> dict[str, float
 
 def importance_cap(policy: Policy) -> float:
     """The cap of the importance weights in the loss; 0 in float32, where engine and policy agree."""
-    return 0.0 if policy.compute.itemsize >= 4 else IMPORTANCE_CAP
+    return 0.0 if policy.compute_dtype.itemsize >= 4 else IMPORTANCE_CAP
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from prompt_r1.grpo import compare_games
 from prompt_r1.model.distributed import (
     RankLost,
     Ranks,
+    errors_as_rank_lost,
     full_tensor,
-    lost_ranks_resumable,
     pick_device,
     start_ranks,
     stop_ranks,
@@ -99,9 +99,9 @@ def record_a_gap(games: list[ScoredGame], nats: float) -> None:
 
 def four_steps(case: Case, ranks: Ranks) -> Outcome:
     """Train on this rank's share of the games. Called by every rank."""
-    policy = Policy(tiny.model(tied=case.tied), compute=case.compute)
-    reference = Policy(tiny.model(tied=case.tied), compute=case.compute).requires_grad_(False)
-    rollout_policy = Policy(tiny.model(tied=case.tied, seed=5).to(case.compute), compute=case.compute)
+    policy = Policy(tiny.model(tied=case.tied), compute_dtype=case.compute)
+    reference = Policy(tiny.model(tied=case.tied), compute_dtype=case.compute).requires_grad_(False)
+    rollout_policy = Policy(tiny.model(tied=case.tied, seed=5).to(case.compute), compute_dtype=case.compute)
     sampling_policy = tiny.policy(tied=case.tied)
     if case.adapter_rank:
         add_lora(policy.model, rank=case.adapter_rank, alpha=32)
@@ -247,7 +247,7 @@ def test_four_ranks_train_like_one_process(tmp_path):
 
 
 def lost_rank(work: Callable[[], object]) -> None:
-    with lost_ranks_resumable(Ranks(0, 2, CPU)):
+    with errors_as_rank_lost(Ranks(0, 2, CPU)):
         work()
 
 
@@ -273,7 +273,7 @@ def leave_at_once(rank: int, sharded: bool, port: int, folder: Path) -> None:
     if rank == 1:
         os._exit(0)
     try:
-        with lost_ranks_resumable(ranks):
+        with errors_as_rank_lost(ranks):
             loss.backward()
             ranks.sum_gradients(policy)
     except RankLost as error:

@@ -406,9 +406,9 @@ def test_after_out_of_memory_running_games_are_served_before_waiting_ones(monkey
 
 def test_a_bfloat16_policy_plays_with_the_weights_copied_from_a_float32_learner():
     """A game that continues gets the new weights, too: what the old weights computed is dropped."""
-    learner = Policy(tiny.model(seed=9), compute=torch.bfloat16)
-    player = Policy(tiny.model().to(torch.bfloat16), compute=torch.bfloat16)
-    twin = Policy(tiny.model(seed=9).to(torch.bfloat16), compute=torch.bfloat16)
+    learner = Policy(tiny.model(seed=9), compute_dtype=torch.bfloat16)
+    player = Policy(tiny.model().to(torch.bfloat16), compute_dtype=torch.bfloat16)
+    twin = Policy(tiny.model(seed=9).to(torch.bfloat16), compute_dtype=torch.bfloat16)
     prompt = tiny.random_tokens(30, seed=1)
     engine = make_engine(player)
     with engine.new_sequence() as game:

@@ -20,7 +20,7 @@ from tests.support.games import CPU, naive_logprobs, siblings, small_games
 
 def test_a_model_that_is_computed_right_passes_in_float32_and_in_bfloat16():
     assert check_model(tiny.policy()) < FLOAT32_LIMIT / 100
-    check_model(Policy(tiny.model(), compute=torch.bfloat16))
+    check_model(Policy(tiny.model(), compute_dtype=torch.bfloat16))
 
 
 class WrongPositions(Policy):
@@ -40,7 +40,7 @@ class WrongPositions(Policy):
 )
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 def test_a_wrong_computation_is_refused_with_the_type_and_the_difference(wrong, what, compute):
-    policy = WrongPositions(tiny.model(), compute=compute)
+    policy = WrongPositions(tiny.model(), compute_dtype=compute)
     policy.wrong = wrong
     with pytest.raises(UsageError, match=rf"type 'qwen3' are not supported: .* {what} differ by up to \d"):
         check_model(policy)
@@ -48,7 +48,7 @@ def test_a_wrong_computation_is_refused_with_the_type_and_the_difference(wrong, 
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 def test_a_model_whose_weights_are_not_numbers_is_refused(compute):
-    policy = Policy(tiny.model(), compute=compute)
+    policy = Policy(tiny.model(), compute_dtype=compute)
     policy.model.get_output_embeddings().weight.data.fill_(torch.nan)
     with pytest.raises(UsageError, match="differ by up to nan nats"):
         check_model(policy)
@@ -56,13 +56,13 @@ def test_a_model_whose_weights_are_not_numbers_is_refused(compute):
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 def test_the_check_leaves_no_trace(weights):
-    policy = Policy(tiny.model().to(weights), compute=weights)
+    policy = Policy(tiny.model().to(weights), compute_dtype=weights)
     game = pack([siblings(0, 3)], CPU)
     expected, random_state = policy(game).logprobs, torch.get_rng_state()
     check_model(policy)
     assert torch.equal(policy(game).logprobs, expected)
     assert torch.equal(torch.get_rng_state(), random_state)
-    assert policy.compute == weights and {weight.dtype for weight in policy.parameters()} == {weights}
+    assert policy.compute_dtype == weights and {weight.dtype for weight in policy.parameters()} == {weights}
     assert all(weight.grad is None for weight in policy.parameters())
 
 

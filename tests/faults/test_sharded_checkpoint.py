@@ -35,7 +35,7 @@ def train_or_resume(rank: int, count: int, parallel: str, port: int, folder: Pat
     os.environ["MASTER_PORT"] = str(port)
     ranks = start_ranks("cpu", parallel)
     begins = not (folder / "tensors.pt").exists()
-    policy = Policy(tiny.model(seed=0 if begins or adapted else 1), compute=torch.float32)
+    policy = Policy(tiny.model(seed=0 if begins or adapted else 1), compute_dtype=torch.float32)
     if adapted:
         add_lora(policy.model, rank=2, alpha=4, seed=int(begins))
     if ranks.mesh is not None:

@@ -66,7 +66,7 @@ def test_adapters_are_the_same_for_a_seed_and_leave_the_random_state_as_it_is():
 def test_gradients_are_those_of_the_merged_weights_in_float64():
     """The oracle computes W + (alpha / rank) B A itself, and differentiates through it."""
     plain = tiny.model().double()
-    policy = Policy(with_random_adapters(tiny.model()), compute=torch.float32)
+    policy = Policy(with_random_adapters(tiny.model()), compute_dtype=torch.float32)
     policy.checkpoint_activations()
     packed = pack([siblings(0, 3)], CPU)
     policy(packed).logprobs.sum().backward()

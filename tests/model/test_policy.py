@@ -37,7 +37,7 @@ def test_logprobs_and_gradients_of_packed_games_equal_those_of_each_game_alone(m
     weights = torch.rand(len(packed.targets), generator=torch.Generator().manual_seed(1))
     model, twin = tiny.model(tied=tied).double(), tiny.model(tied=tied).double()
 
-    scores = Policy(model, compute=torch.float64, temperature=0.8)(packed)
+    scores = Policy(model, compute_dtype=torch.float64, temperature=0.8)(packed)
     (scores.logprobs * weights).sum().backward()
     expected = torch.cat([naive_logprobs(twin, game, 0.8) for group in some_groups() for game in group])
     (expected * weights).sum().backward()
@@ -74,7 +74,7 @@ def padded_policy() -> Policy:
     model.resize_token_embeddings(len(tiny.tokenizer()) + extra, mean_resizing=False)
     with torch.no_grad():
         model.get_output_embeddings().weight[-extra:] = 2 * model.get_output_embeddings().weight[:extra]
-    return Policy(model, compute=torch.float32, vocabulary=len(tiny.tokenizer()))
+    return Policy(model, compute_dtype=torch.float32, vocabulary=len(tiny.tokenizer()))
 
 
 def test_rows_of_the_head_beyond_the_tokenizer_are_neither_sampled_nor_scored():
@@ -135,7 +135,7 @@ def test_autograd_keeps_no_logits(monkeypatch):
 
 
 def test_weights_and_gradients_stay_in_float32_with_bfloat16_products():
-    policy = Policy(tiny.model(), compute=torch.bfloat16)
+    policy = Policy(tiny.model(), compute_dtype=torch.bfloat16)
     scores = policy(some_batch())
     scores.logprobs.sum().backward()
     assert all(p.dtype == p.grad.dtype == torch.float32 for p in policy.parameters())
@@ -145,7 +145,7 @@ def test_weights_and_gradients_stay_in_float32_with_bfloat16_products():
 
 def test_every_layer_computes_its_products_in_the_compute_dtype():
     for compute in (torch.bfloat16, torch.float32):
-        policy = Policy(tiny.model(), compute=compute)
+        policy = Policy(tiny.model(), compute_dtype=compute)
         dtypes: set[torch.dtype] = set()
         for module in policy.model.base_model.modules():
             if isinstance(module, torch.nn.Linear):
@@ -182,7 +182,7 @@ def head_and_states() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("scale", SCALES)
 def test_logits_of_16_bit_weights_have_the_precision_of_float32(scale):
     """A bug: logits were rounded to bfloat16 before they became float32, and were up to 0.06 off."""
-    policy = Policy(tiny.model().bfloat16(), compute=torch.bfloat16)
+    policy = Policy(tiny.model().bfloat16(), compute_dtype=torch.bfloat16)
     policy.logit_scale = scale
     head = policy.model.get_output_embeddings().weight
     hidden = 4 * torch.randn(9, head.shape[1], generator=torch.Generator().manual_seed(0))
@@ -196,7 +196,7 @@ def test_logits_of_16_bit_weights_have_the_precision_of_float32(scale):
 @pytest.mark.parametrize("scale", SCALES)
 def test_tokens_are_scored_under_the_distribution_that_sampled_them(scale, compute):
     """The engine divides the logits, not the hidden states, by the temperature."""
-    policy, packed = Policy(tiny.model().to(compute), compute=compute, temperature=0.7), some_batch()
+    policy, packed = Policy(tiny.model().to(compute), compute_dtype=compute, temperature=0.7), some_batch()
     policy.logit_scale = scale
     with torch.no_grad():
         hidden = policy.hidden_states(packed)

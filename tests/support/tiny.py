@@ -68,7 +68,7 @@ def model(*, seed: int = 0, layers: int = 2, kv_heads: int = 2, tied: bool = Tru
 
 
 def policy(**options) -> Policy:
-    return Policy(model(**options), compute=torch.float32)
+    return Policy(model(**options), compute_dtype=torch.float32)
 
 
 def pool(*, blocks: int, block_size: int, layers: int = 2) -> BlockPool:

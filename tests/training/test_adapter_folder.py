@@ -31,7 +31,7 @@ def exported(folder: Path, model, base: Path) -> Path:
     """Export a model with adapters of rank 4 that are not zero; returns the folder."""
     with_random_adapters(model, rank=4, alpha=8)
     config = TrainConfig(agent=str(base), adapter_rank=4)
-    return export(Policy(model, compute=torch.float32), base, config, folder, {"step": 1})
+    return export(Policy(model, compute_dtype=torch.float32), base, config, folder, {"step": 1})
 
 
 @pytest.fixture

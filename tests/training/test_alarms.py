@@ -144,7 +144,7 @@ def test_a_metric_that_recovers_and_collapses_again_is_reported_again():
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 def test_a_gap_between_engine_and_policy_is_an_alarm_from_the_first_step(compute):
     """A bug: the watch had no rule for it. It is reported once, until it is small again."""
-    limit = limit_of(Policy(tiny.model(), compute=compute))
+    limit = limit_of(Policy(tiny.model(), compute_dtype=compute))
     watch = Alarms("my-agent", limit)
     seen = [
         watch.read({"step": step, limit.metric: share * limit.alarm})

@@ -33,9 +33,9 @@ def base(tmp_path) -> Path:
     return folder
 
 
-def trained(base: Path, *, compute: torch.dtype = torch.bfloat16, change: float = 0.1) -> Policy:
+def trained(base: Path, *, compute_dtype: torch.dtype = torch.bfloat16, change: float = 0.1) -> Policy:
     """The float32 weights that learn, each changed relatively by `change`."""
-    policy = load_policy(base, device=CPU, compute=compute)
+    policy = load_policy(base, device=CPU, compute_dtype=compute_dtype)
     with torch.no_grad():
         for weight in policy.parameters():
             weight *= 1 + change
@@ -61,7 +61,7 @@ def test_an_agent_that_plays_in_float32_is_exported_in_float32(base, key):
     config = json.loads((base / "config.json").read_text())
     config[key] = config.pop("dtype")  # the key of transformers 5, or of its older versions
     (base / "config.json").write_text(json.dumps(config))
-    policy = trained(base, compute=torch.float32, change=1e-5)
+    policy = trained(base, compute_dtype=torch.float32, change=1e-5)
     folder = exported(policy, base)
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     assert loaded.dtype == torch.float32
@@ -88,7 +88,7 @@ def test_the_share_of_changed_weights_that_rounding_takes_is_measured_written_an
 
 def test_the_share_that_rounding_takes_is_also_measured_for_merged_adapters(base):
     """A bug: merging had rounded to bfloat16 already, so the share was always 0."""
-    policy = load_policy(base, device=CPU, compute=torch.bfloat16, weights=torch.bfloat16)
+    policy = load_policy(base, device=CPU, compute_dtype=torch.bfloat16, weights=torch.bfloat16)
     add_lora(policy.model, rank=1, alpha=1)
     with torch.no_grad():
         for layer in adapters_of(policy.model).values():

@@ -20,7 +20,10 @@ from tests.support.games import Learner, play_with
 def played_games(network: PreTrainedModel, compute: torch.dtype) -> list[ScoredGame]:
     """Games of two turns of random text, played by the engine of a model."""
     engine = Engine(
-        Policy(network.to(compute), compute=compute), stop_ids=frozenset(), max_tokens=200, kv_tokens=2000
+        Policy(network.to(compute), compute_dtype=compute),
+        stop_ids=frozenset(),
+        max_tokens=200,
+        kv_tokens=2000,
     )
 
     openings = [tiny.random_tokens(20, seed=number) for number in range(3)]
@@ -55,7 +58,7 @@ def learn_from_engine(
     playing = copy.deepcopy(network)
     if change is not None:
         change(playing)
-    policy = Policy(network, compute=compute)
+    policy = Policy(network, compute_dtype=compute)
     before = [weight.detach().clone() for weight in policy.parameters()]
     try:
         return Learner(policy, gap_limit=limit_of(policy)).learn([played_games(playing, compute)])
@@ -67,7 +70,7 @@ def learn_from_engine(
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 def test_the_gap_of_a_right_engine_is_below_the_alarm(compute):
     metrics = learn_from_engine(compute)
-    limit = limit_of(Policy(tiny.model(), compute=compute))
+    limit = limit_of(Policy(tiny.model(), compute_dtype=compute))
     assert 0 < metrics[GAP_MEAN] < metrics[f"{GAP}_p99"] <= metrics[GAP]
     assert metrics[limit.metric] < limit.alarm
 
@@ -83,7 +86,7 @@ def test_an_engine_of_another_model_stops_the_run_before_the_update_in_float32(c
 
 @pytest.mark.parametrize("change", ERRORS)
 def test_an_engine_of_another_model_is_an_alarm_in_bfloat16(change):
-    limit = limit_of(Policy(tiny.model(), compute=torch.bfloat16))
+    limit = limit_of(Policy(tiny.model(), compute_dtype=torch.bfloat16))
     assert limit.alarm < learn_from_engine(torch.bfloat16, change)[limit.metric] < limit.stop
 
 

@@ -161,15 +161,15 @@ class CountingPolicy(Policy):
 def test_old_and_reference_log_probs_take_no_unnecessary_forward_passes():
     """The first mini-batch's own forward gives its old ones; the reference has one for each mini-batch."""
     for compute in (torch.float32, torch.bfloat16):
-        policy = CountingPolicy(tiny.model(), compute=compute)
-        reference = CountingPolicy(tiny.model().requires_grad_(False), compute=compute)
+        policy = CountingPolicy(tiny.model(), compute_dtype=compute)
+        reference = CountingPolicy(tiny.model().requires_grad_(False), compute_dtype=compute)
         Learner(policy, reference=reference, tokens_per_batch=10_000).learn([random_scored_games(2)] * 3)
         assert policy.forwards == 5 and reference.forwards == 3
 
 
 def test_in_bfloat16_nothing_is_clipped_before_the_weights_move():
     """The engine's log-probabilities differ from the policy's (here by a lot), but are not in the ratios."""
-    policy = Policy(tiny.model(), compute=torch.bfloat16)
+    policy = Policy(tiny.model(), compute_dtype=torch.bfloat16)
     metrics = Learner(policy, lr=0.0).learn([random_scored_games(4), random_scored_games(2)])
     assert metrics["clip_frac"] == 0 and metrics["kl"] == 0 and metrics["engine/logprob_gap"] > 0.5
 
@@ -191,7 +191,7 @@ def test_in_16_bits_every_optimiser_step_weights_tokens_by_their_importance():
     """In the first step and in later ones, which have old log-probabilities of their own. The oracle weights
     each token's advantage by min(exp(old - engine), 2), game by game. The learning rate is 0.
     """
-    policy = Policy(tiny.model(), compute=torch.bfloat16)
+    policy = Policy(tiny.model(), compute_dtype=torch.bfloat16)
     games = record_logprobs_of(policy, random_scored_games(4))
     for game in games:
         game.trajectory.logprobs = [min(0.0, value) for value in game.trajectory.logprobs]
@@ -200,7 +200,7 @@ def test_in_16_bits_every_optimiser_step_weights_tokens_by_their_importance():
     settings = {"lr": 0.0, "kl_coef": 0.0, "tokens_per_batch": 1}
     got, metrics = gradients_of_steps(Learner(policy, **settings), [games, games])
 
-    twin = Policy(tiny.model(), compute=torch.bfloat16)
+    twin = Policy(tiny.model(), compute_dtype=torch.bfloat16)
     weights = []
     for game in games:
         logprobs = twin(pack([[game.trajectory]], CPU)).logprobs
