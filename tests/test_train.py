@@ -3,12 +3,14 @@ the replies to a game cost, from the prices to the reward.
 """
 
 import json
+from collections import Counter
 from inspect import signature
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
+import yaml
 
 import train
 from prompt_r1.errors import FatalEnvError
@@ -105,6 +107,22 @@ def test_a_call_names_its_question_the_number_of_its_game_and_the_epoch(asking_a
     for question, texts in replies.items():
         assert len(set(texts)) == len(texts) and all(f"says {question} in game" in text for text in texts)
     assert not any(metrics["env/reused"] for metrics in read_metrics(run))
+
+
+def test_a_run_of_two_epochs_says_that_it_repeats_its_questions_once(asking_agent, tmp_path, capsys):
+    """Its config.yaml has the number of steps, so that it documents the run without the questions."""
+    data = write_questions(tmp_path, "Who?", "When?", "Why?")
+    line = ["--agent", asking_agent, "--out", tmp_path / "run", "--data", data, "--val-data", "none"]
+    settings = " ".join(SMALL).replace("--steps 1", "--epochs 2").split()
+    run_here("train.py", *line, *settings)
+    assert [metrics["step"] for metrics in read_metrics(tmp_path / "run")] == [0, 1, 2, 3]
+    drawn = Counter(game["question"]["id"] for step in (1, 2, 3) for game in games_of(tmp_path / "run", step))
+    assert set(drawn.values()) == {2 * 4}, "2 epochs, 4 games of a question"
+    assert capsys.readouterr().out.count("draw each of the 3 questions 2.0 times") == 1
+    saved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert (saved["steps"], saved["epochs"]) == (3, 0)
+    run_here("train.py", *line, *settings)  # It is finished.
+    assert "draw each" not in capsys.readouterr().out
 
 
 def test_the_final_table_compares_greedy_games_of_the_untrained_agent_and_the_best_one(

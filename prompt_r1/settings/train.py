@@ -36,6 +36,7 @@ class TrainConfig(AgentConfig):
     out: str = of_run("", "run folder (default: runs/CONFIG-seedN)")
     resume: str = of_run("auto", "auto (resume), never (new run), or a run folder")
     steps: int = of_run(320, "training steps", POSITIVE)
+    epochs: int = of_run(0, "passes over the training questions, in place of --steps; 0: --steps")
     dry_run: bool = of_run(False, "estimate calls, tokens and dollars, then exit")
     questions: int = of_algorithm(
         128, "questions per step, over all ranks", Range(above=0, below=100_001), everyday=True
@@ -151,8 +152,13 @@ def train_config(arguments: list[str]) -> TrainConfig:
     preset_or_file = preset_of(flags.get("agent", ""), other="mini") if named is None else named
     is_file = preset_or_file not in PRESETS
     base = _settings_of_file(preset_or_file, flags) if is_file else PRESETS[preset_or_file]
+    for source in (flags, base):
+        if "steps" in source and source.get("epochs"):
+            raise UsageError("--steps and --epochs both say how long to train: give one of them")
     # Flags override the preset or the file, which overrides the defaults.
     given = {**base, **flags}
+    if "steps" in flags:
+        given["epochs"] = 0
     config = TrainConfig(**given, env_from_file=is_file and "env" in base)
     if named is None and has_own_questions(config) and config.agent != MINI_AGENT:
         raise UsageError(

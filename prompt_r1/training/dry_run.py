@@ -12,6 +12,7 @@ from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.environments.budget import parse_price
 from prompt_r1.programs.tables import text_table
 from prompt_r1.settings.train import TrainConfig
+from prompt_r1.training.questions import repetition_note, with_steps
 from prompt_r1.types import Spending
 
 SYSTEM_TOKENS = 40  # the environment's system message
@@ -21,14 +22,17 @@ LONGEST_REPLY = 1024  # tokens; assumed if the agent reads replies of any length
 
 def estimate(config: TrainConfig) -> str:
     """The table of --dry-run. Reads the questions, but no model. Raises UsageError for unreadable files."""
-    _, validation = training_and_validation(
+    training, validation = training_and_validation(
         config.data, config.val_data, seed=config.seed, limit=config.val_limit
     )
+    config = with_steps(config, len(training))
     test = len(find_questions(config.test_data, "test", config.seed))
     games = games_of_run(config, validation=len(validation), test=test)
     low = spending_of_game(config, high=False)
     high = spending_of_game(config, high=True)
-    return cost_table(games, low, high, priced=bool(config.env_price) or config.env == "none")
+    table = cost_table(games, low, high, priced=bool(config.env_price) or config.env == "none")
+    note = repetition_note(config, len(training))
+    return f"{table}\n\n{note}" if note else table
 
 
 def games_of_run(config: TrainConfig, *, validation: int, test: int) -> dict[str, int]:

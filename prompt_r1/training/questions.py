@@ -1,7 +1,8 @@
 """The questions of a run, and which of them a rank plays in a step."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.data.sampler import questions_of_step
@@ -40,3 +41,22 @@ class RunQuestions:
         """This rank's questions of a step, by their numbers in the step."""
         questions = questions_of_step(self.training, step, count=self.per_step, seed=self.seed)
         return {number: questions[number] for number in range(ranks.rank, len(questions), ranks.count)}
+
+
+def with_steps(config: TrainConfig, count: int) -> TrainConfig:
+    """The settings with --epochs over `count` training questions as --steps, rounded up."""
+    if not config.epochs:
+        return config
+    steps = math.ceil(config.epochs * count / config.questions)
+    return replace(config, steps=steps, epochs=0)
+
+
+def repetition_note(config: TrainConfig, count: int) -> str:
+    """A sentence on how often a run repeats its `count` training questions; "" if it does not."""
+    drawn = config.steps * config.questions
+    if drawn <= count:
+        return ""
+    return (
+        f"Note: training repeats its questions: {config.steps:,} steps of {config.questions:,} draw each of "
+        f"the {count:,} questions {drawn / count:,.1f} times on average (--epochs sets this number)"
+    )

@@ -36,7 +36,7 @@ from prompt_r1.training.checkpoint import (
 from prompt_r1.training.export import export_agent
 from prompt_r1.training.log import Log, read_metrics, trim_run
 from prompt_r1.training.metrics import RUN_TOTALS, Row, metrics_of_game, spending, step_metrics
-from prompt_r1.training.questions import RunQuestions
+from prompt_r1.training.questions import RunQuestions, repetition_note, with_steps
 from prompt_r1.training.run_folder import LOCK, claim, open_run
 from prompt_r1.training.summary import summary
 from prompt_r1.training.update import StepStats, limit_of
@@ -122,6 +122,8 @@ class Run:
         elif config.kl_coef:
             self.reference = load_reference(self.start, self.agent.policy, ranks, offload=config.offload)
         self.questions = RunQuestions.load(config, self.agent.codec)
+        # Now the number of questions is known, so --epochs becomes a number of steps.
+        self.config = config = with_steps(config, len(self.questions.training))
         self.optimizer = torch.optim.AdamW(
             self.policy.trained_parameters(),
             lr=config.lr,
@@ -161,7 +163,11 @@ class Run:
         if ranks.device.type == "cuda":
             self.warm_up(game_tokens=config.max_tokens, tokens=config.tokens_per_batch)
         found = ranks.from_first(lambda: newest_checkpoint(self.folder, say=self.log.say))
-        if found is not None:
+        if found is None:
+            note = repetition_note(config, len(self.questions.training))
+            if note:
+                self.log.say(note)
+        else:
             saved = load_checkpoint(found, self.policy, self.optimizer, config, ranks)
             if saved.questions != self.state.questions:
                 raise UsageError(

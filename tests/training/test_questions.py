@@ -10,7 +10,7 @@ from prompt_r1.data.sampler import questions_of_step
 from prompt_r1.errors import QuestionTooLong
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.questions import RunQuestions
+from prompt_r1.training.questions import RunQuestions, repetition_note, with_steps
 from prompt_r1.types import Question
 from tests.support import tiny
 from tests.support.games import ONE_RANK
@@ -27,6 +27,27 @@ def test_the_epoch_of_a_question_is_how_often_it_was_drawn_before(per_step):
         for number, question in questions.of_rank(step, ONE_RANK).items():
             assert questions.epoch(step, number) == before[question.id]
             before[question.id] += 1
+
+
+@pytest.mark.parametrize(("per_step", "epochs", "expected"), [(3, 2, 5), (7, 2, 2), (20, 1, 1), (20, 3, 2)])
+def test_epochs_are_the_fewest_steps_that_draw_every_question_so_often(per_step, epochs, expected):
+    config = with_steps(TrainConfig(questions=per_step, steps=99, epochs=epochs), len(QUESTIONS))
+    assert (config.steps, config.epochs) == (expected, 0)
+    drawn = Counter(steps(per_step, config.steps))
+    assert min(drawn.values()) >= epochs and len(drawn) == len(QUESTIONS)
+    assert sum(Counter(steps(per_step, config.steps - 1)).values()) < epochs * len(QUESTIONS)
+
+
+def test_the_papers_epoch_is_320_steps():
+    config = TrainConfig(epochs=1)
+    assert with_steps(config, 8 * 5120).steps == TrainConfig().steps == 320
+
+
+def test_a_run_says_how_often_it_repeats_its_questions():
+    """A bug: `--config paper` trained 13,653 epochs of a file of three questions without a word."""
+    paper = TrainConfig()
+    assert repetition_note(paper, 8 * 5120) == ""
+    assert "320 steps of 128 draw each of the 3 questions 13,653.3 times" in repetition_note(paper, 3)
 
 
 def ids(questions: list[Question]) -> list[str]:
