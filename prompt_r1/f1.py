@@ -6,15 +6,19 @@ punctuation, no articles. It was made for names, and makes wrong answers right i
 from SQuAD. The *strict* rules, which are the default and are used by the reward, keep the punctuation that
 carries a value:
 
-    a minus: sign, exponent, between variables       -5   -\frac{1}{2}   1e-5   x-y
+    a minus: sign, exponent, beside a variable       -5   -\frac{1}{2}   1e-5   x-y   x-1   O-
     a point in a number                              3.14   .5
-    a slash between operands                         1/2   x/y
-    plus, power and comparison                       2x+3   x^2   <5   C++
+    a slash or = between operands                    1/2   x/y   x=5
+    plus, power and comparison                       2x+3   x^2   <5   !=5   C++
     # after a letter                                 C#
 
 Other punctuation between two digits separates two numbers ("18-20", "3:2"), except commas of thousands.
-Typographic forms of a character equal its plain form. An empty prediction scores 0. If normalisation leaves
-nothing of a gold answer ("a", "$"), only the same text matches it.
+Blanks around an operator do not count ("x + 1"). Typographic forms of a character equal its plain form. A
+hyphen in a name is no minus ("F-16", "COVID-19"), so only a lower-case letter beside a number is a variable.
+Brackets, "!", "|" and "%" are not kept: "[0,1]" equals "(0,1)", and "5!" equals "5".
+
+An empty prediction scores 0. If normalisation leaves nothing of a gold answer ("a", "$"), only the same text
+matches it.
 
 The official rules are here for comparison with the paper's tables, in the form of the paper's released code.
 With them, SM is 1 for an empty prediction. SSim, which needs a model, is in `evaluation/similarity.py`.
@@ -34,30 +38,40 @@ DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 # NFKC, Unicode's compatibility form, lacks these plain forms: minus, two slashes, times, two apostrophes.
 PLAIN = {"\u2212": "-", "\u2044": "/", "\u2215": "/", "\u00d7": "x", "\u02bb": "'", "\u02bc": "'"}
-# NFKC alone would turn 10³ into 103 and 3½ into 31/2.
-SUPERSCRIPT = re.compile("([⁰¹²³⁴-⁻]+)")
+# NFKC alone would turn 10³ into 103, 2ⁿ into 2n and 3½ into 31/2.
+SUPERSCRIPT = re.compile("([²³¹⁰-ⁿ]+)")
 FRACTION_AFTER_DIGIT = re.compile(r"(?<=\d)([¼-¾⅐-⅞])")
+COMPARISONS = {"<=": "≤", ">=": "≥", "!=": "≠"}
 
 LEADING_MINUS = re.compile(r"^\s*-\s+(?=[\d.$\\])")  # "- 5"
-SPACED_SLASH = re.compile(r"(?<=\d)\s*/\s*(?=-?\d)")  # MathQA writes "33 1 / 3"
+LETTER = r"[^\W\d_]"
+VARIABLE = rf"(?<!{LETTER})[a-z](?!{LETTER})"  # a lower-case letter alone: x, and the x of 2x
+# An operator between operands: x + 1, and MathQA's 33 1 / 3. The letter "a" may be an article.
+OPERATOR = re.compile(
+    rf"(?:(?<=[\d)}}\]])|(?<={VARIABLE})(?<!a))\s*([-+/=<>≤≥≠^])\s*(?=-?[\d({{\\]|(?!a){VARIABLE})"
+)
+BLANK_AFTER_COMPARISON = re.compile(r"(?<=[<>≤≥≠])\s+(?=[\d.-])")  # "< 5"
 THOUSANDS = re.compile(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))")  # 1,234 and, in India, 1,00,000
 KEPT = "|".join(
     (
         r"(?<![\w-])-(?=[^\s-])",  # the minus before an operand: -5
-        r"(?<=\de)-(?=\d)",  # the minus of an exponent: 1e-5
-        r"(?<=\b[^\W\d_])-(?=[^\W\d_]\b|\s|$)",  # the minus of x-y, and of the blood type O-
+        r"(?<=\d[eE])-(?=\d)",  # the minus of an exponent: 1e-5
+        rf"(?<=\b{LETTER})-(?={LETTER}\b)",  # the minus of x-y
+        rf"(?<={VARIABLE})-(?=\d)",  # the minus of x-1 and 2x-3
+        rf"(?<=\d)-(?={VARIABLE})",  # the minus of 2-x
+        rf"(?<=\w)-(?=[^\w-]|$)",  # the minus of x-(y+1), and of the blood type O-
         r"(?<=\d)\.(?=\d)",  # the point of 3.14
         r"(?<![\w.])\.(?=\d)",  # the point of .5
-        r"(?<=[\w)}\]])/(?=[\w({\\-])",  # the slash of 1/2 and (x+1)/y
-        r"(?<=[\w)}\]+ ])(?<!\de)\+",  # the plus of 2x+3 and C++, but not the sign of +5 and 1e+5
+        r"(?<=[\w)}\]])[/=](?=[\w({\\-])",  # the slash of 1/2 and (x+1)/y, the sign of x=5
+        r"(?<=[\w)}\]+ ])(?<!\d[eE])\+",  # the plus of 2x+3 and C++, but not the sign of +5 and 1e+5
+        r"(?<=\^)[+-](?!\d)",  # the charge of Na⁺
         r"[\^<>]",  # x^2, <5
-        r"(?<=[<>])=",  # <=5
         r"(?<=\w)\*\*(?=\w)",  # the power of x**2
-        r"(?<=[^\W\d_])#",  # C#
+        rf"(?<={LETTER})#",  # C#
     )
 )
 # Other punctuation between two digits: all ASCII punctuation but + . / < > ^, which may be kept.
-SEPARATOR = r"(?<=\d)[!-*,\-:;=?@\[-\]_`{-~]+?(?=-?\d)"
+SEPARATOR = r"(?<=\d)[!-*,\-:;=?@\[-\]_`{-~]+?(?=-?\d)|(?<=\w),(?=\w)"
 PUNCTUATION = re.compile(f"(?P<kept>{KEPT})|(?P<separator>{SEPARATOR})|[{re.escape(string.punctuation)}]")
 
 
@@ -78,11 +92,14 @@ def _drop_punctuation(text: str) -> str:
             return " "
         return match["kept"] or ""
 
-    text = _plain_characters(text).casefold()
+    text = _plain_characters(text)
+    for typed, plain in COMPARISONS.items():
+        text = text.replace(typed, plain)
     text = LEADING_MINUS.sub("-", text)
-    text = SPACED_SLASH.sub("/", text)
+    text = OPERATOR.sub(r"\1", text)
+    text = BLANK_AFTER_COMPARISON.sub("", text)
     text = THOUSANDS.sub("", text)
-    return PUNCTUATION.sub(replacement, text)
+    return PUNCTUATION.sub(replacement, text).casefold()
 
 
 def _plain_characters(text: str) -> str:

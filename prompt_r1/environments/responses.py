@@ -126,30 +126,53 @@ def _read_completion(data: Mapping[str, object], choice: Mapping[str, object], b
 def billed_tokens(usage: object) -> tuple[int, int]:
     """The tokens in and out that a reply is billed for; 0 where the server does not say.
 
-    Some servers do not count the cached part of the prompt as prompt, or the thinking as completion: only the
-    total has these tokens. The missing tokens are input up to the number of cached tokens, and output beyond.
+    Some servers do not count the cached part of the prompt as prompt, or the thinking as completion. This
+    shows if there are more cached than prompt tokens, or more thinking than completion tokens, or if the total
+    is larger than the sum. Tokens that only the total has are input up to the number of cached tokens, and
+    output beyond.
     """
     sent = usage if isinstance(usage, dict) else {}
     tokens_in = _count(sent.get("prompt_tokens")) or _count(sent.get("input_tokens"))
     tokens_out = _count(sent.get("completion_tokens")) or _count(sent.get("output_tokens"))
+    total = _count(sent.get("total_tokens"))
+    prompt_details = sent.get("prompt_tokens_details") or sent.get("input_tokens_details")
+    reply_details = sent.get("completion_tokens_details") or sent.get("output_tokens_details")
+    cached = max(_cached_tokens(sent), _cached_tokens(prompt_details))
+    thought = max(_thinking_tokens(sent), _thinking_tokens(reply_details))
+    is_anthropics_form = "input_tokens" in sent and "prompt_tokens" not in sent and not total
+    if cached > tokens_in or (is_anthropics_form and _cached_tokens(sent)):
+        tokens_in += cached
+        cached = 0
+    if thought > tokens_out:
+        tokens_out += thought
     if not tokens_in:
         return 0, tokens_out
-    details = sent.get("prompt_tokens_details") or sent.get("input_tokens_details")
-    cached = max(_cached_tokens(sent), _cached_tokens(details))
-    total = _count(sent.get("total_tokens"))
-    if not total and "input_tokens" in sent:  # In Anthropic's form, the input lacks the cached tokens.
-        total = tokens_in + tokens_out + _cached_tokens(sent)
     missing = max(0, total - tokens_in - tokens_out)
     cached_and_missing = min(cached, missing)
     return tokens_in + cached_and_missing, tokens_out + missing - cached_and_missing
 
 
 def _cached_tokens(fields: object) -> int:
-    """The number of tokens that were read from a cache or written to it."""
+    """The number of tokens that were read from a cache or written to it.
+
+    A server may send the same number under several names.
+    """
     if not isinstance(fields, dict):
         return 0
-    names = [name for name in fields if "cache" in name and "miss" not in name]
-    return sum(_count(fields[name]) for name in names)
+    read = written = 0
+    for name, value in fields.items():
+        if "cache" not in name or "miss" in name:
+            continue
+        if "creat" in name or "write" in name:
+            written = max(written, _count(value))
+        else:
+            read = max(read, _count(value))
+    return read + written
+
+
+def _thinking_tokens(fields: object) -> int:
+    """The number of tokens that the model has thought."""
+    return _count(fields.get("reasoning_tokens")) if isinstance(fields, dict) else 0
 
 
 def requested_wait(headers: Mapping[str, str], *, now: float) -> float | None:

@@ -23,11 +23,19 @@ CHARACTERS_PER_TOKEN = 4
 BILLED_CHARACTERS_PER_TOKEN = 3
 
 # A block of thinking that neither model nor server separates from the reply. If a block does not end,
-# everything after its beginning is thinking.
-THINKING = re.compile(r"\s*(?:<think>(.*?)(?:</think>|\Z)|\[THINK\](.*?)(?:\[/THINK\]|\Z))", re.DOTALL)
-# A control token that a server leaves at the end of a reply: <|im_end|>, <｜end▁of▁sentence｜>, </s>, [EOS]
+# everything after its beginning is thinking. Models mark it as <think>, <thinking>, <thought>, <seed:think>,
+# [THINK] or ◁think▷.
+THINK = r"(?:seed:)?(?:think|thinking|thought)"
+OPENED = rf"[<\[◁]{THINK}[>\]▷]"
+CLOSED = rf"[<\[◁]/{THINK}[>\]▷]"
+THINKING = re.compile(rf"\s*{OPENED}(.*?)(?:{CLOSED}|\Z)", re.DOTALL | re.IGNORECASE)
+LONE_END = re.compile(rf"((?:(?!{OPENED}).)*?){CLOSED}", re.DOTALL | re.IGNORECASE)
+# A control token that a server leaves at the end of a reply: <|im_end|>, <｜end▁of▁sentence｜>, [|endofturn|],
+# </s>, [EOS]
 END_TOKEN = re.compile(
-    r"(?:<[|｜][^<>\n]{1,40}[|｜]>|</s>|<(?:eos|eod|eot|pad|end_of_\w{1,40})>|\[EOS\])\Z", re.IGNORECASE
+    r"(?:[<\[][|｜][^<>\[\]\n]{1,40}[|｜][>\]]|</s>|<(?:eos|eod|eot|pad|end_of_\w{1,40}|turn\|)>"
+    r"|\[(?:EOS|PAD|/INST)\])\Z",
+    re.IGNORECASE,
 )
 LONGEST_END_TOKEN = 60  # characters
 
@@ -134,16 +142,12 @@ def cut_thinking(written: str) -> tuple[str, str]:
     """Split a text into its thinking and the rest.
 
     The thinking is in blocks at the beginning. If the chat template has opened the block, it is everything
-    before a lone </think>.
+    before a lone closing tag.
     """
     thoughts, text = [], written
-    while block := THINKING.match(text):
-        thoughts.append((block[1] or block[2] or "").strip())
+    while block := THINKING.match(text) or LONE_END.match(text):
+        thoughts.append(block[1].strip())
         text = text[block.end() :].strip()
-    before, end, after = text.partition("</think>")
-    if end and "<think>" not in before:
-        thoughts.append(before.strip())
-        text = after.strip()
     return "\n".join(filter(None, thoughts)), text
 
 

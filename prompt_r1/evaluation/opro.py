@@ -53,6 +53,8 @@ async def opro(search: PromptSearch, train: Sequence[Question], _: Sequence[Ques
         first = search.steps * PER_STEP
         asked = [search.ask_optimizer(ROLE, request, sample=first + number) for number in range(PER_STEP)]
         for reply in await asyncio.gather(*asked):
+            if reply.is_cut:
+                continue
             instruction = read_instruction(reply.text)
             usable = is_usable(instruction, digits_allowed=digits_allowed)
             if usable and instruction not in search.scores and search.can_afford(len(train)):

@@ -216,7 +216,11 @@ def mean_score(predictions: Sequence[Prediction]) -> float:
 
 
 def text_between(text: str, opening: str, closing: str) -> str:
-    """The text between the first `opening` and the next `closing`; "" if either of them is missing."""
-    _, _, after = text.partition(opening)
-    inside, end, _ = after.partition(closing)
-    return inside.strip() if end else ""
+    """The text in the last pair of `opening` and `closing`; "" if there is none, or if an opening is unpaired.
+
+    Before its proposal, a model may write about the tags.
+    """
+    before_end, end, rest = text.rpartition(closing)
+    _, start, inside = before_end.rpartition(opening)
+    is_paired = bool(start and end) and opening not in rest
+    return inside.strip() if is_paired else ""

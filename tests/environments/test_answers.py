@@ -96,6 +96,18 @@ REPLIES = [
     (body_of("<think>\n</think>\n<think>Who?</think>Anna."), "Anna."),
     (body_of("Who?\n</think>\n\nAnna."), "Anna."),  # the chat template opens the block
     (body_of("Who?</think>Anna."), "Anna."),
+    # Bugs: each of these was read as part of the reply.
+    (body_of("<thinking>Who?</thinking>\nAnna."), "Anna."),
+    (body_of("<thought>Who?</thought>Anna."), "Anna."),
+    (body_of("<seed:think>Who?</seed:think>Anna."), "Anna."),
+    (body_of("◁think▷Who?◁/think▷Anna."), "Anna."),
+    (body_of("Who?[/THINK]Anna."), "Anna."),
+    (body_of("Anna.[|endofturn|]"), "Anna."),
+    (body_of("Anna.[PAD][PAD]"), "Anna."),
+    (body_of("Anna.<|eot_id|>\n</s>"), "Anna."),
+    # These are ordinary text.
+    (body_of("A <thought> of hers: [1|2]"), "A <thought> of hers: [1|2]"),
+    (body_of("I am thinking of </div>"), "I am thinking of </div>"),
     (body_of("<thoughtful> Anna."), "<thoughtful> Anna."),
     (body_of("As in\n<think>\n</think>\nso."), "As in\n<think>\n</think>\nso."),
 ]
@@ -245,6 +257,45 @@ def lines_of(name: str) -> list[dict[str, object]]:
 def test_cached_tokens_are_input_and_only_the_rest_of_a_total_is_output(case: dict[str, object]) -> None:
     """A bug: 10,536 tokens from a cache were billed as output, so a budget ended five times too early."""
     assert paid_for(case["usage"]) == (case["tokens_in"], case["tokens_out"])
+
+
+CACHED = {"cache_read_input_tokens": 9_000, "cache_creation_input_tokens": 1_000}
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        # OpenAI: the cached tokens are a part of the prompt, and the thinking a part of the completion.
+        ({"prompt_tokens": 90, "completion_tokens": 70, "total_tokens": 160,
+          "prompt_tokens_details": {"cached_tokens": 64, "audio_tokens": 0},
+          "completion_tokens_details": {"reasoning_tokens": 60, "audio_tokens": None}}, (90, 70)),
+        ({"input_tokens": 90, "output_tokens": 70, "total_tokens": 160,
+          "input_tokens_details": {"cached_tokens": 64}, "output_tokens_details": {"reasoning_tokens": 60}},
+         (90, 70)),
+        # Anthropic's input lacks both kinds of cached tokens, with and without a total.
+        ({"input_tokens": 20_000, "output_tokens": 5, **CACHED}, (30_000, 5)),
+        ({"input_tokens": 20, "output_tokens": 5, **CACHED, "total_tokens": None}, (10_020, 5)),
+        # Some proxies leave the cached tokens out of the prompt, and some out of the total too.
+        ({"prompt_tokens": 20, "completion_tokens": 5, **CACHED}, (10_020, 5)),
+        ({"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 25, **CACHED}, (10_020, 5)),
+        ({"prompt_tokens": 20_000, "completion_tokens": 5, "total_tokens": 30_005, **CACHED}, (30_000, 5)),
+        ({"prompt_tokens": 0, "completion_tokens": 5, **CACHED}, (10_000, 5)),
+        # The same number under several names is the same tokens.
+        ({"prompt_tokens": 1_500, "completion_tokens": 5, "cached_tokens": 1_000,
+          "cache_read_input_tokens": 1_000, "prompt_tokens_details": {"cached_tokens": 1_000}}, (1_500, 5)),
+        # DeepSeek, Groq and vLLM.
+        ({"prompt_tokens": 90, "completion_tokens": 5, "total_tokens": 95, "prompt_cache_hit_tokens": 64,
+          "prompt_cache_miss_tokens": 26}, (90, 5)),
+        ({"prompt_tokens": 90, "completion_tokens": 5, "prompt_tokens_details": None}, (90, 5)),
+        # Thinking that the completion does not count, without a total, and beside a total that lacks it too.
+        ({"prompt_tokens": 20, "completion_tokens": 5,
+          "completion_tokens_details": {"reasoning_tokens": 100}}, (20, 105)),
+        ({"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 25, "reasoning_tokens": 100}, (20, 105)),
+    ],
+)  # fmt: skip
+def test_no_form_of_usage_hides_tokens_or_counts_them_twice(usage: object, tokens: tuple[int, int]) -> None:
+    """A bug: cached tokens and thinking that neither the counts nor a total had were free."""
+    assert paid_for(usage) == tokens
 
 
 @pytest.mark.parametrize("case", lines_of("replies.jsonl"))

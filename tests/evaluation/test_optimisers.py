@@ -20,7 +20,13 @@ from prompt_r1.evaluation import methods
 from prompt_r1.evaluation.ask_once import IN_TAGS
 from prompt_r1.evaluation.gepa import draw_parent, filled_batches, gepa, read_fenced_prompt
 from prompt_r1.evaluation.opro import is_usable, meta_prompt, opro, read_instruction
-from prompt_r1.evaluation.searches import SEED_PROMPT, PromptSearch, mean_score, optimised_prompt
+from prompt_r1.evaluation.searches import (
+    SEED_PROMPT,
+    PromptSearch,
+    mean_score,
+    optimised_prompt,
+    text_between,
+)
 from prompt_r1.evaluation.textgrad import first_batches, rewrite, textgrad
 from prompt_r1.types import Message, Question
 from tests.support.json_server import JsonHandler, serving
@@ -214,6 +220,10 @@ def test_opro_shows_the_best_instructions_worst_first_with_rounded_scores():
     assert not any(f"{letter}!" in shown for letter in "abf")
 
 
+def between_tags(reply: str) -> str:
+    return text_between(reply, "<T>", "</T>")
+
+
 @pytest.mark.parametrize(
     ("read", "reply", "prompt"),
     [
@@ -221,9 +231,15 @@ def test_opro_shows_the_best_instructions_worst_first_with_rounded_scores():
         (read_instruction, "no tags at all", "No tags at all"),
         (read_instruction, "<INS>open", "<INS>open"),
         (read_instruction, "", ""),
+        (read_instruction, "Between <INS> and </INS>: <INS>Be quick</INS>", "Be quick"),
+        (between_tags, "Between <T> and </T> I write: <T>Be quick</T>", "Be quick"),
+        (between_tags, "<T>Be quick</T> or <T>be sh", ""),
+        (between_tags, "<T>Be quick", ""),
+        (between_tags, "<T> </T>", ""),
     ],
 )
-def test_a_new_prompt_is_read_between_its_marks_or_else_from_the_whole_reply(read, reply, prompt):
+def test_a_new_prompt_is_read_between_its_last_marks_or_else_from_the_whole_reply(read, reply, prompt):
+    """A bug: a reply that wrote about the marks first made "and" the prompt of TextGrad and OPRO."""
     assert read(reply) == prompt
 
 
@@ -252,11 +268,12 @@ def test_gepa_reads_the_last_fenced_block_and_no_broken_one(reply, prompt):
     assert read_fenced_prompt(reply) == prompt
 
 
-def test_gepa_tries_no_prompt_of_a_reply_that_was_cut_by_its_length():
-    """Without a fence the whole reply is the prompt: a half one was adopted."""
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_optimiser_tries_a_prompt_of_a_reply_that_was_cut_by_its_length(name):
+    """Without a fence or tags the whole reply is the prompt of GEPA and OPRO: a half one was adopted."""
     writer = PricedSource(lambda _: f"{PHRASE} And answer with the na", finish="length")
-    search = new_search(writer=writer)
-    assert find("gepa", search) == SEED_PROMPT
+    search = new_search(writer=writer, max_calls=budget(name))
+    assert find(name, search) == SEED_PROMPT
     assert search.optimizer_calls > 0 and search.tried == {SEED_PROMPT}
 
 
