@@ -59,7 +59,7 @@ KEPT = "|".join(
         rf"(?<=\b{LETTER})-(?={LETTER}\b)",  # the minus of x-y
         rf"(?<={VARIABLE})-(?=\d)",  # the minus of x-1 and 2x-3
         rf"(?<=\d)-(?={VARIABLE})",  # the minus of 2-x
-        rf"(?<=\w)-(?=[^\w-]|$)",  # the minus of x-(y+1), and of the blood type O-
+        r"(?<=\w)-(?=[^\w-]|$)",  # the minus of x-(y+1), and of the blood type O-
         r"(?<=\d)\.(?=\d)",  # the point of 3.14
         r"(?<![\w.])\.(?=\d)",  # the point of .5
         r"(?<=[\w)}\]])[/=](?=[\w({\\-])",  # the slash of 1/2 and (x+1)/y, the sign of x=5

@@ -71,16 +71,25 @@ class Engine:
             self._pool, max_sequences=max_sequences, prefill_tokens=self._prefill_tokens
         )
         self._sequence_numbers = itertools.count()
+        self._playing = 0  # the number of games that have a sequence
         self._loop: asyncio.Task[None] | None = None
 
     @contextmanager
     def new_sequence(self) -> Iterator[Sequence]:
-        """The sequence of a new game. Its cache is dropped at the end of the context."""
+        """The sequence of a new game. Its cache is dropped at the end of the context.
+
+        When the last game has ended, the limits are restored that were halved if memory ran out.
+        """
         sequence = Sequence(next(self._sequence_numbers))
+        self._playing += 1
         try:
             yield sequence
         finally:
             self._scheduler.evict([sequence])
+            self._playing -= 1
+            if self._playing == 0:
+                self._scheduler.max_sequences = self._max_sequences
+                self._scheduler.prefill_tokens = self._prefill_tokens
 
     async def generate(
         self,
@@ -130,16 +139,11 @@ class Engine:
             return await job.done
 
     def begin_rollout(self) -> None:
-        """Prepare for games with new weights: drop every cached sequence, and restore the limits.
-
-        The limits were halved if memory ran out in the last rollout. No game may be running.
-        """
+        """Prepare for games with new weights: drop every cached sequence. No game may be generating."""
         scheduler = self._scheduler
         scheduler.drop_done()
         assert not (scheduler.waiting or scheduler.running), "the weights changed during a game"
         scheduler.drop_cache()
-        scheduler.max_sequences = self._max_sequences
-        scheduler.prefill_tokens = self._prefill_tokens
 
     async def _run(self) -> None:
         """Run steps until no job is left. After each step, games and environments get their turn."""
@@ -171,7 +175,7 @@ class Engine:
         scheduler.drop_cache()  # The forward may not have written all rows.
         torch.cuda.empty_cache()  # This has no effect on a CPU.
         warnings.warn(
-            f"out of memory: in the rest of this rollout at most {scheduler.max_sequences} games decode at "
+            f"out of memory: until these games have ended, at most {scheduler.max_sequences} games decode at "
             f"the same time, and {scheduler.prefill_tokens} prompt tokens are computed beside them",
             stacklevel=2,
         )

@@ -28,6 +28,7 @@ from prompt_r1.environments.sources import (
     Refused,
     Reply,
     Source,
+    limit_in,
 )
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.keys import SHORTEST_SECRET, scrub
@@ -133,6 +134,10 @@ class Endpoint(Source):
         if encoding := response.headers.get("content-encoding"):
             raise NoText(f"the response is encoded ({encoding[:40]}), though the request allows no encoding")
         return read_reply(response.status_code, response.headers, bytes(body), now=time.time())
+
+    def reply_limit(self) -> int | None:
+        """The limit of the requests as they are sent now: the server may have rejected the user's limit."""
+        return limit_in(self.fields)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -76,10 +76,10 @@ class Member:
 
     source: Source
     price: Price
-    slots: asyncio.Semaphore  # Each call holds a slot while its requests are sent.
+    slots: asyncio.Semaphore = field(init=False)  # Each call holds a slot while its requests are sent.
     # How many slots there are, free or held. If there are fewer than the source's concurrency at first, each
     # reply adds a slot.
-    slot_count: int
+    slot_count: int = field(init=False)
     has_replied: bool = False
     longest_reply: int = 0  # tokens
     paused_until: float = 0.0  # The server asked for no calls before this time of the event loop.
@@ -93,9 +93,16 @@ class Member:
         """
         characters = len(str(self.source.parameters))
         characters += sum(len(message["content"]) + FRAME_CHARACTERS for message in messages)
-        limit = reply_limit(self.source)
+        limit = self.source.reply_limit()
         longest = max(LONG_REPLY, self.longest_reply) if limit is None else limit
         return self.price.of_call(characters // BILLED_CHARACTERS_PER_TOKEN, longest)
+
+    def open_slots(self, *, limits_usd: bool) -> None:
+        """Make the slots. If dollars are limited and nothing bounds a reply, the first replies are few."""
+        self.slot_count = self.source.concurrency
+        if limits_usd and self.source.reply_limit() is None:
+            self.slot_count = min(self.slot_count, FIRST_AT_ONCE)
+        self.slots = asyncio.Semaphore(self.slot_count)
 
     def note_reply(self, reply: Reply) -> None:
         """Note that the source replies, and how long its reply is.
@@ -140,10 +147,9 @@ class Environment:
         self.journal = journal or Journal(None)
         self.members: list[Member] = []
         for source in sources:
-            slots = source.concurrency
-            if self.budget.limits_usd and reply_limit(source) is None:
-                slots = min(slots, FIRST_AT_ONCE)  # The first replies show what a reply costs.
-            self.members.append(Member(source, price, asyncio.Semaphore(slots), slots))
+            member = Member(source, price)
+            member.open_slots(limits_usd=self.budget.limits_usd)
+            self.members.append(member)
         self._route = route
         self._weights = parse_weights(route, len(sources))
         self._sleep = sleep
@@ -237,7 +243,7 @@ class Environment:
         cost, may_be_billed = lost(estimate), True
         reply: Reply | None = None
         try:
-            self.journal.write(call.number, call.key, call.charged + estimate)
+            self.journal.write(call.number, call.key, call.charged + lost(estimate))
             reply = await source.attempt(call.messages, call.caller)
             cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
         except Busy as busy:
@@ -274,6 +280,8 @@ class Environment:
                 await self._check(member)
             finally:
                 await member.source.close()  # Games may be played in another event loop.
+            # The server may have rejected the limit of the request, which has been dropped then.
+            member.open_slots(limits_usd=self.budget.limits_usd)
 
     async def _check(self, member: Member) -> None:
         """Send one request, and charge it. Its reply is not recorded: the next start checks again."""
@@ -382,12 +390,6 @@ def error_of_call(member: Member, problem: EnvError | Refused) -> Exception:
     if problem.concerns_all:
         return Resumable(f"{name} accepts no calls any more: {problem.reason}")
     return EnvError(f"{name} refused the dialogue: {problem.reason}")
-
-
-def reply_limit(source: Source) -> int | None:
-    """The most tokens that a reply may have; None if the request sets no limit."""
-    limit = source.parameters.get("max_tokens") or source.parameters.get("max_completion_tokens")
-    return limit if isinstance(limit, int) else None
 
 
 def lost(estimate: Spending) -> Spending:

@@ -127,9 +127,9 @@ def billed_tokens(usage: object) -> tuple[int, int]:
     """The tokens in and out that a reply is billed for; 0 where the server does not say.
 
     Some servers do not count the cached part of the prompt as prompt, or the thinking as completion. This
-    shows if there are more cached than prompt tokens, or more thinking than completion tokens, or if the total
-    is larger than the sum. Tokens that only the total has are input up to the number of cached tokens, and
-    output beyond.
+    shows if there are more cached than prompt tokens, if there is more thinking than completion, or if the
+    total is larger than the sum. Tokens that only the total has are input up to the number of cached tokens,
+    and output beyond.
     """
     sent = usage if isinstance(usage, dict) else {}
     tokens_in = _count(sent.get("prompt_tokens")) or _count(sent.get("input_tokens"))

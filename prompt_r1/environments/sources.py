@@ -30,8 +30,8 @@ OPENED = rf"[<\[◁]{THINK}[>\]▷]"
 CLOSED = rf"[<\[◁]/{THINK}[>\]▷]"
 THINKING = re.compile(rf"\s*{OPENED}(.*?)(?:{CLOSED}|\Z)", re.DOTALL | re.IGNORECASE)
 LONE_END = re.compile(rf"((?:(?!{OPENED}).)*?){CLOSED}", re.DOTALL | re.IGNORECASE)
-# A control token that a server leaves at the end of a reply: <|im_end|>, <｜end▁of▁sentence｜>, [|endofturn|],
-# </s>, [EOS]
+# A control token that a server leaves at the end of a reply: <|im_end|>, <｜end▁of▁sentence｜>, </s>,
+# [|endofturn|], [EOS]
 END_TOKEN = re.compile(
     r"(?:[<\[][|｜][^<>\[\]\n]{1,40}[|｜][>\]]|</s>|<(?:eos|eod|eot|pad|end_of_\w{1,40}|turn\|)>"
     r"|\[(?:EOS|PAD|/INST)\])\Z",
@@ -124,6 +124,16 @@ class Source(Protocol):
     async def close(self) -> None:
         """Close connections. Another attempt opens new ones."""
         return
+
+    def reply_limit(self) -> int | None:
+        """The most tokens that a reply may have; None if the request sets no limit."""
+        return limit_in(self.parameters)
+
+
+def limit_in(fields: Mapping[str, object]) -> int | None:
+    """The limit of a reply's tokens in the fields of a request; None if there is none."""
+    limit = fields.get("max_tokens") or fields.get("max_completion_tokens")
+    return limit if isinstance(limit, int) else None
 
 
 def reply_of(written: str, *, label: str = "", reasoning: str = "", finish: str = "stop") -> Reply:

@@ -216,7 +216,7 @@ def mean_score(predictions: Sequence[Prediction]) -> float:
 
 
 def text_between(text: str, opening: str, closing: str) -> str:
-    """The text in the last pair of `opening` and `closing`; "" if there is none, or if an opening is unpaired.
+    """The text in the last pair of `opening` and `closing`; "" if there is none, or an unpaired opening.
 
     Before its proposal, a model may write about the tags.
     """

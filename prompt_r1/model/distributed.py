@@ -136,6 +136,11 @@ def pick_device(name: str) -> torch.device:
     if not torch.cuda.is_available():
         raise UsageError(f"--device {name}: this machine has no usable GPU; choose cpu")
     if ":" in name:
+        count = torch.cuda.device_count()
+        if int(name.partition(":")[2]) >= count:
+            raise UsageError(
+                f"--device {name}: there is no such GPU: this machine has {count}, from cuda:0 on"
+            )
         return torch.device(name)
     # Batches vary in size: expandable segments fragment less of the allocator's memory.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from prompt_r1.data.sampler import digest_of
 from prompt_r1.engine.model_check import check_model
+from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.environments.specs import open_account, open_environment
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError
 from prompt_r1.model.distributed import Interrupt, Ranks, errors_as_rank_lost, start_ranks, stop_ranks
@@ -431,9 +432,10 @@ class Run:
         self.save()
         stop_ranks(self.ranks)  # all ranks have agreed on this stop
         kind = Interrupted if isinstance(error, Interrupted) else Resumable
-        return kind(
-            f"{error}; stopped after step {self.state.trained_step}, the same command resumes the run"
-        )
+        sentence = f"{error}; stopped after step {self.state.trained_step}"
+        if not isinstance(error, OutOfBudget):  # Its own sentence says that a larger limit is needed.
+            sentence += ", the same command resumes the run"
+        return kind(sentence)
 
 
 def load_learner(start: Path | str, played: Policy, ranks: Ranks, *, offload: bool) -> Policy:

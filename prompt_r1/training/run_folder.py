@@ -32,8 +32,9 @@ def open_run(out: str, resume: str) -> Path:
     make_folder(run, _holds_a_run, "a run")
     if not os.access(run, os.W_OK):
         raise UsageError(f"--out {run}: Permission denied; give a folder that can be written")
-    # A report is written only after a checkpoint.
-    if (run / "report.html").exists() and not checkpoints_of(run):
+    # A run writes its agent and then, with a checkpoint, its report. A report can also be made by hand.
+    has_both = (run / "agent").exists() and (run / "report.html").exists()
+    if has_both and not checkpoints_of(run):
         raise UsageError(
             f"{run}: its checkpoints are gone or unreadable, and a new run would replace its agent: put them "
             "back, or give another --out"

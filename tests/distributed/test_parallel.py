@@ -367,6 +367,15 @@ def test_a_missing_gpu_is_named(monkeypatch):
         pick_device("cuda")
 
 
+def test_a_gpu_with_a_number_that_does_not_exist_is_named(monkeypatch):
+    """A bug: `--device cuda:7` was a traceback of torch."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(UsageError, match="--device cuda:7: there is no such GPU"):
+        pick_device("cuda:7")
+
+
 @pytest.mark.slow
 def test_a_second_run_in_a_busy_folder_is_refused_by_all_ranks(tmp_path):
     """Rank 1 waited for rank 0, which had left, and its traceback of 20 lines hid the sentence."""

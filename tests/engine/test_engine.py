@@ -400,7 +400,7 @@ def test_after_out_of_memory_running_games_are_served_before_waiting_ones(monkey
     limit_memory(policy, tokens=15, rows=100, monkeypatch=monkeypatch)
     engine = Engine(policy, stop_ids=frozenset(), max_tokens=80, kv_tokens=800, max_sequences=2)
     sizes = dict.fromkeys("abcd", (10, 3))
-    with pytest.warns(UserWarning, match="in the rest of this rollout at most 1 games decode"):
+    with pytest.warns(UserWarning, match="at most 1 games decode"):
         assert order_of_first_tokens(engine, sizes) == list("abcd")
 
 
@@ -491,13 +491,13 @@ def test_after_out_of_memory_half_of_the_nine_running_games_decode(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")
-def test_the_next_rollout_has_its_whole_batch_again_after_out_of_memory(monkeypatch):
+def test_when_all_games_have_ended_the_whole_batch_decodes_again_after_out_of_memory(monkeypatch):
+    """A bug: only a training restored the limits, so a server served half as many games until its end."""
     policy = tiny.policy()
     engine = make_engine(policy, max_sequences=4)
 
     def play() -> int:
         """The most games that decoded at the same time."""
-        engine.begin_rollout()
         most = 0
 
         def watch(_: int) -> None:

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prompt_r1.environments.budget import Budget, Price
+from prompt_r1.environments.environment import FIRST_AT_ONCE, LONG_REPLY, Environment
 from prompt_r1.environments.responses import requested_wait
 from prompt_r1.environments.sources import Reply, reply_of
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable
@@ -21,6 +23,7 @@ from tests.support.providers import (
     Provider,
     RecordedSleep,
     body_of,
+    endpoint,
     environment_over,
     error_of,
     read_body,
@@ -290,7 +293,8 @@ CACHED = {"cache_read_input_tokens": 9_000, "cache_creation_input_tokens": 1_000
         # Thinking that the completion does not count, without a total, and beside a total that lacks it too.
         ({"prompt_tokens": 20, "completion_tokens": 5,
           "completion_tokens_details": {"reasoning_tokens": 100}}, (20, 105)),
-        ({"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 25, "reasoning_tokens": 100}, (20, 105)),
+        ({"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 25, "reasoning_tokens": 100},
+         (20, 105)),
     ],
 )  # fmt: skip
 def test_no_form_of_usage_hides_tokens_or_counts_them_twice(usage: object, tokens: tuple[int, int]) -> None:
@@ -391,6 +395,22 @@ def test_a_field_that_the_server_does_not_know_is_left_out_of_all_later_requests
     plain = {"model": "large", "messages": HELLO, "seed": 1}
     assert provider.requests == [{**plain, **fields}, {**plain, **left}, {**plain, **left}]
     assert sleep == [] and asked.budget.spent.lost_usd == 0
+
+
+def test_without_its_rejected_limit_a_request_is_estimated_as_one_without_a_limit() -> None:
+    """A bug: after both names of the limit had been dropped, 9 tokens were still reserved for a reply."""
+    no_limit = error_of("no", param="max_completion_tokens", **UNSUPPORTED)
+    provider = Provider(response_of(400, NO_MAX_TOKENS), response_of(400, no_limit), OK)
+    budget = Budget(max_usd=1.0)
+    source = endpoint(provider, fields={"max_tokens": 9})
+    asked = Environment([source], budget=budget, price=Price(1.0, 1.0))
+    [member] = asked.members
+    assert member.slot_count == 64 and member.estimate(HELLO).tokens_out == 9
+    asyncio.run(asked.check())
+    assert member.slot_count == FIRST_AT_ONCE and member.estimate(HELLO).tokens_out == LONG_REPLY
+    assert provider.requests[-1].keys() == {"model", "messages"}
+    # The parameters of the user stay in the key of the call, so that a resumed run finds its reply.
+    assert member.source.parameters["max_tokens"] == 9
 
 
 def test_two_calls_at_once_whose_field_is_rejected_are_both_sent_again() -> None:

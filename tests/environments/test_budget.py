@@ -128,7 +128,7 @@ def test_a_process_that_is_killed_during_a_repeated_request_has_charged_the_lost
     asked = environment(KilledSource(Busy("reset", may_be_billed=True), max_tokens=9), folder=tmp_path)
     ask(asked)
     estimate = asked.members[0].estimate(HELLO)
-    assert at_the_kill[-1] == estimate * 2 + Spending(lost_usd=estimate.usd)
+    assert at_the_kill[-1] == estimate * 2 + Spending(lost_usd=2 * estimate.usd)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])

@@ -26,6 +26,7 @@ from prompt_r1.training.checkpoint import (
     newest_checkpoint,
     save_checkpoint,
 )
+from prompt_r1.training.report import write_report
 from prompt_r1.training.run_folder import FORMAT, checkpoints_of, open_run
 from tests.model.test_loading import Attack
 from tests.support import tiny
@@ -221,9 +222,18 @@ def test_a_run_folder_and_its_copy_without_the_lock_are_opened_again(saved, tmp_
 def test_a_run_whose_checkpoints_were_deleted_is_not_replaced(saved, tmp_path):
     """A bug: whoever had deleted them to free space lost the trained agent, its games and metrics."""
     (tmp_path / "report.html").touch()
+    (tmp_path / "agent").mkdir(exist_ok=True)
     shutil.rmtree(saved.folder / "checkpoints")
     with locked(tmp_path), pytest.raises(UsageError, match="its checkpoints are gone or unreadable"):
         open_run(str(tmp_path), "auto")
+
+
+def test_a_report_that_was_made_before_the_first_checkpoint_hinders_no_start(tmp_path):
+    """A bug: after a kill and a report by hand, the next start said that its checkpoints were gone."""
+    with locked(tmp_path):
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+        write_report(tmp_path)
+        assert open_run(str(tmp_path), "auto") == tmp_path
 
 
 @pytest.mark.parametrize("step", [0, 3])

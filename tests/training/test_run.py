@@ -1,5 +1,6 @@
 """When a run saves, exports, stops and resumes, and its warm-up on a GPU."""
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from prompt_r1.data.sampler import digest_of
+from prompt_r1.environments.budget import Budget, OutOfBudget
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.model.distributed import Interrupt
 from prompt_r1.pair.names import exported_step
@@ -22,7 +24,7 @@ from prompt_r1.training.log import Log, read_metrics
 from prompt_r1.training.run import IDLE_STEPS, Run
 from prompt_r1.training.run_folder import checkpoints_of
 from prompt_r1.training.update import StepStats
-from prompt_r1.types import Question
+from prompt_r1.types import Question, Spending
 from tests.support import tiny
 from tests.support.exports import file_size_limit
 from tests.support.games import ANY_GAP, GOOD, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
@@ -263,6 +265,18 @@ def test_the_calls_of_a_step_are_logged_though_a_signal_interrupted_its_validati
     resumed.environment.members[0].counts["paid"] = 2  # by its validation
     resumed.finish_unlogged_step()
     assert [line["env/paid"] for line in read_metrics(tmp_path)] == [0, 5]
+
+
+def test_a_run_without_budget_is_said_to_resume_with_a_larger_limit_only(base, tmp_path):
+    """A bug: "the same command resumes the run" stood at the end of the sentence, and it did not."""
+    run = run_to_step_5(base, tmp_path)
+    budget = Budget(max_usd=1.0, spent=Spending(calls=9, usd=1.0))
+    with pytest.raises(OutOfBudget) as spent:
+        asyncio.run(budget.reserve(lambda: Spending(usd=0.1)))
+    sentence = str(run.save_and_stop(spent.value))
+    assert sentence.endswith("; a larger limit resumes the run; stopped after step 5")
+    other = str(run.save_and_stop(Resumable("too many calls failed")))
+    assert other.endswith("; stopped after step 5, the same command resumes the run")
 
 
 def test_a_warm_up_leaves_weights_gradients_and_optimiser_as_they_were():
