@@ -1,10 +1,10 @@
 """Agents that are fine-tuned before they play, for the methods `sft`, `bc` and `rft`.
 
-sft    LoRA on gold answers
-bc     LoRA on recorded games that ended right: in the mini world, the demonstrations of the warm start
-rft    LoRA on the agent's own games on training questions, if they ended right. There are two rounds. In
-       each, the agent of the round before plays, and then the start of the agent learns from all right games
-       so far (STaR, Zelikman et al. 2022, arXiv 2203.14465; ReST, Gulcehre et al. 2023, arXiv 2308.08998)
+    sft    LoRA on gold answers
+    bc     LoRA on recorded games that ended right: the demonstrations of the mini world's warm start
+    rft    LoRA on the agent's own games that ended right, in two rounds. In each round the agent of the round
+           before plays training questions, and then the start of the agent learns from all right games so far
+           (STaR, Zelikman et al. 2022, arXiv 2203.14465; ReST, Gulcehre et al. 2023, arXiv 2308.08998)
 
 Each fine-tuning begins with the start of the user's agent: the agent before its training. It is done once,
 and later evaluations use the agent in the folder.
@@ -28,7 +28,7 @@ from prompt_r1.pair.names import find_agent
 from prompt_r1.pair.trained import AgentSpec, agent_preset, trained_config
 from prompt_r1.programs.command_line import teaching_command
 from prompt_r1.protocol import Codec
-from prompt_r1.reward import Rule, score, well_formed
+from prompt_r1.reward import Rule, score_games, well_formed
 from prompt_r1.settings.agent import MINI_AGENT, AgentConfig
 from prompt_r1.settings.train import preset_of
 from prompt_r1.training.warm_start import fine_tune_agent
@@ -51,7 +51,7 @@ def sft_agent(
 ) -> AgentSpec:
     """Fine-tune an agent on the gold answers to training questions, for a game of one turn."""
     settings = _settings(agent, seed=seed, device=device, rank=SFT_RANK)
-    # Each seed has its own mini agent. The start must be the mini agent that the run has trained.
+    # Mini agents differ by seed. The run began with the mini agent of its own seed, so that is the start.
     one_turn = one_turn_config(agent.start, seed=agent.config.seed)
     if not _is_done(folder):
         fine_tune_agent(
@@ -110,6 +110,7 @@ def one_turn_config(start: str, *, seed: int) -> AgentConfig:
 
 def example_of(question: Question, codec: Codec) -> Trajectory:
     """A question and its first gold answer, without thinking, as a game of one turn."""
+    # Some chat templates open <think> at the start of the agent's turn. It is closed before the answer.
     opening = codec.encoder.trusted(("</think>\n" if codec.opened else "") + "<answer>")
     end = [*codec.encoder.trusted("</answer>"), codec.turn_end]
     answer = [*opening, *codec.encoder.untrusted(question.answers[0]), *end]
@@ -121,8 +122,10 @@ def example_of(question: Question, codec: Codec) -> Trajectory:
 
 def ended_right(game: Trajectory, rule: Rule) -> bool:
     """Whether a game asks the environment, has only well-formed turns, and earns the full reward."""
-    has_full_reward = score(game, rule=rule).total > 1 - 1e-6
-    return has_full_reward and well_formed(game) and len(game.turns) > 1
+    [reward] = score_games([game], rule=rule)
+    if reward is None:  # The environment broke the game.
+        return False
+    return reward.total > 1 - 1e-6 and well_formed(game) and len(game.turns) > 1
 
 
 def right_demonstrations(seed: int, rule: Rule, codec: Codec) -> list[Trajectory]:

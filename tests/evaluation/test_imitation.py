@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from prompt_r1.environments.environment import Environment
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.evaluation import imitation
 from prompt_r1.f1 import f1
 from prompt_r1.miniworld.agent import demonstrations
@@ -108,6 +108,30 @@ def test_rft_ends_a_round_of_an_agent_that_has_stopped_asking():
     right, tried = asyncio.run(playing)
     assert (len(right), tried) == (3, 25)
     assert all(len(game.turns) == 2 for game in right)
+
+
+def test_rft_does_not_learn_from_a_game_whose_call_failed():
+    """A bug: a broken game has no reward, and the AssertionError ended the whole evaluation."""
+    replies = iter(["Anna"] * 3)
+
+    def fail_the_fourth_call(messages):
+        reply = next(replies, None)
+        if reply is None:
+            raise EnvError("the server is down")
+        return reply
+
+    asks, answers = think("so", prompt="Who?"), think("so", answer="Anna")
+    texts = [asks, answers] * 3 + [asks] + [answers] * 100
+    codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
+    agent: Any = SimpleNamespace(engine=ScriptedAgent(texts), codec=codec, game=GAME)
+    draws = imitation.draw_questions([ANNA], random.Random(0))
+    environment = priced(PricedSource(fail_the_fourth_call))
+    playing = imitation.play_round(
+        agent, environment, draws, CONFIG.base_rule, seed="rft", calls=5, may_give_up=True
+    )
+    right, tried = asyncio.run(playing)
+    assert (len(right), tried) == (3, 5)
+    assert {game.stop for game in right} == {"answered"}
 
 
 def test_rft_frees_the_player_before_it_loads_a_model_to_fine_tune(tmp_path, monkeypatch):
