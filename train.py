@@ -132,8 +132,9 @@ def main(config: TrainConfig) -> None:
     if is_first_rank():
         for warning in warnings_of(config):
             print(printable(f"Note: {warning}"))
+        if config.dry_run:
+            print(estimate(config))
     if config.dry_run:
-        print(estimate(config))
         return
     with start_run(config) as run:  # resumes from the newest checkpoint, if there is one
         try:

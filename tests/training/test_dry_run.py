@@ -1,8 +1,10 @@
 """The estimate of --dry-run: how many games a run plays, and what a game takes at either end."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import train
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.training.dry_run import cost_table, estimate, games_of_run, spending_of_game
 from prompt_r1.types import Spending
@@ -64,3 +66,11 @@ def test_the_estimate_of_the_mini_preset_counts_its_own_questions():
     assert (games["training"], games["validation"], games["test"]) == ("6,400", "500", "960")
     alone = TrainConfig(**{**PRESETS["mini"], **splits, "env": "none"})
     assert estimate(alone).splitlines()[1].split()[2:] == ["0", "0", "0.00"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_first_rank_prints_the_estimate(monkeypatch, capsys, rank):
+    """`torchrun --nproc-per-node 4 train.py --dry-run` printed the table four times."""
+    monkeypatch.setenv("RANK", str(rank))
+    train.main(TrainConfig(**PRESETS["mini"], dry_run=True))
+    assert ("together" in capsys.readouterr().out) == (rank == 0)
