@@ -106,6 +106,10 @@ SEEN_BEFORE_TORCH = [
     ("evaluate.py --method direct --env mini --out answered", "its answers have --top-p 0.5, not 1.0"),
     ("evaluate.py", "run `python train.py` first"),
     ("evaluate.py --agent AGENT --data good.jsonl --method rft", "rft needs training questions: give --tr"),
+    (
+        "evaluate.py --env gpt-4o-mini --data good.jsonl --method direct gepa --train-data good.jsonl",
+        "gepa needs validation questions: give --val-data",
+    ),
     ("evaluate.py --method direct --env mini --ssim-model nowhere", "nowhere: not a folder with a config"),
     ("sft.py --agent AGENT", "give the games to learn from: --games FILE, or --games mini"),
     ("sft.py --agent folder --games mini", "there is no config.json in it"),

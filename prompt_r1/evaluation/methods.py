@@ -35,6 +35,7 @@ class Needs:
     environment: bool = True
     agent: Literal["", "trained", "start", "own"] = ""  # start: before the training; own: --grpo-agent
     training: bool = False  # whether training questions prepare the method
+    validation: bool = False  # whether validation questions select what was prepared
     optimizer: bool = False  # whether the method needs a model that writes prompts
 
 
@@ -181,6 +182,7 @@ class Method:
 
 
 SEARCH = Needs(training=True, optimizer=True)
+VALIDATED_SEARCH = Needs(training=True, validation=True, optimizer=True)
 # The searches send these fields to the model that writes prompts.
 OPRO_WRITER: Fields = {"temperature": 1.0, "max_tokens": 512}
 TEXTGRAD_WRITER: Fields = {"temperature": 0.0, "max_tokens": 2000}
@@ -195,11 +197,11 @@ METHODS: dict[str, Method] = {
         fields={"temperature": 0.0, "max_tokens": 1024},
     ),
     "textgrad": Method(
-        SEARCH,
+        VALIDATED_SEARCH,
         partial(make_search, algorithm=textgrad, optimizer_fields=TEXTGRAD_WRITER),
         fields={"temperature": 0.0, "max_tokens": 2000},
     ),
-    "gepa": Method(SEARCH, partial(make_search, algorithm=gepa, optimizer_fields={})),
+    "gepa": Method(VALIDATED_SEARCH, partial(make_search, algorithm=gepa, optimizer_fields={})),
     "sft": Method(Needs(environment=False, agent="start", training=True), make_sft),
     "grpo-only": Method(Needs(environment=False, agent="own"), make_grpo_only),
     "untrained": Method(Needs(agent="start"), make_untrained, by_default=True),

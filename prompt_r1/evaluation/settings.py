@@ -38,3 +38,5 @@ class EvaluateConfig(PlayConfig):
         0, "questions that score a prompt; 0: 261 of training for opro, 50 of validation for textgrad, gepa"
     )
     grpo_agent: str = of_methods("", "agent of grpo-only, from `train.py --env none`", identifies=False)
+    # This is no setting: it is true if --agent was not given, and the newest mini run plays.
+    agent_is_newest: bool = False

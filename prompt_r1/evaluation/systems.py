@@ -1,6 +1,7 @@
 """The systems (methods × environments × agents) that an evaluation compares, and what they are made from."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,13 +31,12 @@ NO_AGENT = AgentSpec("", AgentConfig(), "")
 
 def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
     """The settings of an evaluation. Raises UsageError for an evaluation that cannot start."""
-    config = parse_arguments(EvaluateConfig, arguments)
+    config = _with_agent_and_folder(parse_arguments(EvaluateConfig, arguments))
     check_device(config.device)
     methods = methods_of(config)
-    agents = agent_names(config)
-    if not agents and not config.env:
+    if not config.agent and not config.env:
         raise UsageError("no environment to ask: give --env SPEC, or an --agent that was trained with one")
-    for name in agents:
+    for name in config.agent:
         check_agent(name)
     if "grpo-only" in methods:
         _check_grpo_agent(config.grpo_agent)
@@ -44,9 +44,12 @@ def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
     if config.ssim_model not in ("", "auto") and not (encoder / "config.json").is_file():
         raise UsageError(f"--ssim-model {config.ssim_model}: not a folder with a config.json")
     check_data([*config.data, *config.train_data, *config.val_data])
-    learning = [method for method in methods if METHODS[method].needs.training]
-    if learning and not config.train_data and not _asks_mini_world(config):
-        raise UsageError(f"{learning[0]} needs training questions: give --train-data")
+    if not _asks_mini_world(config):
+        for method in methods:
+            if METHODS[method].needs.training and not config.train_data:
+                raise UsageError(f"{method} needs training questions: give --train-data")
+            if METHODS[method].needs.validation and not config.val_data:
+                raise UsageError(f"{method} needs validation questions: give --val-data")
 
     folder = results_folder(config)
     begun = (folder / FILE).exists()
@@ -58,6 +61,21 @@ def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
         typed = [spec for spec in [*config.env, config.optimizer_env] if spec]
         for spec in typed:
             check_environment(spec, config, typed=typed, others=typed)
+    return config
+
+
+def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:
+    """The settings with the agent and the folder of a command that names none.
+
+    The agent is the newest run in the mini world, if a method needs an agent. It is looked up only here,
+    because a training may export a newer agent while the evaluation asks.
+    """
+    needs_agent = any(METHODS[method].needs.agent for method in methods_of(config))
+    if needs_agent and not config.agent:
+        config = replace(config, agent=(str(newest_mini_run()),), agent_is_newest=True)
+    if not config.out:
+        first = Path(config.agent[0]).name if config.agent else "environment"
+        config = replace(config, out=f"runs/eval-{first}")
     return config
 
 
@@ -98,28 +116,17 @@ def methods_of(config: EvaluateConfig) -> Sequence[str]:
     return in_paper
 
 
-def agent_names(config: EvaluateConfig) -> Sequence[str]:
-    """The names of --agent, or the newest run in the mini world; none if no method needs an agent."""
-    if config.agent:
-        return config.agent
-    if any(METHODS[method].needs.agent for method in methods_of(config)):
-        return (str(newest_mini_run()),)
-    return ()
-
-
 def results_folder(config: EvaluateConfig) -> Path:
-    """The folder of --out, or a folder with the name of the first agent."""
-    names = agent_names(config)
-    first = Path(names[0]).name if names else "environment"
-    return Path(config.out or f"runs/eval-{first}")
+    """The folder of --out."""
+    return Path(config.out)
 
 
 def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
-    """The agents by their names; none if no method needs an agent."""
+    """The agents of --agent, by their names."""
     agents = {}
-    for name in agent_names(config):
-        given = name if config.agent else ""
-        agents[name] = resolve_agent(given, max_turns=config.max_turns, max_new=config.max_new)
+    for name in config.agent:
+        agent = resolve_agent(name, max_turns=config.max_turns, max_new=config.max_new)
+        agents[name] = replace(agent, is_newest=config.agent_is_newest)
     return agents
 
 

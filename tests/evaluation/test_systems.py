@@ -17,9 +17,17 @@ from prompt_r1.evaluation.folder_settings import digests_of, keep_settings
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.evaluation.systems import choose_systems, common_seed, digests_of_systems, setup_of
+from prompt_r1.evaluation.systems import (
+    choose_systems,
+    common_seed,
+    digests_of_systems,
+    read_evaluate_config,
+    resolve_agents,
+    setup_of,
+)
 from prompt_r1.pair.trained import AgentSpec
 from prompt_r1.settings.train import TrainConfig
+from tests.support.exports import save_run
 from tests.support.programs import run_here
 
 
@@ -94,6 +102,18 @@ def test_agents_with_other_seeds_have_other_questions_of_generated_data(agents, 
         common_seed(EvaluateConfig(data=(name,)), agents)
     assert common_seed(EvaluateConfig(data=(name,), seed=7), agents) == 7
     assert common_seed(EvaluateConfig(data=("own.jsonl",)), agents) == 0
+
+
+def test_the_newest_run_stays_the_agent_if_a_training_exports_another(tmp_path, monkeypatch):
+    """It was looked up again at each use, so answers and prompts could go to two folders."""
+    monkeypatch.chdir(tmp_path)
+    save_run(Path("runs/old"), seed=0, step=1, saved=1)
+    config = read_evaluate_config([])
+    save_run(Path("runs/new"), seed=0, step=1, saved=2)
+    [(name, agent)] = resolve_agents(config).items()
+    assert (name, config.out) == ("runs/old", "runs/eval-old")
+    assert agent.path == Path("runs/old/agent")
+    assert "the newest mini run" in agent.describe(environment="mini", seed=0)
 
 
 @pytest.fixture

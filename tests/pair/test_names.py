@@ -1,6 +1,5 @@
 """The names of agents: which one plays is always said, and a missing one by its own cause."""
 
-import json
 import os
 from pathlib import Path
 
@@ -12,21 +11,9 @@ from prompt_r1.miniworld.agent import mini_agent
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.names import check_agent
 from prompt_r1.pair.trained import resolve_agent
-from prompt_r1.settings.agent import GAME_FILE, STEP_FILE
-from prompt_r1.settings.fields import write_yaml
+from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.train import PRESETS, TrainConfig
-
-
-def save_run(folder: Path, *, seed: int, step: int, saved: int, env: str = "mini") -> None:
-    """The files of a mini run's agent that a name is resolved by; `saved` is a time."""
-    agent = folder / "agent"
-    agent.mkdir(parents=True)
-    write_yaml(TrainConfig(**{**PRESETS["mini"], "seed": seed, "env": env}), agent / GAME_FILE)
-    (agent / "config.json").write_text("{}")
-    (agent / "tokenizer.json").touch()
-    (agent / "model.safetensors").touch()
-    (agent / STEP_FILE).write_text(json.dumps({"step": step}))
-    os.utime(agent / GAME_FILE, (saved, saved))
+from tests.support.exports import save_run
 
 
 def test_the_newest_run_is_named_with_its_step_and_seed_and_why_it_was_chosen(tmp_path, monkeypatch):

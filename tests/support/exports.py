@@ -1,5 +1,7 @@
-"""Export an agent on one rank, read tensors, fill the disk, and lock a run folder."""
+"""Export an agent on one rank, fake a run, read tensors, fill the disk, and lock a run folder."""
 
+import json
+import os
 import resource
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from prompt_r1.model.policy import Policy
-from prompt_r1.settings.train import TrainConfig
+from prompt_r1.settings.agent import GAME_FILE, STEP_FILE
+from prompt_r1.settings.fields import write_yaml
+from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.training.export import export_agent
 from prompt_r1.training.run_folder import LOCK, claim
 from tests.support.games import ONE_RANK
@@ -21,6 +25,18 @@ def export(policy: Policy, base: Path, config: TrainConfig, folder: Path, metric
     """Export the agent; returns the folder."""
     export_agent(policy, str(base), config, folder, metrics=metrics, ranks=ONE_RANK)
     return folder
+
+
+def save_run(folder: Path, *, seed: int, step: int, saved: int, env: str = "mini") -> None:
+    """The files of a mini run's agent that a name is resolved by; `saved` is a time."""
+    agent = folder / "agent"
+    agent.mkdir(parents=True)
+    write_yaml(TrainConfig(**{**PRESETS["mini"], "seed": seed, "env": env}), agent / GAME_FILE)
+    (agent / "config.json").write_text("{}")
+    (agent / "tokenizer.json").touch()
+    (agent / "model.safetensors").touch()
+    (agent / STEP_FILE).write_text(json.dumps({"step": step}))
+    os.utime(agent / GAME_FILE, (saved, saved))
 
 
 @contextmanager
