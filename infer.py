@@ -4,8 +4,7 @@
     python infer.py                              # prompts for questions, one after another
     python infer.py --json < FILE                # a question per line; prints one JSON object per line
 
-By default the agent of the newest mini run plays in its mini world; --agent and --env take any model and any
-environment.
+By default the agent of the newest mini run plays in its mini world; --agent and --env name others.
 """
 
 if __name__ == "__main__":  # Show --help and usage errors before the imports below, which take seconds.
@@ -47,9 +46,9 @@ def main(config: InferConfig) -> None:
             for question in questions:
                 games.append(runner.run(ask(question, pair, view, config)))
         finally:
-            runner.run(pair.environment.close())
             if len(games) > 1:
                 view.note("total", total_of(games))
+            runner.run(pair.environment.close())
     broken = [game for game in games if game.stop == "env_error"]
     if broken:
         raise Resumable(
@@ -63,7 +62,7 @@ async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig
     before = pair.environment.budget.spent
     view.question(question)
     try:
-        game = await pair.play(question, on_piece=view.piece)
+        game = await pair.play(question, on_piece=view.piece)  # `view` prints the dialogue while it is played
     except asyncio.CancelledError:  # The user pressed Ctrl-C.
         view.note("no answer", "interrupted")
         raise

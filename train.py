@@ -2,11 +2,11 @@
 
 One step of Prompt-R1 (paper, section 3), in the loop of `train`:
 
-    play       G games of each question: the agent asks, the environment replies     rollout.play
-    score      each game: first its format, then its answer                          reward.score
-    compare    each game with the other games of its question (eq. 16)               grpo.group_advantages
-    learn      from the agent's own tokens: forward, loss (eq. 17), backward, step   grpo.grpo_loss
-    write down games, metrics, validation, the best agent, a checkpoint              training/run.py
+    play       G games of each question: the agent asks, the environment replies     play_step
+    score      each game: first its format, then its answer                          score_games
+    compare    each game with the other games of its question (eq. 16)               compare_games
+    learn      from the agent's own tokens: forward, loss (eq. 17), backward, step   grpo_loss, optimizer_step
+    write down games, metrics, validation, the best agent, a checkpoint              run.write_down
 
 Every rank runs this loop. It plays its own questions, and shares only the update with the other ranks.
 """
@@ -69,18 +69,27 @@ def train(run: Run) -> None:
         with run.log.phase("update"):
             stats = StepStats()
             mini_batches = run.mini_batches(games_PG)
-            # The later mini-batches need π_old as it is before the first one moves the weights.
-            old_logprobs = [logprobs_of(policy, batches) for batches in mini_batches[1:]]
+            # π_old of the later mini-batches, before the first one moves the weights. The first needs no
+            # forward of its own for it: the weights of its loss are still those of π_old.
+            old_logprobs = {
+                number: logprobs_of(policy, batches)
+                for number, batches in enumerate(mini_batches)
+                if number > 0
+            }
             for number, batches in enumerate(mini_batches):
                 # FSDP forwards are collective: every rank has equally many micro-batches.
                 for index, batch in enumerate(batches):
                     scores = policy(batch.packed)
-                    # In the first mini-batch the weights have not moved: its own forward is π_old.
-                    old = scores.logprobs.detach() if number == 0 else old_logprobs[number - 1][index]
+                    old = scores.logprobs.detach() if number == 0 else old_logprobs[number][index]
                     # π_ref is the frozen start. Without it (kl_coef 0), the KL to π_old is logged.
                     reference = old if run.reference is None else run.reference_logprobs(batch.packed)
                     columns = LossColumns(
-                        old, reference, batch.sampled_logprobs, batch.advantages, batch.weights, batch.game
+                        old=old,
+                        reference=reference,
+                        sampled=batch.sampled_logprobs,
+                        advantages=batch.advantages,
+                        weights=batch.weights,
+                        game=batch.game,
                     )
                     loss = loss_of(scores.logprobs, columns)
                     loss.total.backward()
@@ -138,7 +147,8 @@ def main(config: TrainConfig) -> None:
         return
     with start_run(config) as run:  # resumes from the newest checkpoint, if there is one
         try:
-            # Step 0, which only validates, or a trained step whose metrics a killed run has not logged.
+            # A new run is validated before its first step. A run that was killed between a step and its line
+            # in the log first writes that line.
             run.finish_unlogged_step()
             train(run)
             run.test()

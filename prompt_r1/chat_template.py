@@ -16,8 +16,8 @@ from prompt_r1.types import Message
 if TYPE_CHECKING:  # `--help` reads this file, and the import takes seconds.
     from transformers import PreTrainedTokenizerBase
 
-# Some templates write today's date. We give them a fixed date, so that resumed runs and trained agents keep
-# the prompts of the training.
+# Some templates write today's date. This macro gives them a fixed date, so that a resumed run and a trained
+# agent get the same prompts as in training.
 ONE_DAY = "{% macro strftime_now(format) %}1 January 2025{% endmacro %}"
 
 
@@ -69,34 +69,36 @@ def name_of(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def frame_of(tokenizer: "PreTrainedTokenizerBase", first_message: str) -> Frame:
-    """Find the frame of a chat template by rendering marked messages.
+    """Find the frame of a chat template by rendering a dialogue of five marks.
 
-    The frame is then compared with the rendered `first_message`. Raises UsageError for a template that has no
-    frame, because it writes other text around every turn or changes a message.
+    The frame must also fit a dialogue that has only the user's `first_message`. Raises UsageError for a
+    template that has no frame, because it does not write the same text around every message, or changes a
+    message.
     """
     where = name_of(tokenizer)
     if not tokenizer.chat_template:
         raise UsageError(
             f"{where} has no chat template: give it one (chat_template.jinja) or use an instruct model"
         )
-    marks = [f"\u2402{letter}\u2402" for letter in "abcde"]
+    no_frame = UsageError(
+        f"the chat template of {where} does not write the same text around every message, or changes the "
+        "messages: not supported"
+    )
+    marks = [f"␂{letter}␂" for letter in "abcde"]  # No template writes the character ␂ itself.
     roles: list[Literal["user", "assistant"]] = ["user", "assistant", "user", "assistant", "user"]
     messages: list[Message] = [
         {"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)
     ]
     text = render(tokenizer, messages)
-    mark = re.compile("\u2402.\u2402")
-    if mark.findall(text) == marks:
-        before_user, _, first_between, _, second_between, generation = mark.split(text)
-        frame = Frame(before_user, first_between, generation)
-        rendered = render(tokenizer, [{"role": "user", "content": first_message}])
-        expected = before_user + first_message + generation
-        if first_between == second_between and rendered == expected:
-            return frame
-    raise UsageError(
-        f"the chat template of {where} does not write the same text around every message, or changes the "
-        "messages: not supported"
-    )
+    mark = re.compile("␂.␂")
+    if mark.findall(text) != marks:
+        raise no_frame
+    # The text around the marks: before_user a … b between c … d between e generation
+    before_user, _, between, _, second_between, generation = mark.split(text)
+    rendered = render(tokenizer, [{"role": "user", "content": first_message}])
+    if between != second_between or rendered != before_user + first_message + generation:
+        raise no_frame
+    return Frame(before_user, between, generation)
 
 
 def text_of(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
@@ -119,18 +121,19 @@ class PieceEncoder:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder
-        # Added tokens that are words, white space or single characters are no control tokens. Neither is unk,
-        # which stands for unknown characters.
+        # Control tokens are the special tokens, and the added tokens that have punctuation in their name,
+        # such as <think>. Other added tokens are ordinary text: words, white space and single characters.
         control = {
             number: token.content
             for number, token in added.items()
             if token.special or (len(token.content) > 1 and re.search(r"[^\w\s]", token.content))
         }
         names = "|".join(re.escape(name) for name in control.values() if len(name) > 1)
+        # Text may give the id of unk, because it stands for all unknown characters.
         self._control_ids = control.keys() - {tokenizer.unk_token_id}
         # A lookahead also finds names that overlap. "(?!)" matches nowhere.
         self._control = re.compile(f"(?={names})" if names else "(?!)")
-        # Does the tokenizer write a space before every text? Then two times "ab" decodes to "ab ab".
+        # If the tokenizer writes a space before every text, the tokens of "ab", twice, decode to "ab ab".
         joined = text_of(tokenizer, self.start("ab") + self.start("ab"))
         needs_guard = joined != text_of(tokenizer, self.start("abab"))
         self._guard = "\x01" if needs_guard else ""
@@ -177,22 +180,25 @@ class PieceEncoder:
         return self._without_control(piece[:middle]) + self._without_control(piece[middle:])
 
 
-def find_turn_end(
-    between: list[int], tokenizer: "PreTrainedTokenizerBase", *, known: Sequence[str]
-) -> int | None:
-    """The index in `between` of the token that ends the agent's turn; None if none of these tokens does.
+def closing_tokens(
+    between: list[int], tokenizer: "PreTrainedTokenizerBase", *, tags: Sequence[str]
+) -> list[int]:
+    """The tokens that close the agent's message: the first tokens of `between`, up to an end token.
 
-    `between` are the tokens from the end of an assistant's message to the next message. The turn ends with
-    the first control token (<|im_end|>), which only white space may precede. If the template writes plain
-    text first ("### User:"), or one of our tags (`known`), the turn ends with eos.
+    `between` are the tokens from the end of an assistant's message to the next message. The end token is the
+    first control token (<|im_end|>), and only white space may precede it. If the template writes plain text
+    first ("### User:"), or one of our `tags`, the end token is eos. If the template writes no eos, no token
+    closes the message: the list is empty.
 
-    Raises UsageError if the tokenizer would need eos and has none.
+    Raises UsageError if the end token is eos, and the tokenizer has none.
     """
     added, eos = tokenizer.added_tokens_decoder, tokenizer.eos_token_id
     for position, token in enumerate(between):
         name = added[token].content if token in added else ""
-        if token == eos or (name.strip() and name not in known and token != tokenizer.bos_token_id):
-            return position
+        is_tag, is_start = name in tags, token == tokenizer.bos_token_id
+        is_control = name.strip() != "" and not is_tag and not is_start
+        if is_control or token == eos:
+            return between[: position + 1]
         if text_of(tokenizer, [token]).strip():
             break
     if eos is None:
@@ -200,4 +206,4 @@ def find_turn_end(
             f"the chat template of {name_of(tokenizer)} ends messages without a control token, and there is "
             "no eos token: not supported"
         )
-    return between.index(eos) if eos in between else None
+    return between[: between.index(eos) + 1] if eos in between else []

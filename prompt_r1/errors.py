@@ -26,12 +26,13 @@ class Interrupted(Resumable):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, and the second if the first ends with a colon.
+    """The first line of an error's message, or the name of its type if it has no message.
 
-    An error without a message gives the name of its type.
+    A first line that ends with a colon says little ("Error(s) in loading state_dict for X:"), so the second
+    line is added.
     """
     kind = type(error).__name__
-    if isinstance(error, KeyError):  # Its message is the bare key.
+    if isinstance(error, KeyError):  # Its message is only the key, such as 'model_type'.
         return f"{kind}: {error}"
     lines = str(error).strip().splitlines()
     if not lines:
@@ -43,7 +44,7 @@ def first_line(error: BaseException) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out: in Python, in torch's allocators, in CUDA and NCCL, or in cuBLAS."""
-    # The error of torch is recognised by its name, because this file does without torch.
+    # Torch's error is recognised by its name, because this file must not import torch, which takes seconds.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     texts = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from prompt_r1.chat_template import PieceEncoder, find_turn_end, frame_of, name_of, opened_think, text_of
+from prompt_r1.chat_template import PieceEncoder, closing_tokens, frame_of, name_of, opened_think, text_of
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Action
 
@@ -67,7 +67,7 @@ NO_REPLY = "(no reply)"
 CUT = " [cut]"  # This is appended to a reply if the agent reads only its beginning.
 # Encoding megabytes takes seconds. So only the first `max_tokens` × 64 characters of a reply are encoded:
 # hardly any token has more characters.
-LONGEST_TOKEN = 64
+MAX_CHARACTERS_PER_TOKEN = 64
 
 TAGS = tuple(
     f"<{slash}{name}>"
@@ -140,19 +140,13 @@ class Codec:
         # The <think> that the template itself writes at the start of every turn of the agent, or "".
         self.opened = opened_think(self.frame.generation)
         self.encoder = PieceEncoder(tokenizer)
-        between = self.encoder.trusted(self.frame.between + "<interaction_response>")
-        end = find_turn_end(between, tokenizer, known=TAGS)
-        if end is None:
-            self.turn_end: int = tokenizer.eos_token_id
-            closing = 0  # how many tokens of `between` close the agent's message
-        else:
-            self.turn_end = between[end]
-            closing = end + 1
+        # From the end of the agent's turn to the reply: <|im_end|>\n<|im_start|>user\n<interaction_response>.
+        # The agent writes the end token itself. If its turn was cut off, `_close` adds it.
+        before_reply = self.encoder.trusted(self.frame.between + "<interaction_response>")
+        self._close = closing_tokens(before_reply, tokenizer, tags=TAGS)
+        self._reply_head = before_reply[len(self._close) :]
+        self.turn_end: int = self._close[-1] if self._close else tokenizer.eos_token_id
         self.stop_ids: frozenset[int] = frozenset({self.turn_end, tokenizer.eos_token_id} - {None})
-        # If the agent has left its message open, these tokens close it: the template's white space, then its
-        # end token.
-        self._close = between[:closing]
-        self._reply_head = between[closing:]
         self._opening_head = self.encoder.start(self.frame.before_user + "Question:")
         self._opening_tail = self.encoder.trusted(f"\n{instruction}{self.frame.generation}")
         self._reply_tail = self.encoder.trusted(f"</interaction_response>{self.frame.generation}")
@@ -162,7 +156,8 @@ class Codec:
         """Raise UsageError unless the pieces of a dialogue decode to the text of the template.
 
         The pieces (an opening, a turn that holds every tag, and a reply) are encoded one by one. Opening and
-        reply are compared with the same dialogue encoded as a whole.
+        reply are compared with the same dialogue encoded as a whole. The turn is not compared, because a turn
+        is sampled, and never encoded from text.
         """
         frame, name = self.frame, name_of(self.tokenizer)
         tags = " ".join(TAGS)
@@ -178,9 +173,9 @@ class Codec:
         opening = self.opening("Who?")
         pieces = text_of(self.tokenizer, opening + turn + self.reply("Bob.", after=turn[-1]))
         whole = text_of(self.tokenizer, self.encoder.start(first + tags + second))
-        last_tag = TAGS[-1]
         same_opening = text_of(self.tokenizer, opening) == text_of(self.tokenizer, self.encoder.start(first))
-        same_reply = pieces.rpartition(last_tag)[2] == whole.rpartition(last_tag)[2]
+        end_of_turn = TAGS[-1]
+        same_reply = pieces.rpartition(end_of_turn)[2] == whole.rpartition(end_of_turn)[2]
         if not (same_opening and same_reply):
             raise UsageError(
                 f"{name}: tokenizing the pieces of a dialogue one by one can give other tokens than "
@@ -200,7 +195,7 @@ class Codec:
         close = [] if after == self.turn_end else self._close
         # The text may not close our own tag.
         text = text.replace("</interaction_response", "&lt;/interaction_response")
-        beginning = text[: max_tokens * LONGEST_TOKEN] if max_tokens else text
+        beginning = text[: max_tokens * MAX_CHARACTERS_PER_TOKEN] if max_tokens else text
         content = self.encoder.untrusted(beginning)
         if max_tokens and (len(content) > max_tokens or len(beginning) < len(text)):
             content = self._whole_characters(content[:max_tokens]) + self.encoder.trusted(CUT)

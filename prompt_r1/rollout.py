@@ -7,7 +7,8 @@ the text of an error.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
+from typing import Protocol
 
 from prompt_r1.errors import EnvError
 from prompt_r1.protocol import NO_REPLY, Codec, parse
@@ -48,7 +49,8 @@ async def play(
             try:
                 reply = await ask(history)
             except EnvError as error:
-                trajectory.stop, trajectory.error = "env_error", str(error)
+                trajectory.stop = "env_error"
+                trajectory.error = str(error)
             latency = time.perf_counter() - start
         trajectory.turns.append(Turn(text, action, reply, latency))
         if reply is None:  # The game is over. After a prompt in the last turn, `stop` is still "max_turns".
@@ -59,13 +61,18 @@ async def play(
     return trajectory
 
 
+class PlayOne(Protocol):
+    """Plays one game of the question `number`. `sample` is the number of the game in its group."""
+
+    def __call__(self, question: Question, *, number: int, sample: int) -> Awaitable[Trajectory]: ...
+
+
 async def play_groups(
-    questions: Mapping[int, Question], group_size: int, play_one: Callable[..., Awaitable[Trajectory]]
+    questions: Mapping[int, Question], group_size: int, play_one: PlayOne
 ) -> list[list[Trajectory]]:
     """Play `group_size` games of each question, all concurrently. Returns P × G trajectories.
 
-    `questions` has the questions by their numbers. `play_one` takes a question, its `number`, and `sample`,
-    the number of the game in its group. The first error cancels the other games and is raised.
+    `questions` has the questions by their numbers. The first error cancels the other games and is raised.
     """
     games = [
         asyncio.ensure_future(play_one(question, number=number, sample=sample))

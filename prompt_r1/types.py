@@ -166,7 +166,7 @@ class Trajectory:
     def opening_length(self) -> int:
         """The number of tokens before the agent's first token.
 
-        These tokens are the opening, which all games of a question share.
+        These tokens are the opening, which all games of a question share. There must be a sampled token.
         """
         return self.sampled.index(True)
 
@@ -180,9 +180,9 @@ class Reward:
     """The reward of a game (eqs 12-15)."""
 
     format: float  # R_fmt
-    answer: float  # R_ans. It counts only if the gate is open.
+    answer: float  # R_ans
     total: float  # R, or a user's own reward
-    gate_is_open: bool = False  # Whether R_fmt = ε.
+    gate_is_open: bool = False  # Whether the format has earned its full reward, so that the answer counts.
 
 
 @dataclass(frozen=True)

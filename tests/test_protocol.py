@@ -111,7 +111,7 @@ def test_a_turn_ends_at_the_templates_end_of_message_and_at_eos():
 @pytest.mark.parametrize("encoded", [64, 1])  # characters for each token that is read
 @pytest.mark.parametrize(("limit", "kept"), [(0, "Anna."), (6, "Anna."), (5, "Anna."), (4, "Anna [cut]")])
 def test_only_a_reply_longer_than_the_limit_is_truncated(limit, kept, encoded, monkeypatch):
-    monkeypatch.setattr("prompt_r1.protocol.LONGEST_TOKEN", encoded)
+    monkeypatch.setattr("prompt_r1.protocol.MAX_CHARACTERS_PER_TOKEN", encoded)
     tokens = codec().reply("Anna.", after=0, max_tokens=limit)
     assert f"<interaction_response>{kept}</interaction_response>" in decode(tokens)
 
