@@ -58,6 +58,13 @@ SEEN_BEFORE_TORCH = [
     ("train.py --config paper", "no training questions"),
     ("train.py --agent AGENT --data good.jsonl", "say how it learns and plays: --config paper"),
     # YAML files
+    ("train.py --out ", "--out is empty: give a value, or leave the flag out"),
+    ("train.py --reward=", "--reward is empty"),
+    ("train.py --data good.jsonl ", "--data is empty"),
+    ("train.py --steps ", "--steps is empty"),
+    ("infer.py --agent ", "--agent is empty"),
+    ("evaluate.py --env ", "--env is empty"),
+    ("evaluate.py --out ", "--out is empty"),
     ("train.py --config ", "--config '': neither a preset (mini, small, paper) nor a YAML file"),
     ("train.py --config nowhere.yaml", "--config nowhere.yaml: neither a preset (mini, small, paper) nor"),
     ("train.py --config unknown.yaml", "unknown.yaml: unknown key 'lerning_rate'; `train.py --help-all`"),

@@ -43,7 +43,9 @@ class EnvironmentConfig:
 
     env_args: str = of_parts("", 'fields of each request, as JSON: {"temperature": 0.7}')
     route: str = of_parts("session", "choice among several environments: session, uniform or weights (3,1)")
-    env_system: str = of_parts(ENVIRONMENT_SYSTEM, "system message; empty: none (default: helpful assistant)")
+    env_system: str = of_parts(
+        ENVIRONMENT_SYSTEM, "system message; empty: none (default: helpful assistant)", may_be_empty=True
+    )
     env_price: str = of_calls("", "IN,OUT: dollars per million tokens", everyday=True)
     env_concurrency: int = of_calls(64, "concurrent calls on each rank", POSITIVE)
     max_env_calls: int = of_calls(0, "limit of calls; 0: none")

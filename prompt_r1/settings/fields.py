@@ -48,6 +48,7 @@ def setting(
     *,
     everyday: bool = False,
     identifies: bool = False,
+    may_be_empty: bool = False,
     group: str = "",
 ) -> Any:
     """A field of a config: its default, its line in the help, and the values that it may take.
@@ -55,13 +56,14 @@ def setting(
     `allowed` is a range of numbers, or all possible texts. `everyday` settings are shown by --help, the
     others only by --help-all, under the heading `group`. `identifies` marks a setting that defines the
     experiment. It must have the same value in a resumed run, and for all answers in the folder of an
-    evaluation.
+    evaluation. `may_be_empty` marks a text whose flag means something if it is empty.
     """
     metadata = {
         "help": help,
         "group": group,
         "everyday": everyday,
         "identifies": identifies,
+        "may_be_empty": may_be_empty,
         "range": allowed if isinstance(allowed, Range) else ANY,
         "choices": allowed if isinstance(allowed, tuple) else (),
     }

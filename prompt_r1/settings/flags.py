@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import Field
 from typing import Any, TypeVar, get_origin
 
+from prompt_r1.errors import UsageError
 from prompt_r1.programs.command_line import Parser, program_name
 from prompt_r1.settings.fields import did_you_mean, flag_of, settings_of, typed_value
 
@@ -35,8 +36,18 @@ def given_values(kind: type[Any], arguments: list[str], *, presets: Presets) -> 
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     for f in settings_of(kind):
         if f.name in given:
+            _check_not_empty(f, given[f.name])
             given[f.name] = typed_value(f, given[f.name], flag_of(f.name))
     return given
+
+
+def _check_not_empty(f: Field[Any], value: object) -> None:
+    """Raise UsageError for an empty text, which is most often a variable of the shell that is not set."""
+    texts = value if isinstance(value, list) else [value]
+    if "" in texts and not f.metadata["may_be_empty"]:
+        raise UsageError(
+            f"{flag_of(f.name)} is empty: give a value, or leave the flag out (is a variable unset?)"
+        )
 
 
 def _parser(kind: type[Any], presets: Presets, *, show_all: bool) -> Parser:
