@@ -72,10 +72,10 @@ class Prediction:
 # A line of the file has these fields of Prediction and Spending, under the same names:
 STORED_AS_IS = ("raw", "sample", "stop", "error", "turns", "format", "reward")
 AMOUNTS = ("calls", "tokens_in", "tokens_out", "usd")
-# `_from_row` checks the types of all fields. TEXTS are str, NUMBERS are finite, NUMBERS_OR_NONE are finite or
-# null. It checks `answers` and `prediction` apart.
+# `_from_row` checks the types of all fields. TEXTS are str, COUNTS are at least 0, NUMBERS_OR_NONE are finite
+# or null. It checks `answers` and `prediction` apart.
 TEXTS = ("method", "environment", "agent", "dataset", "kind", "id", "question", "raw", "stop", "error")
-NUMBERS = ("sample", "turns", *AMOUNTS)
+COUNTS = ("sample", "turns", *AMOUNTS)
 NUMBERS_OR_NONE = ("format", "reward")
 
 
@@ -102,12 +102,14 @@ def _from_row(row: Mapping[str, Any]) -> Prediction:
     texts = [row[name] for name in TEXTS] + list(answers)
     if answer is not None:
         texts.append(answer)
-    numbers = [row[name] for name in NUMBERS]
-    numbers += [row[name] for name in NUMBERS_OR_NONE if row[name] is not None]
+    counts = [row[name] for name in COUNTS]
+    numbers = counts + [row[name] for name in NUMBERS_OR_NONE if row[name] is not None]
     if not all(isinstance(text, str) for text in texts):
         raise TypeError("a text has another type")
     if not all(is_finite_number(number) for number in numbers):
         raise TypeError("a number has another type")
+    if min(counts) < 0:
+        raise TypeError("a count is negative")
     return Prediction(
         Question(row["id"], row["dataset"], row["question"], answers, row["kind"]),
         answer,

@@ -11,6 +11,7 @@ from typing import Any, get_origin
 import yaml
 
 from prompt_r1.errors import UsageError
+from prompt_r1.programs.files import replace_file
 
 LARGEST = 1e15  # No setting may be larger, because such integers overflow in torch.
 BOOLEANS = {"true": True, "false": False}
@@ -176,7 +177,7 @@ def read_yaml(path: Path, kind: type[Any], *, all_known: bool = True) -> dict[st
 def write_yaml(config: Any, path: Path) -> None:
     """Write every setting of a config to a file, which alone documents the run."""
     values = {f.name: getattr(config, f.name) for f in settings_of(config)}
-    path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), "utf-8")
+    replace_file(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -40,6 +40,14 @@ from prompt_r1.training.run_folder import FORMAT, check_settings, check_version,
 KEPT = 2  # how many of the newest checkpoints are kept, beside the best one
 FILE_BYTES = 2**27  # DCP builds a whole file in memory before it writes it
 FIRST_BYTES = 1024  # how many bytes of each tensor `digest_of_start` covers
+# `digest_of_start` covers these files whole: they shape the model, and the text that it reads and writes.
+SHAPING_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
 # What torch and safetensors raise for files that do not hold the tensors of this agent.
 NOT_THESE_TENSORS = (SafetensorError, LookupError, ValueError, TypeError, dcp.CheckpointException)
 
@@ -228,11 +236,16 @@ def model_folder(start: Path | str) -> Path:
 def digest_of_start(start: Path | str) -> str:
     """Identify the agent that a run starts from, by a digest that reads little of its weights.
 
-    The digest covers the name, type, shape and first bytes of every tensor. If a model with other weights
-    replaces the model of a folder, the digest changes.
+    The digest covers the name, type, shape and first bytes of every tensor, and the SHAPING_FILES. If a model
+    with other weights, another configuration or another tokenizer replaces the model of a folder, the digest
+    changes.
     """
+    folder = model_folder(start)
     digest = hashlib.sha256()
-    for path in sorted(model_folder(start).glob("*.safetensors")):
+    for name in SHAPING_FILES:
+        if (folder / name).is_file():
+            digest.update(hashlib.sha256((folder / name).read_bytes()).digest())
+    for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             # The format of safetensors: eight bytes with the size of the header, the header, the tensors.
             header_size = int.from_bytes(file.read(8), "little")

@@ -49,6 +49,16 @@ def test_a_line_is_one_flat_object_that_can_be_read_again(tmp_path):
     assert read_predictions(tmp_path / "predictions.jsonl") == [prediction]
 
 
+@pytest.mark.parametrize("change", [{"calls": -5}, {"usd": -1e9}, {"turns": "2"}, {"tokens_in": 10**400}])
+def test_a_line_with_a_number_that_cannot_be_is_not_used(change, tmp_path, caplog):
+    """Negative calls and dollars of a file from elsewhere stood in the table."""
+    path = tmp_path / "predictions.jsonl"
+    path.write_text(json.dumps(to_row(predict(1)) | change) + "\n")
+    with closing(PredictionFile(path)) as file:
+        assert file.find(DIRECT, question_of(1), 0) is None
+    assert "1 damaged line" in caplog.text
+
+
 def test_a_kill_loses_only_the_incomplete_line(tmp_path, caplog):
     path = tmp_path / "predictions.jsonl"
     with closing(PredictionFile(path)) as file:

@@ -365,6 +365,16 @@ def test_the_start_of_a_run_is_identified_by_its_weights(tmp_path):
     assert digest_of_start(first) == digest
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_the_start_of_a_run_is_identified_by_its_configuration_and_tokenizer(name, tmp_path):
+    """Other frequencies of RoPE, another tokenizer or chat template: the run went on without a word."""
+    start = tiny.save_agent(tmp_path / "start")
+    digest = digest_of_start(start)
+    values = json.loads((start / name).read_text())
+    (start / name).write_text(json.dumps(values | {"rope_theta": 1.0}))
+    assert digest_of_start(start) != digest
+
+
 @pytest.mark.parametrize("name", [SHARD, ".metadata"])
 def test_a_malicious_pickle_in_a_checkpoint_is_not_executed(saved, tmp_path, name):
     folder, mark = saved.folder / "checkpoints" / "step-000002", tmp_path / "executed"
