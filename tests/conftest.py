@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by transformers when it is imported
+os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, so no run starts more ranks by itself
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests compare what a CPU computes, often bit by bit
 
 import hypothesis

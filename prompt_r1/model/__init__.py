@@ -9,6 +9,7 @@ In reading order:
     loading       models and tokenizers from folders and the Hub, or the reason why they are refused
     gguf          GGUF files, which are converted into folders
     distributed   ranks: what they exchange, and weights that are replicated or sharded over them
+    forked_ranks  ranks without torchrun, on a CPU
     fine_tuning   supervised training
 
 Imports the root of the package, `programs` and `settings`.

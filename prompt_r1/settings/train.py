@@ -55,6 +55,11 @@ class TrainConfig(AgentConfig):
     val_limit: int = of_instruments(256, "validation questions, stratified by dataset", POSITIVE)
     wandb: bool = of_instruments(False, "log metrics to Weights & Biases too")
     device: str = of_machine("auto", "auto, cpu or cuda")
+    ranks: int = of_machine(
+        1,
+        "processes on a CPU; 0: one per core, and at least 4 questions for each",
+        Range(at_least=0, below=257),
+    )
     parallel: str = of_machine("auto", "weights replicated (ddp) or sharded (fsdp)", ("auto", "ddp", "fsdp"))
     offload: bool = of_machine(False, "keep sharded weights and AdamW's states in CPU memory")
     tokens_per_batch: int = of_machine(16384, "tokens per micro-batch; shared openings count once", POSITIVE)
@@ -112,7 +117,9 @@ MINI: dict[str, Any] = {
     "weight_decay": 0.0,
     "val_limit": 100,
     "dtype": "float32",
-    "threads": 1,  # More threads hardly help so small a model, and slow it down on a busy CPU.
+    # More ranks use more cores. More threads hardly help so small a model.
+    "ranks": 0,
+    "threads": 1,
     "tokens_per_batch": 4096,
     "checkpointing": False,
 }
@@ -123,6 +130,7 @@ SMALL: dict[str, Any] = {
     # One-step questions in casual words: such a model learns in minutes to ask them clearly.
     "data": ("mini:pop",),
     "max_tokens": 512,
+    "ranks": 1,
     "threads": 0,
     "steps": 24,
     "questions": 4,

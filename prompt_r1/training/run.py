@@ -16,6 +16,7 @@ from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.environments.specs import open_account, open_environment
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError
 from prompt_r1.model.distributed import Interrupt, Ranks, errors_as_rank_lost, start_ranks, stop_ranks
+from prompt_r1.model.forked_ranks import forked_ranks
 from prompt_r1.model.loading import load_policy
 from prompt_r1.model.lora import ADAPTER_ALPHA, adapters_removed, add_lora
 from prompt_r1.model.packing import Packed
@@ -62,7 +63,8 @@ def start_run(config: TrainConfig) -> Iterator["Run"]:
 
     Raises UsageError, FatalEnvError or Resumable. An error that is raised inside `with` ends the ranks.
     """
-    with Interrupt() as interrupt:
+    ranks_of_cpu = forked_ranks(config.ranks, device=config.device, questions=config.questions)
+    with ranks_of_cpu, Interrupt() as interrupt:
         ranks = start_ranks(config.device, config.layout)
         with errors_as_rank_lost(ranks):
             folder = ranks.from_first(lambda: open_run(config.out, config.resume))

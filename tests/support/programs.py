@@ -56,7 +56,7 @@ def call(
     return subprocess.run(
         command(*line, ranks=ranks),
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
     )

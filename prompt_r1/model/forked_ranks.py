@@ -1,0 +1,104 @@
+"""Ranks without torchrun: on a CPU a run uses several cores by forking its process.
+
+One rank with several threads is no substitute: the operations of a small model are too short to divide.
+"""
+
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from prompt_r1.errors import UsageError
+from prompt_r1.model.distributed import RankLost, pick_device
+
+# By itself a run starts no more ranks than leave each this many questions of a step, because a rank
+# that plays few games at once decodes them slowly.
+QUESTIONS_PER_RANK = 4
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # microseconds of CPU time, or "max"; per microseconds
+
+
+@contextmanager
+def forked_ranks(wanted: int, *, device: str, questions: int) -> Iterator[None]:
+    """Fork this process into the ranks of a run. The context is entered in every one of them.
+
+    `wanted` is --ranks, `device` is --device, and `questions` is the number of questions of a step. The
+    forks find in their environment what torchrun would tell them, and share the memory of what this process
+    has imported. Only rank 0 prints. If it loses another rank, it prints what that rank wrote to stderr.
+    Raises UsageError if there can be no forks.
+    """
+    count = rank_count(wanted, device=device, questions=questions)
+    if count == 1:
+        yield
+        return
+    forks = fork(count)
+    torch.set_num_threads(max(1, usable_cores() // count))
+    try:
+        yield
+    except RankLost:
+        for errors in forks.values():
+            errors.seek(0)
+            sys.stderr.write(errors.read())
+        raise
+    for process in forks:
+        os.waitpid(process, 0)
+
+
+def rank_count(wanted: int, *, device: str, questions: int) -> int:
+    """How many ranks this process becomes. `wanted` 0: as many as the cores are good for."""
+    if os.environ.get("WORLD_SIZE"):  # torchrun or Slurm has started the ranks.
+        return 1
+    if pick_device(device).type == "cuda":
+        if wanted > 1:
+            raise UsageError(
+                f"--ranks {wanted} is for CPUs; on GPUs start torchrun --nproc-per-node {wanted} train.py …"
+            )
+        return 1
+    if wanted:
+        return wanted
+    return max(1, min(usable_cores(), questions // QUESTIONS_PER_RANK))
+
+
+def usable_cores() -> int:
+    """The number of cores for this process: by its affinity, its container, and OMP_NUM_THREADS."""
+    if sys.platform != "linux":  # elsewhere a fork of a process with torch may crash
+        return 1
+    cores = len(os.sched_getaffinity(0))
+    if CONTAINER_LIMIT.exists():
+        time, _, period = CONTAINER_LIMIT.read_text().partition(" ")
+        if time != "max":
+            cores = min(cores, max(1, int(time) // int(period)))
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(threads)) if threads.isdecimal() and int(threads) else cores
+
+
+def fork(count: int) -> dict[int, TextIO]:
+    """Fork ranks 1 to `count` - 1 from this process, which becomes rank 0.
+
+    Returns on rank 0 the ids of the processes with the files that take their stderr, and {} on the others.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # The host name of a laptop may have no address.
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0"}
+    # What waits in the buffers would be printed once by each process.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    forks: dict[int, TextIO] = {}
+    for rank in range(1, count):
+        errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        process = os.fork()
+        if process == 0:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(errors.fileno(), 2)
+            return {}
+        forks[process] = errors
+    return forks

@@ -1,0 +1,71 @@
+"""Faults of a run that has forked its ranks: signals, and a rank that dies."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from prompt_r1.training.log import read_metrics
+from tests.support.programs import call, command, wait_for
+
+pytestmark = pytest.mark.faults
+
+
+def start(folder: Path, arguments: list[str]) -> tuple[subprocess.Popen[str], int]:
+    """Start a run of two ranks, and wait for its first step. Returns rank 0 and the process id of rank 1."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    line = command("train.py", *arguments, "--ranks", "2", "--steps", "400")
+    process = subprocess.Popen(line, cwd=folder, start_new_session=True, **pipes)
+    wait_for(lambda: len(read_metrics(folder / "run")) >= 2, process)
+    return process, int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+
+
+def has_ended(process: int) -> bool:
+    """Whether a process has exited, also if nobody has waited for it."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_until_ended(process: int, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not has_ended(process):
+        assert time.monotonic() < deadline, f"rank 1 still runs after {seconds} s"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["to rank 0", "to both, as Ctrl-C"])
+def test_a_signal_saves_one_step_of_all_ranks_and_says_so_once(number, arguments, tmp_path):
+    process, rank_1 = start(tmp_path, arguments)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == (130 if number == signal.SIGINT else 75), output
+    assert output.count("the same command resumes the run") == 1, output
+    assert "Traceback" not in output
+    wait_until_ended(rank_1)
+    steps = len(read_metrics(tmp_path / "run"))
+    resumed = call(tmp_path, "train.py", *arguments, "--ranks", "2", "--steps", str(steps + 1))
+    assert resumed.returncode == 0, resumed.stderr
+    assert [row["step"] for row in read_metrics(tmp_path / "run")] == list(range(steps + 2))
+
+
+def test_a_killed_rank_stops_rank_0_which_can_be_resumed(arguments, tmp_path):
+    process, rank_1 = start(tmp_path, arguments)
+    os.kill(rank_1, signal.SIGKILL)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75 and "another rank has died" in output, output
+    assert "Traceback" not in output
+
+
+def test_a_killed_rank_0_leaves_no_rank_behind(arguments, tmp_path):
+    process, rank_1 = start(tmp_path, arguments)
+    process.kill()
+    process.communicate(timeout=60)
+    wait_until_ended(rank_1)
