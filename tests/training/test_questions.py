@@ -9,7 +9,8 @@ from prompt_r1.data.datasets import write_questions
 from prompt_r1.data.sampler import questions_of_step
 from prompt_r1.errors import QuestionTooLong
 from prompt_r1.protocol import INSTRUCTIONS, Codec
-from prompt_r1.settings.train import TrainConfig
+from prompt_r1.settings.train import PRESETS, TrainConfig
+from prompt_r1.training.dry_run import estimate
 from prompt_r1.training.questions import RunQuestions, repetition_note, with_steps
 from prompt_r1.types import Question
 from tests.support import tiny
@@ -41,6 +42,12 @@ def test_epochs_are_the_fewest_steps_that_draw_every_question_so_often(per_step,
 def test_the_papers_epoch_is_320_steps():
     config = TrainConfig(epochs=1)
     assert with_steps(config, 8 * 5120).steps == TrainConfig().steps == 320
+
+
+def test_the_estimate_of_epochs_is_the_estimate_of_their_steps():
+    """The mini world has 4,096 training questions, and a step of its preset 16: two epochs are 512 steps."""
+    mini = TrainConfig(**PRESETS["mini"])
+    assert estimate(replace(mini, epochs=2)) == estimate(replace(mini, steps=512))
 
 
 def test_a_run_says_how_often_it_repeats_its_questions():
