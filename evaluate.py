@@ -49,6 +49,7 @@ from prompt_r1.evaluation.systems import (
     results_folder,
     setup_of,
 )
+from prompt_r1.evaluation.tables import terminal_table
 from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.agent import check_question_lengths, load_codec
 from prompt_r1.pair.trained import AgentSpec, trained_config
@@ -93,7 +94,7 @@ def main(config: EvaluateConfig) -> None:
             # If something has failed, the rows that are finished are still shown.
             predictions = file.answers_to(wanted, systems)
             if predictions:
-                print(tables_of(predictions, config, agents, encoder, folder))
+                show_results(predictions, config, agents, encoder, folder)
 
     if config.tables and not config.method:
         print_left_out(config, systems)
@@ -203,17 +204,18 @@ async def answer_all(
         await asyncio.gather(*(answer_one(question, sample) for question, sample in unanswered))
 
 
-def tables_of(
+def show_results(
     predictions: Sequence[Prediction],
     config: EvaluateConfig,
     agents: Mapping[str, AgentSpec],
     encoder: SentenceEncoder | None,
     folder: Path,
-) -> str:
-    """Score the predictions and write the tables. Returns the table for the terminal."""
+) -> None:
+    """Score the predictions, print the table, and write all tables, for which the disk may have no room."""
     results = score_predictions(predictions, official=config.metrics == "official", encoder=encoder)
     trained_with = {name: agent.config.env for name, agent in agents.items() if trained_config(agent.path)}
-    return write_results(folder, results, trained_with)
+    print(terminal_table(results))
+    write_results(folder, results, trained_with)
 
 
 def print_left_out(config: EvaluateConfig, systems: Mapping[System, AgentSpec]) -> None:

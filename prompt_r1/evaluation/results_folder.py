@@ -10,14 +10,14 @@ from pathlib import Path
 
 from prompt_r1.evaluation.predictions import short_names
 from prompt_r1.evaluation.scores import Results, means_of
-from prompt_r1.evaluation.tables import datasets_table, paper_tables, terminal_table
+from prompt_r1.evaluation.tables import datasets_table, paper_tables
 from prompt_r1.programs.files import replace_file
 
 TABLES, RESULTS = "tables.md", "results.json"
 
 
-def write_results(folder: Path, results: Results, trained_with: Mapping[str, str]) -> str:
-    """Write tables.md and results.json. Returns a table for the terminal.
+def write_results(folder: Path, results: Results, trained_with: Mapping[str, str]) -> None:
+    """Write tables.md and results.json.
 
     `trained_with`: agent → the environment of its training.
     """
@@ -31,4 +31,3 @@ def write_results(folder: Path, results: Results, trained_with: Mapping[str, str
         parts.append("SSim was not measured: `--ssim-model DIR` names its encoder.")
     parts += paper_tables(results, trained_with)
     replace_file(folder / TABLES, ("\n\n".join(parts) + "\n").encode())
-    return terminal_table(results)

@@ -20,7 +20,8 @@ from prompt_r1.programs.text import printable
 Settings = TypeVar("Settings")  # the config of a program, or its arguments
 PACKAGE = Path(__file__).parents[1]
 LONGEST_SENTENCE = 2000  # An error message has at most so many characters.
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # Such errors often name no path.
+# A disk is full, broken or read-only, or a network file system is gone. Such errors often name no path.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT)
 MORE_MEMORY = (
     "in training, give a smaller --tokens-per-batch, --parallel fsdp --offload, or more GPUs, and resume "
     "from the last checkpoint; otherwise start fewer processes, take a smaller agent or --device cpu"

@@ -151,11 +151,16 @@ def remove_leftovers(parent: Path) -> None:
         folder = parent / replaced.name.removeprefix(".").removesuffix(".old")
         if not folder.exists():
             os.replace(replaced, folder)
-        shutil.rmtree(replaced, ignore_errors=True)
-    temporary = parent / TEMPORARY
-    if temporary.is_symlink():  # It is not ours, and rmtree refuses to follow it.
-        temporary.unlink()
-    shutil.rmtree(temporary, ignore_errors=True)
+        _remove(replaced)
+    _remove(parent / TEMPORARY)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or what stands in its place in a run folder from elsewhere: a file or a link."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

@@ -1,5 +1,6 @@
 """The systems of an evaluation, the settings that its answers have in common."""
 
+import errno
 import gc
 import json
 import weakref
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 from prompt_r1.environments.environment import Environment
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import FatalEnvError, UsageError
+from prompt_r1.evaluation import results_folder
 from prompt_r1.evaluation.folder_settings import digests_of, keep_settings
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE, System
@@ -203,6 +205,36 @@ def test_finished_rows_are_shown_whatever_fails_after_them(tmp_path, capsys):
     header, row = capsys.readouterr().out.splitlines()[:2]
     assert header.split()[:3] == ["method", "n", "EM"] and row.split()[:3] == ["direct", "1", "1.000"]
     assert json.loads((tmp_path / "out/results.json").read_text())["direct"]["em"] == 1
+
+
+class Fails:
+    """Answers, but when it is asked to think, raises the error of the test."""
+
+    error: ClassVar[BaseException]
+
+    def ask(self, messages):
+        if "step by step" in messages[-1]["content"]:
+            raise self.error
+        return "Anna"
+
+
+@pytest.mark.parametrize("error", [FatalEnvError("no such model"), KeyboardInterrupt()])
+@pytest.mark.parametrize("disk", ["free", "full"])
+def test_finished_rows_are_shown_after_ctrl_c_and_on_a_full_disk(error, disk, tmp_path, monkeypatch, capsys):
+    """A bug: the tables were written before the row was printed, and a full disk refused them."""
+
+    def fill_up(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "own.jsonl").write_text('{"question": "Who?", "answer": "Anna"}\n')
+    monkeypatch.setattr(Fails, "error", error, raising=False)
+    if disk == "full":
+        monkeypatch.setattr(results_folder, "replace_file", fill_up)
+    line = "--method direct cot --env py:tests.evaluation.test_systems:Fails --device cpu"
+    with pytest.raises(OSError if disk == "full" else type(error)):
+        run_here("evaluate.py", *line.split(), "--data", tmp_path / "own.jsonl", "--out", tmp_path / "out")
+    header, row = capsys.readouterr().out.splitlines()[:2]
+    assert header.split()[:3] == ["method", "n", "EM"] and row.split()[:3] == ["direct", "1", "1.000"]
 
 
 class Counted:

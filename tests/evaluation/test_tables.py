@@ -17,7 +17,7 @@ from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.results_folder import write_results
 from prompt_r1.evaluation.scores import means_of, score_predictions
 from prompt_r1.evaluation.statistics import macro_interval, wilson
-from prompt_r1.evaluation.tables import paper_tables
+from prompt_r1.evaluation.tables import paper_tables, terminal_table
 from tests.evaluation.predictions import DIRECT, predict, predict_all, question_of
 from tests.support.paths import SHARED
 
@@ -210,7 +210,9 @@ def test_names_of_datasets_and_agents_cannot_move_the_cursor_or_reorder_text(tmp
     rows = [*predict_all({HOSTILE: [True] * 8, "b": [True]}, full)]
     rows += predict_all({HOSTILE: [False] * 8}, System("prompt-r1", "large", "runs/z"))
     rows += predict_all({HOSTILE: [False] * 8, "b": [False]})
-    text = write_results(tmp_path, score_predictions(rows), {})
+    results = score_predictions(rows)
+    write_results(tmp_path, results, {})
+    text = terminal_table(results)
     written = {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()}
     assert written.keys() == {"tables.md", "results.json"}
     for name, content in [("printed", text), *written.items()]:
@@ -223,7 +225,9 @@ def test_names_of_datasets_and_agents_cannot_move_the_cursor_or_reorder_text(tmp
 def test_sm_stands_beside_em_so_that_a_sentence_with_the_answer_is_seen(tmp_path):
     """EM alone gives 0 to an environment that knows the answers but writes sentences."""
     rows = [predict(number, "The town is Paris.") for number in range(8)]
-    text = write_results(tmp_path, score_predictions(rows), {})
+    results = score_predictions(rows)
+    write_results(tmp_path, results, {})
+    text = terminal_table(results)
     assert text.splitlines()[0].split()[:4] == ["method", "n", "EM", "SM"]
     tables = cells_of((tmp_path / "tables.md").read_text("utf-8"))
     direct = next(row for row in tables if row[0] == "direct")
@@ -232,7 +236,9 @@ def test_sm_stands_beside_em_so_that_a_sentence_with_the_answer_is_seen(tmp_path
 
 
 def test_an_evaluation_folder_is_complete_even_if_no_question_was_answered(tmp_path):
-    text = write_results(tmp_path, score_predictions([predict(error="down")]), {})
+    results = score_predictions([predict(error="down")])
+    write_results(tmp_path, results, {})
+    text = terminal_table(results)
     assert text.splitlines()[1].split()[:3] == ["direct", "0", "1"]  # n and errors
     assert ["direct", "towns", "0", "1"] in [
         row[:4] for row in cells_of((tmp_path / "tables.md").read_text())

@@ -47,6 +47,18 @@ def exit_code(
     ("error", "code", "sentence"),
     [
         (OSError(errno.ENOSPC, "Full"), 75, "train.py: [Errno 28] Full: free some space or check the disk\n"),
+        # Bugs: these were "this is a bug", because the error of os.write names no path.
+        (
+            OSError(errno.EROFS, "Read-only file system"),
+            75,
+            "train.py: [Errno 30] Read-only file system: free some space or check the disk\n",
+        ),
+        (OSError(errno.EFBIG, "Big"), 75, "train.py: [Errno 27] Big: free some space or check the disk\n"),
+        (
+            OSError(errno.ESTALE, "Gone"),
+            75,
+            "train.py: [Errno 116] Gone: free some space or check the disk\n",
+        ),
         (UsageError("no such agent"), 2, "train.py: no such agent\n"),
         (FatalEnvError("HTTP 401"), 2, "train.py: HTTP 401\n"),
         (Resumable("the budget is used up"), 75, "train.py: the budget is used up\n"),

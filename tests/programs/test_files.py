@@ -70,6 +70,16 @@ def test_a_link_in_the_place_of_the_temporary_folder_is_removed_and_not_followed
     assert (tmp_path / "mine" / "notes.txt").exists()
 
 
+@pytest.mark.parametrize("name", [files.TEMPORARY, ".agent.old"])
+def test_a_file_in_the_place_of_a_folder_of_ours_is_removed(name, tmp_path):
+    """In a run folder from elsewhere, no checkpoint could be written any more."""
+    write_folder(tmp_path / "agent", "old")
+    (tmp_path / name).touch()
+    write_folder(tmp_path / "agent", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["agent"]
+    assert (tmp_path / "agent" / "a.txt").read_text() == "new"
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "null", '{"a": 1', "[" * 100_000, b"\xff", '{"a": ' * 5_000])
 def test_a_text_that_holds_no_json_object_is_read_as_an_empty_one(text):
     assert json_object(text) == {}
