@@ -21,6 +21,17 @@ class Resumable(Exception):
     """The run stopped early but can be resumed: one sentence that says why it stopped (exit code 75)."""
 
 
+class SignalBeforeTraining(KeyboardInterrupt):
+    """A signal came before training began (exit code 75; 130 for Ctrl-C).
+
+    This is no `Exception`, so code that explains why a model or a function fails does not catch it.
+    """
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 class Interrupted(Resumable):
     """The user stopped the run by Ctrl-C (exit code 130)."""
 

@@ -24,7 +24,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line, is_out_of_memory
+from prompt_r1.errors import (
+    FatalEnvError,
+    Interrupted,
+    Resumable,
+    SignalBeforeTraining,
+    UsageError,
+    first_line,
+    is_out_of_memory,
+)
 from prompt_r1.programs.launcher import launcher_number
 
 T = TypeVar("T")
@@ -301,10 +309,11 @@ class Interrupt:
         now = time.monotonic()
         if self.stop and number == signal.SIGINT and now - self.received_at > SAME_CTRL_C:
             raise KeyboardInterrupt
-        if not self.stop:
-            kind = Interrupted if number == signal.SIGINT else Resumable
-            self.stop = kind(f"{signal.Signals(number).name} was received")
-            self.received_at = now
+        reason = f"{signal.Signals(number).name} was received"
         if not self.training_began:
-            raise type(self.stop)(f"{self.stop} before training began")
+            exit_code = 130 if number == signal.SIGINT else 75
+            raise SignalBeforeTraining(f"{reason} before training began", exit_code=exit_code)
+        if not self.stop:
+            self.stop = Interrupted(reason) if number == signal.SIGINT else Resumable(reason)
+            self.received_at = now
         self._cancel()

@@ -13,7 +13,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line, is_out_of_memory
+from prompt_r1.errors import (
+    FatalEnvError,
+    Interrupted,
+    Resumable,
+    SignalBeforeTraining,
+    UsageError,
+    first_line,
+    is_out_of_memory,
+)
 from prompt_r1.programs.keys import without_keys
 from prompt_r1.programs.text import printable
 
@@ -89,6 +97,8 @@ def explain(error: BaseException, *, then: str = "") -> tuple[int, str]:
             return 130, str(error)
         case Resumable():
             return 75, str(error)
+        case SignalBeforeTraining():
+            return error.exit_code, str(error)
         case KeyboardInterrupt():
             return 130, f"interrupted{after_a_stop}"
         case BrokenPipeError():

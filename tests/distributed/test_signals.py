@@ -8,9 +8,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 
-from prompt_r1.errors import Interrupted, Resumable
+from prompt_r1.errors import Interrupted, Resumable, SignalBeforeTraining
 from prompt_r1.model.distributed import SIGNALS, Interrupt
+from prompt_r1.pair.agent import load_agent
+from prompt_r1.programs.command_line import explain
+from prompt_r1.settings.train import train_config
 from tests.support.paths import ROOT
 
 
@@ -61,9 +65,37 @@ def test_after_a_signal_during_an_update_no_new_work_starts():
             asyncio.run(interrupt.guard(work()))
 
 
-def test_a_signal_before_training_ends_the_run_at_once():
-    with Interrupt(), pytest.raises(Resumable, match="before training began"):
-        os.kill(os.getpid(), signal.SIGUSR1)
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGUSR1, 75), (signal.SIGTERM, 75), (signal.SIGINT, 130)]
+)
+def test_a_signal_before_training_ends_the_run_at_once(number, code):
+    with Interrupt(), pytest.raises(SignalBeforeTraining, match="before training began") as stopped:
+        os.kill(os.getpid(), number)
+    assert explain(stopped.value)[0] == code
+
+
+@pytest.mark.parametrize("part", ["AutoModelForCausalLM", "AutoTokenizer"])
+def test_a_signal_while_a_model_loads_is_not_taken_for_a_broken_model(part, asking_agent, monkeypatch):
+    """It ended as "no causal language model at …" with exit code 2; a scheduler requeues only 75."""
+    monkeypatch.setattr(
+        f"transformers.{part}.from_pretrained", lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM)
+    )
+    with Interrupt(), pytest.raises(SignalBeforeTraining):
+        load_agent(asking_agent, train_config([]), torch.device("cpu"))
+
+
+def test_a_signal_during_the_start_check_leaves_the_event_loop():
+    """asyncio's transports and libraries catch any Exception of a callback, and went on."""
+
+    async def check() -> None:
+        try:
+            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(10)
+        except Exception:
+            pytest.fail("a library took the signal for an error of its own")
+
+    with Interrupt(), pytest.raises(SignalBeforeTraining):
+        asyncio.run(check())
 
 
 def test_the_first_ctrl_c_saves_with_its_own_exit_code_and_the_second_one_ends_the_run_at_once():
