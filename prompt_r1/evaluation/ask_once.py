@@ -1,4 +1,4 @@
-"""`direct` and `cot`, which ask the environment without an agent. How answers are requested and read.
+"""`direct` and `cot`, which ask the environment without an agent.
 
 direct   asks the question itself, in one call
 cot      adds "Let's think step by step.", and asks for the answer in a second call (zero-shot, Kojima et al.
@@ -12,32 +12,14 @@ from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.errors import EnvError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.f1 import exact_match, f1
-from prompt_r1.protocol import ANSWER_IN_TAGS
+from prompt_r1.pair.asking import read_answer
 from prompt_r1.types import Message, Question
 
 STEP_BY_STEP = "Let's think step by step."
 EXTRACT = "Therefore, the answer is …"
-# All methods request the answer in the same way, after the question.
-IN_TAGS = f"\n{ANSWER_IN_TAGS}"
-ANSWER_ONLY = " Answer only."  # The mini world understands only this request.
 
 Answer = Callable[[Question, int], Awaitable[Prediction]]
 """A method that is ready: a question and the number of its repeat → a prediction. Calls may overlap."""
-
-
-def read_answer(reply: str, request: str) -> tuple[str, float | None]:
-    """The answer in a reply, and its format: 1 with the requested tags, 0 without them.
-
-    If no tags were requested, the format is None. If tags were requested, the answer is the content of the
-    last tags. If the reply has no tags, the answer is the whole reply.
-    """
-    if request != IN_TAGS:
-        return reply.strip(), None
-    before_end, _, _ = reply.rpartition("</answer>")
-    _, opening, answer = before_end.rpartition("<answer>")
-    if not opening:
-        return reply.strip(), 0.0
-    return answer.strip(), 1.0
 
 
 async def ask_once(

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from prompt_r1.environments.environment import Environment
-from prompt_r1.evaluation.ask_once import ANSWER_ONLY, IN_TAGS, Answer, direct, think_then_answer
+from prompt_r1.evaluation.ask_once import Answer, direct, think_then_answer
 from prompt_r1.evaluation.gepa import gepa
 from prompt_r1.evaluation.opro import opro
 from prompt_r1.evaluation.searches import Algorithm, PromptSearch, file_name, optimised_prompt
 from prompt_r1.evaluation.textgrad import textgrad
+from prompt_r1.pair.asking import request_of
 from prompt_r1.pair.names import find_agent
 from prompt_r1.pair.trained import AgentSpec, resolve_agent
-from prompt_r1.settings.agent import is_mini
 from prompt_r1.types import Question
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class Setup:
 
     @property
     def request(self) -> str:
-        """How the answer is requested. The mini world understands no other request."""
-        return ANSWER_ONLY if is_mini(self.spec) else IN_TAGS
+        """How the answer is requested."""
+        return request_of(self.spec)
 
     @property
     def folder(self) -> Path:

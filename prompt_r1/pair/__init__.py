@@ -7,6 +7,7 @@ In reading order:
     settings         the settings of infer.py and of the server
     preflight        their checks before torch is imported
     agent            a loaded agent; `play_question`, by which training, evaluation and people play games
+    asking           how an environment is asked for the answer itself, and how the answer is read
     dialogue         show a game as text while it is played, or as JSON
     playing          open a pair of agent and environment; play one question within limits
     api              `prompt_r1.load(…).ask("…")` and `stream`

@@ -142,7 +142,7 @@ class Run:
             folder,
             first=ranks.first,
             games=config.steps * self.games_per_step,
-            priced=bool(config.env_price),
+            priced=any(config.env_price),
             wandb=config.wandb,
         )
         self.gap_limit = limit_of(self.policy)
@@ -399,7 +399,7 @@ class Run:
         rows: dict[str, list[Row]] = {}
         if self.config.env != "none":
             own = self.ranks.share(questions)
-            alone = self.wait_for(ask_directly(own, self.environment))
+            alone = self.wait_for(ask_directly(own, self.environment, self.config.env))
             rows["environment alone"] = self.ranks.gather_lists(alone)
         for name, path in [("untrained", self.start), ("trained", self.folder / "agent")]:
             agent = load_agent(path, self.config, self.ranks.device)

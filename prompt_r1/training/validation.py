@@ -8,6 +8,7 @@ from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.errors import EnvError
 from prompt_r1.f1 import exact_match, f1
 from prompt_r1.pair.agent import Agent, play_question
+from prompt_r1.pair.asking import read_answer, request_of
 from prompt_r1.programs.tables import markdown_table, text_table
 from prompt_r1.reward import Rule, score_games
 from prompt_r1.rollout import play_groups
@@ -37,16 +38,18 @@ async def play_greedily(
     ]
 
 
-async def ask_directly(questions: Sequence[Question], environment: Environment) -> list[Row]:
-    """Ask the environment alone. Its reply to the question, with "Answer only." added, is the prediction."""
+async def ask_directly(questions: Sequence[Question], environment: Environment, spec: str) -> list[Row]:
+    """Ask the environment of a SPEC alone, as the method `direct` of evaluate.py does."""
+    request = request_of(spec)
 
     async def ask_one(question: Question) -> Row:
-        messages: list[Message] = [{"role": "user", "content": f"{question.text} Answer only."}]
+        messages: list[Message] = [{"role": "user", "content": question.text + request}]
         try:
             reply = await environment.ask(messages, Caller(question.id))
         except EnvError:
             return {"env/errors": 1}
-        return {"em": exact_match(reply, question.answers), "f1": f1(reply, question.answers)}
+        answer, _ = read_answer(reply, request)
+        return {"em": exact_match(answer, question.answers), "f1": f1(answer, question.answers)}
 
     return await asyncio.gather(*map(ask_one, questions))
 

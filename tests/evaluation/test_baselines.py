@@ -7,11 +7,11 @@ import pytest
 
 from prompt_r1.environments.sources import OwnSource
 from prompt_r1.errors import EnvError, UsageError
-from prompt_r1.evaluation.ask_once import ANSWER_ONLY, IN_TAGS, read_answer
 from prompt_r1.evaluation.games import AgentMethod
 from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import make_world
+from prompt_r1.pair.asking import ANSWER_ONLY, IN_TAGS, read_answer
 from prompt_r1.pair.trained import AgentSpec
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES

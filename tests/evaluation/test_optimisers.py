@@ -17,7 +17,6 @@ import pytest
 from prompt_r1.environments.sources import Caller, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.evaluation import methods
-from prompt_r1.evaluation.ask_once import IN_TAGS
 from prompt_r1.evaluation.gepa import draw_parent, filled_batches, gepa, read_fenced_prompt
 from prompt_r1.evaluation.opro import is_usable, meta_prompt, opro, read_instruction
 from prompt_r1.evaluation.searches import (
@@ -28,6 +27,7 @@ from prompt_r1.evaluation.searches import (
     text_between,
 )
 from prompt_r1.evaluation.textgrad import first_batches, rewrite, textgrad
+from prompt_r1.pair.asking import IN_TAGS
 from prompt_r1.types import Message, Question
 from tests.support.json_server import JsonHandler, serving
 from tests.support.methods import PricedSource, priced

@@ -12,7 +12,7 @@ from prompt_r1.training.metrics import metrics_of_game
 from prompt_r1.training.validation import ask_directly, mean_metrics, table_by_dataset
 from prompt_r1.types import Question
 from tests.support.games import GOOD, RIGHT, WRONG, game_of_turns, score_and_compare
-from tests.support.methods import priced
+from tests.support.methods import method, priced
 from tests.support.tiny import ScriptedEnvironment
 from tests.training.thread_ranks import on_each_rank
 
@@ -40,11 +40,17 @@ def test_a_table_of_failed_calls_only_has_no_means():
     assert "| 0 | 1 | – | – |" in re.sub(" +", " ", table)
 
 
-def test_ask_directly_asks_the_environment_for_the_answer_only():
+@pytest.mark.parametrize("spec", ["mini", "large@http://localhost:8000/v1"])
+def test_the_test_asks_the_environment_alone_as_the_method_direct_does(spec):
+    """The test of a training asked every environment for the "Answer only.", and took the whole reply."""
     questions = [Question("1", "a", "Who?", ("Anna",)), Question("2", "a", "Who else?", ("Bob",))]
-    environment = ScriptedEnvironment(["Anna", EnvError("down")])
-    right, failed = asyncio.run(ask_directly(questions, priced(OwnSource(environment, seed=0))))
-    assert environment.asked[0] == [{"role": "user", "content": "Who? Answer only."}]
+    reply = "Anna" if spec == "mini" else "It is <answer>Anna</answer>."
+    environment = ScriptedEnvironment([reply, EnvError("down")])
+    right, failed = asyncio.run(ask_directly(questions, priced(OwnSource(environment, seed=0)), spec))
+    evaluated = ScriptedEnvironment([reply])
+    direct = method("direct", priced(OwnSource(evaluated, seed=0)), spec=spec)
+    assert asyncio.run(direct(questions[0], 0)).answer == "Anna"
+    assert environment.asked[0] == evaluated.asked[0]
     assert right == {"em": 1.0, "f1": 1.0} and failed == {"env/errors": 1}
     assert environment.sessions == ["1", "2"]  # by which one of several environments is drawn
 

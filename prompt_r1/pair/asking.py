@@ -1,0 +1,31 @@
+"""How an environment is asked for the answer itself, without an agent, and how the answer is read.
+
+All evaluations, and the test at the end of a training, ask in this way.
+"""
+
+from prompt_r1.protocol import ANSWER_IN_TAGS
+from prompt_r1.settings.agent import is_mini
+
+# The request after the question.
+IN_TAGS = f"\n{ANSWER_IN_TAGS}"
+ANSWER_ONLY = " Answer only."  # The mini world understands only this request.
+
+
+def request_of(spec: str) -> str:
+    """The request for an answer, after the question, to the environment of a SPEC."""
+    return ANSWER_ONLY if is_mini(spec) else IN_TAGS
+
+
+def read_answer(reply: str, request: str) -> tuple[str, float | None]:
+    """The answer in a reply, and its format: 1 with the requested tags, 0 without them.
+
+    If no tags were requested, the format is None. If tags were requested, the answer is the content of the
+    last tags. If the reply has no tags, the answer is the whole reply.
+    """
+    if request != IN_TAGS:
+        return reply.strip(), None
+    before_end, _, _ = reply.rpartition("</answer>")
+    _, opening, answer = before_end.rpartition("<answer>")
+    if not opening:
+        return reply.strip(), 0.0
+    return answer.strip(), 1.0
