@@ -31,8 +31,10 @@ import torch
 from tqdm import tqdm
 
 from prompt_r1.data.questions import sample_questions
+from prompt_r1.environments.budget import Price
 from prompt_r1.environments.specs import Account, open_account, open_environment
 from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.evaluation.dry_run import estimate
 from prompt_r1.evaluation.folder_settings import keep_settings
 from prompt_r1.evaluation.methods import METHODS, Setup
 from prompt_r1.evaluation.predictions import FILE, Prediction, PredictionFile, System
@@ -45,6 +47,7 @@ from prompt_r1.evaluation.systems import (
     common_seed,
     digests_of_systems,
     environments_of,
+    prices_of,
     resolve_agents,
     results_folder,
     setup_of,
@@ -73,6 +76,10 @@ def main(config: EvaluateConfig) -> None:
     datasets = list(dict.fromkeys(question.dataset for question in questions))
     describe_agents(config, agents, seed, questions)
     systems = choose_systems(config, agents)
+    if config.dry_run:
+        print(estimate(config, systems, agents, questions, seed=seed))
+        return
+    prices = prices_of(config, agents)
     folder = results_folder(config)
 
     with closing(PredictionFile(folder / FILE)) as file:
@@ -87,7 +94,15 @@ def main(config: EvaluateConfig) -> None:
             if missing:
                 account = open_account(config, folder)
                 answers = answer_missing(
-                    missing, systems, config, account, file, datasets=datasets, device=device, seed=seed
+                    missing,
+                    systems,
+                    config,
+                    account,
+                    file,
+                    prices=prices,
+                    datasets=datasets,
+                    device=device,
+                    seed=seed,
                 )
                 asyncio.run(answers)
         finally:
@@ -146,6 +161,7 @@ async def answer_missing(
     account: Account,
     file: PredictionFile,
     *,
+    prices: Mapping[str, Price],
     datasets: Sequence[str],
     device: torch.device,
     seed: int,
@@ -171,6 +187,7 @@ async def answer_missing(
                 agents[system],
                 config,
                 open_environment=open_one,
+                prices=prices,
                 datasets=datasets,
                 device=device,
                 seed=seed,

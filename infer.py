@@ -69,7 +69,7 @@ async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig
     game.spent = pair.environment.budget.spent - before  # Requests without a reply count too.
     if config.json:
         names = {"agent": pair.path, "environment": pair.environment.name}
-        print(json.dumps(game_as_json(game, names, priced=bool(config.env_price))), flush=True)
+        print(json.dumps(game_as_json(game, names, priced=any(config.env_price))), flush=True)
     if game.stop != "answered":
         reason = game.error or game.stop
         view.note("no answer", f"the game ended: {reason.replace('_', ' ')}")

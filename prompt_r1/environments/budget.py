@@ -5,7 +5,7 @@ A request starts only if its estimated cost fits into what is left of the budget
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prompt_r1.errors import Resumable, UsageError
@@ -38,6 +38,23 @@ def parse_price(text: str) -> Price:
     if len(numbers) != 2 or not all(0 <= number < float("inf") for number in numbers):
         raise UsageError(f"--env-price takes IN,OUT in dollars per million tokens (0.15,0.60), not {text!r}")
     return Price(*numbers)
+
+
+def parse_prices(texts: Sequence[str], names: Sequence[str]) -> dict[str, Price]:
+    """The price of each environment: `texts` has one price for all, or one for each, in the order of `names`.
+
+    Without prices all are free. Raises UsageError.
+    """
+    names = list(dict.fromkeys(names))
+    prices = [parse_price(text) for text in texts] or [Price()]
+    if len(prices) == 1:
+        prices *= len(names)
+    if len(prices) != len(names):
+        raise UsageError(
+            f"--env-price takes one price, or one for each of {', '.join(names)} in this order, not "
+            f"{len(prices)}"
+        )
+    return dict(zip(names, prices, strict=True))
 
 
 class OutOfBudget(Resumable):

@@ -138,7 +138,7 @@ class Environment:
         *,
         journal: Journal | None = None,
         budget: Budget | None = None,
-        price: Price = FREE,
+        prices: Sequence[Price] = (),
         route: str = "session",
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -146,7 +146,7 @@ class Environment:
         self.budget = budget or Budget()
         self.journal = journal or Journal(None)
         self.members: list[Member] = []
-        for source in sources:
+        for source, price in zip(sources, prices or [FREE] * len(sources), strict=True):
             member = Member(source, price)
             member.open_slots(limits_usd=self.budget.limits_usd)
             self.members.append(member)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prompt_r1.environments.budget import Budget, parse_price
+from prompt_r1.environments.budget import Budget, Price, parse_price, parse_prices
 from prompt_r1.environments.environment import FREE, Environment, parse_weights
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Answering, MuteEnvironment, OwnSource, Source
@@ -44,7 +44,7 @@ def open_account(
 
     Raises UsageError for a limit of dollars without a price.
     """
-    if config.max_env_usd and not config.env_price:
+    if config.max_env_usd and not any(config.env_price):
         raise UsageError("--max-env-usd needs --env-price IN,OUT: without a price, dollars are not counted")
     journal = Journal(folder / "journal" if folder else None, rank=rank)
     budget = Budget(
@@ -61,7 +61,8 @@ def check_environment(
     It takes the same arguments as `open_environment`.
     """
     open_account(config)
-    parse_price(config.env_price)
+    for price in config.env_price:
+        parse_price(price)
     names = spec.split(",")
     parse_weights(config.route, len(names))
     with_key = _names_with_key([spec, *others], typed)
@@ -86,7 +87,7 @@ def open_environment(
     seed: int = 0,
     device: "torch.device | None" = None,
     fields: Mapping[str, object] | None = None,
-    price: str = "",
+    prices: Mapping[str, Price] | None = None,
 ) -> Environment:
     """Open the environments of a SPEC, which is one or several names, separated by commas.
 
@@ -103,12 +104,12 @@ def open_environment(
     that the run opens besides this SPEC.
 
     `seed` is the seed of the mini world, of the user's objects, and of the sampling of local models. `fields`
-    and `price` replace --env-args and --env-price. Raises UsageError.
+    replaces --env-args, and `prices`, by the names of environments, replaces --env-price. Raises UsageError.
     """
     request_fields = parse_fields(config.env_args) if fields is None else fields
-    call_price = parse_price(price or config.env_price)
     with_key = _names_with_key([spec, *others], typed)
     names = spec.split(",")
+    price_of = parse_prices(config.env_price, names) if prices is None else prices
     for name in names:  # All names are checked before the first model is loaded.
         _check_name(name, typed)
     sources = [
@@ -119,13 +120,17 @@ def open_environment(
             fields=request_fields,
             seed=seed,
             device=device,
-            priced=call_price != FREE,
+            priced=price_of[name] != FREE,
         )
         for name in names
     ]
     account = account or open_account(config)
     environment = Environment(
-        sources, journal=account.journal, budget=account.budget, price=call_price, route=config.route
+        sources,
+        journal=account.journal,
+        budget=account.budget,
+        prices=[price_of[name] for name in names],
+        route=config.route,
     )
     account.opened.append(environment)
     return environment

@@ -9,6 +9,7 @@ methods.py            METHODS, the table of all methods: what each needs, and ho
 settings.py           the flags of evaluate.py
 systems.py            which methods, environments and agents an evaluation compares
 folder_settings.py    what all answers in a folder have in common
+dry_run.py            estimate what an evaluation will cost
 scores.py             EM, SM, F1 and SSim (similarity.py), and means with intervals (statistics.py)
 tables.py             the tables; paper_numbers.py has the paper's numbers
 results_folder.py     the files of an evaluation

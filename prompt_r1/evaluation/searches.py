@@ -173,18 +173,10 @@ async def optimised_prompt(
     there are validation questions, the dataset must have some of them, too. Prompts are written to `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    needed = [train, validation] if validation else [train]
-    own = []
-    for name in datasets:
-        if all(_of_dataset(name, questions) for questions in needed):
-            own.append(name)
-    searches = list(own)
-    if len(own) < len(datasets):
-        searches.append(ALL)
     prompts: dict[str, str] = {}
-    for name in searches:
+    for name in searched(datasets, train, validation):
         own_search = replace(search, name=f"{search.name} ({name})")
-        found = await algorithm(own_search, _of_dataset(name, train), _of_dataset(name, validation))
+        found = await algorithm(own_search, of_dataset(name, train), of_dataset(name, validation))
         if found == SEED_PROMPT:
             logger.warning(
                 "%s found no better prompt than its seed in %d calls", own_search.name, own_search.calls
@@ -199,7 +191,15 @@ async def optimised_prompt(
     return answer
 
 
-def _of_dataset(name: str, questions: Sequence[Question]) -> list[Question]:
+def searched(datasets: Sequence[str], train: Sequence[Question], validation: Sequence[Question]) -> list[str]:
+    """The datasets that get a search of their own, and ALL if there are others."""
+    needed = [train, validation] if validation else [train]
+    own = [name for name in datasets if all(of_dataset(name, questions) for questions in needed)]
+    return own if len(own) == len(datasets) else [*own, ALL]
+
+
+def of_dataset(name: str, questions: Sequence[Question]) -> list[Question]:
+    """The questions of a dataset, or all questions for ALL."""
     if name == ALL:
         return list(questions)
     return [question for question in questions if question.dataset == name]

@@ -20,6 +20,7 @@ class EvaluateConfig(PlayConfig):
     )
     agent: tuple[str, ...] = everyday((), "run or model folders, hub ids, or mini (default: newest mini run)")
     env: tuple[str, ...] = everyday((), "environments (default: the agents' own)")
+    dry_run: bool = setting(False, "estimate calls, dollars and hours, then exit")
     tables: bool = setting(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")
     limit: int = everyday(0, "questions of each file, a random sample stratified by dataset; 0: all")
     repeats: int = setting(1, "answers to each question, averaged per question", POSITIVE)
@@ -33,7 +34,9 @@ class EvaluateConfig(PlayConfig):
     val_data: tuple[str, ...] = of_methods((), "validation questions (mini, if --data is the mini world)")
     optimizer_env: str = of_methods("", "environment that writes prompts (default: the one that is asked)")
     optimizer_price: str = of_methods("", "IN,OUT price of its tokens (--env-price)", identifies=False)
-    optimize_calls: int = of_methods(0, "calls of a search (both models) or of rft; 0: the authors' number")
+    optimize_calls: int = of_methods(
+        5000, "calls of a search (both models) or of rft; 0: as many as the authors' code makes"
+    )
     optimize_examples: int = of_methods(
         0, "questions that score a prompt; 0: 261 of training for opro, 50 of validation for textgrad, gepa"
     )

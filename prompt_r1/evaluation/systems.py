@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_r1.data.questions import find_questions, sample_questions
+from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import check_environment, parse_fields
 from prompt_r1.errors import UsageError
@@ -57,7 +58,7 @@ def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
         make_folder(folder, lambda folder: begun, "an evaluation")
         check_same_settings(folder, identifying_values(config))
     # A folder with answers may be complete. Then nothing is asked, and no key is needed.
-    if not begun:
+    if not begun and not config.dry_run:  # An estimate needs no key.
         typed = [spec for spec in [*config.env, config.optimizer_env] if spec]
         for spec in typed:
             check_environment(spec, config, typed=typed, others=typed)
@@ -88,7 +89,7 @@ def _check_grpo_agent(name: str) -> None:
         )
 
 
-def _preparation_questions(config: EvaluateConfig, seed: int) -> tuple[list[Question], list[Question]]:
+def preparation_questions(config: EvaluateConfig, seed: int) -> tuple[list[Question], list[Question]]:
     """Training and validation questions. The mini world has its own."""
     own = ("mini",) if _asks_mini_world(config) else ()
     train = find_questions(config.train_data or own, "train", seed)
@@ -133,6 +134,26 @@ def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
 def environments_of(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> Sequence[str]:
     """The environments of --env, or the environments of the agents' training."""
     return config.env or tuple(dict.fromkeys(agent.config.env for agent in agents.values()))
+
+
+def prices_of(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> dict[str, Price]:
+    """The price of each environment by its name, also of --optimizer-env. Raises UsageError."""
+    names = [name for spec in environments_of(config, agents) for name in spec.split(",")]
+    prices = parse_prices(config.env_price, names)
+    writers = config.optimizer_env.split(",") if config.optimizer_env else []
+    if set(writers) <= prices.keys():
+        return prices
+    if len(config.env_price) > 1 and not config.optimizer_price:
+        raise UsageError("--optimizer-env: which of several --env-price is its own? Give --optimizer-price")
+    return parse_prices(config.env_price[:1], writers) | prices
+
+
+def prices_of_writer(config: EvaluateConfig, spec: str, prices: Mapping[str, Price]) -> list[Price]:
+    """The prices of the model that writes prompts, in a search that asks the environment of `spec`."""
+    names = (config.optimizer_env or spec).split(",")
+    if config.optimizer_price:
+        return list(parse_prices([config.optimizer_price], names).values())
+    return [prices[name] for name in names]
 
 
 def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> dict[System, AgentSpec]:
@@ -212,6 +233,7 @@ def setup_of(
     config: EvaluateConfig,
     *,
     open_environment: Callable[..., Environment],
+    prices: Mapping[str, Price],
     datasets: Sequence[str],
     device: "torch.device",
     seed: int,
@@ -223,12 +245,14 @@ def setup_of(
     environment = None
     if method.needs.environment:
         fields = {**parse_fields(config.env_args), **method.fields}
-        environment = open_environment(system.environment, fields=fields)
+        environment = open_environment(system.environment, fields=fields, prices=prices)
 
     def open_optimizer(fields: Fields) -> Environment:
-        return open_environment(config.optimizer_env or spec, fields=fields, price=config.optimizer_price)
+        writer = config.optimizer_env or spec
+        own_prices = dict(zip(writer.split(","), prices_of_writer(config, spec, prices), strict=True))
+        return open_environment(writer, fields=fields, prices=own_prices)
 
-    train, validation = _preparation_questions(config, seed) if method.needs.training else ([], [])
+    train, validation = preparation_questions(config, seed) if method.needs.training else ([], [])
     return Setup(
         method=system.method,
         spec=spec,

@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
     missing = [package for package in PACKAGES if find_spec(package) is None]
     if missing:
         raise UsageError(f"the server needs {' and '.join(missing)}: pip install {' '.join(missing)}")
-    if config.request_usd and not config.env_price:
+    if config.request_usd and not any(config.env_price):
         raise UsageError("--request-usd needs --env-price IN,OUT: without a price, dollars are not counted")
     # A port in use is reported before the agent is loaded.
     with _listen(config.host, config.port) as listener:

@@ -176,7 +176,7 @@ def load(
     config = PairConfig(
         agent=str(agent),
         env=spec,
-        env_price=env_price,
+        env_price=(env_price,) if env_price else (),
         env_args=env_args,
         max_env_usd=max_env_usd,
         seed=seed,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from prompt_r1.environments.budget import parse_price
+from prompt_r1.environments.budget import parse_prices
 from prompt_r1.environments.environment import FREE, Environment
 from prompt_r1.environments.sources import Answering, OwnSource
 from prompt_r1.environments.specs import open_account, open_environment
@@ -130,9 +130,9 @@ def open_pair(
         environment = open_for_agent(config.env, spec.config, config, seed=seed, device=device)
     else:
         account = open_account(config)
-        price = parse_price(config.env_price)
+        [price] = parse_prices(config.env_price, ["env"]).values()
         source = OwnSource(own, seed=seed, priced=price != FREE)
-        environment = Environment([source], budget=account.budget, price=price)
+        environment = Environment([source], budget=account.budget, prices=[price])
     run(environment.check())
     agent = load_agent(spec.path, spec.config, device)
     about = spec.describe(environment=environment.name, seed=seed)

@@ -46,8 +46,9 @@ class EnvironmentConfig:
     env_system: str = of_parts(
         ENVIRONMENT_SYSTEM, "system message; empty: none (default: helpful assistant)", may_be_empty=True
     )
-    env_price: str = of_calls("", "IN,OUT: dollars per million tokens", everyday=True)
+    env_price: tuple[str, ...] = of_calls((), "IN,OUT: dollars per million tokens, or several", everyday=True)
     env_concurrency: int = of_calls(64, "concurrent calls on each rank", POSITIVE)
+    requests_per_minute: int = of_calls(0, "limit of the endpoint, from which --dry-run calculates hours")
     max_env_calls: int = of_calls(0, "limit of calls; 0: none")
     max_env_usd: float = of_calls(0.0, "limit of dollars (needs --env-price); 0: none", everyday=True)
 
@@ -65,7 +66,7 @@ class AgentConfig(EnvironmentConfig):
         "gpt-4o-mini", "mini, smollm2, MODEL, MODEL@URL, hf:DIR, py:MODULE:NAME, none", everyday=True
     )
     data: tuple[str, ...] = of_parts((), "mini, files, hf:ORG/NAME:SPLIT, py:MODULE:FUNCTION", everyday=True)
-    seed: int = of_parts(0, "seed of the mini world, question order and sampling", ANY, everyday=True)
+    seed: int = of_parts(0, "seed of mini world, question order, sampling", ANY, everyday=True)
     instruction: str = of_game("paper", "to the agent; answer: for --env none", ("paper", "short", "answer"))
     max_turns: int = of_game(5, "turns per game", POSITIVE, everyday=True)
     max_new: int = of_game(1024, "new tokens per turn", POSITIVE)
@@ -75,7 +76,7 @@ class AgentConfig(EnvironmentConfig):
     reward: str = of_game("", "MODULE:FUNCTION in place of the reward (eq. 15)")
     temperature: float = of_game(1.0, "temperature in training; validation is greedy", Range(at_least=1e-6))
     val_data: tuple[str, ...] = of_instruments(
-        (), "validation questions; none: no validation; held-out (default of files): a tenth", everyday=True
+        (), "validation; none; held-out (default of files): a tenth", everyday=True
     )
     test_data: tuple[str, ...] = of_instruments((), "test questions at the end; none: no test", everyday=True)
     dtype: str = of_machine("bfloat16", "matrix products on GPUs; all else: float32", ("float32", "bfloat16"))

@@ -36,8 +36,8 @@ class TrainConfig(AgentConfig):
     out: str = of_run("", "run folder (default: runs/CONFIG-seedN)")
     resume: str = of_run("auto", "auto (resume), never (new run), or a run folder")
     steps: int = of_run(320, "training steps", POSITIVE)
-    epochs: int = of_run(0, "passes over the training questions (default: --steps decides)")
-    dry_run: bool = of_run(False, "estimate calls, tokens and dollars, then exit")
+    epochs: int = of_run(0, "passes over the questions (default: --steps decides)")
+    dry_run: bool = of_run(False, "estimate calls, dollars and hours, then exit")
     questions: int = of_algorithm(
         128, "questions per step, over all ranks", Range(above=0, below=100_001), everyday=True
     )

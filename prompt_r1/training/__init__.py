@@ -13,7 +13,8 @@ In reading order:
     export        the agent as a Hugging Face folder
     report        report.html
     summary       what a run prints at its end
-    dry_run       estimate what a run will cost; preflight: the checks before torch is imported
+    dry_run       estimate what a run will cost; step_time: the hours of a step on GPUs
+    preflight     the checks before torch is imported
     warm_start    supervised fine-tuning, a program of its own; warm_start_settings: its flags
 
 It may import every room but evaluation.

@@ -3,6 +3,7 @@
 import os
 from importlib.util import find_spec
 
+from prompt_r1.environments.budget import parse_prices
 from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.names import check_agent, check_data, check_device
@@ -19,6 +20,7 @@ def read_train_config(arguments: list[str]) -> TrainConfig:
     if config.wandb and find_spec("wandb") is None:
         raise UsageError("--wandb: `pip install wandb`, or omit it: metrics.jsonl has the same numbers")
     check_agent(config.agent)
+    parse_prices(config.env_price, config.env.split(","))
     if not config.dry_run:  # An estimate needs no key.
         check_environment(config.env, config, typed=config.typed_environments)
     check_data([*config.data, *config.val_data, *config.test_data])

@@ -403,7 +403,7 @@ def test_without_its_rejected_limit_a_request_is_estimated_as_one_without_a_limi
     provider = Provider(response_of(400, NO_MAX_TOKENS), response_of(400, no_limit), OK)
     budget = Budget(max_usd=1.0)
     source = endpoint(provider, fields={"max_tokens": 9})
-    asked = Environment([source], budget=budget, price=Price(1.0, 1.0))
+    asked = Environment([source], budget=budget, prices=[Price(1.0, 1.0)])
     [member] = asked.members
     assert member.slot_count == 64 and member.estimate(HELLO).tokens_out == 9
     asyncio.run(asked.check())

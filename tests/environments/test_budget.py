@@ -6,15 +6,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from prompt_r1.environments.budget import Budget, OutOfBudget
+from prompt_r1.environments.budget import Budget, OutOfBudget, Price, parse_prices
 from prompt_r1.environments.environment import FIRST_AT_ONCE, LONG_REPLY, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Busy, Caller, Refused, Reply
-from prompt_r1.errors import EnvError, Resumable
+from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.types import Message, Spending
 from tests.support.at_once import at_once
 from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
-from tests.support.providers import Provider, body_of, endpoint, error_of
+from tests.support.providers import Provider, body_of, endpoint, error_of, open_environment
 
 
 def forty_calls(asked: Environment) -> list[str | BaseException]:
@@ -242,3 +242,21 @@ def test_a_call_that_waits_for_room_is_estimated_again_when_it_gets_it() -> None
         return await second
 
     assert asyncio.run(wait_and_reserve()).usd == 2.0
+
+
+def test_each_environment_has_its_own_price_or_all_have_one():
+    """With one price for two environments, a free local model was billed at the price of the paid one."""
+    names = ["paid", "local", "paid"]
+    assert parse_prices(["1,2", "0,0"], names) == {"paid": Price(1, 2), "local": Price()}
+    assert parse_prices(["1,2"], names) == {"paid": Price(1, 2), "local": Price(1, 2)}
+    assert parse_prices([], names) == {"paid": Price(), "local": Price()}
+    with pytest.raises(UsageError, match="one for each of paid, local in this order, not 3"):
+        parse_prices(["1,2", "0,0", "1,1"], names)
+
+
+def test_the_prices_of_a_pool_are_in_the_order_of_its_names():
+    opened = open_environment("large@http://a.test/v1,small@http://b.test/v1", env_price=("1,2", "0,0"))
+    assert [(member.source.name, member.price) for member in opened.members] == [
+        ("large", Price(1, 2)),
+        ("small", Price()),
+    ]

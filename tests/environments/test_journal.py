@@ -121,7 +121,7 @@ def test_two_ranks_share_a_journal_folder_and_the_rest_of_its_budget(tmp_path: P
     def start(rank: int) -> tuple[CountingSource, Environment]:
         source, journal = CountingSource(), Journal(tmp_path, rank=rank)
         budget = Budget(max_calls=limit, spent=journal.spent, ranks=2)
-        return source, Environment([source], journal=journal, budget=budget, price=PRICE)
+        return source, Environment([source], journal=journal, budget=budget, prices=[PRICE])
 
     for _ in range(3):  # each time both are killed when they have paid for one more call
         ranks = [start(rank) for rank in range(2)]

@@ -136,10 +136,10 @@ def test_system_message_and_fields_of_the_training_are_sent_unless_the_user_give
 
 
 def test_fields_and_prices_of_one_environment_replace_those_of_the_run() -> None:
-    config = EnvironmentConfig(env_args='{"temperature": 0.7}', env_price="1,2")
+    config = EnvironmentConfig(env_args='{"temperature": 0.7}', env_price=("1,2",))
     opened = partial(open_spec, "large@http://localhost:8000/v1", config, typed=[])
     [plain] = opened().members
-    [other] = opened(fields={"top_p": 0.5}, price="3,4").members
+    [other] = opened(fields={"top_p": 0.5}, prices={"large@http://localhost:8000/v1": Price(3, 4)}).members
     assert (plain.source.parameters["temperature"], plain.price) == (0.7, Price(1, 2))
     [bare] = opened(fields={}).members
     assert "temperature" not in {**other.source.parameters, **bare.source.parameters}
@@ -179,7 +179,7 @@ def test_an_environment_samples_unless_we_know_better(spec, args, samples):
     assert member.source.samples == samples
 
 
-@pytest.mark.parametrize(("price", "tokens"), [("", (0, 0)), ("1,2", (1, 2))])
+@pytest.mark.parametrize(("price", "tokens"), [((), (0, 0)), (("1,2",), (1, 2))])
 def test_an_object_of_the_users_gets_the_seed_and_has_the_price_of_its_characters(price, tokens):
     environment = open_environment("py:tests.environments.test_specs:Seeded", seed=7, env_price=price)
     caller, dialogue = Caller(), [Message(role="user", content="Who?")]

@@ -89,6 +89,7 @@ def test_a_method_without_environment_opens_none(agents, tmp_path, name):
         agents["runs/a"],
         EvaluateConfig(),
         open_environment=refuse,
+        prices={},
         datasets=[],
         device=torch.device("cpu"),
         seed=0,
@@ -149,7 +150,7 @@ def test_the_same_settings_use_the_answers_again(evaluate_here, other):
         ("--temperature 0.5", "its answers have --temperature 0.0, not 0.5: give another --out"),
         ("--max-turns 3", "its answers have --max-turns 0, not 3"),
         ("--max-new 9", "its answers have --max-new 0, not 9"),
-        ("--optimize-calls 9", "its answers have --optimize-calls 0, not 9"),
+        ("--optimize-calls 9", "its answers have --optimize-calls 5000, not 9"),
         ('--env-args {"top_p":0.5}', "its answers have --env-args"),
     ],
 )

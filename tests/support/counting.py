@@ -61,7 +61,9 @@ def environment(
 ) -> Environment:
     """An environment with the journal of a folder. `options` are those of Environment."""
     journal = Journal(folder)
-    return Environment(sources, journal=journal, budget=budget, price=price, sleep=no_sleep, **options)
+    return Environment(
+        sources, journal=journal, budget=budget, prices=[price] * len(sources), sleep=no_sleep, **options
+    )
 
 
 async def text_of(asked: Environment, *, sample: int = 0) -> str:

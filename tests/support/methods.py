@@ -43,7 +43,7 @@ class PricedSource(Source):
 
 def priced(source, journal: Path | None = None) -> Environment:
     """The environment of a source, for 1 dollar per million tokens in and 2 out."""
-    return Environment([source], journal=Journal(journal), price=Price(1.0, 2.0))
+    return Environment([source], journal=Journal(journal), prices=[Price(1.0, 2.0)])
 
 
 def method(

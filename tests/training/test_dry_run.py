@@ -1,71 +1,104 @@
-"""The estimate of --dry-run: how many games a run plays, and what a game takes at either end."""
+"""The estimate of --dry-run, against numbers computed by hand and against what a fake endpoint counts."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import train
+from prompt_r1.environments.budget import Price
 from prompt_r1.settings.train import PRESETS, TrainConfig
-from prompt_r1.training.dry_run import cost_table, estimate, games_of_run, spending_of_game
-from prompt_r1.types import Spending
+from prompt_r1.training.dry_run import Case, cases_of, cost_table, duration, estimate
+from prompt_r1.training.step_time import GPUS, update_seconds
+from prompt_r1.types import GameSettings, Spending
+
+SPLITS = {"val_data": ("mini",), "test_data": ("mini",)}
 
 
 def test_a_run_validates_before_the_first_step_every_few_steps_and_after_the_last():
-    """320 steps with validations every 30: 12 of them. Test questions are played three times."""
-    games = games_of_run(TrainConfig(group_size=4, save_every=30), validation=256, test=30)
-    assert games == {"training": 320 * 128 * 4, "validation": 256 * 12, "test": 90}
-    for steps, count in ((1, 2), (19, 2), (20, 2), (21, 3), (40, 3)):
-        assert games_of_run(TrainConfig(steps=steps), validation=7, test=0)["validation"] == 7 * count
+    config = TrainConfig(**PRESETS["mini"], **SPLITS)
+    for steps, save_every, count in (
+        (1, 20, 2),
+        (19, 20, 2),
+        (20, 20, 2),
+        (21, 20, 3),
+        (40, 20, 3),
+        (320, 30, 12),
+    ):
+        text = estimate(TrainConfig(**{**vars(config), "steps": steps, "save_every": save_every}))
+        assert f"validation, {100 * count:,} games" in text
+        assert f"training, {steps * 16 * 5:,} games" in text
+        assert "test, 640 games" in text and "test, 320 calls" in text
 
 
-def test_a_game_has_one_short_call_or_one_in_every_turn_but_the_last():
-    """Each call of the high estimate sends the dialogue so far again: prompts of 512, replies of 1,024."""
-    low, high = (spending_of_game(TrainConfig(env_price="1,10"), high=end) for end in (False, True))
-    assert low == Spending(1, 40 + 60, 60, (100 * 1 + 60 * 10) / 1e6)
-    sent = sum(40 + (number + 1) * 512 + number * 1024 for number in range(4))
-    assert (high.calls, high.tokens) == (4, sent + 4 * 1024)
-    assert abs(high.usd - (sent + 4 * 1024 * 10) / 1e6) < 1e-12
-    every_word = spending_of_game(TrainConfig(max_reply_tokens=0), high=True)
-    assert every_word.tokens == high.tokens, "a reply of any length is taken to have 1,024 tokens"
+def test_each_call_sends_the_whole_dialogue_before_it_again():
+    """Four calls with prompts of 512 and replies of 1,024 tokens; the system message has 40 bytes."""
+    case = Case("high", 4, 512, 1024, 4, Price(1, 10))
+    sent = sum(10 + (number + 1) * 512 + number * 1024 for number in range(4))
+    spent = case.game("x" * 40)
+    assert (spent.calls, spent.tokens_in, spent.tokens_out) == (4, sent, 4 * 1024)
+    assert abs(spent.usd - (sent + 4 * 1024 * 10) / 1e6) < 1e-12
+
+
+def test_a_reply_is_as_long_as_max_tokens_allows():
+    game = GameSettings(max_turns=5)
+    for fields, longest in (({}, 1024), ({"max_tokens": 64}, 64), ({"max_completion_tokens": 4000}, 4000)):
+        low, likely, high = cases_of(game, 80, fields, [Price()])
+        assert [low.calls, likely.calls, high.calls] == [1, 2, 4]
+        assert [low.reply, likely.reply, high.reply] == [20, min(250, longest), longest]
+        assert [low.prompt, likely.prompt, high.prompt] == [10, 20, 1024]
 
 
 @given(
-    env=st.sampled_from(["model", "mini", "none"]),
     max_new=st.integers(1, 200),
-    max_turns=st.integers(1, 5),
-    max_reply_tokens=st.integers(0, 100),
-    price=st.sampled_from(["", "0.5,6", "9,0"]),
+    max_turns=st.integers(1, 6),
+    question=st.integers(0, 500),
+    limit=st.integers(1, 2000),
+    prices=st.lists(st.builds(Price, st.floats(0, 9), st.floats(0, 9)), min_size=1, max_size=1),
 )
-def test_the_low_estimate_never_exceeds_the_high_one(env, max_new, max_turns, max_reply_tokens, price):
+def test_the_estimates_are_in_order(max_new, max_turns, question, limit, prices):
     """With turns of 48 tokens the low estimate had prompts of 60, and the high one prompts of 24."""
-    config = TrainConfig(
-        env=env, max_new=max_new, max_turns=max_turns, max_reply_tokens=max_reply_tokens, env_price=price
-    )
-    low, high = (spending_of_game(config, high=end) for end in (False, True))
-    assert low.calls <= high.calls and low.tokens <= high.tokens and low.usd <= high.usd
+    cases = cases_of(GameSettings(max_turns, max_new), question, {"max_tokens": limit}, prices)
+    low, likely, high = (case.game("Be helpful.") for case in cases)
+    for name in ("calls", "tokens_in", "tokens_out", "usd"):
+        amounts = [getattr(spent, name) for spent in (low, likely, high)]
+        assert amounts == sorted(amounts), name
 
 
 def test_the_table_adds_up_its_parts():
-    low, high = Spending(1, 100, 60, 0.001), Spending(4, 3000, 1000, 0.25)
-    games = {"training": 5000, "test": 30}
-    assert [line.split() for line in cost_table(games, low, high, priced=True).splitlines()] == [
-        "games calls tokens dollars".split(),
-        "training 5,000 5,000 to 20,000 800,000 to 20,000,000 5.00 to 1,250.00".split(),
-        "test 30 30 to 120 4,800 to 120,000 0.03 to 7.50".split(),
-        "together 5,030 5,030 to 20,120 804,800 to 20,120,000 5.03 to 1,257.50".split(),
+    parts = {
+        "training": {"low": Spending(1, 100, 60, 0.5), "high": Spending(5000, 30_000_000, 1000, 1250.0)},
+        "test": {"low": Spending(2, 5, 5, 0.25), "high": Spending(30, 0, 9000, 7.5)},
+        "empty": {"low": Spending(), "high": Spending()},
+    }
+    lines = [line.split() for line in cost_table(parts, priced=True).splitlines()]
+    assert ["low", "3", "105", "65", "0.75"] in lines
+    assert ["high", "5,030", "30.0", "M", "10,000", "1,257.50"] in lines
+    assert ["empty"] not in lines
+    assert all(line.endswith("–") for line in cost_table(parts, priced=False).splitlines() if "  low" in line)
+
+
+def test_an_estimate_says_in_how_many_groups_a_question_is_played(tmp_path):
+    """200 questions are played in 227 groups each, which the estimate did not say."""
+    rows = [f'{{"question": "Question {number}?", "answer": "Anna"}}\n' for number in range(200)]
+    (tmp_path / "own.jsonl").write_text("".join(rows))
+    config = TrainConfig(data=(str(tmp_path / "own.jsonl"),), val_data=("held-out",), agent="unknown/name")
+    text = estimate(config)
+    assert "320 steps of 128 draw each of the 180 questions 227.6 times" in text
+
+
+def test_an_estimate_says_whether_its_high_end_is_a_bound_and_how_long_the_calls_take():
+    config = vars(TrainConfig(**PRESETS["mini"], **SPLITS))
+    text = estimate(TrainConfig(**config))
+    assert "high is no upper bound" in text and "--env-price IN,OUT" in text
+    bounded = {"env_args": '{"max_tokens": 64}', "env_price": ("1,2",), "requests_per_minute": 100}
+    text = estimate(TrainConfig(**config | bounded))
+    assert "upper bound" not in text and "--env-price" not in text
+    calls = 640 * 2 + 6400 * 2 + 500 * 2 + 320
+    assert f"likely {duration(60 * calls / 100)}, at 100 requests per minute" in text
+    alone = estimate(TrainConfig(**config | {"env": "none"}))
+    assert "calls alone" not in alone and ["low", "0", "0", "0", "–"] in [
+        one.split() for one in alone.splitlines()
     ]
-    unpriced = cost_table(games, low, high, priced=False).splitlines()
-    assert all(line.endswith(" no --env-price") for line in unpriced[1:])
-
-
-def test_the_estimate_of_the_mini_preset_counts_its_own_questions():
-    splits = {"val_data": ("mini",), "test_data": ("mini",)}
-    text = estimate(TrainConfig(**PRESETS["mini"], **splits, env_price="1,2"))
-    assert "no --env-price" not in text
-    games = {line.split()[0]: line.split()[1] for line in text.splitlines() if line.strip()}
-    assert (games["training"], games["validation"], games["test"]) == ("6,400", "500", "960")
-    alone = TrainConfig(**{**PRESETS["mini"], **splits, "env": "none"})
-    assert estimate(alone).splitlines()[1].split()[2:] == ["0", "0", "0.00"]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -74,3 +107,13 @@ def test_only_the_first_rank_prints_the_estimate(monkeypatch, capsys, rank):
     monkeypatch.setenv("RANK", str(rank))
     train.main(TrainConfig(**PRESETS["mini"], dry_run=True))
     assert ("together" in capsys.readouterr().out) == (rank == 0)
+
+
+def test_the_update_of_the_papers_step_takes_about_a_minute_on_eight_a100():
+    """640 games of 1,250 tokens and 128 openings, five and nine tenths forwards of 4 billion parameters."""
+    config = TrainConfig()
+    seconds = update_seconds(config, 4_022_468_096, GPUS[0], 8, question=400, calls=2, reply=250)
+    opening = (len(config.instruction_text) + 400) // 4
+    flop = 2 * 4_022_468_096 * (128 * opening + 640 * 1250) * 5.9
+    assert abs(seconds - flop / (8 * 312e12 * 0.4)) < 1e-6
+    assert 30 < seconds < 90

@@ -1,0 +1,163 @@
+"""`evaluate.py --dry-run`: estimate the calls, tokens, dollars and time of each method, without a call.
+
+Calls and games cost what training/dry_run.py assumes. A search makes as many calls as its limit allows; at
+the low end, only the calls that score its first prompt. Its texts are longer:
+
+    tokens                                low    likely   high
+    of the prompt before a question        10       100   2,000
+    that the optimiser reads                –     1,000   20,000
+    that the optimiser writes               –       250   2,000
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from prompt_r1.environments.budget import Price
+from prompt_r1.environments.environment import FREE
+from prompt_r1.environments.sources import limit_in
+from prompt_r1.environments.specs import parse_fields
+from prompt_r1.evaluation import gepa, opro, textgrad
+from prompt_r1.evaluation.ask_once import EXTRACT, STEP_BY_STEP
+from prompt_r1.evaluation.imitation import CALLS
+from prompt_r1.evaluation.methods import METHODS
+from prompt_r1.evaluation.predictions import System, short_names
+from prompt_r1.evaluation.searches import VALIDATED_ON, of_dataset, searched
+from prompt_r1.evaluation.settings import EvaluateConfig
+from prompt_r1.evaluation.systems import preparation_questions, prices_of, prices_of_writer
+from prompt_r1.pair.asking import request_of
+from prompt_r1.pair.trained import AgentSpec
+from prompt_r1.training.dry_run import Case, cases_of, cost_table, mean_bytes, notes_of_calls
+from prompt_r1.types import Question, Spending
+
+
+@dataclass(frozen=True)
+class SearchTexts:
+    """Tokens of the texts of a search."""
+
+    prompt: int  # before each question
+    request: int  # what the optimiser reads
+    reply: int  # what the optimiser writes
+
+
+SEARCH_TEXTS = {
+    "low": SearchTexts(10, 0, 0),
+    "likely": SearchTexts(100, 1000, 250),
+    "high": SearchTexts(2000, 20_000, 2000),
+}
+# The optimiser's highest share of the calls: half of what it proposes cannot be used.
+HIGHEST_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class SearchCalls:
+    """The calls of a search that scores a prompt on `scored` questions."""
+
+    scored: int
+    most: int  # of both models, without a limit
+    of_optimizer: float  # the optimiser's share of the calls
+
+
+def calls_of_search(method: str, scored: int) -> SearchCalls:
+    """The calls of a search as its authors' code makes them. In `gepa`, one child in ten joins the pool."""
+    if method == "opro":
+        prompts = opro.STEPS * opro.PER_STEP
+        return SearchCalls(scored, scored + prompts * (1 + scored), 1 / (1 + scored))
+    if method == "textgrad":
+        update = textgrad.BATCH + textgrad.UPDATE_CALLS + scored
+        most = scored + textgrad.EPOCHS * textgrad.UPDATES * update
+        return SearchCalls(scored, most, textgrad.UPDATE_CALLS / update)
+    iteration = 2 * gepa.BATCH + 1 + scored / 10
+    return SearchCalls(scored, gepa.METRIC_CALLS + round(iteration), 1 / iteration)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the methods of an evaluation are asked, and what prepares them."""
+
+    config: EvaluateConfig
+    questions: Sequence[Question]
+    train: Sequence[Question]
+    validation: Sequence[Question]
+
+    def answers(self, method: str, case: Case, spec: str) -> Spending:
+        """The cost of a method's answers."""
+        system, request = self.config.env_system, request_of(spec)
+        question = mean_bytes(self.questions)
+        if not METHODS[method].needs.environment:
+            answer = Spending()
+        elif METHODS[method].needs.agent:
+            answer = case.game(system)
+        elif method == "cot":
+            first = case.question(f"{system}{STEP_BY_STEP}", question)
+            second = case.question(f"{system}{STEP_BY_STEP}{EXTRACT}{request}", question)
+            repeated = case.price.of_call(case.reply, 0)  # The second call sends the thought again.
+            answer = first + second + replace(repeated, calls=0)
+        elif METHODS[method].needs.optimizer:
+            prompt = SEARCH_TEXTS[case.name].prompt
+            answer = case.call(prompt + case.tokens(request) + question // case.bytes_per_token)
+        else:
+            answer = case.question(f"{system}{request}", question)
+        return answer * len(self.questions) * self.config.repeats
+
+    def searches(self, method: str, case: Case, spec: str, writer: Price) -> Spending:
+        """The cost of a search for each dataset."""
+        spent = Spending()
+        datasets = list(dict.fromkeys(question.dataset for question in self.questions))
+        for name in searched(datasets, self.train, self.validation):
+            questions = of_dataset(name, self.train if method == "opro" else self.validation)
+            authors_count = opro.SCORED_ON if method == "opro" else VALIDATED_ON
+            scored = min(len(questions), self.config.optimize_examples or authors_count)
+            calls = calls_of_search(method, scored)
+            most = self.config.optimize_calls or calls.most
+            share = {"low": 0.0, "likely": calls.of_optimizer, "high": HIGHEST_SHARE}[case.name]
+            made = min(scored, most) if case.name == "low" else most
+            texts = SEARCH_TEXTS[case.name]
+            sent = (
+                texts.prompt + case.tokens(request_of(spec)) + mean_bytes(questions) // case.bytes_per_token
+            )
+            of_optimizer = round(made * share)
+            spent += case.call(sent) * (made - of_optimizer)
+            spent += writer.of_call(texts.request, texts.reply) * of_optimizer
+        return spent
+
+    def games_of_rft(self, case: Case) -> Spending:
+        """The cost of the games from which `rft` learns."""
+        games = (self.config.optimize_calls or CALLS) / max(case.calls, 1)
+        return case.game(self.config.env_system) * math.ceil(games)
+
+
+def estimate(
+    config: EvaluateConfig,
+    systems: Mapping[System, AgentSpec],
+    agents: Mapping[str, AgentSpec],
+    questions: Sequence[Question],
+    *,
+    seed: int,
+) -> str:
+    """The text of --dry-run. Reads the questions, and no model. Raises UsageError."""
+    prices = prices_of(config, agents)
+    learning = any(METHODS[system.method].needs.training for system in systems)
+    train, validation = preparation_questions(config, seed) if learning else ([], [])
+    asked = Asked(config, questions, train, validation)
+    own_fields = parse_fields(config.env_args)
+    names = short_names(systems)
+    parts = {}
+    for system, agent in systems.items():
+        method = METHODS[system.method]
+        spec = system.environment or agent.config.env
+        writer = prices_of_writer(config, spec, prices)[0] if method.needs.optimizer else FREE
+        price_list = [prices[name] for name in system.environment.split(",") if name] or [FREE]
+        fields = {**own_fields, **method.fields}
+        of_method = {}
+        for case in cases_of(agent.config.game, mean_bytes(questions), fields, price_list):
+            spent = asked.answers(system.method, case, spec)
+            if method.needs.optimizer:
+                spent += asked.searches(system.method, case, spec, writer)
+            if system.method == "rft":
+                spent += asked.games_of_rft(case)
+            of_method[case.name] = spent
+        parts[names[system]] = of_method
+    at_once = len(questions) * config.repeats
+    notes = notes_of_calls(parts, config, limited=limit_in(own_fields) is not None, at_once=at_once)
+    return "\n".join([cost_table(parts, priced=any(config.env_price)), "", *notes])
