@@ -24,9 +24,10 @@ TOLERANCE = 0.05
 
 Forward = Callable[[PagedBatch], Tensor]
 """A batch of T tokens → last hidden states (T, hidden)."""
-Replay = Callable[[], Tensor]
-Capture = Callable[[Replay], Replay]
-"""Turns a forward into a function that replays it on the same buffers. Each replay overwrites the result."""
+Step = Callable[[], Tensor]
+"""A forward over a fixed batch, run directly or replayed."""
+Capture = Callable[[Step], Step]
+"""Turns a step into one that replays it on the same buffers. Each replay overwrites the result."""
 
 
 class DecodeGraphs:
@@ -40,7 +41,7 @@ class DecodeGraphs:
         self._capture = capture
         self._broken = False  # True: a graph computed something else, so graphs are not used any longer.
         # Batch size → the batch whose buffers the graph reads, and the graph.
-        self._graphs: dict[int, tuple[PagedBatch, Replay]] = {}
+        self._graphs: dict[int, tuple[PagedBatch, Step]] = {}
 
     def __call__(self, new_tokens: Mapping[Sequence, int]) -> Tensor:
         """The last hidden states (R, hidden) of R sequences, each with one new token."""
@@ -54,29 +55,29 @@ class DecodeGraphs:
             padded[idle] = 1
         batch = PagedBatch(padded, self._pool, longest=self._longest)
         if size not in self._graphs:
-            self._graphs[size] = batch, self._captured(partial(self._forward, batch))
+            self._graphs[size] = batch, self._capture_and_compare(partial(self._forward, batch))
         fixed, replay = self._graphs[size]
         for buffer, new in zip(fixed.tensors, batch.tensors, strict=True):
             buffer.copy_(new)
         return replay()[:count]
 
-    def _captured(self, forward: Replay) -> Replay:
-        """The graph of a forward, or the forward itself if the graph computes something else."""
-        expected = forward().float()
-        replay = self._capture(forward)
+    def _capture_and_compare(self, step: Step) -> Step:
+        """The graph of a step, or the step itself if the graph computes something else."""
+        expected = step().float()
+        replay = self._capture(step)
         difference = float((replay().float() - expected).norm() / expected.norm())
         if difference <= TOLERANCE:
             return replay
         self._broken = True  # The difference is too large, or NaN.
         warnings.warn(f"a captured decode step differs by {difference:.1%}: no CUDA graphs", stacklevel=2)
-        return forward
+        return step
 
 
-def capture_cuda_graph(forward: Replay) -> Replay:
-    """Capture a forward that has run before as a CUDA graph."""
+def capture_cuda_graph(step: Step) -> Step:
+    """Capture a step that has run before as a CUDA graph."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = forward()
+        out = step()
 
     def replay() -> Tensor:
         graph.replay()

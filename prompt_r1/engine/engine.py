@@ -1,8 +1,8 @@
 """Batched generation with a KV cache, on an unmodified Hugging Face model.
 
-The interface is stateless: `generate(tokens)`. A game passes its sequence, which stays cached between the
-turns, so only tokens that are not cached yet are computed. A game without a cached sequence starts from the
-cached sequence with the longest common prefix. A step has three parts:
+Each call of `generate` passes all tokens of a game. Its `sequence` is only a handle to the tokens that are
+cached, so that the others alone are computed. A game without cached tokens starts from the cached sequence
+with the longest common prefix. A step has three parts:
 
     schedule   choose the tokens of the step: one for each job that decodes, and prompt tokens in chunks
     run        one forward over these tokens, packed into one row
@@ -32,8 +32,9 @@ from prompt_r1.types import Completion
 
 # The most prompt tokens in a forward. They fill the device, but do not let decoding jobs wait long.
 PREFILL_TOKENS = {"cpu": 512, "cuda": 8192}
-# Lower temperatures count as 0 (greedy). Logits divided by a very low temperature overflow float32.
-LOWEST_TEMPERATURE = 1e-6
+# Lower temperatures count as 0 (greedy), because logits that are divided by them overflow float32. A client
+# of the server may send any temperature.
+MIN_TEMPERATURE = 1e-6
 
 
 class Engine:
@@ -61,14 +62,14 @@ class Engine:
         self.policy = policy
         self.stop_ids = stop_ids
         self.max_tokens = max_tokens
-        self._max_sequences = max_sequences
-        self._prefill_tokens = prefill_tokens or PREFILL_TOKENS[policy.device.type]
         self._pool = allocate_pool(
             policy, tokens=kv_tokens, longest=max_tokens, sequences=max_sequences, block_size=block_size
         )
         self._graphs = DecodeGraphs(policy.hidden_states, self._pool, longest=max_tokens, capture=capture)
         self._scheduler = Scheduler(
-            self._pool, max_sequences=max_sequences, prefill_tokens=self._prefill_tokens
+            self._pool,
+            max_sequences=max_sequences,
+            prefill_tokens=prefill_tokens or PREFILL_TOKENS[policy.device.type],
         )
         self._sequence_numbers = itertools.count()
         self._playing = 0  # the number of games that have a sequence
@@ -88,8 +89,7 @@ class Engine:
             self._scheduler.evict([sequence])
             self._playing -= 1
             if self._playing == 0:
-                self._scheduler.max_sequences = self._max_sequences
-                self._scheduler.prefill_tokens = self._prefill_tokens
+                self._scheduler.restore_limits()
 
     async def generate(
         self,
@@ -108,8 +108,8 @@ class Engine:
         over the whole vocabulary; at temperature 0, log_softmax(logits). The sampled tokens depend only on
         the weights and on the arguments, not on the games that run at the same time.
 
-        `sequence`: the sequence of the game, which may have only one turn at a time; None: a new sequence for
-        this call alone. `watch` is called with each sampled token. Raises ValueError if the tokens do not
+        `sequence` is made by `new_sequence`, and takes one call at a time. Without it, the call gets a
+        sequence of its own. `watch` is called with each sampled token. Raises ValueError if the tokens do not
         fit, and Resumable if the model's logits are not finite.
         """
         if not (temperature >= 0 and 0 < top_p <= 1):
@@ -118,18 +118,19 @@ class Engine:
             raise ValueError(
                 f"{len(tokens)} tokens and {max_new} new ones do not fit a game of {self.max_tokens}"
             )
-        if temperature < LOWEST_TEMPERATURE:
+        if temperature < MIN_TEMPERATURE:
             temperature = 0.0
-        numbers = random.Random(seed)
-        with self.new_sequence() if sequence is None else nullcontext(sequence) as cached:
+        rng = random.Random(seed)
+        own_sequence = self.new_sequence() if sequence is None else nullcontext(sequence)
+        with own_sequence as cached:
             job = Job(
                 sequence=cached,
                 tokens=[*tokens],
                 max_new=max_new,
                 temperature=temperature,
                 top_p=top_p,
-                random=numbers,
-                uniform=numbers.random(),
+                rng=rng,
+                uniform=rng.random(),
                 done=asyncio.get_running_loop().create_future(),
                 watch=watch,
             )
@@ -167,11 +168,10 @@ class Engine:
             self._run_schedule(scheduler.schedule())
             return
         except torch.OutOfMemoryError:
-            if scheduler.max_sequences == 1 and scheduler.prefill_tokens == 1:
+            can_halve = scheduler.halve_limits()
+            if not can_halve:
                 raise
         # This is not in the handler, because the exception keeps the tensors of the forward alive.
-        scheduler.max_sequences = max(1, len(scheduler.running) // 2)
-        scheduler.prefill_tokens = max(1, scheduler.prefill_tokens // 2)
         scheduler.drop_cache()  # The forward may not have written all rows.
         torch.cuda.empty_cache()  # This has no effect on a CPU.
         warnings.warn(
@@ -186,7 +186,7 @@ class Engine:
 
         `counts`: how many tokens of each job the forward computes.
         """
-        if not counts:
+        if not counts:  # All jobs have been cancelled.
             return
         # 1. Pack the new tokens of all jobs into one row. If all tokens of a job are cached after this step,
         #    the hidden state of its last column gives the next token.
@@ -197,11 +197,11 @@ class Engine:
         for job, count in counts.items():
             new_tokens[job.sequence] = count
             width += count
-            if job.uncached == 0:
+            if job.uncached == 0:  # `schedule` has counted the tokens of this step as cached.
                 sampling.append(job)
                 columns.append(width - 1)
         # 2. Run one forward. If every job has one token, a CUDA graph can replay this decode step.
-        only_decodes = len(sampling) == width
+        only_decodes = all(count == 1 for count in counts.values())
         if self._pool.flash and only_decodes:  # CUDA graphs need FlashAttention.
             hidden = self._graphs(new_tokens)
         else:
@@ -217,18 +217,18 @@ class Engine:
             self.policy.logits(hidden),
             temperatures=[job.temperature for job in jobs],
             top_ps=[job.top_p for job in jobs],
-            numbers=[job.uniform for job in jobs],
+            uniforms=[job.uniform for job in jobs],
         )
-        for job, (number, logprob) in zip(jobs, drawn.tolist(), strict=True):
+        for job, (drawn_token, logprob) in zip(jobs, drawn.tolist(), strict=True):
             if not math.isfinite(logprob):
                 raise Resumable(
                     "the model's logits are NaN or infinite, so no token can be sampled: its weights have "
                     "diverged (give a smaller --lr) or do not suit 16 bits (give --dtype float32)"
                 )
-            token = int(number)
+            token = int(drawn_token)
             job.tokens.append(token)
             job.logprobs.append(logprob)
-            job.uniform = job.random.random()
+            job.uniform = job.rng.random()
             if job.watch is not None:
                 job.watch(token)
             finished = token in self.stop_ids

@@ -8,10 +8,11 @@ A new sequence may begin with a prefix of a cached sequence. Both sequences then
 prefix. The rest of the prefix is copied into a block that only the new sequence uses.
 """
 
+import functools
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -56,17 +57,14 @@ class BlockPool:
         device: torch.device,
     ) -> None:
         layers, kv_heads, dim = shape_of_a_token(config)
+        # (keys and values, layers, blocks, rows, key heads, D). On a CPU the rows of a head are contiguous,
+        # which attention reads fastest.
         if device.type == "cpu":
-            # A CPU reads the rows of one head fastest if they are contiguous.
-            contiguous = torch.empty(
-                (2, layers, blocks + 1, kv_heads, block_size, dim), dtype=dtype, device=device
-            )
-            self.cache = contiguous.transpose(3, 4)
+            heads_first = (2, layers, blocks + 1, kv_heads, block_size, dim)
+            self.cache = torch.empty(heads_first, dtype=dtype, device=device).transpose(3, 4)
         else:
-            self.cache = torch.empty(
-                (2, layers, blocks + 1, block_size, kv_heads, dim), dtype=dtype, device=device
-            )
-        # `cache` is (2, layers, blocks, rows, key heads, D): keys, then values.
+            rows_first = (2, layers, blocks + 1, block_size, kv_heads, dim)
+            self.cache = torch.empty(rows_first, dtype=dtype, device=device)
         self.keys, self.values = self.cache
         self.device = device
         self.flash = device.type == "cuda" and dtype.itemsize == 2  # FlashAttention needs both.
@@ -78,7 +76,7 @@ class BlockPool:
 
     def blocks_for(self, tokens: int) -> int:
         """The number of blocks that hold `tokens` tokens."""
-        return blocks_of(tokens, self.block_size)
+        return math.ceil(tokens / self.block_size)
 
     def allocate(self, sequence: Sequence, tokens: int) -> None:
         """Extend the block table of a sequence to `tokens` tokens. There must be enough free blocks."""
@@ -123,11 +121,6 @@ class BlockPool:
             self.cache[:, :, copy, :rest] = self.cache[:, :, original, :rest]
 
 
-def blocks_of(tokens: int, block_size: int) -> int:
-    """The number of blocks of `block_size` tokens that hold `tokens` tokens."""
-    return math.ceil(tokens / block_size)
-
-
 def shape_of_a_token(config: PretrainedConfig) -> torch.Size:
     """The shape (layers, key heads, D) of the keys of one token, and of its values."""
     text = config.get_text_config()
@@ -148,7 +141,7 @@ def allocate_pool(
     config, kind = policy.model.config, policy.device.type
     if not block_size:
         block_size = min(longest, BLOCK_SIZE["cpu"]) if kind == "cpu" else BLOCK_SIZE["cuda"]
-    longest_blocks = blocks_of(longest, block_size)
+    longest_blocks = math.ceil(longest / block_size)
     if tokens:
         # The longest sequence must fit.
         blocks = max(tokens // block_size, longest_blocks)
@@ -186,11 +179,12 @@ class PagedBatch:
         `longest`: how many tokens a row of the block tables has room for; 0: the longest of these sequences.
         """
         self.new_tokens, self.pool = new_tokens, pool
-        self.mask = cache(causal_mask)  # All layers share their masks.
-        self.most_new = max(new_tokens.values())  # the most new tokens of a sequence
+        self.mask = functools.cache(causal_mask)  # All layers share their masks.
+        self.max_new = max(new_tokens.values())  # the most new tokens of a sequence
         self.longest = max(longest, *(len(sequence.tokens) for sequence in new_tokens))
         table_length = pool.blocks_for(self.longest)
 
+        # For each sequence: its new tokens, and where their keys and values are written.
         tokens: list[int] = []
         positions: list[int] = []
         blocks: list[int] = []
@@ -242,7 +236,11 @@ class PagedBatch:
 
     @cached_property
     def first_blocks(self) -> list[list[tuple[Tensor, Tensor]]]:
-        """Views of each sequence's first block, for each layer: keys and values (Hkv, rows, D)."""
+        """Views of each sequence's first block, for each layer: keys and values (Hkv, rows, D).
+
+        They are made once for a step, because slicing the cache in every layer would take longer than
+        attention to a short game.
+        """
         views: list[list[tuple[Tensor, Tensor]]] = []
         for sequence in self.new_tokens:
             cached = self.pool.cache[:, :, sequence.block_table[0], : len(sequence.tokens)]
@@ -259,7 +257,7 @@ def _flash(layer: int, query: Tensor, batch: PagedBatch, scale: float, window: W
     from torch.nn.attention.varlen import varlen_attn  # Where torch has no CUDA, this import compiles code.
 
     # A single query is the last token and sees all keys. Without a causal mask the kernel is faster.
-    causal = batch.most_new > 1 or window is not None
+    causal = batch.max_new > 1 or window is not None
     left = -1 if window is None else window - 1
     right = 0 if causal else -1
     out = varlen_attn(
@@ -268,7 +266,7 @@ def _flash(layer: int, query: Tensor, batch: PagedBatch, scale: float, window: W
         batch.pool.values[layer],
         batch.starts,
         batch.starts,  # The starts of the keys are required, but not read: see `seqused_k` and `block_table`.
-        batch.most_new,
+        batch.max_new,
         batch.longest,
         scale=scale,
         window_size=(left, right),
@@ -287,8 +285,9 @@ def _sequence_by_sequence(
     """Attend with one call of torch's SDPA for each sequence, on any device. (T, H, D) → (T, H, D)."""
     pool = batch.pool
     kv_heads = pool.keys.shape[3]
-    # (new tokens, Hkv, G, D) for each sequence: G query heads share a key head. For a single token, they are
-    # G rows of one matrix product with the keys of this head. On a CPU, repeating the keys is far slower.
+    # (new tokens, Hkv, G, D) for each sequence: G query heads share a key head. With one new token, SDPA gets
+    # the G query heads as if they were G query positions of this key head. So no key is repeated, which is
+    # far slower on a CPU.
     grouped = query.unflatten(1, (kv_heads, -1)).split([*batch.new_tokens.values()])
     outs: list[Tensor] = []
     for sequence, first_block, queries in zip(batch.new_tokens, batch.first_blocks, grouped, strict=True):

@@ -134,21 +134,17 @@ def _cached_logits(policy: Policy, game: list[int]) -> Tensor:
     return policy.logits(torch.cat(hidden))
 
 
-def _short_windows(model: PreTrainedModel) -> ExitStack:
-    """Shorten every sliding window, so that short games exceed it. Closing the stack restores the windows."""
-    restore = ExitStack()
-    text = model.config.get_text_config()
-    kinds = getattr(text, "layer_types", None) or ["sliding_attention"]
-    parts: list[Any] = [model.config, text, *model.modules()]
-    for part in parts:
-        window = getattr(part, "sliding_window", None)
-        if not isinstance(window, int):
-            continue
-        if window < 1 and "sliding_attention" in kinds:  # Models ignore such a window, or mask everything.
-            raise unsupported(model.config, f"its sliding window is {window}: give null or 1 and more")
-        restore.callback(setattr, part, "sliding_window", window)
-        part.sliding_window = WINDOW
-    return restore
+@contextmanager
+def _short_windows(model: PreTrainedModel) -> Iterator[None]:
+    """Shorten every sliding window inside the context, so that short games exceed it."""
+    parts: list[Any] = [model.config, model.config.get_text_config(), *model.modules()]
+    with ExitStack() as restore:
+        for part in parts:
+            window = getattr(part, "sliding_window", None)
+            if isinstance(window, int):
+                restore.callback(setattr, part, "sliding_window", window)
+                part.sliding_window = WINDOW
+        yield
 
 
 @contextmanager

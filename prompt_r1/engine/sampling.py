@@ -9,13 +9,13 @@ from prompt_r1.engine.kv_cache import upload
 
 
 def draw(
-    logits: Tensor, temperatures: Sequence[float], top_ps: Sequence[float], numbers: Sequence[float]
+    logits: Tensor, temperatures: Sequence[float], top_ps: Sequence[float], uniforms: Sequence[float]
 ) -> Tensor:
     """Sample one token for each of R rows of logits (R, V), float32.
 
-    Each row has its own temperature, top-p and random number in [0, 1). The token is where the cumulative
-    distribution of the row exceeds the number. Temperature 0 is greedy. With top-p below 1, only the most
-    likely tokens are drawn, which together have at least this probability.
+    Each row has its own temperature, top-p and uniform random number in [0, 1). The token is where the
+    cumulative distribution of the row exceeds the number. Temperature 0 is greedy. With top-p below 1, only
+    the most likely tokens are drawn, which together have at least this probability.
 
     Returns (R, 2) float64: the tokens, and their log-probabilities in nats under softmax(logits /
     temperature) over the whole vocabulary. They are one tensor, so that one copy brings both to the host. If
@@ -24,7 +24,7 @@ def draw(
     if not any(temperatures):
         largest, tokens = logits.max(-1)
         return _pairs(tokens, largest - logits.logsumexp(-1))
-    settings = upload([numbers, temperatures, top_ps], torch.float32, logits.device)
+    settings = upload([uniforms, temperatures, top_ps], torch.float32, logits.device)
     uniform, temperature, top_p = settings[:, :, None]  # (R, 1) each
     greedy = temperature == 0
     temperature = temperature.masked_fill(greedy, 1.0)  # Greedy rows have log_softmax(logits).
@@ -46,20 +46,21 @@ def _pairs(tokens: Tensor, logprobs: Tensor) -> Tensor:
     return torch.stack([tokens.double(), logprobs.double()], dim=1)
 
 
-def _draw_truncated(weights: Tensor, top_p: Tensor, numbers: Tensor) -> Tensor:
+def _draw_truncated(weights: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
     """Sample from the tokens that remain after top-p. weights (R, V) → tokens (R, 1)."""
     ranked, order = weights.sort(dim=-1, descending=True, stable=True)
     cumulative = ranked.cumsum(-1)
     # A token remains if the tokens before it have less than top_p. So the token that reaches it remains.
     ranked = ranked * (cumulative - ranked < top_p * cumulative[:, -1:])
-    return order.gather(1, _invert(ranked.cumsum(-1), numbers))
+    return order.gather(1, _invert(ranked.cumsum(-1), uniform))
 
 
-def _invert(cumulative: Tensor, numbers: Tensor) -> Tensor:
-    """The index (R, 1) of the first entry whose cumulative weight exceeds the number times the total."""
+def _invert(cumulative: Tensor, uniform: Tensor) -> Tensor:
+    """The index (R, 1) of the first entry whose cumulative weight exceeds `uniform` times the total."""
     total = cumulative[:, -1:].contiguous()
-    found = torch.searchsorted(cumulative, numbers * total, right=True)
-    # If rounding makes the product as large as the total, take the last entry that has a weight.
+    found = torch.searchsorted(cumulative, uniform * total, right=True)
+    # If rounding makes the product as large as the total, take the last entry that has a weight. It is the
+    # first entry whose cumulative weight reaches the total, because all later weights are 0.
     last = torch.searchsorted(cumulative, total)
     # In a row with NaN, both searches return an index behind the last entry.
     return torch.minimum(found, last).clamp(max=cumulative.shape[1] - 1)

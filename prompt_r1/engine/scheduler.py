@@ -1,10 +1,13 @@
 """What the engine computes next: jobs, blocks, tokens.
 
-The oldest sequences are served first. A job takes free blocks. If there are too few, it evicts newer
-sequences: first sequences that wait for a reply, then running ones, the newest first in both cases. A running
-job whose sequence is evicted is preempted: it keeps its sampled tokens, but must wait again, and then their
-keys and values are computed again. So the oldest game never waits for memory, no game starves, and little is
-computed twice.
+Jobs are admitted, and get blocks, in the order of their sequences' age, the oldest first. A job takes free
+blocks. If there are too few, it evicts newer sequences: first sequences that wait for a reply, then running
+ones, the newest first in both cases. A running job whose sequence is evicted is preempted: it keeps its
+sampled tokens, but must wait again, and then their keys and values are computed again. So the oldest game
+never waits for memory, no game starves, and little is computed twice.
+
+The prompts of admitted jobs are computed shortest first, because a job with a short prompt can soon decode
+beside the others.
 """
 
 import asyncio
@@ -18,8 +21,8 @@ from prompt_r1.types import Completion
 
 # When a job is admitted beside running jobs, this share of the blocks stays free, so that they can grow.
 RESERVE = 1 / 16
-# Copy a cached prefix of another sequence only if it saves this many tokens.
-LEAST_SHARED = 16
+# A cached prefix of another sequence is copied only if it saves this many tokens.
+MIN_SHARED_TOKENS = 16
 
 
 @dataclass(eq=False, kw_only=True)
@@ -31,8 +34,10 @@ class Job:
     max_new: int
     temperature: float
     top_p: float
-    random: random.Random
-    uniform: float  # the random number in [0, 1) that draws the next token
+    rng: random.Random
+    # The next random number, in [0, 1). It is drawn ahead, so that a step that is repeated after an
+    # out-of-memory draws the same token.
+    uniform: float
     done: asyncio.Future[Completion]
     watch: Callable[[int], None] | None = None
     logprobs: list[float] = field(default_factory=list)  # nats, of the sampled tokens
@@ -48,12 +53,24 @@ class Scheduler:
 
     def __init__(self, pool: BlockPool, *, max_sequences: int, prefill_tokens: int) -> None:
         """`max_sequences`: the most running jobs. `prefill_tokens`: the most prompt tokens in a step."""
-        self.max_sequences = max_sequences
-        self.prefill_tokens = prefill_tokens
+        self._limits = max_sequences, prefill_tokens
+        self.restore_limits()
         self.running: list[Job] = []  # the oldest sequence first
         self.waiting: list[Job] = []  # the oldest sequence first
         self._pool = pool
         self._cached: set[Sequence] = set()  # the sequences that hold blocks
+
+    def restore_limits(self) -> None:
+        """Undo `halve_limits`."""
+        self.max_sequences, self.prefill_tokens = self._limits
+
+    def halve_limits(self) -> bool:
+        """Halve both limits after an out-of-memory. False if both are 1."""
+        if self.max_sequences == self.prefill_tokens == 1:
+            return False
+        self.max_sequences = max(1, len(self.running) // 2)
+        self.prefill_tokens = max(1, self.prefill_tokens // 2)
+        return True
 
     def add(self, job: Job) -> None:
         """Let a job wait for admission."""
@@ -73,14 +90,14 @@ class Scheduler:
     def admit(self) -> None:
         """Start waiting jobs, the oldest sequences first.
 
-        If a job does not fit, all jobs behind it wait, too. So no job starves.
+        If a job lacks memory, all jobs behind it wait, too. So no job starves.
         """
         for job in [*self.waiting]:
             if len(self.running) >= self.max_sequences:
                 return
             source, shared = self._longest_prefix(job)
             if self._is_being_computed(job, shared):
-                continue
+                continue  # It does not wait for memory, so the jobs behind it may start.
             started = self._start(job, source, shared)
             if not started:
                 return
@@ -90,7 +107,7 @@ class Scheduler:
 
         Then this job waits until the prefix is cached, and starts from it.
         """
-        enough = shared + LEAST_SHARED
+        enough = shared + MIN_SHARED_TOKENS
         return any(
             other.uncached > 1 and common_prefix_length(other.tokens, job.tokens) >= enough
             for other in self.running
@@ -99,7 +116,7 @@ class Scheduler:
     def _longest_prefix(self, job: Job) -> tuple[Sequence, int]:
         """Which cached sequence to start from, and how many of its tokens.
 
-        The job's own sequence wins unless another saves at least LEAST_SHARED tokens.
+        The job's own sequence wins unless another saves at least MIN_SHARED_TOKENS tokens.
         """
         own = common_prefix_length(job.sequence.tokens, job.tokens)
         best, longest = job.sequence, own
@@ -108,12 +125,15 @@ class Scheduler:
                 shared = common_prefix_length(sequence.tokens, job.tokens)
                 if shared > longest:
                     best, longest = sequence, shared
-        if longest >= own + LEAST_SHARED:
+        if longest >= own + MIN_SHARED_TOKENS:
             return best, longest
         return job.sequence, own
 
     def _start(self, job: Job, source: Sequence, shared: int) -> bool:
-        """Run a job on the first `shared` tokens of a cached sequence. False if there are too few blocks."""
+        """Run a job on the first `shared` tokens of a cached sequence. False if there are too few blocks.
+
+        If memory does not hold the job beside another `source`, the job starts without cached tokens.
+        """
         sequence, pool = job.sequence, self._pool
         # The last token is always computed, because the next token is sampled from its hidden state.
         shared = min(shared, len(job.tokens) - 1)
@@ -124,11 +144,8 @@ class Scheduler:
             pool.truncate(sequence, shared)
         else:
             pool.truncate(sequence, 0)
-            has_room = self._make_room(needed - shared // pool.block_size, job, keep=source)
-            if has_room:
-                pool.fork(source, sequence, shared)
-        # After a fork there is room already. If there was no room beside the source, the job begins with
-        # nothing, and the source may be evicted, too.
+            self._fork_if_it_fits(source, job, shared, needed)
+        # A forked job has room already. Other jobs make room now, and may evict the source, too.
         has_room = self._make_room(needed - len(sequence.block_table), job)
         if not has_room:
             return False
@@ -137,6 +154,13 @@ class Scheduler:
         self.waiting.remove(job)
         insort(self.running, job, key=_age)
         return True
+
+    def _fork_if_it_fits(self, source: Sequence, job: Job, shared: int, needed: int) -> None:
+        """Begin the job's sequence with tokens of `source`, if there are `needed` blocks beside `source`."""
+        shared_blocks = shared // self._pool.block_size
+        has_room = self._make_room(needed - shared_blocks, job, keep=source)
+        if has_room:
+            self._pool.fork(source, job.sequence, shared)
 
     # One step
 
@@ -192,33 +216,25 @@ class Scheduler:
         return False
 
     def _victims(self, job: Job, keep: Sequence | None) -> list[Sequence]:
-        """The sequences that a job may evict, in this order.
+        """The sequences that a job may evict: newer before older, waiting before running, the newest first.
 
-        First come newer sequences that wait for a reply, then newer sequences that run, the newest first in
-        both cases. If no other job runs, older sequences come last.
+        Older sequences may be evicted only if no other job runs.
         """
+        own = job.sequence.number
         running = {other.sequence for other in self.running}
-        newest_first = sorted(self._cached - {job.sequence, keep}, key=lambda other: -other.number)
-        older = [other for other in newest_first if other.number < job.sequence.number]
-        newer = [other for other in newest_first if other.number >= job.sequence.number]
-        victims = [other for other in newer if other not in running]
-        victims += [other for other in newer if other in running]
-        if not running - {job.sequence}:
-            victims += older
-        return victims
+        candidates = self._cached - {job.sequence, keep}
+        if running - {job.sequence}:
+            candidates = {other for other in candidates if other.number > own}
+        return sorted(candidates, key=lambda other: (other.number < own, other in running, -other.number))
 
     def evict(self, sequences: list[Sequence]) -> None:
-        """Free the blocks of sequences, and preempt their jobs."""
+        """Free the blocks of sequences, and let their running jobs wait again."""
         for job in [job for job in self.running if job.sequence in sequences]:
-            self.preempt(job)
+            self.running.remove(job)
+            self.add(job)
         for sequence in sequences:
             self._pool.truncate(sequence, 0)
             self._cached.discard(sequence)
-
-    def preempt(self, job: Job) -> None:
-        """Let a running job wait again."""
-        self.running.remove(job)
-        self.add(job)
 
 
 def _age(job: Job) -> int:

@@ -88,6 +88,11 @@ def _check_config(path: str | Path, config: PretrainedConfig, max_tokens: int) -
     unknown = {*(getattr(text, "layer_types", None) or ())} - LAYER_TYPES
     if unknown:
         raise unsupported(config, f"it has layers of the kind {', '.join(sorted(unknown))}")
+    # Models ignore a sliding window below 1, or mask everything.
+    window = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"]
+    if window is not None and window < 1 and "sliding_attention" in kinds:
+        raise unsupported(config, f"its sliding window is {window}: set it to null, or to at least 1")
     limit = longest_game(config)
     if limit is not None and max_tokens > limit:
         raise UsageError(

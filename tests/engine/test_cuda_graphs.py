@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from prompt_r1.engine.cuda_graphs import Replay
+from prompt_r1.engine.cuda_graphs import Step
 from prompt_r1.engine.engine import Engine
 from tests.support import tiny
 from tests.support.at_once import at_once
@@ -21,7 +21,7 @@ class Capture:
         self.captured = self.replayed = 0
         self._off_by = off_by
 
-    def __call__(self, step: Replay) -> Replay:
+    def __call__(self, step: Step) -> Step:
         out = step()
         self.captured += 1
 

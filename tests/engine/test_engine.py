@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks import gpu_check
 from benchmarks.workload import CountingScheduler, Lengths, count_work, greedy_game, plan, play_async, totals
-from prompt_r1.engine.engine import Engine
+from prompt_r1.engine.engine import PREFILL_TOKENS, Engine
 from prompt_r1.engine.scheduler import Scheduler
 from prompt_r1.errors import Resumable
 from prompt_r1.model.policy import Policy
@@ -513,7 +513,7 @@ def test_when_all_games_have_ended_the_whole_batch_decodes_again_after_out_of_me
         limit_memory(policy, tokens=1000, rows=1, monkeypatch=scarce)
         assert play() == 1
     assert play() == 4
-    assert engine._scheduler.prefill_tokens == engine._prefill_tokens
+    assert engine._scheduler.prefill_tokens == PREFILL_TOKENS["cpu"]
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")

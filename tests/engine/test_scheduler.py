@@ -23,7 +23,7 @@ def job_of(game: Sequence, tokens: list[int], loop: asyncio.AbstractEventLoop) -
         max_new=1,
         temperature=1.0,
         top_p=1.0,
-        random=random.Random(0),
+        rng=random.Random(0),
         uniform=0.5,
         done=loop.create_future(),
     )
