@@ -133,7 +133,8 @@ class Source(Protocol):
 def limit_in(fields: Mapping[str, object]) -> int | None:
     """The limit of a reply's tokens in the fields of a request; None if there is none."""
     limit = fields.get("max_tokens") or fields.get("max_completion_tokens")
-    return limit if isinstance(limit, int) else None
+    # llama.cpp and others take -1 for no limit.
+    return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def reply_of(written: str, *, label: str = "", reasoning: str = "", finish: str = "stop") -> Reply:

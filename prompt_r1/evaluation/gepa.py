@@ -25,7 +25,7 @@ from prompt_r1.types import Question
 BATCH = 3  # the number of training questions in an iteration
 METRIC_CALLS = 150  # No iteration begins after so many calls of the environment.
 FENCE = re.compile("`{3,}")
-LANGUAGE = re.compile("[a-z]+")
+LANGUAGE = re.compile("[a-z]+|Text|Plaintext|Markdown|Prompt")
 CLOSED_ON_OWN_LINE = re.compile(r"\n[ \t]*\Z")
 ROLE = "You improve the instructions of language models."
 REQUEST = """\

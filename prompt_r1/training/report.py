@@ -40,12 +40,12 @@ Point = tuple[float, float]
 
 # Counts of the whole run: the label of each, and the metrics that are summed for it.
 COUNTS = {
-    "games trained": "games",
-    "calls sent": "env/paid",
-    "calls from the journal": "env/reused",
-    "requests retried": "env/failed_requests",
-    "calls failed": "env/errors",
-    "replies filtered, cut or empty": "env/outcomes/*",
+    "games trained": ("games",),
+    "calls sent": ("env/paid",),
+    "calls from the journal": ("env/reused",),
+    "requests retried": ("env/failed_requests",),
+    "calls failed": ("env/errors", "val/errors"),
+    "replies filtered, cut or empty": ("env/outcomes/*",),
 }
 
 
@@ -177,12 +177,13 @@ def _counts(lines: Lines) -> dict[str, int]:
     """How many steps, games and calls the run has had, by label."""
     last_step = max((line["step"] for line in lines), default=0)
     counts = {"steps": int(last_step)}
-    for label, pattern in COUNTS.items():
+    for label, patterns in COUNTS.items():
         total = 0.0
         for line in lines:
-            for name in fnmatch.filter(line, pattern):
-                if math.isfinite(line[name]):
-                    total += line[name]
+            for pattern in patterns:
+                for name in fnmatch.filter(line, pattern):
+                    if math.isfinite(line[name]):
+                        total += line[name]
         counts[label] = round(total)
     return counts
 

@@ -83,6 +83,13 @@ def test_where_nothing_bounds_a_reply_the_first_calls_are_few_at_a_time() -> Non
     assert FIRST_AT_ONCE < growing.peak < 30
 
 
+def test_a_limit_of_minus_one_is_no_limit() -> None:
+    """A bug: llama.cpp takes -1 for no limit, and the estimate of a reply was -1 token."""
+    source = CountingSource(max_tokens=-1)
+    [member] = environment(source, budget=Budget(max_usd=9)).members
+    assert member.estimate(HELLO).tokens_out == LONG_REPLY and member.slot_count == FIRST_AT_ONCE
+
+
 def busy(number: int) -> Busy:
     """The first of three attempts cannot be billed."""
     return Busy("HTTP 500", may_be_billed=number % 3 > 0)

@@ -104,15 +104,23 @@ def test_a_group_without_a_right_game_has_no_tick(tmp_path):
 
 
 def test_calls_failures_and_retries_are_counted(run, tmp_path):
+    """A bug: the calls of a validation counted as sent, but not as failed."""
     copy = shutil.copytree(run, tmp_path / "run")
     with (copy / "metrics.jsonl").open("a") as file:
         for line in (
-            {"step": 4, "env/errors": 2.0, "env/failed_requests": 3.0, "games": 8.0, "games/s": 90.0},
+            {
+                "step": 4,
+                "env/errors": 2.0,
+                "val/errors": 4,
+                "env/failed_requests": 3.0,
+                "games": 8.0,
+                "games/s": 90.0,
+            },
             {"step": 5, "env/errors": 1.0, "env/outcomes/length": 2.0, "env/outcomes/content_filter": 1.0},
         ):
             file.write(json.dumps(line) + "\n")
     text = page_of(copy).text
-    assert "5 steps · 8 games trained" in text and "3 calls failed" in text and "3 requests retried" in text
+    assert "5 steps · 8 games trained" in text and "7 calls failed" in text and "3 requests retried" in text
     assert "3 replies filtered, cut or empty" in text
 
 
