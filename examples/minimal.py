@@ -218,7 +218,7 @@ class Loss:
 
 
 def grpo_loss(logprobs: Tensor, old: Tensor, ref: Tensor, sampled: Tensor, advantages: Tensor) -> Loss:
-    """Eq. 17: the mean over games of the mean over each game's own tokens.
+    """Eq. 17 (later version): the mean over games of the mean over each game's own tokens.
 
     `logprobs` of the policy that learns, `old` of the policy that played, and `ref` of the frozen reference
     are (B, T-1). `advantages` is (B, 1): all tokens of a game share its advantage.
