@@ -59,7 +59,7 @@ from prompt_r1.pair.trained import AgentSpec, trained_config
 from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.programs.progress import progress_style
 from prompt_r1.programs.text import printable
-from prompt_r1.settings.fields import identifying_values
+from prompt_r1.settings.fields import experiment_values
 from prompt_r1.types import Question
 
 Repeat = tuple[Question, int]
@@ -83,7 +83,7 @@ def main(config: EvaluateConfig) -> None:
     folder = results_folder(config)
 
     with closing(PredictionFile(folder / FILE)) as file:
-        identifying = identifying_values(config) | {"seed": seed}
+        identifying = experiment_values(config) | {"seed": seed}
         keep_settings(folder, identifying, digests_of_systems(config, systems))
         wanted: list[Repeat] = []
         for question in questions:

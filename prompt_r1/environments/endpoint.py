@@ -31,7 +31,7 @@ from prompt_r1.environments.sources import (
     limit_in,
 )
 from prompt_r1.errors import UsageError
-from prompt_r1.programs.keys import SHORTEST_SECRET, scrub
+from prompt_r1.programs.keys import MIN_SECRET_LENGTH, scrub
 from prompt_r1.programs.text import printable
 from prompt_r1.types import Message
 
@@ -93,7 +93,7 @@ class Endpoint(Source):
             except Busy as busy:
                 busy.reason = self._shown(busy.reason)
                 raise
-        secret = self.key if len(self.key) >= SHORTEST_SECRET else ""
+        secret = self.key if len(self.key) >= MIN_SECRET_LENGTH else ""
         reply = replace(
             reply,
             text=scrub(reply.text, secret),

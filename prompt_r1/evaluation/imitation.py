@@ -104,7 +104,7 @@ def _is_done(folder: Path) -> bool:
 
 def one_turn_config(start: str, *, seed: int) -> AgentConfig:
     """The settings of an agent that answers in one turn, without an environment."""
-    preset = agent_preset(preset_of(start))
+    preset = agent_preset(preset_of(start, default="paper"))
     return replace(preset, env="none", instruction="answer", agent=start, seed=seed)
 
 

@@ -19,7 +19,7 @@ from prompt_r1.pair.trained import AgentSpec, newest_mini_run, resolve_agent, tr
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.settings.agent import AgentConfig, is_mini, is_mini_data
-from prompt_r1.settings.fields import identifying_values
+from prompt_r1.settings.fields import experiment_values
 from prompt_r1.settings.flags import parse_arguments
 from prompt_r1.settings.functions import OBJECT_PREFIX
 from prompt_r1.types import Question
@@ -56,7 +56,7 @@ def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
     begun = (folder / FILE).exists()
     if folder.exists():
         make_folder(folder, lambda folder: begun, "an evaluation")
-        check_same_settings(folder, identifying_values(config))
+        check_same_settings(folder, experiment_values(config))
     # A folder with answers may be complete. Then nothing is asked, and no key is needed.
     if not begun and not config.dry_run:  # An estimate needs no key.
         typed = [spec for spec in [*config.env, config.optimizer_env] if spec]

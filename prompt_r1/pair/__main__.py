@@ -20,7 +20,7 @@ from prompt_r1.pair.preflight import check_pair
 from prompt_r1.pair.settings import PairConfig
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.text import printable
-from prompt_r1.settings.fields import POSITIVE, Range, everyday
+from prompt_r1.settings.fields import POSITIVE, Range, everyday_setting
 from prompt_r1.settings.flags import parse_arguments
 
 PACKAGES = ("starlette", "uvicorn")
@@ -35,12 +35,12 @@ class ServeConfig(PairConfig):
     the whole server.
     """
 
-    host: str = everyday("127.0.0.1", "address to listen at")
-    port: int = everyday(8000, "port; 0: any free one", Range(at_least=0, below=65536))
-    model_name: str = everyday("prompt-r1", "name of the pair in /v1/models and in requests")
-    max_sessions: int = everyday(64, "questions at the same time; others get status 429", POSITIVE)
-    request_usd: float = everyday(0.0, "limit of dollars per question (needs --env-price); 0: none")
-    request_seconds: float = everyday(300.0, "limit of seconds per question", POSITIVE)
+    host: str = everyday_setting("127.0.0.1", "address to listen at")
+    port: int = everyday_setting(8000, "port; 0: any free one", Range(at_least=0, below=65536))
+    model_name: str = everyday_setting("prompt-r1", "name of the pair in /v1/models and in requests")
+    max_sessions: int = everyday_setting(64, "questions at the same time; others get status 429", POSITIVE)
+    request_usd: float = everyday_setting(0.0, "limit of dollars per question (needs --env-price); 0: none")
+    request_seconds: float = everyday_setting(300.0, "limit of seconds per question", POSITIVE)
 
 
 def main(arguments: list[str]) -> None:

@@ -28,6 +28,6 @@ def check_pair(config: PairConfig) -> None:
     """Raise UsageError for a device, an agent or an environment that cannot be opened."""
     check_device(config.device)
     agent = config.agent or str(newest_mini_run())
-    trained = trained_config(check_agent(agent)) or agent_preset(preset_of(agent))
+    trained = trained_config(check_agent(agent)) or agent_preset(preset_of(agent, default="paper"))
     # The settings in an agent's folder may come from anyone, so their environment was not typed.
     check_environment(config.env or trained.env, config, typed=[config.env])

@@ -31,7 +31,7 @@ def newest_mini_run() -> Path:
     saved = RUNS.glob(f"*/agent/{GAME_FILE}")
     for file in sorted(saved, key=lambda file: file.stat().st_mtime, reverse=True):
         config = trained_config(file.parent)
-        if config is not None and config.agent == MINI_AGENT and not config.alone:
+        if config is not None and config.agent == MINI_AGENT and not config.without_environment:
             return file.parent.parent
     raise UsageError(
         f"no trained agent under {RUNS}/: run `{command('train.py')}` first, or give --agent and --env"
@@ -73,7 +73,7 @@ def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> AgentSp
     known_as = name or str(newest_mini_run())
     path = find_agent(known_as, seed=0)
     trained = trained_config(path)
-    config = agent_preset(preset_of(known_as)) if trained is None else trained
+    config = agent_preset(preset_of(known_as, default="paper")) if trained is None else trained
     config = replace(config, max_turns=max_turns or config.max_turns, max_new=max_new or config.max_new)
     start = name if trained is None else trained.agent
     return AgentSpec(path, config, start, is_newest=not name)

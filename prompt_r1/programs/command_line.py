@@ -27,7 +27,6 @@ from prompt_r1.programs.text import printable
 
 Settings = TypeVar("Settings")  # the config of a program, or its arguments
 PACKAGE = Path(__file__).parents[1]
-LONGEST_SENTENCE = 2000  # An error message has at most so many characters.
 # A disk is full, broken or read-only, or a network file system is gone. Such errors often name no path.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT)
 MORE_MEMORY = (
@@ -119,9 +118,6 @@ def exit_with(code: int, reason: str) -> NoReturn:
     """Print the name of the program and why it ends, on one line of stderr, and exit."""
     sentence = printable(f"{program_name()}: {reason}")
     sentence = sentence.replace("\n", "\\n")  # The name of a file may have line breaks.
-    if len(sentence) > LONGEST_SENTENCE:  # It repeats a long value of the command line or of a file.
-        half = LONGEST_SENTENCE // 2
-        sentence = f"{sentence[:half]} … {sentence[-half:]}"
     with suppress(OSError):  # The terminal may have been closed.
         print(sentence, file=sys.stderr, flush=True)
     try:

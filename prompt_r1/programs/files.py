@@ -86,7 +86,7 @@ def lock(file: int | IO[str], path: Path) -> bool:
     return True
 
 
-@functools.cache  # The warning comes once, although a program checks the lock before it takes it.
+@functools.cache  # The warning comes once for each folder, however often the lock is tried.
 def _warn_of_missing_locks(path: Path, reason: str) -> None:
     logger.warning("%s cannot be locked (%s): let no second process write to this folder", path, reason)
 
@@ -149,9 +149,10 @@ def remove_leftovers(parent: Path) -> None:
     """Remove incomplete folders in `parent`; if a new folder never came, move the older folder back."""
     for replaced in parent.glob(".*.old"):
         folder = parent / replaced.name.removeprefix(".").removesuffix(".old")
-        if not folder.exists():
+        if folder.exists():
+            _remove(replaced)
+        else:
             os.replace(replaced, folder)
-        _remove(replaced)
     _remove(parent / TEMPORARY)
 
 

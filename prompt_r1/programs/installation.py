@@ -11,7 +11,7 @@ PACKAGES = ("yaml", "httpx", "torch", "transformers")
 
 
 def check_installation() -> None:
-    """Exit with one line on Windows, and if this Python is too old, lacks a package or removes docstrings."""
+    """Exit with one line on Windows, and if this Python is too old or lacks a package."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     repair = "activate the virtual environment, or pip install -r requirements.txt into a new one"
     if sys.platform == "win32":  # Windows has no locks of files (fcntl), and no SIGUSR1.
@@ -20,9 +20,6 @@ def check_installation() -> None:
         problem = f"this is Python {sys.version.split()[0]}, and 3.11 or newer is needed"
     elif missing:
         problem = f"the package {missing[0]} is not installed"
-    elif sys.flags.optimize > 1:
-        problem = "this Python removes docstrings, which transformers reads"
-        repair = "unset PYTHONOPTIMIZE, or omit -OO"
     else:
         return
     print(f"{problem}; {repair}", file=sys.stderr)

@@ -4,7 +4,7 @@ import os
 import re
 
 # A key of fewer characters ("EMPTY", "ollama") is a placeholder, which replies may contain.
-SHORTEST_SECRET = 12
+MIN_SECRET_LENGTH = 12
 # Names of environment variables that hold a secret, such as OPENAI_API_KEY, HF_TOKEN and WANDB_API_KEY.
 SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
@@ -21,6 +21,6 @@ def without_keys(text: str) -> str:
     """The text without the values of environment variables that hold a secret."""
     for name, value in os.environ.items():
         secret = value.strip()
-        if SECRET_NAME.search(name) and len(secret) >= SHORTEST_SECRET:
+        if SECRET_NAME.search(name) and len(secret) >= MIN_SECRET_LENGTH:
             text = scrub(text, secret)
     return text

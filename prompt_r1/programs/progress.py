@@ -16,7 +16,7 @@ class _Lines(io.TextIOBase):
 
 
 def progress_style() -> dict[str, Any]:
-    """Arguments of tqdm. Without a terminal, a line is written every ten seconds, from the tenth on."""
+    """Arguments of tqdm. Without a terminal, a line is written after every ten seconds."""
     if sys.stderr.isatty():
         return {}
     return {"file": _Lines(), "mininterval": 10, "delay": 10}

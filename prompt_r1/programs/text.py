@@ -3,7 +3,8 @@
 import re
 import unicodedata
 
-NOT_PLAIN = re.compile("[^ -~\t\n]")  # Only these characters may be unsafe: all but visible ASCII.
+# All characters but visible ASCII, tab and line break. Only these characters can be unsafe.
+NOT_PLAIN = re.compile("[^ -~\t\n]")
 
 
 def printable(text: str) -> str:

@@ -29,61 +29,77 @@ def is_mini_data(name: str) -> bool:
     return name.partition(":")[0] == "mini"
 
 
-# The groups of --help-all.
-of_parts = partial(setting, group="agent, environment and data", identifies=True)
-of_game = partial(setting, group="the game", identifies=True)
-of_calls = partial(setting, group="calls of the environment")
-of_machine = partial(setting, group="the machine")
-of_instruments = partial(setting, group="validation and instruments")
+# Each makes a setting under one heading of --help-all.
+part_setting = partial(setting, group="agent, environment and data", defines_experiment=True)
+game_setting = partial(setting, group="the game", defines_experiment=True)
+call_setting = partial(setting, group="calls of the environment")
+machine_setting = partial(setting, group="the machine")
+instrument_setting = partial(setting, group="validation and instruments")
 
 
 @dataclass(frozen=True)
 class EnvironmentConfig:
     """Settings of the environment, its calls and its budget, which all programs share."""
 
-    env_args: str = of_parts("", 'fields of each request, as JSON: {"temperature": 0.7}')
-    route: str = of_parts("session", "choice among several environments: session, uniform or weights (3,1)")
-    env_system: str = of_parts(
+    env_args: str = part_setting("", 'fields of each request, as JSON: {"temperature": 0.7}')
+    route: str = part_setting(
+        "session", "choice among several environments: session, uniform or weights (3,1)"
+    )
+    env_system: str = part_setting(
         ENVIRONMENT_SYSTEM, "system message; empty: none (default: helpful assistant)", may_be_empty=True
     )
-    env_price: tuple[str, ...] = of_calls((), "IN,OUT: dollars per million tokens, or several", everyday=True)
-    env_concurrency: int = of_calls(64, "concurrent calls on each rank", POSITIVE)
-    requests_per_minute: int = of_calls(0, "limit of the endpoint, from which --dry-run calculates hours")
-    max_env_calls: int = of_calls(0, "limit of calls; 0: none")
-    max_env_usd: float = of_calls(0.0, "limit of dollars (needs --env-price); 0: none", everyday=True)
+    env_price: tuple[str, ...] = call_setting(
+        (), "IN,OUT: dollars per million tokens, or several", everyday=True
+    )
+    env_concurrency: int = call_setting(64, "concurrent calls on each rank", POSITIVE)
+    requests_per_minute: int = call_setting(0, "limit of the endpoint, from which --dry-run calculates hours")
+    max_env_calls: int = call_setting(0, "limit of calls; 0: none")
+    max_env_usd: float = call_setting(0.0, "limit of dollars (needs --env-price); 0: none", everyday=True)
 
 
 @dataclass(frozen=True)
 class AgentConfig(EnvironmentConfig):
     """How an agent plays, and what it is trained and validated on. The defaults are the paper's.
 
-    With --env none the agent answers alone: its game has one turn, and the paper's instruction and reward,
-    which ask for interactions, have counterparts that do not.
+    With --env none, a game has one turn, in which the agent answers. The instruction and the reward are then
+    variants of the paper's that do not ask for interactions.
     """
 
-    agent: str = of_parts("Qwen/Qwen3-4B", "run or model folder, .gguf, hub id, smollm2, mini", everyday=True)
-    env: str = of_parts(
+    agent: str = part_setting(
+        "Qwen/Qwen3-4B", "run or model folder, .gguf, hub id, smollm2, mini", everyday=True
+    )
+    env: str = part_setting(
         "gpt-4o-mini", "mini, smollm2, MODEL, MODEL@URL, hf:DIR, py:MODULE:NAME, none", everyday=True
     )
-    data: tuple[str, ...] = of_parts((), "mini, files, hf:ORG/NAME:SPLIT, py:MODULE:FUNCTION", everyday=True)
-    seed: int = of_parts(0, "seed of mini world, question order, sampling", ANY, everyday=True)
-    instruction: str = of_game("paper", "to the agent; answer: for --env none", ("paper", "short", "answer"))
-    max_turns: int = of_game(5, "turns per game", POSITIVE, everyday=True)
-    max_new: int = of_game(1024, "new tokens per turn", POSITIVE)
-    max_tokens: int = of_game(8192, "tokens per game", POSITIVE)
-    max_reply_tokens: int = of_game(1024, "tokens of a reply that the agent reads; 0: all")
-    rule: str = of_game("paper", "reward, of the paper (eqs 12-15) or its release", ("paper", "release"))
-    reward: str = of_game("", "MODULE:FUNCTION in place of the reward (eq. 15)")
-    temperature: float = of_game(1.0, "temperature in training; validation is greedy", Range(at_least=1e-6))
-    val_data: tuple[str, ...] = of_instruments(
+    data: tuple[str, ...] = part_setting(
+        (), "mini, files, hf:ORG/NAME:SPLIT, py:MODULE:FUNCTION", everyday=True
+    )
+    seed: int = part_setting(0, "seed of mini world, question order, sampling", ANY, everyday=True)
+    instruction: str = game_setting(
+        "paper", "to the agent; answer suits --env none", ("paper", "short", "answer")
+    )
+    max_turns: int = game_setting(5, "turns per game", POSITIVE, everyday=True)
+    max_new: int = game_setting(1024, "new tokens per turn", POSITIVE)
+    max_tokens: int = game_setting(8192, "tokens per game", POSITIVE)
+    max_reply_tokens: int = game_setting(1024, "tokens of a reply that the agent reads; 0: all")
+    rule: str = game_setting("paper", "reward, of the paper (eqs 12-15) or its release", ("paper", "release"))
+    reward: str = game_setting("", "MODULE:FUNCTION in place of the reward (eq. 15)")
+    temperature: float = game_setting(
+        1.0, "temperature in training; validation is greedy", Range(at_least=1e-6)
+    )
+    val_data: tuple[str, ...] = instrument_setting(
         (), "validation; none; held-out (default of files): a tenth", everyday=True
     )
-    test_data: tuple[str, ...] = of_instruments((), "test questions at the end; none: no test", everyday=True)
-    dtype: str = of_machine("bfloat16", "matrix products on GPUs; all else: float32", ("float32", "bfloat16"))
-    threads: int = of_machine(0, "threads of torch on a CPU; 0: its own choice")
+    test_data: tuple[str, ...] = instrument_setting(
+        (), "test questions at the end; none: no test", everyday=True
+    )
+    dtype: str = machine_setting(
+        "bfloat16", "matrix products on GPUs; all else: float32", ("float32", "bfloat16")
+    )
+    threads: int = machine_setting(0, "threads of torch on a CPU; 0: its own choice")
 
     @property
-    def alone(self) -> bool:
+    def without_environment(self) -> bool:
         """Whether the agent answers without an environment."""
         return self.env == "none"
 
@@ -91,7 +107,7 @@ class AgentConfig(EnvironmentConfig):
     def game(self) -> GameSettings:
         """The rules of the game, without the rest of the training."""
         return GameSettings(
-            max_turns=1 if self.alone else self.max_turns,
+            max_turns=1 if self.without_environment else self.max_turns,
             max_new=self.max_new,
             max_tokens=self.max_tokens,
             max_reply_tokens=self.max_reply_tokens,
@@ -100,14 +116,14 @@ class AgentConfig(EnvironmentConfig):
     @property
     def instruction_text(self) -> str:
         """The instruction that tells the agent what to do with the question."""
-        if self.alone and self.instruction == "paper":
+        if self.without_environment and self.instruction == "paper":
             return INSTRUCTIONS["alone"]
         return INSTRUCTIONS[self.instruction]
 
     @property
     def base_rule(self) -> Rule:
         """The rule of the reward, without a reward of the user."""
-        return RULES["alone" if self.alone else self.rule]
+        return RULES["alone" if self.without_environment else self.rule]
 
     @property
     def reward_rule(self) -> Rule:

@@ -48,22 +48,22 @@ def setting(
     allowed: Range | tuple[str, ...] = NOT_NEGATIVE,
     *,
     everyday: bool = False,
-    identifies: bool = False,
+    defines_experiment: bool = False,
     may_be_empty: bool = False,
     group: str = "",
 ) -> Any:
     """A field of a config: its default, its line in the help, and the values that it may take.
 
     `allowed` is a range of numbers, or all possible texts. `everyday` settings are shown by --help, the
-    others only by --help-all, under the heading `group`. `identifies` marks a setting that defines the
-    experiment. It must have the same value in a resumed run, and for all answers in the folder of an
-    evaluation. `may_be_empty` marks a text whose flag means something if it is empty.
+    others only by --help-all, under the heading `group`. A setting that `defines_experiment` must have the
+    same value in a resumed run, and for all answers in the folder of an evaluation. `may_be_empty` marks a
+    text whose flag means something if it is empty.
     """
     metadata = {
         "help": help,
         "group": group,
         "everyday": everyday,
-        "identifies": identifies,
+        "defines_experiment": defines_experiment,
         "may_be_empty": may_be_empty,
         "range": allowed if isinstance(allowed, Range) else ANY,
         "choices": allowed if isinstance(allowed, tuple) else (),
@@ -71,7 +71,7 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
-everyday = partial(setting, everyday=True)
+everyday_setting = partial(setting, everyday=True)
 
 
 def settings_of(config: Any) -> list[Field[Any]]:
@@ -84,32 +84,36 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def identifying_values(config: Any) -> dict[str, Any]:
-    """The values of the settings that tell one experiment from another."""
-    return {f.name: getattr(config, f.name) for f in settings_of(config) if f.metadata["identifies"]}
+def experiment_values(config: Any) -> dict[str, Any]:
+    """The values of the settings that define an experiment."""
+    defining = [f.name for f in settings_of(config) if f.metadata["defines_experiment"]]
+    return {name: getattr(config, name) for name in defining}
 
 
-def typed_value(f: Field[Any], value: object, name: str) -> Any:
-    """The value of a setting from a flag or a file. A text is converted; anything else needs the right type.
+def checked_value(f: Field[Any], value: object, name: str) -> Any:
+    """The value of a setting from a flag or a file. A text is converted to the type of the setting.
 
     Raises UsageError if the value has another type, is out of range or is not among the choices. `name` is
     what the error calls the setting.
     """
     if get_origin(f.type) is tuple:
         return _texts(f, value, name)
-    typed = _converted(f.type, value)
-    if typed is None:
+    converted = _converted(f.type, value)
+    if converted is None:
         raise UsageError(f"{name} takes {KINDS[f.type]}, not {reprlib.repr(value)}")
-    if isinstance(typed, str):
-        _check_text(f, typed, name)
-        return typed
-    check_number(name, typed, f.metadata["range"])
-    # Only a number in its range is converted: float() raises OverflowError for a very large integer.
-    return float(typed) if f.type is float else typed
+    if isinstance(converted, str):
+        _check_text(f, converted, name)
+        return converted
+    check_number(name, converted, f.metadata["range"])
+    # Only a number in its range becomes a float: float() raises OverflowError for a very large integer.
+    return float(converted) if f.type is float else converted
 
 
 def _converted(kind: Any, value: object) -> Any:
-    """The value of a type that `value` is or, as a text, stands for; else None. Integers pass as floats."""
+    """`value` itself if it has the type `kind`; a text is converted to `kind`; None if neither is possible.
+
+    An integer is accepted where a float is needed.
+    """
     if type(value) is kind or (kind is float and type(value) is int):
         return value
     if not isinstance(value, str):
@@ -169,13 +173,13 @@ def read_yaml(path: Path, kind: type[Any], *, all_known: bool = True) -> dict[st
         hint = did_you_mean(unknown[0], known) or "; `train.py --help-all` lists the settings"
         raise UsageError(f"{path}: unknown key {unknown[0]!r}{hint}")
     try:
-        return {name: typed_value(f, values[name], name) for name, f in known.items() if name in values}
+        return {name: checked_value(f, values[name], name) for name, f in known.items() if name in values}
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
 
 
 def write_yaml(config: Any, path: Path) -> None:
-    """Write every setting of a config to a file, which alone documents the run."""
+    """Write every setting of a config to a file, so that the file is a complete record of the settings."""
     values = {f.name: getattr(config, f.name) for f in settings_of(config)}
     replace_file(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
 

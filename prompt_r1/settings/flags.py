@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_origin
 
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.command_line import Parser, program_name
-from prompt_r1.settings.fields import did_you_mean, flag_of, settings_of, typed_value
+from prompt_r1.settings.fields import checked_value, did_you_mean, flag_of, settings_of
 
 Config = TypeVar("Config")
 Presets = Mapping[str, Mapping[str, Any]]  # name → values by the names of their settings
@@ -37,7 +37,7 @@ def given_values(kind: type[Any], arguments: list[str], *, presets: Presets) -> 
     for f in settings_of(kind):
         if f.name in given:
             _check_not_empty(f, given[f.name])
-            given[f.name] = typed_value(f, given[f.name], flag_of(f.name))
+            given[f.name] = checked_value(f, given[f.name], flag_of(f.name))
     return given
 
 

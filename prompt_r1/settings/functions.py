@@ -48,15 +48,17 @@ def import_reward(name: str) -> Callable[[Trajectory, Reward], float]:
         except TypeError:
             raise UsageError(f"{where}: must take 2 arguments, game and reward of the paper") from None
 
-    def reward(game: Trajectory, paper: Reward) -> float:
+    def failure(game: Trajectory, what: str) -> UsageError:
         end = f"{game.stop} after {len(game.turns)} turns, answer {(game.answer or '')[:80]!r}"
-        what = f"{where}, question {game.question.id!r} (game: {end}),"
+        return UsageError(f"{where}, question {game.question.id!r} (game: {end}), {what}")
+
+    def reward(game: Trajectory, paper: Reward) -> float:
         try:
             value = float(function(game, paper))
         except (Exception, SystemExit) as error:
-            raise UsageError(f"{what} raised {described(error)}") from error
+            raise failure(game, f"raised {described(error)}") from error
         if not math.isfinite(value):
-            raise UsageError(f"{what} returned {value}, not a finite number")
+            raise failure(game, f"returned {value}, not a finite number")
         return value
 
     return reward

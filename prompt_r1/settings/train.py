@@ -13,17 +13,17 @@ from prompt_r1.settings.agent import (
     MINI_AGENT,
     SMOLLM2,
     AgentConfig,
+    instrument_setting,
     is_mini,
     is_mini_data,
-    of_instruments,
-    of_machine,
+    machine_setting,
 )
 from prompt_r1.settings.fields import LEARNING_RATE, POSITIVE, Range, flag_of, read_yaml, setting
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.functions import OBJECT_PREFIX, import_reward
 
-of_run = partial(setting, group="the run", everyday=True)
-of_algorithm = partial(setting, group="the algorithm", identifies=True)
+run_setting = partial(setting, group="the run", everyday=True)
+algorithm_setting = partial(setting, group="the algorithm", defines_experiment=True)
 
 
 @dataclass(frozen=True)
@@ -33,43 +33,49 @@ class TrainConfig(AgentConfig):
     The default preset, mini, trains a toy in minutes; paper has the paper's settings (Table 6, its script).
     """
 
-    out: str = of_run("", "run folder (default: runs/CONFIG-seedN)")
-    resume: str = of_run("auto", "auto (resume), never (new run), or a run folder")
-    steps: int = of_run(320, "training steps", POSITIVE)
-    epochs: int = of_run(0, "passes over the questions (default: --steps decides)")
-    dry_run: bool = of_run(False, "estimate calls, dollars and hours, then exit")
-    questions: int = of_algorithm(
+    out: str = run_setting("", "run folder (default: runs/CONFIG-seedN)")
+    resume: str = run_setting("auto", "auto (resume), never (new run), or a run folder")
+    steps: int = run_setting(320, "training steps", POSITIVE)
+    epochs: int = run_setting(0, "passes over the questions (default: --steps decides)")
+    dry_run: bool = run_setting(False, "estimate calls, dollars and hours, then exit")
+    questions: int = algorithm_setting(
         128, "questions per step, over all ranks", Range(above=0, below=100_001), everyday=True
     )
-    group_size: int = of_algorithm(5, "games per question", Range(at_least=2, below=10_001))
-    mini_batch: int = of_algorithm(64, "games per optimiser step, over all ranks", POSITIVE)
-    lr: float = of_algorithm(1e-6, "learning rate of AdamW, constant", LEARNING_RATE, everyday=True)
-    beta2: float = of_algorithm(0.999, "AdamW", Range(at_least=0, below=1))
-    weight_decay: float = of_algorithm(0.01, "AdamW")
-    clip: float = of_algorithm(0.2, "clip range of the ratio (eq. 17)", POSITIVE)
-    clip_high: float = of_algorithm(0.0, "clip range above 1 (DAPO: 0.28); 0: as --clip")
-    adapter_rank: int = of_algorithm(0, "rank of LoRA adapters of the frozen weights; 0: train all weights")
-    kl_coef: float = of_algorithm(0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL")
-    loss: str = of_algorithm("sequence-mean", "how tokens are averaged", ("sequence-mean", "token-mean"))
-    save_every: int = of_instruments(20, "steps between checkpoints, and between validations", POSITIVE)
-    val_limit: int = of_instruments(256, "validation questions, stratified by dataset", POSITIVE)
-    wandb: bool = of_instruments(False, "log metrics to Weights & Biases too")
-    device: str = of_machine("auto", "auto, cpu or cuda")
-    ranks: int = of_machine(
+    group_size: int = algorithm_setting(5, "games per question", Range(at_least=2, below=10_001))
+    mini_batch: int = algorithm_setting(64, "games per optimiser step, over all ranks", POSITIVE)
+    lr: float = algorithm_setting(1e-6, "learning rate of AdamW, constant", LEARNING_RATE, everyday=True)
+    beta2: float = algorithm_setting(0.999, "AdamW", Range(at_least=0, below=1))
+    weight_decay: float = algorithm_setting(0.01, "AdamW")
+    clip: float = algorithm_setting(0.2, "clip range of the ratio (eq. 17)", POSITIVE)
+    clip_high: float = algorithm_setting(0.0, "clip range above 1 (DAPO: 0.28); 0: as --clip")
+    adapter_rank: int = algorithm_setting(
+        0, "rank of LoRA adapters of the frozen weights; 0: train all weights"
+    )
+    kl_coef: float = algorithm_setting(0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL")
+    loss: str = algorithm_setting("sequence-mean", "how tokens are averaged", ("sequence-mean", "token-mean"))
+    save_every: int = instrument_setting(20, "steps between checkpoints, and between validations", POSITIVE)
+    val_limit: int = instrument_setting(256, "validation questions, stratified by dataset", POSITIVE)
+    wandb: bool = instrument_setting(False, "log metrics to Weights & Biases too")
+    device: str = machine_setting("auto", "auto, cpu or cuda")
+    ranks: int = machine_setting(
         1,
         "processes on a CPU; 0: one per core, and at least 4 questions for each",
         Range(at_least=0, below=257),
     )
-    parallel: str = of_machine("auto", "weights replicated (ddp) or sharded (fsdp)", ("auto", "ddp", "fsdp"))
-    offload: bool = of_machine(False, "keep sharded weights and AdamW's states in CPU memory")
-    tokens_per_batch: int = of_machine(16384, "tokens per micro-batch; shared openings count once", POSITIVE)
-    checkpointing: bool = of_machine(True, "gradient checkpointing")
-    # This is no setting. It says that the YAML file of --config names the environment, and no flag does.
+    parallel: str = machine_setting(
+        "auto", "weights replicated (ddp) or sharded (fsdp)", ("auto", "ddp", "fsdp")
+    )
+    offload: bool = machine_setting(False, "keep sharded weights and AdamW's states in CPU memory")
+    tokens_per_batch: int = machine_setting(
+        16384, "tokens per micro-batch; shared openings count once", POSITIVE
+    )
+    checkpointing: bool = machine_setting(True, "gradient checkpointing")
+    # This is no setting: --env was not on the command line, but in the YAML file of --config.
     env_from_file: bool = False
 
     @property
     def typed_environments(self) -> tuple[str, ...]:
-        """The SPECs that the user typed. OPENAI_API_KEY is sent to no other URL."""
+        """The SPECs on the command line. A URL that a file names does not get OPENAI_API_KEY."""
         return () if self.env_from_file else (self.env,)
 
     @property
@@ -86,7 +92,7 @@ def has_own_questions(config: TrainConfig) -> bool:
 def warnings_of(config: TrainConfig) -> list[str]:
     """What a user should know before a run starts: a toy beside real parts, or the toy's learning rate."""
     toys = {"--agent mini": config.agent == MINI_AGENT, "--data mini": not has_own_questions(config)}
-    if not config.alone:
+    if not config.without_environment:
         toys["--env mini"] = is_mini(config.env)
     warnings = []
     if any(toys.values()) and not all(toys.values()):
@@ -144,9 +150,9 @@ SMALL: dict[str, Any] = {
 PRESETS: dict[str, dict[str, Any]] = {"mini": MINI, "small": SMALL, "paper": {}}
 
 
-def preset_of(agent: str, other: str = "paper") -> str:
-    """The preset that belongs to an agent (mini: mini, smollm2: small), or `other`."""
-    return {MINI_AGENT: "mini", SMOLLM2: "small"}.get(agent, other)
+def preset_of(agent: str, *, default: str) -> str:
+    """The preset that belongs to an agent: mini for mini, small for smollm2, `default` for others."""
+    return {MINI_AGENT: "mini", SMOLLM2: "small"}.get(agent, default)
 
 
 def train_config(arguments: list[str]) -> TrainConfig:
@@ -157,7 +163,8 @@ def train_config(arguments: list[str]) -> TrainConfig:
     """
     flags = given_values(TrainConfig, arguments, presets=PRESETS)
     named: str | None = flags.pop("config", None)
-    preset_or_file = preset_of(flags.get("agent", ""), other="mini") if named is None else named
+    # Without --config, the settings are those of the agent's preset. Without --agent too, the toy is trained.
+    preset_or_file = preset_of(flags.get("agent", ""), default="mini") if named is None else named
     is_file = preset_or_file not in PRESETS
     base = _settings_of_file(preset_or_file, flags) if is_file else PRESETS[preset_or_file]
     for source in (flags, base):
@@ -168,26 +175,27 @@ def train_config(arguments: list[str]) -> TrainConfig:
     if "steps" in flags:
         given["epochs"] = 0
     config = TrainConfig(**given, env_from_file=is_file and "env" in base)
+    # A real model on real questions must not train with the settings of a toy that nobody asked for.
     if named is None and has_own_questions(config) and config.agent != MINI_AGENT:
         raise UsageError(
             f"--agent {config.agent} with {config.data[0]}: say how it learns and plays: --config paper or "
             "small (for real models), --config mini (the settings of the toy agent) or a YAML file"
         )
-    if config.alone:
-        _check_flags_of_alone(flags)
+    if config.without_environment:
+        _check_flags_without_environment(flags)
     validation, test = _validation_and_test(config, given)
     changes: dict[str, Any] = {"val_data": validation, "test_data": test}
-    if config.alone and "max_new" not in given:
+    if config.without_environment and "max_new" not in given:
         changes["max_new"] = config.max_tokens  # The only turn may be as long as a game.
     if not config.out:
         name = run_name(Path(preset_or_file).stem, config, base, flags)
         changes["out"] = f"runs/{name}-seed{config.seed}"
     config = replace(config, **changes)
-    check(config)
+    check_training(config)
     return config
 
 
-def check(config: TrainConfig) -> None:
+def check_training(config: TrainConfig) -> None:
     """Raise UsageError for settings with which no training is possible."""
     if not config.data:
         raise UsageError("no training questions: give --data FILE … (JSONL or parquet), or --data mini")
@@ -208,7 +216,7 @@ def run_name(start: str, config: TrainConfig, base: Mapping[str, Any], flags: Ma
     So a run on a user's own data gets another folder than a run in the mini world. `base` are the settings of
     the preset or the file.
     """
-    parts = {"agent": config.agent, "env": "alone" if config.alone else config.env}
+    parts = {"agent": config.agent, "env": "alone" if config.without_environment else config.env}
     if has_own_questions(config):
         parts["data"] = config.data[0]
     names = [start]
@@ -241,7 +249,7 @@ def _settings_of_file(source: str, flags: Mapping[str, object]) -> dict[str, Any
     return values
 
 
-def _check_flags_of_alone(flags: Mapping[str, object]) -> None:
+def _check_flags_without_environment(flags: Mapping[str, object]) -> None:
     """Raise UsageError for a flag about interactions beside --env none."""
     for name in ("max_turns", "rule"):
         if name in flags:

@@ -112,13 +112,13 @@ def estimate(config: TrainConfig) -> str:
     for part, count in games.items():
         of_game = {case.name: case.game(config.env_system) * count for case in cases}
         parts[f"{part}, {count:,} games"] = of_game
-    if test and not config.alone:
+    if test and not config.without_environment:
         request = config.env_system + request_of(config.env)
         parts[f"test, {len(test):,} calls"] = {
             case.name: case.question(request, mean_bytes(test)) * len(test) for case in cases
         }
     notes = [repetition_note(config, len(training))]
-    if not config.alone:
+    if not config.without_environment:
         at_once = config.questions * config.group_size
         notes += notes_of_calls(parts, config, limited=limit_in(fields) is not None, at_once=at_once)
     likely = cases[1]

@@ -7,7 +7,7 @@ from typing import TextIO
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.files import find_damage, json_object, lock, make_folder
 from prompt_r1.settings.agent import AgentConfig
-from prompt_r1.settings.fields import identifying_values, read_mapping
+from prompt_r1.settings.fields import experiment_values, read_mapping
 
 LOCK = ".lock"
 # The version of checkpoints. It rises with every change of state.json, of tensors' names or of settings.
@@ -88,7 +88,7 @@ def check_settings(checkpoint: Path, config: AgentConfig) -> None:
     Settings that do not identify a run may differ, such as the number of steps, or the device.
     """
     before = read_mapping(checkpoint / "config.yaml")
-    for name, value in identifying_values(config).items():
+    for name, value in experiment_values(config).items():
         now = list(value) if isinstance(value, tuple) else value
         if before.get(name) != now:
             raise UsageError(

@@ -78,7 +78,7 @@ def main(config: SftConfig) -> None:
         torch.set_num_threads(config.threads)
     out = Path(config.out or f"runs/sft-seed{config.seed}")
     folder = learn_games(config.games, config, out)
-    preset = preset_of(config.agent, config.preset)
+    preset = preset_of(config.agent, default=config.preset)
     then = command("train.py", "--config", preset, "--agent", folder)
     print(f"The agent is saved in {folder}. Train it:\n{then}")
 
@@ -90,7 +90,7 @@ def learn_games(source: str, config: SftConfig, out: Path) -> Path:
     def examples(codec: Codec) -> list[Trajectory]:
         return [record(question, sampled_turns(turns, codec), codec) for question, turns in games]
 
-    preset = agent_preset(preset_of(config.agent, config.preset))
+    preset = agent_preset(preset_of(config.agent, default=config.preset))
     # Reinforcement learning will start from this agent, so the agent is its own start.
     trained_as = replace(preset, agent=str(out / "agent"), seed=config.seed)
     return fine_tune_agent(examples, config, trained_as, out)

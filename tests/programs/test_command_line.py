@@ -14,7 +14,6 @@ import torch
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line
 from prompt_r1.programs.command_line import command, read_settings, run_program
 from prompt_r1.programs.installation import check_installation
-from prompt_r1.settings.train import train_config
 from tests.support.paths import ROOT
 from tests.support.providers import KEY
 
@@ -167,12 +166,6 @@ def test_output_that_cannot_be_written_at_the_end_is_said():
 def test_a_command_to_type_next_is_quoted_for_a_shell():
     shown = "python -m prompt_r1.data mix --in 'my runs/a b'"
     assert command("-m prompt_r1.data", "mix", "--in", Path("my runs/a b")) == shown
-
-
-def test_an_error_message_cuts_a_value_of_megabytes(monkeypatch, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        read_settings(lambda arguments: train_config(["--agent", "x" * 3_000_000, "--data", "own.jsonl"]))
-    assert len(capsys.readouterr().err) < 2200
 
 
 def test_an_error_message_cannot_move_the_cursor(monkeypatch, capsys):

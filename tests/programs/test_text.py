@@ -35,7 +35,7 @@ def test_a_key_is_replaced_wherever_it_stands_and_in_any_case():
     assert scrub("sk-AbC and SK-abc, twice", "sk-abc") == "[key] and [key], twice"
     assert scrub("a+b is no pattern: aab", "a+b") == "[key] is no pattern: aab"
     assert scrub("nothing to hide", "sk-abc") == scrub("nothing to hide", "") == "nothing to hide"
-    assert keys.SHORTEST_SECRET == 12  # shorter ones are placeholders, such as EMPTY
+    assert keys.MIN_SECRET_LENGTH == 12  # shorter ones are placeholders, such as EMPTY
 
 
 def test_output_that_its_encoding_lacks_is_escaped_and_not_an_error(monkeypatch):

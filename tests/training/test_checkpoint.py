@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.programs import files
-from prompt_r1.settings.fields import identifying_values
+from prompt_r1.settings.fields import experiment_values
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import checkpoint
 from prompt_r1.training.checkpoint import (
@@ -262,7 +262,7 @@ def another(value: object) -> object:
 
 
 def test_a_resume_with_another_identifying_setting_is_refused(saved):
-    for setting, value in identifying_values(CONFIG).items():
+    for setting, value in experiment_values(CONFIG).items():
         now = another(value)
         other = TinyRun(saved.folder, config=replace(CONFIG, **{setting: now}))
         values = [list(one) if isinstance(one, tuple) else one for one in (value, now)]
@@ -272,7 +272,7 @@ def test_a_resume_with_another_identifying_setting_is_refused(saved):
 
 
 def test_a_run_can_be_resumed_for_more_steps_and_on_another_machine(saved):
-    changeable = vars(CONFIG).keys() - identifying_values(CONFIG).keys()
+    changeable = vars(CONFIG).keys() - experiment_values(CONFIG).keys()
     changes = {setting: another(getattr(CONFIG, setting)) for setting in changeable}
     other = TinyRun(saved.folder, config=replace(CONFIG, **changes))
     assert other.load(saved.folder / "checkpoints" / "step-000002").trained_step == 2

@@ -270,7 +270,12 @@ def test_the_method_sft_fine_tunes_only_once(start, tmp_path):
 
     assert prepared() == prepared()
     game = trained_config(tmp_path / "out/large/sft/agent")
-    assert game is not None and game.alone and game.game.max_turns == 1 and game.base_rule is RULES["alone"]
+    assert (
+        game is not None
+        and game.without_environment
+        and game.game.max_turns == 1
+        and game.base_rule is RULES["alone"]
+    )
 
 
 def test_grpo_only_without_an_agent_that_was_trained_alone_says_how_to_train_one(tmp_path):
