@@ -19,14 +19,14 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from prompt_r1.errors import Resumable
+from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.pair.dialogue import Dialogue, game_as_json
 from prompt_r1.pair.playing import OpenPair, open_pair
-from prompt_r1.pair.question_input import given_questions, typed_questions
 from prompt_r1.pair.settings import InferConfig
 from prompt_r1.programs.command_line import run_program, teaching_command
+from prompt_r1.programs.files import json_object
 from prompt_r1.programs.text import printable
 from prompt_r1.types import Spending, Trajectory
 
@@ -40,7 +40,7 @@ def main(config: InferConfig) -> None:
     view = Dialogue(ignore if config.json else show)
     games: list[Trajectory] = []
     with asyncio.Runner() as runner:
-        pair = open_pair(config, runner.run)
+        pair = runner.run(open_pair(config))
         print(printable(pair.about), file=sys.stderr, flush=True)
         try:
             for question in questions:
@@ -55,6 +55,36 @@ def main(config: InferConfig) -> None:
             f"the environment {pair.environment.name} failed in {len(broken)} of {len(games)} dialogues: "
             f"{broken[0].error}; try again later"
         )
+
+
+def given_questions(question: str) -> list[str]:
+    """The question, or the lines of standard input; [] if a user will type questions. Raises UsageError."""
+    if question.strip():
+        return [question.strip()]
+    if sys.stdin.isatty():
+        return []
+    try:
+        text = sys.stdin.read()
+        text.encode()  # Python may have read a byte that is not UTF-8 as half a character, which fails here.
+    except UnicodeError:
+        raise UsageError("standard input is not UTF-8") from None
+    questions = [line.strip() for line in text.split("\n") if line.strip()]
+    if not questions:
+        raise UsageError('nothing to ask: give --question "…", or lines on standard input')
+    if "question" in json_object(questions[0]):
+        raise UsageError("standard input holds JSON: give each question as a line of text")
+    return questions
+
+
+def typed_questions() -> Iterator[str]:
+    """Prompt for questions at the keyboard until an empty line or the end of input."""
+    import readline  # noqa: F401  (editing and history for input)
+
+    try:
+        while question := input("\nask (an empty line ends): ").strip():
+            yield question
+    except EOFError:
+        print()
 
 
 async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig) -> Trajectory:

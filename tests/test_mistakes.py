@@ -86,7 +86,6 @@ SEEN_BEFORE_TORCH = [
     ("train.py --config mini --data deep.jsonl", "deep.jsonl, row 1: not JSON"),
     ("evaluate.py --agent AGENT --data notes.docx", "notes.docx"),
     ("evaluate.py --agent AGENT --data mini:moon", "no part 'moon'"),
-    ("infer.py", "nothing to ask"),
     # agents and run folders
     ("infer.py --question Who?", "run `python train.py` first"),
     ("infer.py --question Who? --agent notes.docx", "notes.docx is a file"),

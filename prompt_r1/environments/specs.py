@@ -136,6 +136,14 @@ def open_environment(
     return environment
 
 
+def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environment:
+    """Open an object of the user that is given as such, and not by a SPEC. Nothing is recorded."""
+    account = open_account(config)
+    [price] = parse_prices(config.env_price, ["env"]).values()
+    source = OwnSource(own, seed=seed, priced=price != FREE)
+    return Environment([source], budget=account.budget, prices=[price])
+
+
 def _check_name(name: str, typed: Collection[str]) -> None:
     """Raise UsageError for a name that stands for no environment. No model is loaded."""
     if _is_local(name):

@@ -11,8 +11,8 @@ In reading order:
     dialogue         show a game as text while it is played, or as JSON
     playing          open a pair of agent and environment; play one question within limits
     api              `prompt_r1.load(…).ask("…")` and `stream`
-    server           answer OpenAI's chat completions; __main__: the program, `python -m prompt_r1.pair`
-    question_input   the questions of infer.py: flag, standard input, keyboard
+    chat_format      OpenAI's chat completions: read a request, write a game or an error
+    server           answer them over HTTP; __main__: the program, `python -m prompt_r1.pair`
 
 It may import every room but training and evaluation.
 """

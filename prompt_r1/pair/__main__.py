@@ -8,7 +8,6 @@ if __name__ == "__main__":  # Check before the imports below, which fail where a
 import asyncio
 import logging
 import os
-import signal
 import socket
 import sys
 from dataclasses import dataclass
@@ -78,28 +77,21 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
     from prompt_r1.pair.playing import Limits, open_pair
     from prompt_r1.pair.server import ChatServer, uvicorn_server
 
-    pair = open_pair(config, asyncio.run)
-    usd = config.request_usd if config.request_usd > 0 else None
-    limits = Limits(usd=usd, seconds=config.request_seconds)
-    chat = ChatServer(pair, config.model_name, limits, config.max_sessions, key, is_local)
+    pair = asyncio.run(open_pair(config))
+    chat = ChatServer(
+        pair=pair,
+        model_name=config.model_name,
+        limits=Limits(usd=config.request_usd or None, seconds=config.request_seconds),
+        max_sessions=config.max_sessions,
+        key=key,
+        is_local=is_local,
+    )
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("prompt_r1.pair.server").setLevel(logging.INFO)
-    # After its last request, uvicorn raises the signal again for the handler that was there before it. The
-    # usual handler would end the process before the line with the costs, so here the signal is ignored.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
     print(printable(pair.about))
     host = f"[{address}]" if ":" in address else address
     print(f"{config.model_name} at http://{host}:{port}/v1", flush=True)
-
-    async def serve() -> None:
-        try:
-            await uvicorn_server(chat).serve(sockets=[listener])
-        finally:
-            await pair.environment.close()
-
-    asyncio.run(serve())
-    print(f"stopped; spent: {pair.environment.budget.spent}")
+    asyncio.run(uvicorn_server(chat).serve(sockets=[listener]))
 
 
 if __name__ == "__main__":

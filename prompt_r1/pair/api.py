@@ -7,9 +7,8 @@ cannot be entered again. And questions from several threads must share the engin
 import asyncio
 import queue
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +24,7 @@ T = TypeVar("T")
 CLOSED = "this pair is closed: load it again"
 
 
-class Pair(AbstractContextManager["Pair"]):
+class Pair:
     """A loaded agent and the environment that it questions. As a context manager, it closes itself.
 
     Its methods may be called from several threads at once, and while an event loop runs.
@@ -71,14 +70,12 @@ class Pair(AbstractContextManager["Pair"]):
 
     def close(self) -> None:
         """Cancel the games, close the connections, and end the thread. The pair cannot be used afterwards."""
-        with suppress(UsageError):  # It was closed before.
-            self._loop.run(self._cancel_and_disconnect())
-        self._loop.close()
+        ending = self._loop.close(self._pair.environment.close)
+        if ending is not None:
+            ending.result()
 
-    async def _cancel_and_disconnect(self) -> None:
-        # In this order: no call runs any more when the connections are closed.
-        await _cancel_all()
-        await self._pair.environment.close()
+    def __enter__(self) -> "Pair":
+        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -102,7 +99,6 @@ class LoopThread:
 
     def _run(self) -> None:
         self._loop.run_forever()
-        self._loop.run_until_complete(_cancel_all())
         self._loop.close()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -127,20 +123,27 @@ class LoopThread:
         if self._is_closed:
             raise UsageError(CLOSED)
 
-    def close(self) -> None:
-        """Cancel the work that runs, and end the thread."""
+    def close(self, disconnect: Callable[[], Awaitable[None]] | None = None) -> Future[None] | None:
+        """Cancel the work that runs, then call `disconnect`, and end the thread.
+
+        Returns a future that is done when the connections are closed; None if the loop was closed before.
+        """
         with self._starting:
-            if not self._is_closed:
-                self._is_closed = True
-                self._loop.call_soon_threadsafe(self._loop.stop)
+            if self._is_closed:
+                return None
+            self._is_closed = True
+            ending = asyncio.run_coroutine_threadsafe(self._cancel_all(disconnect), self._loop)
+        ending.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
+        return ending
 
-
-async def _cancel_all() -> None:
-    """Cancel all other tasks of this loop, and wait until they have ended."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async def _cancel_all(self, disconnect: Callable[[], Awaitable[None]] | None) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # No call runs any more, so the connections can be closed.
+        if disconnect is not None:
+            await disconnect()
 
 
 def _result_of(future: Future[T]) -> T:
@@ -185,7 +188,7 @@ def load(
     )
     loop = LoopThread()
     try:
-        return Pair(open_pair(config, loop.run, own), loop)
+        return Pair(loop.run(open_pair(config, own)), loop)
     except BaseException:
         loop.close()
         raise

@@ -1,16 +1,14 @@
 """Open a pair, and play one question for a person, within limits. The person can watch the game."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from prompt_r1.environments.budget import parse_prices
-from prompt_r1.environments.environment import FREE, Environment
-from prompt_r1.environments.sources import Answering, OwnSource
-from prompt_r1.environments.specs import open_account, open_environment
+from prompt_r1.environments.environment import Environment
+from prompt_r1.environments.sources import Answering
+from prompt_r1.environments.specs import open_environment, open_own
 from prompt_r1.errors import EnvError
 from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.agent import Agent, check_question_lengths, load_agent, load_codec, play_question
@@ -112,43 +110,37 @@ def raise_for_env_error(game: Trajectory) -> None:
         raise EnvError(game.error)
 
 
-def open_pair(
-    config: PairConfig, run: Callable[[Coroutine[Any, Any, None]], None], own: Answering | None = None
-) -> OpenPair:
+async def open_pair(config: PairConfig, own: Answering | None = None) -> OpenPair:
     """Open an agent and its environment, and check both before a large agent is loaded.
 
-    `run` runs a coroutine, the check of the environment, to its end: `asyncio.run`, or a function that uses
-    the loop in which the pair will play. `own` is an object of the user that replaces the environment of a
-    SPEC. Raises UsageError or FatalEnvError if the pair cannot play.
+    `own` is an object of the user that replaces the environment of a SPEC. Loading the agent blocks the event
+    loop. Raises UsageError or FatalEnvError if the pair cannot play.
     """
-    spec = resolve_agent(config.agent, max_turns=config.max_turns, max_new=config.max_new)
-    seed = spec.config.seed if config.seed < 0 else config.seed
+    named = resolve_agent(config.agent, max_turns=config.max_turns, max_new=config.max_new)
+    seed = named.config.seed if config.seed < 0 else config.seed
     device = pick_device(config.device)
     # The tokenizer is loaded first, so that a missing agent is reported before a missing key.
-    load_codec(spec.path, spec.config)
+    load_codec(named.path, named.config)
     if own is None:
-        environment = open_for_agent(config.env, spec.config, config, seed=seed, device=device)
+        environment = open_for_agent(config.env, named.config, config, seed=seed, device=device)
     else:
-        account = open_account(config)
-        [price] = parse_prices(config.env_price, ["env"]).values()
-        source = OwnSource(own, seed=seed, priced=price != FREE)
-        environment = Environment([source], budget=account.budget, prices=[price])
-    run(environment.check())
-    agent = load_agent(spec.path, spec.config, device)
-    about = spec.describe(environment=environment.name, seed=seed)
-    return OpenPair(agent, environment, seed, config.temperature, str(spec.path), about)
+        environment = open_own(own, config, seed=seed)
+    await environment.check()
+    agent = load_agent(named.path, named.config, device)
+    about = named.describe(environment=environment.name, seed=seed)
+    return OpenPair(agent, environment, seed, config.temperature, str(named.path), about)
 
 
 def open_for_agent(
-    spec: str, trained: AgentConfig, calls: EnvironmentConfig, *, seed: int, device: torch.device
+    spec: str, trained: AgentConfig, given: EnvironmentConfig, *, seed: int, device: torch.device
 ) -> Environment:
     """Open the environment that a user names, or for "" the environment of the agent's training.
 
-    `trained` are the settings of the agent's training. They were read from the agent's folder, which may come
-    from anyone, so a SPEC in them has none of the user's rights.
+    `given` are the user's settings. `trained` are the settings of the agent's training. They were read from
+    the agent's folder, which may come from anyone, so for a SPEC in them no key is sent and no code imported.
     """
     # The settings of the training hold unless the user gave others.
-    user_gave_system = calls.env_system != ENVIRONMENT_SYSTEM
-    system = calls.env_system if user_gave_system else trained.env_system
-    calls = replace(calls, env_args=calls.env_args or trained.env_args, env_system=system)
-    return open_environment(spec or trained.env, calls, typed=[spec], seed=seed, device=device)
+    user_gave_system = given.env_system != ENVIRONMENT_SYSTEM
+    system = given.env_system if user_gave_system else trained.env_system
+    settings = replace(given, env_args=given.env_args or trained.env_args, env_system=system)
+    return open_environment(spec or trained.env, settings, typed=[spec], seed=seed, device=device)

@@ -1,11 +1,7 @@
 """Check the settings of infer.py and of the server before torch is imported, which takes seconds."""
 
-import sys
-from io import BufferedReader
-
 from prompt_r1.environments.specs import check_environment
 from prompt_r1.pair.names import check_agent, check_device
-from prompt_r1.pair.question_input import nothing_to_ask
 from prompt_r1.pair.settings import InferConfig, PairConfig
 from prompt_r1.pair.trained import agent_preset, newest_mini_run, trained_config
 from prompt_r1.settings.flags import parse_arguments
@@ -13,13 +9,8 @@ from prompt_r1.settings.train import preset_of
 
 
 def read_infer_config(arguments: list[str]) -> InferConfig:
-    """Read the settings of infer.py. Raises UsageError if there is nothing to ask, or nobody to ask."""
+    """Read the settings of infer.py. Raises UsageError for an agent or environment that cannot be opened."""
     config = parse_arguments(InferConfig, arguments)
-    is_piped = not config.question.strip() and not sys.stdin.isatty()
-    if is_piped and isinstance(sys.stdin.buffer, BufferedReader):
-        first = sys.stdin.buffer.peek(1)  # What is peeked at stays in the buffer for the program.
-        if not first:
-            raise nothing_to_ask()
     check_pair(config)
     return config
 
@@ -29,5 +20,5 @@ def check_pair(config: PairConfig) -> None:
     check_device(config.device)
     agent = config.agent or str(newest_mini_run())
     trained = trained_config(check_agent(agent)) or agent_preset(preset_of(agent, default="paper"))
-    # The settings in an agent's folder may come from anyone, so their environment was not typed.
+    # The settings in an agent's folder may come from anyone, so only --env counts as named by the user.
     check_environment(config.env or trained.env, config, typed=[config.env])

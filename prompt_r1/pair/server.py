@@ -5,9 +5,9 @@
     GET  /health                 whether the server runs, and how many questions it plays
 
 A request takes these steps: `ChatServer.answer` → `read_request` → `OpenPair.play` → `play_question` →
-`rollout.play`; then `completion` or `chunk` writes the game. All games run in the server's event loop and
-share the batch of the agent's engine. A game whose client has gone is cancelled. Each request is logged as
-one line; only a bug of ours logs a traceback.
+`rollout.play`; then `completion` or `chunk` writes the game (chat_format.py). All games run in the server's
+event loop and share the batch of the agent's engine. A game whose client has gone is cancelled. Each request
+is logged as one line; only a bug of ours logs a traceback.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ import time
 import traceback
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
-from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -32,217 +32,42 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from prompt_r1.environments.budget import OutOfBudget
-from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable, UsageError
-from prompt_r1.pair.dialogue import LABELS, Piece
-from prompt_r1.pair.playing import LimitReached, Limits, OpenPair, raise_for_env_error
-from prompt_r1.programs.files import is_finite_number, json_object
+from prompt_r1.pair.chat_format import (
+    Body,
+    ChatRequest,
+    Failure,
+    bad_request,
+    chunk,
+    completion,
+    dialogue_text,
+    failure_of,
+    last_chunk,
+    read_request,
+)
+from prompt_r1.pair.dialogue import Piece
+from prompt_r1.pair.playing import Limits, OpenPair, raise_for_env_error
 from prompt_r1.programs.keys import without_keys
 from prompt_r1.programs.text import printable, printable_line
 from prompt_r1.types import Trajectory
 
 logger = logging.getLogger(__name__)
 
-Body = dict[str, object]
 PieceQueue = asyncio.Queue[Piece | None]  # the dialogue of a game; None ends it
-T = TypeVar("T")
 
-# The longest body of a request: more text than any game has room for.
-MOST_BYTES = 2_000_000
-# The head of a request must arrive within this time, and so must its body.
+MAX_BYTES = 2_000_000  # the longest body of a request: more text than any game has room for
+# The body of a request must arrive within this time. A connection without a request is closed after it.
 ARRIVAL_SECONDS = 30.0
 # Besides one connection for each session, the server has this many for requests that are still arriving, and
-# for clients that keep their connection open.
+# for clients that keep their connection open. It refuses requests beyond with status 503.
 SPARE_CONNECTIONS = 64
-# While a game is played, the server looks this often whether the client is still there.
-DISCONNECT_CHECK_SECONDS = 0.2
-# The status for a client that has disconnected, as in nginx's log. Nobody receives it.
-GONE = 499
-# The log has at most this many characters of an error, and of a path.
-LONGEST_NOTE = 500
-LONGEST_PATH = 100
-
-# After these errors a client should not send the request again, as OpenAI's client does by itself.
-FINAL = ("time_limit", "budget_exhausted", "environment_unusable", "internal_error")
-# These fields ask for a kind of answer that the pair cannot give, unless they are empty or have this value.
-UNSUPPORTED = {
-    "tools": None,
-    "functions": None,
-    "logprobs": None,
-    "audio": None,
-    "stop": None,
-    "response_format": {"type": "text"},
-    "n": 1,
-}
-# A client that lists tools may forbid their use by "none" in this field. Then the list is ignored.
-FORBIDDEN_BY = {"tools": "tool_choice", "functions": "function_call"}
-SYSTEM_ROLES = ("system", "developer")
+DISCONNECT_CHECK_SECONDS = 0.2  # While a game is played, the server looks whether the client is still there.
+GONE = 499  # The status for a client that has disconnected, as in nginx's log. Nobody receives it.
+MAX_NOTE = 500  # characters of an error in the log
+MAX_PATH = 100  # characters of a path in the log
 
 
-class Failure(Exception):
-    """A request that gets no answer, and the response that says why."""
-
-    def __init__(self, status: int, type: str, message: str, *, code: str = "", field: str = "") -> None:
-        super().__init__(message)
-        self.status = status
-        self.type = type
-        self.body: Body = {
-            "error": {"message": message, "type": type, "code": code or None, "param": field or None}
-        }
-        self.headers: dict[str, str] = {}
-        if type in FINAL:
-            self.headers["x-should-retry"] = "false"
-        if status in (408, 413):
-            # On an open connection, the rest of the body would be read as the next request.
-            self.headers["connection"] = "close"
-
-
-def bad_request(message: str, field: str = "", *, code: str = "") -> Failure:
-    """The failure of a malformed request. `message` is one sentence; `field` is the field that is wrong."""
-    return Failure(400, "invalid_request_error", message, code=code, field=field)
-
-
-def failure_of(error: BaseException) -> Failure:
-    """The response to an error: what the client did wrong, which limit was reached, or who failed."""
-    message = without_keys(str(error))
-    match error:
-        case Failure():
-            return error
-        case HTTPException():
-            return Failure(error.status_code, "invalid_request_error", error.detail)
-        case QuestionTooLong():
-            return bad_request(message, "messages", code="context_length_exceeded")
-        case LimitReached(limit="seconds"):
-            return Failure(504, "time_limit", message)
-        case LimitReached() | OutOfBudget():
-            return Failure(402, "budget_exhausted", message)
-        case EnvError() | Resumable():
-            return Failure(502, "environment_error", message)
-        case FatalEnvError() | UsageError():
-            return Failure(502, "environment_unusable", message)
-    text = "".join(traceback.format_exception(error))
-    logger.error("a request ended with an internal error\n%s", printable(without_keys(text)))
-    return Failure(500, "internal_error", "an internal error; the server's log has the traceback")
-
-
-@dataclass(frozen=True)
-class ChatRequest:
-    """What a request asks for. If temperature or seed is None, the pair's own is used."""
-
-    model: str
-    question: str
-    stream: bool
-    temperature: float | None
-    seed: int | None
-
-
-def read_request(content: bytes) -> ChatRequest:
-    """Read the body of a request. Raises Failure. Fields that we do not know are ignored."""
-    given = json_object(content)
-    if not given:
-        raise bad_request("the body is not a JSON object with fields")
-    for name, usual in UNSUPPORTED.items():
-        is_asked_for = given.get(name) and given[name] != usual
-        is_forbidden = given.get(FORBIDDEN_BY.get(name, "")) == "none"
-        if is_asked_for and not is_forbidden:
-            raise bad_request(f"`{name}` is not supported: the pair answers one question with text", name)
-    temperature = given.get("temperature")
-    if temperature is not None and not (is_finite_number(temperature) and temperature >= 0):
-        raise bad_request("`temperature` must be a number, and at least 0", "temperature")
-    seed = _field(given, "seed", 0)
-    return ChatRequest(
-        model=_field(given, "model", ""),
-        question=_question(_field(given, "messages", [])),
-        stream=_field(given, "stream", False),
-        temperature=temperature,
-        seed=seed if given.get("seed") is not None else None,
-    )
-
-
-def _field(given: Mapping[str, Any], name: str, default: T) -> T:
-    """The value of a field, or the default if it is absent or null. Raises Failure for another type."""
-    value = given.get(name)
-    if value is None:
-        return default
-    if type(value) is not type(default):
-        raise bad_request(f"`{name}` must be of type {type(default).__name__}", name)
-    return value
-
-
-def _question(messages: list[Any]) -> str:
-    """The user's last message. System messages and earlier turns stand before it, as text."""
-    try:
-        sent = [(message["role"], _text(message.get("content") or "")) for message in messages]
-    except (TypeError, KeyError, AttributeError):
-        raise bad_request("each of `messages` must have a role and content of text", "messages") from None
-    role, question = sent[-1] if sent else ("", "")
-    question = question.strip()
-    if role != "user" or not question:
-        raise bad_request("the last of `messages` must be a question of the user", "messages")
-    system = [text for role, text in sent[:-1] if role in SYSTEM_ROLES and text.strip()]
-    earlier = [f"{role}: {text}" for role, text in sent[:-1] if role not in SYSTEM_ROLES]
-    if earlier:
-        question = "\n".join(["Earlier messages:", *earlier, "", f"The question now: {question}"])
-    return "\n\n".join([*system, question])
-
-
-def _text(content: Any) -> str:
-    """The text of a message's content: a string, or a list of parts with text."""
-    if isinstance(content, str):
-        return content
-    return "\n".join(str(part["text"]) for part in content)
-
-
-def completion(head: Body, game: Trajectory) -> Body:
-    """A response that is not streamed. `head` has its id, its time and its model."""
-    message = {"role": "assistant", **said(game)}
-    choice = {"index": 0, "message": message, "finish_reason": ending(game)}
-    return {**head, "object": "chat.completion", "choices": [choice], "usage": usage(game)}
-
-
-def chunk(head: Body, delta: Mapping[str, object], finish: str | None = None) -> Body:
-    """A part of a response that is streamed."""
-    choice = {"index": 0, "delta": delta, "finish_reason": finish}
-    return {**head, "object": "chat.completion.chunk", "choices": [choice]}
-
-
-def dialogue_text(piece: Piece) -> str:
-    """The text that a piece adds to `reasoning_content`. Blocks have labels; the answer is left out."""
-    if piece.kind == "answer":
-        return ""
-    return f"\n{LABELS[piece.kind].capitalize()}: {piece.text}" if piece.begins else piece.text
-
-
-def said(game: Trajectory) -> Body:
-    """The text of the answer, or why there is none."""
-    refusal = None if game.answer is not None else f"The agent ended without an answer ({game.stop})."
-    return {"content": game.answer or "", "refusal": refusal}
-
-
-def ending(game: Trajectory) -> str:
-    """OpenAI's word for how a game ended: "length" if it ran out of turns or tokens, else "stop"."""
-    return "length" if game.stop in ("max_turns", "max_tokens") else "stop"
-
-
-def usage(game: Trajectory) -> Body:
-    """The agent's tokens, each counted once, and in an extra field the calls of the environment."""
-    written = sum(game.sampled)
-    return {
-        "prompt_tokens": len(game.tokens) - written,
-        "completion_tokens": written,
-        "total_tokens": len(game.tokens),
-        "environment": {
-            "calls": game.spent.calls,
-            "prompt_tokens": game.spent.tokens_in,
-            "completion_tokens": game.spent.tokens_out,
-            "usd": game.spent.usd,
-        },
-    }
-
-
-@dataclass
+@dataclass(kw_only=True)
 class ChatServer:
     """Admits requests, plays their games with one pair, and writes the responses."""
 
@@ -264,7 +89,14 @@ class ChatServer:
             Route("/health", self.health),
         ]
         handlers = {Failure: _fail, HTTPException: _fail}
-        return RequestLog(Starlette(routes=routes, exception_handlers=handlers))
+        return RequestLog(Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan))
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """What surrounds the requests: after the last one, close the environment and say what it has cost."""
+        yield
+        await self.pair.environment.close()
+        print(f"stopped; spent: {self.pair.environment.budget.spent}", flush=True)
 
     async def health(self, request: Request) -> Response:
         """Say that the server runs. The request needs no key."""
@@ -293,15 +125,15 @@ class ChatServer:
             asked = read_request(await _read_body(request, self.arrival_seconds))
             self._check_model(asked.model)
             pieces = PieceQueue()
-            game = self._start(asked, pieces)
+            playing = self._start(asked, pieces)
             head: Body = {
                 "id": f"chatcmpl-{uuid.uuid4().hex}",
                 "created": int(time.time()),
                 "model": self.model_name,
             }
             if asked.stream:
-                return GameStream(request, game, pieces, head)
-            return await _whole(request, game, head)
+                return GameStream(request, playing, pieces, head)
+            return await _whole(request, playing, head)
         except Exception as error:
             # It is caught here, because starlette would pass it on to uvicorn, which logs a traceback.
             return _fail(request, error)
@@ -310,7 +142,7 @@ class ChatServer:
         """Start the game of a request; `pieces` gets the dialogue if it is streamed. Raises Failure."""
         if self.sessions >= self.max_sessions:
             raise Failure(429, "server_full", "all sessions of the server are in use", code="server_full")
-        playing = self.pair.play(
+        game = self.pair.play(
             asked.question,
             limits=self.limits,
             seed=asked.seed,
@@ -318,15 +150,15 @@ class ChatServer:
             on_piece=pieces.put_nowait if asked.stream else None,
         )
         self.sessions += 1
-        game = asyncio.create_task(playing)
-        game.add_done_callback(partial(self._end, pieces))
-        return game
+        playing = asyncio.create_task(game)
+        playing.add_done_callback(partial(self._end, pieces))
+        return playing
 
-    def _end(self, pieces: PieceQueue, game: asyncio.Task[Trajectory]) -> None:
+    def _end(self, pieces: PieceQueue, playing: asyncio.Task[Trajectory]) -> None:
         self.sessions -= 1
         pieces.put_nowait(None)
-        if not game.cancelled():
-            game.exception()  # asyncio logs an error that nobody has looked at, as when the client has left.
+        if not playing.cancelled():
+            playing.exception()  # asyncio logs an error that nobody has looked at, as if the client has left.
 
     def _about(self) -> Body:
         return {"id": self.model_name, "object": "model", "created": 0, "owned_by": "prompt-r1"}
@@ -339,7 +171,8 @@ class ChatServer:
     def _check_host(self, request: Request) -> None:
         """Raise Failure if a local server is asked under a name (Host header) that is not this machine's.
 
-        A web page on another site could point its own name to this machine, and then ask without a key.
+        This prevents DNS rebinding: a web page whose own domain resolves to 127.0.0.1 would make the browser
+        of its reader ask this server, without a key.
         """
         if self.is_local and not _is_this_machine(request.headers.get("host", "")):
             raise bad_request("the Host header must be localhost or a loopback address")
@@ -379,8 +212,8 @@ async def _read_body(request: Request, seconds: float) -> bytes:
         async with asyncio.timeout(seconds):
             async for part in request.stream():
                 body += part
-                if len(body) > MOST_BYTES:
-                    message = f"the body has more than {MOST_BYTES:,} bytes"
+                if len(body) > MAX_BYTES:
+                    message = f"the body has more than {MAX_BYTES:,} bytes"
                     raise Failure(413, "invalid_request_error", message)
     except TimeoutError:
         message = f"the body did not arrive within {seconds:g} s"
@@ -388,44 +221,45 @@ async def _read_body(request: Request, seconds: float) -> bytes:
     return bytes(body)
 
 
-async def _whole(request: Request, game: asyncio.Task[Trajectory], head: Body) -> Response:
+async def _whole(request: Request, playing: asyncio.Task[Trajectory], head: Body) -> Response:
     """The response to a request that is not streamed, when its game has ended."""
     try:
-        while not game.done():
-            await asyncio.wait([game], timeout=DISCONNECT_CHECK_SECONDS)
-            if not game.done() and await request.is_disconnected():
+        while not playing.done():
+            await asyncio.wait([playing], timeout=DISCONNECT_CHECK_SECONDS)
+            if not playing.done() and await request.is_disconnected():
                 return Response(status_code=GONE)
-        played = game.result()
-        raise_for_env_error(played)
-        _note(request, f"{played.stop}, {played.spent}")
-        return _json(completion(head, played))
+        game = playing.result()
+        raise_for_env_error(game)
+        _note(request, f"{game.stop}, {game.spent}")
+        return _json(completion(head, game))
     finally:
-        game.cancel()  # has no effect on a game that has ended
+        playing.cancel()  # has no effect on a game that has ended
 
 
 class GameStream(StreamingResponse):
     """A response with the events of a game. When the response ends, so does the game."""
 
     def __init__(
-        self, request: Request, game: asyncio.Task[Trajectory], pieces: PieceQueue, head: Body
+        self, request: Request, playing: asyncio.Task[Trajectory], pieces: PieceQueue, head: Body
     ) -> None:
-        events = _events(request, game, pieces, head)
+        events = _events(request, playing, pieces, head)
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
         self._request = request
-        self._game = game
+        self._playing = playing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            # This is not done in the iterator of events: it never runs if the client leaves before the first.
-            if not self._game.done():
+            # `_events` cannot do this: if the client leaves before the first event, that generator never
+            # starts, and its `finally` would not run.
+            if not self._playing.done():
                 _note(self._request, "the client has left")
-            self._game.cancel()
+            self._playing.cancel()
 
 
 async def _events(
-    request: Request, game: asyncio.Task[Trajectory], pieces: PieceQueue, head: Body
+    request: Request, playing: asyncio.Task[Trajectory], pieces: PieceQueue, head: Body
 ) -> AsyncIterator[bytes]:
     """The events of a game. If the game fails, the status has already been sent, so the error is an event."""
     try:
@@ -433,15 +267,13 @@ async def _events(
         while (piece := await pieces.get()) is not None:
             if text := dialogue_text(piece):
                 yield _event(chunk(head, {"reasoning_content": text}))
-        played = await game
-        raise_for_env_error(played)
-        _note(request, f"{played.stop}, {played.spent}")
-        yield _event({**chunk(head, said(played), ending(played)), "usage": usage(played)})
+        game = await playing
+        raise_for_env_error(game)
+        _note(request, f"{game.stop}, {game.spent}")
+        yield _event(last_chunk(head, game))
         yield b"data: [DONE]\n\n"
     except Exception as error:
-        failure = failure_of(error)
-        _note(request, f"{failure.type}: {failure}")
-        yield _event(failure.body)
+        yield _event(_failure(request, error).body)
 
 
 def _event(body: Body) -> bytes:
@@ -457,14 +289,25 @@ def _fail(request: Request, error: Exception) -> Response:
     """The response to an error."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=GONE)
-    failure = failure_of(error)
-    _note(request, f"{failure.type}: {failure}")
+    failure = _failure(request, error)
     return _json(failure.body, failure.status, failure.headers)
+
+
+def _failure(request: Request, error: Exception) -> Failure:
+    """The failure of an error, which is noted in the log; a bug of ours with its traceback."""
+    if isinstance(error, HTTPException):  # starlette's: an unknown path or method
+        error = Failure(error.status_code, "invalid_request_error", error.detail)
+    failure = failure_of(error)
+    if failure.kind == "internal_error":
+        text = "".join(traceback.format_exception(error))
+        logger.error("a request ended with an internal error\n%s", printable(without_keys(text)))
+    _note(request, f"{failure.kind}: {failure}")
+    return failure
 
 
 def _note(request: Request, text: str) -> None:
     """Say in the log how a request ended."""
-    request.state.note = without_keys(text)[:LONGEST_NOTE]
+    request.state.note = without_keys(text)[:MAX_NOTE]
 
 
 class RequestLog:
@@ -474,6 +317,9 @@ class RequestLog:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
         status = 0
 
         async def watch(message: Message) -> None:
@@ -491,7 +337,7 @@ class RequestLog:
             state["note"] = "the server has stopped"
         finally:
             client = scope["client"][0] if scope.get("client") else "-"
-            path = without_keys(scope["path"])[:LONGEST_PATH]
+            path = without_keys(scope["path"])[:MAX_PATH]
             seconds = time.perf_counter() - begin
             line = f"{client} {scope['method']} {path} {status} {seconds:.2f} s"
             if "note" in state:
@@ -499,50 +345,17 @@ class RequestLog:
             logger.info(printable_line(line))
 
 
-class Connection(H11Protocol):
-    """A connection that is closed if no request arrives in time, or if there are too many connections.
-
-    Without this, uvicorn waits forever for the rest of a request's head.
-    """
-
-    def __init__(self, *, arrival_seconds: float, most_connections: int, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._arrival_seconds = arrival_seconds
-        self._most_connections = most_connections
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > self._most_connections:
-            transport.close()
-        self._await_request()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._await_request()
-
-    def _await_request(self) -> None:
-        self.loop.call_later(self._arrival_seconds, self._close_if_none_arrived, self.cycle)
-
-    def _close_if_none_arrived(self, last: RequestResponseCycle | None) -> None:
-        """Close the connection if no request has arrived after the `last` one."""
-        if self.cycle is last:
-            self.transport.close()
-
-
 def uvicorn_server(chat: ChatServer) -> uvicorn.Server:
     """Make the HTTP server of a pair. At its end, the server waits for the games that run."""
-    connection = partial(
-        Connection,
-        arrival_seconds=chat.arrival_seconds,
-        most_connections=chat.max_sessions + SPARE_CONNECTIONS,
-    )
     settings = uvicorn.Config(
         chat.app(),
-        http=connection,  # type: ignore[arg-type]
+        http="h11",
         ws="none",
-        lifespan="off",
+        lifespan="on",
         log_level="warning",
         access_log=False,
+        limit_concurrency=chat.max_sessions + SPARE_CONNECTIONS,
+        timeout_keep_alive=int(chat.arrival_seconds),
         timeout_graceful_shutdown=int(chat.limits.seconds or 0) + 5,
     )
     return uvicorn.Server(settings)

@@ -42,7 +42,7 @@ def chat_server(
 ) -> ChatServer:
     """A server of an echoing pair, unless another pair is given."""
     return ChatServer(
-        pair or echo_pair(),
+        pair=pair or echo_pair(),
         model_name="prompt-r1",
         limits=limits or Limits(),
         max_sessions=max_sessions,

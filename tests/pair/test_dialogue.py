@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from prompt_r1.pair import question_input
+import infer
+from prompt_r1.errors import UsageError
 from prompt_r1.pair.dialogue import Dialogue, Pieces, blocks, game_as_json
 from prompt_r1.programs.tables import markdown_table
 from prompt_r1.types import Action, Question, Spending, Trajectory, Turn
@@ -90,7 +91,7 @@ def test_typed_questions_end_at_an_empty_line_or_at_the_end_of_the_input(monkeyp
                 raise EOFError from None
 
         monkeypatch.setattr(builtins, "input", read)
-        return list(question_input.typed_questions())
+        return list(infer.typed_questions())
 
     assert type_in(" Who? ", "Why?", "  ", "never") == ["Who?", "Why?"] and capsys.readouterr().out == ""
     assert type_in("Who?") == ["Who?"] and capsys.readouterr().out == "\n"
@@ -125,4 +126,18 @@ class Terminal(io.StringIO):
 )
 def test_without_a_question_the_lines_of_standard_input_are_asked(stdin, question, asked, monkeypatch):
     monkeypatch.setattr("sys.stdin", stdin)
-    assert question_input.given_questions(question) == asked
+    assert infer.given_questions(question) == asked
+
+
+@pytest.mark.parametrize(
+    ("stdin", "sentence"),
+    [
+        ("", "nothing to ask"),
+        (" \n", "nothing to ask"),
+        ('{"question": "Who?"}\n', "standard input holds JSON"),
+    ],
+)
+def test_standard_input_without_a_question_in_words_is_a_usage_error(stdin, sentence, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+    with pytest.raises(UsageError, match=sentence):
+        infer.given_questions("")

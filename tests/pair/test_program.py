@@ -41,9 +41,11 @@ def test_the_server_has_the_limits_of_its_flags(asking_agent, monkeypatch):
     for flags in ("", " --model-name m --request-usd 0.5 --request-seconds 7 --max-sessions 3"):
         with pytest.raises(UsageError, match="made"):
             main((line + flags).split())
-    default, given = (call.args[1:] for call in server.call_args_list)
-    assert default == ("prompt-r1", Limits(None, None, 300.0), 64, "", True)
-    assert given == ("m", Limits(None, 0.5, 7.0), 3, "", True)
+    made = [call.kwargs for call in server.call_args_list]
+    assert [settings["model_name"] for settings in made] == ["prompt-r1", "m"]
+    assert [settings["limits"] for settings in made] == [Limits(None, None, 300.0), Limits(None, 0.5, 7.0)]
+    assert [settings["max_sessions"] for settings in made] == [64, 3]
+    assert [settings["key"] for settings in made] == ["", ""]
 
 
 @pytest.mark.parametrize(("host", "is_local"), [("127.0.0.2", True), ("::1", True), ("0.0.0.0", False)])
@@ -54,7 +56,8 @@ def test_every_loopback_address_is_local(host, is_local, asking_agent, monkeypat
     monkeypatch.setenv(KEY, "a-key-of-the-server")
     with pytest.raises(UsageError, match="made"):
         main(f"--host {host} --port 0 --device cpu --agent {asking_agent} --env mini".split())
-    assert server.call_args.args[4:] == ("a-key-of-the-server", is_local)
+    made = server.call_args.kwargs
+    assert (made["key"], made["is_local"]) == ("a-key-of-the-server", is_local)
 
 
 def test_a_port_in_use_is_reported_before_the_agent_is_loaded():
@@ -84,7 +87,7 @@ def test_sigterm_lets_running_questions_end(asking_agent: Path):
                 next(lines)  # the game runs
                 process.send_signal(signal.SIGTERM)
                 assert list(lines)[-2] == "data: [DONE]"
-            assert process.wait(30) == 0
+            assert process.wait(30) == -signal.SIGTERM
             assert process.stdout.read().startswith("stopped; spent: ")
             with pytest.raises(httpx.ConnectError):
                 httpx.get(f"{url}health")

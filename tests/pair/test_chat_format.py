@@ -6,8 +6,15 @@ import pytest
 
 from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable, UsageError
+from prompt_r1.pair.chat_format import (
+    ChatRequest,
+    Failure,
+    bad_request,
+    failure_of,
+    finish_reason,
+    read_request,
+)
 from prompt_r1.pair.playing import LimitReached
-from prompt_r1.pair.server import ChatRequest, Failure, bad_request, ending, failure_of, read_request
 from prompt_r1.types import Question, Trajectory
 
 ASKED = {"model": "pair", "messages": [{"role": "user", "content": " Who? "}]}
@@ -21,7 +28,6 @@ def test_a_request_without_options_is_neither_streamed_nor_seeded():
     plain = ChatRequest("pair", "Who?", False, None, None)
     assert read() == read(stream=None, stream_options=None, tools=[], seed=None, user="me") == plain
     assert read(response_format={"type": "text"}, n=1, logprobs=False) == plain
-    assert read(tools=[{}], tool_choice="none", functions=[{}], function_call="none") == plain
     assert read(stream=True, temperature=0, seed=7) == ChatRequest("pair", "Who?", True, 0, 7)
 
 
@@ -33,8 +39,7 @@ def message(content: object, *, role: str = "user") -> dict[str, object]:
     ("fields", "field", "sentence"),
     [
         ({"tools": [{}]}, "tools", "`tools` is not supported"),
-        ({"tools": [{}], "tool_choice": "auto"}, "tools", "`tools` is not supported"),
-        ({"functions": [{}], "tool_choice": "none"}, "functions", "`functions` is not supported"),
+        ({"functions": [{}]}, "functions", "`functions` is not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "is not supported"),
         ({"stop": "x"}, "stop", "is not supported"),
         ({"n": 2}, "n", "is not supported"),
@@ -52,9 +57,12 @@ def message(content: object, *, role: str = "user") -> dict[str, object]:
         (message("Hi", role="assistant"), "messages", "must be a question of the user"),
         (message("  "), "messages", "must be a question of the user"),
         (message([{"type": "image_url"}]), "messages", "must have a role and content of text"),
+        (message([{"type": "text", "text": None}]), "messages", "must have a role and content of text"),
+        (message(7), "messages", "must have a role and content of text"),
     ],
 )
 def test_a_wrong_field_is_named(fields, field, sentence):
+    """A bug: the agent played the question "None" for a part whose text is null."""
     with pytest.raises(Failure, match=sentence) as refused:
         read(**fields)
     assert refused.value.status == 400 and refused.value.body["error"]["param"] == field
@@ -75,6 +83,8 @@ def test_only_system_messages_with_text_and_earlier_turns_stand_before_the_quest
         "assistant: \n\nThe question now: And now?"
     )
     assert read(messages=[{"role": "system", "content": " "}, messages[-1]]).question == "And now?"
+    parts = [{"type": "text", "text": "Who"}, {"type": "text", "text": "is it?"}]
+    assert read(**message(parts)).question == "Who\nis it?"
 
 
 @pytest.mark.parametrize(
@@ -107,4 +117,4 @@ def test_each_error_has_its_status_and_says_whether_to_come_again(error, status,
     [("answered", "stop"), ("malformed", "stop"), ("max_turns", "length"), ("max_tokens", "length")],
 )
 def test_a_game_that_ran_out_of_turns_or_tokens_finishes_by_length(stop, finish):
-    assert ending(Trajectory(Question("q", "asked", "Who?", ()), stop=stop)) == finish
+    assert finish_reason(Trajectory(Question("q", "asked", "Who?", ()), stop=stop)) == finish
