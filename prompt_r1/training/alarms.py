@@ -43,7 +43,7 @@ COLLAPSES: dict[str, Callable[[float, Sequence[float]], bool]] = {
 CHANCE = 1e-3
 LEARNED_EM = 0.9  # Groups without spread are no alarm where the sampled games have this EM.
 OUTCOMES = "env/outcomes/"  # prefix of the counts of replies that are filtered, cut or empty
-MOST_ODD = 0.2  # the highest share of such replies without an alarm
+MAX_LABELLED_SHARE = 0.2  # the highest share of such replies without an alarm
 
 
 @dataclass
@@ -63,9 +63,9 @@ class Alarms:
     def read(self, line: Mapping[str, float]) -> list[str]:
         """Read a line, and return a short description of each metric that collapses with it.
 
-        A metric is described again only if it has recovered in between. If the environment broke all games of
-        a step, the line says nothing about the agent.
+        A metric is described again only if it has recovered in between.
         """
+        # If the environment broke every group, the other metrics say nothing about the agent.
         if line.get("groups/dropped") == 1:
             line = {"groups/dropped": 1.0}
         # Metrics that this line judges → what is wrong with them, or "".
@@ -99,18 +99,19 @@ class Alarms:
     def _judge_window(
         self, name: str, value: float, has_collapsed: Callable[[float, Sequence[float]], bool]
     ) -> str:
+        """What is wrong with a metric; "" if nothing is. A value that is not finite is a collapse at once."""
         recent = self.recent.setdefault(name, [])
         medians = self.medians.setdefault(name, [])
         before = list(medians)
         usual = f"; its median over the run is {median(before):.3g}" if before else ""
-        if isfinite(value):
-            recent.append(value)
-            del recent[:-WINDOW]
-        now = median(recent) if recent else value
-        if len(recent) == WINDOW:
-            medians.append(now)
-        if not isfinite(value):  # a collapse at once
+        if not isfinite(value):
             return f"{name} is {value:.3g}{usual}"
+        recent.append(value)
+        del recent[:-WINDOW]
+        if len(recent) < WINDOW:
+            return ""
+        now = median(recent)
+        medians.append(now)
         if before and has_collapsed(now, before):
             return f"{name} is {now:.3g}{usual}"
         return ""
@@ -140,7 +141,7 @@ def _odd_replies(line: Mapping[str, float]) -> dict[str, str]:
         return {}
     counts = {name: count for name, count in line.items() if name.startswith(OUTCOMES)}
     share = sum(counts.values()) / calls
-    if share <= MOST_ODD:
+    if share <= MAX_LABELLED_SHARE:
         return {"env/outcomes": ""}
     most = max(counts, key=counts.__getitem__).removeprefix(OUTCOMES)
     text = f"{share:.0%} of the environment's replies are filtered, cut or empty, most of them: {most}"

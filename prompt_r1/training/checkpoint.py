@@ -16,9 +16,8 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -34,10 +33,9 @@ from prompt_r1.model.policy import Policy
 from prompt_r1.programs import files
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import write_yaml
-from prompt_r1.training.log import is_metric
 from prompt_r1.training.run_folder import FORMAT, check_settings, check_version, checkpoints_of, step_of
 
-KEPT = 2  # how many of the newest checkpoints are kept, beside the best one
+KEEP_CHECKPOINTS = 2  # how many of the newest checkpoints are kept, beside the best one
 FILE_BYTES = 2**27  # DCP builds a whole file in memory before it writes it
 FIRST_BYTES = 1024  # how many bytes of each tensor `digest_of_start` covers
 # `digest_of_start` covers these files whole: they shape the model, and the text that it reads and writes.
@@ -88,7 +86,7 @@ def save_checkpoint(
         def finish() -> None:
             (temporary / "state.json").write_text(json.dumps(asdict(state)), "utf-8")
             write_yaml(config, temporary / "config.yaml")
-            files.seal(temporary, folder)
+            files.seal(temporary, folder)  # Writes the manifest, and moves the folder into its place.
             _remove_old(run, best_step=state.best_step)
 
         ranks.from_first(finish)
@@ -105,8 +103,8 @@ def _file_numbers(tensors: dict[str, Tensor]) -> dict[str, int]:
 
 
 def _remove_old(run: Path, *, best_step: int) -> None:
-    """Remove all checkpoints but the KEPT newest and the best step's."""
-    for checkpoint in checkpoints_of(run)[:-KEPT]:
+    """Remove all checkpoints but the KEEP_CHECKPOINTS newest and the best step's."""
+    for checkpoint in checkpoints_of(run)[:-KEEP_CHECKPOINTS]:
         if step_of(checkpoint) != best_step:
             shutil.rmtree(checkpoint)
 
@@ -140,7 +138,7 @@ def load_checkpoint(
     """Load a checkpoint into policy and optimizer, in place. Called by every rank.
 
     Raises UsageError if another version, a run with other settings or an agent with other tensors wrote the
-    checkpoint, and if its state holds a value that no run writes.
+    checkpoint, and if its state has other fields than a run writes.
     """
     check_version(folder)
     check_settings(folder, config)
@@ -163,37 +161,14 @@ def load_checkpoint(
 
 
 def read_state(checkpoint: Path) -> State:
-    """Read state.json. Raises UsageError for values of another type or range than a run writes."""
-    values = files.json_object((checkpoint / "state.json").read_bytes())
-    if wrong := _wrong_value(values, step_of(checkpoint)):
+    """Read state.json. Raises UsageError if it has other fields than a run writes."""
+    try:
+        return State(**files.json_object((checkpoint / "state.json").read_bytes()))
+    except TypeError as error:
         raise UsageError(
-            f"{checkpoint}/state.json holds no value that a run writes for {wrong}: remove this checkpoint, "
-            "and the run resumes from the one before"
-        )
-    return State(**values)
-
-
-def _wrong_value(values: dict[str, Any], step: int) -> str:
-    """The name of a value that no run writes into the state after `step`; "" if there is none."""
-    kinds = {f.name: f.type for f in fields(State)}
-    for name in sorted(values.keys() | kinds.keys()):
-        if name not in values or name not in kinds or not _has_type(values[name], kinds[name]):
-            return name
-    if values["trained_step"] != step:
-        return "trained_step"
-    for name in ("logged_step", "best_step"):
-        if not -1 <= values[name] <= step:
-            return name
-    return ""
-
-
-def _has_type(value: object, kind: object) -> bool:
-    """Whether a value of a JSON file has the type of a field of `State`."""
-    if kind is float:
-        return is_metric(value)
-    if kind == dict[str, float]:
-        return isinstance(value, dict) and all(map(is_metric, value.values()))
-    return type(value) is kind
+            f"{checkpoint}/state.json: {error}: remove this checkpoint, and the run resumes from the one "
+            "before"
+        ) from None
 
 
 def tensors_of(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -212,7 +187,7 @@ def tensors_of(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def begin_states(optimizer: Optimizer) -> None:
-    """Give Adam its states before its first step, with the values with which this step would begin.
+    """Give Adam its states before its first step: zeros, as this step would make them itself.
 
     They must exist before the first step, for two reasons: the KV cache takes a share of the memory that they
     leave free, and a checkpoint is loaded into them. torch's `get_optimizer_state_dict` would make them by an
@@ -220,6 +195,7 @@ def begin_states(optimizer: Optimizer) -> None:
     """
     for group in optimizer.param_groups:
         for weight in group["params"]:
+            # Unless Adam is fused, torch keeps the number of the step on the CPU.
             device = weight.device if group["fused"] else torch.device("cpu")
             optimizer.state[weight] = {
                 "step": torch.zeros((), device=device),

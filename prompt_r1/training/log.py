@@ -98,13 +98,15 @@ class Log:
         self._wandb = open_wandb(folder) if wandb and first else None
 
     def say(self, text: str = "") -> None:
-        """Print text on stdout, above the progress bar."""
+        """Print text on stdout, above the progress bar.
+
+        A closed terminal is no error: the run continues under nohup, or still has to save.
+        """
         if not self._first:
             return
         try:
             tqdm.write(printable(text), file=sys.stdout)
         except OSError as error:
-            # The terminal has been closed. The run still has to save, or to go on under nohup.
             if error.errno != errno.EIO:
                 raise
 

@@ -24,6 +24,16 @@ RUN_TOTALS = ("env/usd", "env/lost_usd")  # These are sums over the run so far; 
 Row = Mapping[str, float]  # the metrics of one game, by name
 
 
+def is_scored(row: Row) -> bool:
+    """Whether a game has a reward. The environment broke the others."""
+    return "em" in row
+
+
+def is_compared(row: Row) -> bool:
+    """Whether a game has an advantage. If too many games of a group broke, no game of the group has one."""
+    return "advantage" in row
+
+
 def metrics_of_game(game: ScoredGame) -> Row:
     """The metrics of one game. Without a reward, a game has none of the metrics in SCORED.
 
@@ -37,7 +47,7 @@ def metrics_of_game(game: ScoredGame) -> Row:
     row["tokens/sampled"] = sum(trajectory.sampled)
     row["env/calls"] = len(replies) + errors
     row["env/errors"] = errors
-    row["usd"] = trajectory.spent.usd
+    row["usd"] = trajectory.spent.usd  # of every game; "game/usd" has a mean over the scored games
     if game.advantage is not None:
         row["advantage"] = game.advantage
     if game.reward is None:
@@ -80,7 +90,7 @@ def game_metrics(rows_PG: Sequence[Sequence[Row]], latencies: Sequence[float]) -
     rows = [row for group in rows_PG for row in group]
     scored_PG = []
     for group in rows_PG:
-        scored = [row for row in group if "em" in row]
+        scored = [row for row in group if is_scored(row)]
         if scored:
             scored_PG.append(scored)
     metrics = {name: _mean([row[name] for group in scored_PG for row in group]) for name in SCORED}
@@ -109,29 +119,22 @@ def _rewards_beside_broken_games(rows_PG: Sequence[Sequence[Row]]) -> dict[str, 
     Games of hard questions make more calls, so they break more often, and the games that remain may be too
     easy. The two means show whether this is so.
     """
-    broken: list[float] = []
-    whole: list[float] = []
-    any_broke = False
-    for group in rows_PG:
-        rewards = [row["reward/mean"] for row in group if "em" in row]
-        if len(rewards) == len(group):
-            whole += rewards
-        else:
-            broken += rewards
-            any_broke = True
-    if not any_broke:
+    if all(is_scored(row) for group in rows_PG for row in group):
         return {}
-    metrics = {}
-    if broken:
-        metrics["reward/broken_groups"] = _mean(broken)
-    if whole:
-        metrics["reward/whole_groups"] = _mean(whole)
-    return metrics
+    rewards: dict[str, list[float]] = {"reward/broken_groups": [], "reward/whole_groups": []}
+    for group in rows_PG:
+        scored = [row["reward/mean"] for row in group if is_scored(row)]
+        kind = "whole_groups" if len(scored) == len(group) else "broken_groups"
+        rewards[f"reward/{kind}"] += scored
+    return {name: float(mean(values)) for name, values in rewards.items() if values}
 
 
 def group_metrics(rows_PG: Sequence[Sequence[Row]]) -> dict[str, float]:
-    """Shares of dropped groups, of groups without spread, and of misranked pairs; the cost of the second."""
-    kept = [group for group in rows_PG if any("advantage" in row for row in group)]
+    """The shares of dropped groups, of groups without spread and of misranked pairs.
+
+    Also what the calls of the groups without spread have cost, because nothing is learned from them.
+    """
+    kept = [group for group in rows_PG if any(map(is_compared, group))]
     no_spread = [group for group in kept if not any(row.get("advantage") for row in group)]
     pairs = [pair for group in rows_PG for pair in ranked_pairs(group)]
     return {

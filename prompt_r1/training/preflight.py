@@ -26,7 +26,8 @@ def read_train_config(arguments: list[str]) -> TrainConfig:
     check_data([*config.data, *config.val_data, *config.test_data])
     if is_first_rank() and not config.dry_run:
         run = open_run(config.out, config.resume)
-        with (run / LOCK).open("a+") as file:  # The training claims the folder again.
+        # The lock is only tried. The training takes it again, after its ranks have met.
+        with (run / LOCK).open("a+") as file:
             claim(file, run)
         check_newest(run, config)
     return config

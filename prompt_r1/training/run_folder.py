@@ -98,7 +98,7 @@ def check_settings(checkpoint: Path, config: AgentConfig) -> None:
 
 
 def claim(file: TextIO, run: Path) -> None:
-    """Lock a run folder until its open `file` LOCK is closed, and write into it which process this is.
+    """Lock a run folder, and write this process into its LOCK. The lock holds while the `file` LOCK is open.
 
     If the folder is locked, raises UsageError with the name of the other process.
     """

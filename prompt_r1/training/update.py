@@ -1,7 +1,7 @@
 """One optimiser step, and the metrics of the steps.
 
-A step checks that the engine plays the model that learns, and that loss and gradient are finite. The loop
-over mini-batches is in train.py. Every function is called by every rank or by none.
+A step checks that the engine generated with the policy's weights, and that loss and gradient are finite. The
+loop over mini-batches is in train.py. Every function is called by every rank or by none.
 """
 
 import math
@@ -42,7 +42,7 @@ def limit_of(policy: Policy) -> Limit:
     2 % lower, attention scaled by 1.1, weights with 2 % noise, another temperature). Both were measured with
     five random models, the mini agent and SmolLM2-135M (30 layers) on a CPU:
 
-        compute dtype   of a token   right models      injected errors   alarm         stop
+        compute dtype   over tokens  right models      injected errors   alarm         stop
         float32         maximum      1e-6 to 5e-5      0.54 to 3.7       1e-4 or more  1e-2
         bfloat16        mean         0.001 to 0.022    0.053 to 0.38     0.05          0.5
 
@@ -89,9 +89,9 @@ class BatchStats:
     # Loss, kl, clip_frac and entropy. Their sums over the micro-batches and ranks of an optimiser step are
     # the values of the step.
     shares: dict[str, float]
-    # (N,) log π_engine - log π_θ after the first optimiser step. Before it the weights are the same: (0,).
-    log_ratio: Tensor
+    difference: Tensor  # (N,) log π_θ - log π_engine
     token_kl: Tensor  # (N,) k3 of each agent token
+    weights_moved: bool  # whether an optimiser step of this training step was taken before
 
 
 @dataclass
@@ -101,26 +101,28 @@ class StepStats:
     taken: int = 0  # optimiser steps
     skipped: int = 0  # optimiser steps whose loss or gradient was not finite
     grad_norms: float = 0.0  # summed over the steps that were taken
-    # Each micro-batch before the first optimiser step has (N,) log π_θ - log π_engine.
-    differences: list[Tensor] = field(default_factory=list)
+    # The gap is measured before the first optimiser step.
     gap: dict[str, float] = field(default_factory=lambda: gap_metrics([], cap=0.0))
-    gap_is_measured: bool = False  # It is measured once, before the first optimiser step.
     pending: list[BatchStats] = field(default_factory=list)  # micro-batches of the next optimiser step
     used: list[BatchStats] = field(default_factory=list)  # micro-batches of the steps that were taken
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the next optimiser step is the first of the training step."""
+        return self.taken + self.skipped == 0
 
     def add(self, batch: Batch, scores: TokenScores, loss: Loss) -> None:
         """Add a micro-batch, after its backward."""
         difference = scores.logprobs.detach() - batch.sampled_logprobs
-        if not self.gap_is_measured:
-            self.differences.append(difference.cpu())
         shares = {
             "loss": loss.total.item(),
             "kl": loss.kl.item(),
             "clip_frac": loss.clip_frac.item(),
             "entropy": (batch.weights * scores.entropy).sum().item(),
         }
-        log_ratio = -difference.double() if self.taken else difference[:0]
-        self.pending.append(BatchStats(shares, log_ratio.cpu(), loss.token_kl.cpu()))
+        self.pending.append(
+            BatchStats(shares, difference.cpu(), loss.token_kl.cpu(), weights_moved=self.taken > 0)
+        )
 
     def end_step(self, *, taken: bool, grad_norm: float) -> None:
         """End an optimiser step. Only the micro-batches of the steps that were taken count."""
@@ -139,14 +141,14 @@ class StepStats:
         means = {}
         for name in ("loss", "kl", "clip_frac", "entropy"):
             means[name] = sum(batch.shares[name] for batch in used) / steps
-        log_ratios = sum(batch.log_ratio.sum().item() for batch in used)
-        tokens = sum(len(batch.log_ratio) for batch in used)
+        moved = [batch.difference.double() for batch in used if batch.weights_moved]
+        tokens = sum(map(len, moved))
         token_kl = torch.cat([torch.zeros(0), *(batch.token_kl for batch in used)])
         return {
             **means,
             "grad_norm": self.grad_norms / steps,
             "update/skipped": float(self.skipped),
-            "update/kl": log_ratios / max(tokens, 1),
+            "update/kl": -sum(difference.sum().item() for difference in moved) / max(tokens, 1),
             **self.gap,
             "kl_median": token_kl.median().item() if len(token_kl) else 0.0,
         }
@@ -157,14 +159,14 @@ def optimizer_step(
 ) -> None:
     """Sum the gradients over the ranks, clip them, and step.
 
-    If loss or gradient is not finite on any rank, no rank takes the step. Every rank raises UsageError if,
-    before the first step, the games come from another model than the policy, and if the weights are not
-    finite after the step, so that they are not saved.
+    If loss or gradient is not finite on any rank, no rank takes the step. Before the first step, every rank
+    raises UsageError if another model than the policy generated the games. After a step, every rank raises it
+    if the weights are not finite. Then they are not saved.
     """
-    if not stats.gap_is_measured:
-        stats.gap = gap_metrics(ranks.gather_lists(stats.differences), cap=importance_cap(policy))
+    if stats.is_first:
+        differences = ranks.gather_lists([batch.difference for batch in stats.pending])
+        stats.gap = gap_metrics(differences, cap=importance_cap(policy))
         check_gap(stats.gap, gap_limit)
-        stats.gap_is_measured = True
     ranks.sum_gradients(policy)
     # The norm over all weights and ranks, before it is clipped.
     grad_norm = full_tensor(clip_grad_norm_(policy.parameters(), GRADIENT_LIMIT)).item()

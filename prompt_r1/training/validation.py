@@ -18,7 +18,8 @@ from prompt_r1.types import Message, Question, ScoredGame, Trajectory
 TEST_FILE = "test.md"  # in the run folder: the table of the test by dataset
 # A column of the tables → the metric of a game whose mean it shows.
 METRICS = {"em": "em", "f1": "f1", "reward": "reward/mean", "format": "format", "turns": "turns"}
-COLUMNS = ["n", "errors", "EM", "F1", "reward", "format", "turns"]
+LABELS = {"em": "EM", "f1": "F1"}
+COLUMNS = ["n", "errors", *(LABELS.get(name, name) for name in METRICS)]
 
 
 async def play_greedily(

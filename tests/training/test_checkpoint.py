@@ -27,7 +27,7 @@ from prompt_r1.training.checkpoint import (
     save_checkpoint,
 )
 from prompt_r1.training.report import write_report
-from prompt_r1.training.run_folder import FORMAT, checkpoints_of, open_run
+from prompt_r1.training.run_folder import checkpoints_of, open_run
 from tests.model.test_loading import Attack
 from tests.support import tiny
 from tests.support.exports import file_size_limit, locked
@@ -284,33 +284,10 @@ def edit_state(checkpoint: Path, **values: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-WRONG_VALUES = {
-    "trained_step": ["x", -5, 2.0, True, 3, 10**400, None],
-    "logged_step": ["x", -2, 3, 1.0],
-    "unlogged_metrics": [[1], {"em": "x"}, {"em": None}, 10**400],
-    "best_step": ["x", -2, 3, 1.5],
-    "best_em": ["x", None, [], 10**400],
-    "best_reward": ["x", {}],
-    "questions": [1, None],
-    "of_a_stranger": [1],
-}
-
-
-@pytest.mark.parametrize("name", WRONG_VALUES)
-def test_a_state_that_no_run_writes_is_refused(saved, name):
-    """A run folder from elsewhere: each value ended the run in another traceback, or was believed."""
+def test_a_state_with_other_fields_is_refused(saved):
     checkpoint = saved.folder / "checkpoints" / "step-000002"
-    before = json.loads((checkpoint / "state.json").read_text())
-    for value in WRONG_VALUES[name]:
-        edit_state(checkpoint, **before | {name: value})
-        with pytest.raises(UsageError, match=f"state.json holds no value that a run writes for {name}"):
-            saved.load(checkpoint)
-
-
-def test_a_state_without_a_value_is_refused(saved):
-    checkpoint = saved.folder / "checkpoints" / "step-000002"
-    (checkpoint / "state.json").write_text(json.dumps({"step": 2, "format": FORMAT}))
-    with pytest.raises(UsageError, match=r"state.json holds no value that a run writes for best_em"):
+    edit_state(checkpoint, of_a_stranger=1)
+    with pytest.raises(UsageError, match=r"state\.json: .*'of_a_stranger': remove this checkpoint"):
         saved.load(checkpoint)
 
 
