@@ -11,7 +11,7 @@ In reading order:
     log           metrics.jsonl, trajectories/ and the console
     checkpoint    save and resume a run; run_folder: find, claim and check its folder
     export        the agent as a Hugging Face folder
-    report        report.html
+    report        report.html; charts: its curves in pixels
     summary       what a run prints at its end
     dry_run       estimate what a run will cost; step_time: the hours of a step on GPUs
     preflight     the checks before torch is imported

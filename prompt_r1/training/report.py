@@ -1,7 +1,7 @@
 """Write the report of a run: `python -m prompt_r1.training.report runs/mini-seed0`.
 
-The report is one HTML file, made from an autoescaped template. Its Content-Security-Policy allows only our
-style and our script. It shows the metrics as static SVG charts, and games from the files of the run.
+The report is one HTML file, made from an autoescaped template, which loads nothing. It shows the metrics as
+static SVG charts, and games from the files of the run.
 """
 
 if __name__ == "__main__":  # Check before the imports below, which fail where a package is missing.
@@ -9,19 +9,17 @@ if __name__ == "__main__":  # Check before the imports below, which fail where a
 
     check_installation()
 
-import base64
 import fnmatch
-import hashlib
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, UndefinedError
+from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from prompt_r1.errors import UsageError
@@ -31,12 +29,11 @@ from prompt_r1.programs.command_line import Parser, program_name, run_program
 from prompt_r1.programs.files import json_object, replace_file
 from prompt_r1.programs.text import printable
 from prompt_r1.settings.fields import read_mapping
+from prompt_r1.training.charts import Lines, charts_of, points_of
 from prompt_r1.training.log import read_metrics
 
 HERE = Path(__file__).parent
 Row = Mapping[str, Any]  # a game as a line of trajectories/*.jsonl
-Lines = Sequence[Mapping[str, float]]  # the lines of metrics.jsonl
-Point = tuple[float, float]
 
 # Counts of the whole run: the label of each, and the metrics that are summed for it.
 COUNTS = {
@@ -49,50 +46,7 @@ COUNTS = {
 }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A chart to draw."""
-
-    title: str
-    about: str
-    metrics: Mapping[str, str]  # metric → label of its curve
-    top: float = 0.0  # the axis ends here, or higher if a value is higher
-    has_markers: bool = False  # whether each point is marked, because few steps have the metric
-
-
-PLANS = (
-    Plan(
-        "Validation EM",
-        "Exactly right answers in greedy games of held-out questions.",
-        {"val/em": ""},
-        top=1.0,
-        has_markers=True,
-    ),
-    Plan("Reward", "Mean of the sampled games.", {"reward/mean": ""}, top=1.0),
-    Plan(
-        "Sampled EM", "Games, and questions with a right game.", {"em": "game", "em/any": "question"}, top=1.0
-    ),
-    Plan("Well-formed games", "One action in every turn, and an answer at the end.", {"format": ""}, top=1.0),
-    Plan(
-        "Groups without spread, or lost",
-        "Nothing is learned from either.",
-        {"groups/no_spread": "without spread", "groups/dropped": "lost"},
-        top=1.0,
-    ),
-    Plan("Turns", "At 1, the agent answers without asking.", {"turns": ""}, top=1.0),
-    Plan("KL to the start", "Nats per token, of eq. 17.", {"kl": "mean", "kl_median": "median"}),
-    Plan("Entropy", "Nats per token. Near 0 there is no exploration.", {"entropy": ""}),
-    Plan("Log-probability gap", "Engine against trainer, nats.", {"engine/logprob_gap": ""}),
-    Plan("Calls", "", {"env/paid": "sent", "env/reused": "from the journal", "env/errors": "failed"}),
-    Plan("Seconds of a step", "", {"time/rollout": "rollout", "time/update": "update"}),
-)
-LEFT, RIGHT, TOP, BOTTOM = 40, 331, 9, 151  # the ends of the axes in page.html, in pixels
-# The end of an axis begins with one of these digits. Half of each, in the middle of the axis, is short too.
-TOP_DIGITS = (1, 2, 4, 6, 8, 10)
-
-MOST_GROUPS = 12  # the page shows this many groups of each step
-# While the page is made, a line that is not a game can raise these errors.
-NOT_A_ROW = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
+MAX_GROUPS = 12  # the page shows this many groups of each step
 
 
 def write_report(run: Path) -> Path:
@@ -112,35 +66,27 @@ def page(run: Path) -> str:
         raise UsageError(f"{file} holds no line of metrics; give a run folder of train.py")
     settings_file = run / "config.yaml"
     settings = read_mapping(settings_file) if settings_file.is_file() else {}
-    style = (HERE / "page.css").read_text("utf-8")
-    script = (HERE / "page.js").read_text("utf-8")
     best = exported_step(run / "agent")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
     )
-    try:
-        return environment.from_string((HERE / "page.html").read_text("utf-8")).render(
-            name=run.resolve().name,
-            agent=str(settings.get("agent", "")),
-            environment=str(settings.get("env", "")),
-            policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-            "base-uri 'none'; form-action 'none'",
-            style=Markup(style),
-            script=Markup(script),
-            result=_result(lines, best),
-            counts=_counts(lines),
-            settings=_text(settings_file),
-            test=_text(run / "test.md"),
-            charts=charts_of(lines),
-            groups=read_groups(run, best=best),
-            is_right=is_right,
-            sum_of_reward=own_reward if settings.get("reward") else sum_of_reward,
-            most=MOST_GROUPS,
-        )
-    except (UndefinedError, *NOT_A_ROW) as error:
-        raise UsageError(
-            f"{run}/trajectories: a line of the steps shown is not a game of train.py ({error!r})"
-        ) from None
+    template = environment.from_string((HERE / "page.html").read_text("utf-8"))
+    return template.render(
+        name=run.resolve().name,
+        agent=str(settings.get("agent", "")),
+        environment=str(settings.get("env", "")),
+        style=Markup((HERE / "page.css").read_text("utf-8")),
+        script=Markup((HERE / "page.js").read_text("utf-8")),
+        result=_result(lines, best),
+        counts=_counts(lines),
+        settings=_text(settings_file),
+        test=_text(run / "test.md"),
+        charts=charts_of(lines),
+        groups=read_groups(run, best=best),
+        is_right=is_right,
+        sum_of_reward=own_reward if settings.get("reward") else sum_of_reward,
+        most=MAX_GROUPS,
+    )
 
 
 def _shown(value: object) -> object:
@@ -148,12 +94,6 @@ def _shown(value: object) -> object:
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable(value)
     return value
-
-
-def _hash(text: str) -> str:
-    """The digest by which the page's policy allows a style or script."""
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"sha256-{base64.b64encode(digest).decode()}"
 
 
 def _text(path: Path) -> str:
@@ -186,84 +126,6 @@ def _counts(lines: Lines) -> dict[str, int]:
                         total += line[name]
         counts[label] = round(total)
     return counts
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A metric in a chart: its label with the last value, and its points in pixels."""
-
-    label: str
-    points: list[Point]
-
-    @property
-    def polyline(self) -> str:
-        return " ".join(f"{x:.1f},{y:.1f}" for x, y in self.points)
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A chart of page.html: its curves, and the texts beside its axes."""
-
-    title: str
-    about: str
-    curves: list[Curve]
-    has_markers: bool
-    last_step: str
-    values: list[str]  # the ticks at the bottom, in the middle and at the top
-
-
-def charts_of(lines: Lines) -> list[Chart]:
-    """The charts of all metrics that were measured."""
-    last_step = max([1.0, *(line["step"] for line in lines)])
-    charts = []
-    for plan in PLANS:
-        measured = {label: points_of(lines, metric) for metric, label in plan.metrics.items()}
-        values = [value for points in measured.values() for _, value in points]
-        if not values:
-            continue
-        lowest = min(values)
-        low = -axis_end(-lowest) if lowest < 0 else 0.0
-        high = max(plan.top, axis_end(max(values))) or 1.0
-        curves = []
-        for label, points in measured.items():
-            if points:
-                last = f"{points[-1][1]:.3g}"
-                pixels = [_pixel(point, last_step, low, high) for point in points]
-                curves.append(Curve(f"{label}: {last}" if label else last, pixels))
-        ticks = [f"{value:g}" for value in (low, (low + high) / 2, high)]
-        charts.append(Chart(plan.title, plan.about, curves, plan.has_markers, f"{last_step:g}", ticks))
-    return charts
-
-
-def axis_end(value: float) -> float:
-    """The upper end of an axis whose highest value is `value`; 0 for a value below 0.
-
-    It is the least number at or above the value that is a digit of TOP_DIGITS times a power of ten.
-    """
-    if value <= 0:
-        return 0.0
-    power = math.floor(math.log10(value))
-    for digit in TOP_DIGITS:
-        end = float(f"{digit}e{power}")
-        if value <= end:
-            return end
-    return float(f"1e{power + 1}")
-
-
-def points_of(lines: Lines, name: str) -> list[Point]:
-    """The step and the value of a metric in each line that has it, where it is finite."""
-    points = []
-    for line in lines:
-        if name in line and math.isfinite(line[name]):
-            points.append((line["step"], line[name]))
-    return points
-
-
-def _pixel(point: Point, last_step: float, low: float, high: float) -> Point:
-    step, value = point
-    x = LEFT + step / last_step * (RIGHT - LEFT)
-    y = BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP)
-    return x, y
 
 
 @dataclass
@@ -316,7 +178,7 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
     """The training games of the first, middle, last and best step, and the validation games of the best.
 
     Groups with right and wrong games come first, because the agent learns from them. Lines that a kill has
-    cut short are skipped. Raises an error of NOT_A_ROW for a line that is not a game.
+    cut short are skipped.
     """
     files = sorted((folder / "trajectories").glob("*-rank*.jsonl"))
     played: dict[str, list[Path]] = {}  # a name such as step-000003 → the files of all ranks
@@ -333,12 +195,12 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
         rows = [row for file in played[name] for row in _rows_of(file)]
         by_question = groupby(rows, key=lambda row: (row["group"], row["question"]["id"]))
         of_step = [ShownGroup(_source(name), list(games)) for _, games in by_question]
-        groups += sorted(of_step, key=attrgetter("is_uniform"))[:MOST_GROUPS]
+        groups += sorted(of_step, key=attrgetter("is_uniform"))[:MAX_GROUPS]
     return sorted(groups, key=attrgetter("is_uniform"))
 
 
 def _rows_of(file: Path) -> list[Row]:
-    """The lines of a file of games; damaged lines are left out."""
+    """The lines of a file of games; damaged lines, which are read as {}, are left out."""
     rows = [json_object(line) for line in file.read_text("utf-8", "replace").splitlines()]
     return [row for row in rows if row]
 
