@@ -10,6 +10,7 @@ prefix. The rest of the prefix is copied into a block that only the new sequence
 
 import functools
 import math
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,8 +29,10 @@ from prompt_r1.model.policy import Policy
 # sequence in several blocks is copied in every step and layer, which takes longer than the attention itself.
 # On GPUs FlashAttention needs blocks of 256 tokens.
 BLOCK_SIZE = {"cpu": 4096, "cuda": 256}
-# The share of the free memory that the cache takes if no size is given.
-MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.6}
+# The share of the free memory that the cache takes at most, if no size is given.
+MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.9}
+# On a GPU so many bytes stay free, for the engine's own forwards and for what other libraries allocate.
+RESERVED_ON_GPU = 3_000_000_000
 
 
 @dataclass(eq=False)
@@ -67,7 +70,7 @@ class BlockPool:
             self.cache = torch.empty(rows_first, dtype=dtype, device=device)
         self.keys, self.values = self.cache
         self.device = device
-        self.flash = device.type == "cuda" and dtype.itemsize == 2  # FlashAttention needs both.
+        self.flash = can_use_flash(device, dtype, head_dim=dim, block_size=block_size)
         self.block_size = block_size
         self.count = blocks
         self.spare = blocks
@@ -121,6 +124,26 @@ class BlockPool:
             self.cache[:, :, copy, :rest] = self.cache[:, :, original, :rest]
 
 
+def can_use_flash(device: torch.device, dtype: torch.dtype, *, head_dim: int, block_size: int) -> bool:
+    """Whether torch's FlashAttention 2 can compute attention over blocks here.
+
+    Its kernel for block tables (`mha_varlen_fwd` in torch 2.13) needs an NVIDIA GPU since Ampere (SM 8.0), 16
+    bits, heads of at most 256 numbers that are a multiple of 8, and blocks that are a multiple of 256 tokens.
+    """
+    if device.type != "cuda" or dtype.itemsize != 2:
+        return False
+    is_nvidia_since_ampere = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+    fits = head_dim <= 256 and head_dim % 8 == 0 and block_size % 256 == 0
+    if is_nvidia_since_ampere and fits:
+        return True
+    warnings.warn(
+        f"FlashAttention does not run on this GPU with heads of {head_dim} and blocks of {block_size}: "
+        "attention is computed game by game, which is several times slower",
+        stacklevel=2,
+    )
+    return False
+
+
 def shape_of_a_token(config: PretrainedConfig) -> torch.Size:
     """The shape (layers, key heads, D) of the keys of one token, and of its values."""
     text = config.get_text_config()
@@ -128,6 +151,12 @@ def shape_of_a_token(config: PretrainedConfig) -> torch.Size:
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     return torch.Size([text.num_hidden_layers, kv_heads, head_dim])
+
+
+def cache_bytes(kind: str, free: int) -> int:
+    """How many of `free` bytes the cache may take on a kind of device."""
+    share = int(MEMORY_SHARE[kind] * free)
+    return max(0, min(share, free - RESERVED_ON_GPU)) if kind == "cuda" else share
 
 
 def allocate_pool(
@@ -147,7 +176,7 @@ def allocate_pool(
         blocks = max(tokens // block_size, longest_blocks)
     else:
         bytes_of_block = 2 * block_size * shape_of_a_token(config).numel() * policy.compute_dtype.itemsize
-        affordable = int(MEMORY_SHARE[kind] * free_memory(policy.device)) // bytes_of_block
+        affordable = cache_bytes(kind, free_memory(policy.device)) // bytes_of_block
         blocks = min(affordable, sequences * longest_blocks)
     if blocks < longest_blocks:
         raise UsageError(
@@ -252,7 +281,9 @@ class PagedBatch:
 def _flash(layer: int, query: Tensor, batch: PagedBatch, scale: float, window: Window) -> Tensor:
     """Attend to all sequences in one call of FlashAttention. (T, H, D) → (T, H, D).
 
-    `num_splits=1`: the result of a sequence does not depend on the other sequences of the batch.
+    `num_splits=1` is needed for right results. With any other value the kernel of torch 2.13 may leave rows
+    of a packed batch unwritten, or write NaN. It also makes the result of a sequence independent of the other
+    sequences of the batch.
     """
     from torch.nn.attention.varlen import varlen_attn  # Where torch has no CUDA, this import compiles code.
 
