@@ -12,6 +12,7 @@ not used any longer.
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,14 +74,21 @@ class DecodeGraphs:
         return step
 
 
-def capture_cuda_graph(step: Step) -> Step:
-    """Capture a step that has run before as a CUDA graph."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = step()
+class CudaGraphs:
+    """Captures steps as CUDA graphs. They share one memory pool, because no two of them run at once."""
 
-    def replay() -> Tensor:
-        graph.replay()
-        return out
+    def __init__(self) -> None:
+        self._memory: Any = None  # the pool's handle, from the first graph; its type is private to torch
 
-    return replay
+    def __call__(self, step: Step) -> Step:
+        """Capture a step that has run before."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            out = step()
+        self._memory = graph.pool()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return out
+
+        return replay

@@ -22,7 +22,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from prompt_r1.engine.cuda_graphs import Capture, DecodeGraphs, capture_cuda_graph
+from prompt_r1.engine.cuda_graphs import Capture, CudaGraphs, DecodeGraphs
 from prompt_r1.engine.kv_cache import PagedBatch, Sequence, allocate_pool, upload
 from prompt_r1.engine.sampling import draw
 from prompt_r1.engine.scheduler import Job, Scheduler
@@ -50,12 +50,13 @@ class Engine:
         max_sequences: int = 256,
         prefill_tokens: int = 0,
         block_size: int = 0,
-        capture: Capture = capture_cuda_graph,
+        capture: Capture | None = None,
     ) -> None:
         """`max_tokens`: tokens of the longest game. `kv_tokens`: tokens in the KV cache; 0: as many as free
         memory allows. `max_sequences`: the most games that decode at the same time. `prefill_tokens`: the
         most prompt tokens in a forward. `block_size`: tokens in a block of the cache. For the last two, 0
-        stands for the default of the device. `capture`: captures decode steps on GPUs in 16 bits.
+        stands for the default of the device. `capture`: captures decode steps on GPUs in 16 bits; None:
+        CUDA graphs.
 
         Raises UsageError if the free memory does not hold the cache of one game.
         """
@@ -65,7 +66,9 @@ class Engine:
         self._pool = allocate_pool(
             policy, tokens=kv_tokens, longest=max_tokens, sequences=max_sequences, block_size=block_size
         )
-        self._graphs = DecodeGraphs(policy.hidden_states, self._pool, longest=max_tokens, capture=capture)
+        self._graphs = DecodeGraphs(
+            policy.hidden_states, self._pool, longest=max_tokens, capture=capture or CudaGraphs()
+        )
         self._scheduler = Scheduler(
             self._pool,
             max_sequences=max_sequences,
