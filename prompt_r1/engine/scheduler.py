@@ -243,10 +243,16 @@ def _age(job: Job) -> int:
 
 
 def common_prefix_length(a: list[int], b: list[int]) -> int:
-    """The number of equal tokens at the start."""
-    if a == b[: len(a)]:  # This is the usual case, and far faster than the loop.
-        return len(a)
-    for position, (token, other) in enumerate(zip(a, b, strict=False)):
-        if token != other:
-            return position
-    return min(len(a), len(b))
+    """The number of equal tokens at the start.
+
+    It bisects, because comparing slices is far faster than a loop over tokens: all games share an instruction
+    of hundreds of tokens.
+    """
+    equal, differs = 0, min(len(a), len(b)) + 1  # a[:equal] == b[:equal], and a[:differs] != b[:differs]
+    while differs - equal > 1:
+        middle = (equal + differs) // 2
+        if a[equal:middle] == b[equal:middle]:
+            equal = middle
+        else:
+            differs = middle
+    return equal

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from prompt_r1.engine.kv_cache import Sequence
-from prompt_r1.engine.scheduler import Job, Scheduler
+from prompt_r1.engine.scheduler import Job, Scheduler, common_prefix_length
 from tests.support import tiny
 
 
@@ -145,3 +145,15 @@ def test_a_job_that_does_not_fit_leaves_the_caches_of_newer_games(loop):
     scheduler.admit()
     assert [len(game.block_table) for game in games] == [4, 0, 1]
     assert games[2].tokens == [2] * 4
+
+
+def test_the_common_prefix_is_found_as_a_loop_finds_it():
+    rng = random.Random(0)
+    for _ in range(500):
+        a = rng.choices((1, 2), k=rng.randrange(6)) * rng.randrange(1, 40)
+        cut = rng.randrange(len(a) + 1)
+        b = a[:cut] + rng.choices((1, 2), k=rng.randrange(5))
+        expected = 0
+        while expected < min(len(a), len(b)) and a[expected] == b[expected]:
+            expected += 1
+        assert common_prefix_length(a, b) == expected
