@@ -85,7 +85,8 @@ def fork(count: int) -> dict[int, TextIO]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    os.environ |= {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # The host name of a laptop may have no address.
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0"}
     # What waits in the buffers would be printed once by each process.

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from prompt_r1.errors import UsageError, first_line
 from prompt_r1.model import attention
 from prompt_r1.model.policy import Policy
+from prompt_r1.programs.launcher import launcher_number
 
 # The kinds of RoPE whose frequencies depend on the length of the row.
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
@@ -222,7 +223,10 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """The bytes that this process can still allocate on a device."""
+    """The bytes that this process can still allocate on a device.
+
+    The ranks of one machine load their models at the same time, so each has its share of the host's memory.
+    """
     if device.type == "cuda":
         # Memory that torch keeps for itself (`reserved`) is free for this process. But the most that it has
         # ever allocated at the same time (`peak`) may be needed again.
@@ -232,9 +236,10 @@ def free_memory(device: torch.device) -> int:
         return free + reserved - peak
     try:  # MemAvailable counts the memory that the page cache can give back (see proc(5)).
         meminfo = Path("/proc/meminfo").read_text()
-        return 1024 * int(meminfo.split("MemAvailable:")[1].split()[0])
+        available = 1024 * int(meminfo.split("MemAvailable:")[1].split()[0])
     except (OSError, IndexError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available // launcher_number("LOCAL_WORLD_SIZE", default=1)
 
 
 def unsupported(config: PretrainedConfig, cause: str) -> UsageError:

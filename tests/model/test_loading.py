@@ -214,3 +214,10 @@ def test_a_tokenizer_whose_longest_text_is_no_number_encodes(tmp_path):
     file = tiny.save_agent(tmp_path) / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": "many"}))
     assert load_tokenizer(tmp_path)("Who?")["input_ids"]
+
+
+def test_the_ranks_of_a_machine_share_its_memory(monkeypatch):
+    """Eight ranks compared their models with all of the memory at the same moment, and could exhaust it."""
+    monkeypatch.setattr("pathlib.Path.read_text", lambda path: "MemTotal: 9\nMemAvailable:   8000 kB\n")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert free_memory(CPU) == 1000 * 1024
