@@ -78,7 +78,7 @@ def save_checkpoint(
     with resumable_writes(folder, ranks):
         temporary = ranks.from_first(lambda: files.new_temporary(folder))
         writer = HuggingFaceStorageWriter(
-            str(temporary), fqn_to_index_mapping=_file_numbers(tensors), save_distributed=True
+            str(temporary), fqn_to_index_mapping=_file_numbers(tensors, ranks), save_distributed=True
         )
         with _no_warning_of_one_process():
             dcp.save(tensors, storage_writer=writer, no_dist=ranks.count == 1)
@@ -92,13 +92,17 @@ def save_checkpoint(
         ranks.from_first(finish)
 
 
-def _file_numbers(tensors: dict[str, Tensor]) -> dict[str, int]:
-    """Number the files from 1, and return each tensor's file. A file has about FILE_BYTES."""
+def _file_numbers(tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, int]:
+    """Number the files from 1, and return each tensor's file. A file has about FILE_BYTES.
+
+    Of sharded tensors, whose `nbytes` counts all shards, each rank writes its own file of every number.
+    """
+    writers = 1 if ranks.mesh is None else ranks.count
     numbers = {}
     size = 0
     for name, tensor in tensors.items():
         size += tensor.nbytes
-        numbers[name] = 1 + size // FILE_BYTES
+        numbers[name] = 1 + size // (FILE_BYTES * writers)
     return numbers
 
 
