@@ -26,6 +26,7 @@ from prompt_r1.engine.kv_cache import (
 )
 from prompt_r1.engine.model_check import check_model
 from prompt_r1.model import attention
+from prompt_r1.model.distributed import pick_device
 from prompt_r1.model.policy import Policy
 
 # The largest mean difference in nats between log-probabilities that rounding explains.
@@ -37,7 +38,7 @@ def random_policy() -> Policy:
     attention.register()
     if not torch.cuda.is_available():
         return Policy(random_model(attention=attention.NAME), compute_dtype=torch.float32)
-    device = torch.device("cuda")
+    device = pick_device("auto")  # the rank's own GPU, with the allocator's settings of a training
     large = torch.cuda.get_device_properties(device).total_memory > 60e9
     shape = "Qwen3-4B" if large else "Qwen3-0.6B"
     model = random_model(shape, attention=attention.NAME, dtype=torch.bfloat16, device=device)
