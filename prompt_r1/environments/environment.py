@@ -238,6 +238,7 @@ class Environment:
         OutOfBudget, and what the source's attempt raises.
         """
         member, source, counts = call.member, call.member.source, call.member.counts
+        self.journal.check_room()
         estimate = await self.budget.reserve(partial(member.estimate, call.messages))
         # A request may be billed unless the source says otherwise: also a request that is cancelled.
         cost, may_be_billed = lost(estimate), True

@@ -4,8 +4,12 @@ Each rank appends JSON lines to a file of its own; at the start it reads the fil
 request of a call, a line says what the call costs if the process is killed now. After the request, a line
 says what the call did cost so far. So the last line of a call says what it was charged. If a line has a
 `reply`, the call is never sent again.
+
+If the disk becomes full, replies that have been paid must still be written. So each rank keeps a reserve, a
+file that is removed then, and no further request is sent.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -22,6 +26,8 @@ from prompt_r1.programs.files import json_object
 from prompt_r1.programs.lines import append_line
 from prompt_r1.types import Message, Spending
 
+RESERVE_BYTES = 2**18  # room for the replies of the requests that run when the disk becomes full
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 LARGEST_AMOUNT = 1e15  # No call has more tokens or dollars. Above, sums would lose precision.
 COLUMNS = len(Spending().amounts)
 REPLY_TYPES = {f.name: f.type for f in fields(Reply)}  # the fields of a recorded reply, and their types
@@ -66,6 +72,9 @@ class Journal:
             self.numbers = count(max(charges, default=0) + 1)
         folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(own, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o644)
+        self._own = own
+        self._reserve = folder / f".reserve-rank{rank}"
+        self._reserve.write_bytes(os.urandom(RESERVE_BYTES))  # Some file systems store zeros in no room.
 
     def write(
         self, call: int, key: str, charged: Spending, reply: Reply | None = None, **shown: object
@@ -80,7 +89,19 @@ class Journal:
         if reply is not None:
             self.replies[key] = reply
             line |= {"reply": asdict(reply), "time": round(time.time(), 3), "usd": charged.usd, **shown}
-        append_line(self._file, json.dumps(line))
+        text = json.dumps(line)
+        try:
+            append_line(self._file, text)
+        except OSError as error:
+            if error.errno not in DISK_IS_FULL or not self._reserve.exists():
+                raise
+            self._reserve.unlink()
+            append_line(self._file, text)
+
+    def check_room(self) -> None:
+        """Raise OSError if the disk has become full, so that no more requests are sent."""
+        if self.records and not self._reserve.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._own))
 
     def _read(self, path: Path) -> dict[int, Spending]:
         """Remember the replies in a file, and add up its charges. Returns the charge of each call by number.

@@ -1,7 +1,9 @@
 """The journal: no call is paid for twice, and a kill at any moment loses no reply and hides no cost."""
 
 import asyncio
+import errno
 import json
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,6 +16,7 @@ from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Reply
 from prompt_r1.errors import EnvError, UsageError
+from prompt_r1.programs import lines
 from prompt_r1.types import Message, Spending
 from tests.support.at_once import at_once
 from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
@@ -102,7 +105,9 @@ def test_a_kill_at_any_byte_of_the_journal_loses_no_reply_and_hides_no_cost(tmp_
         (folder / "rank0.jsonl").write_bytes(whole[:place])
         complete = sum(place >= end for end in ends)  # also without its line break
         ended, cut = divmod(complete, 2)
-        expected = sum(charges[:ended], Spending()) + (estimate if cut else Spending())
+        expected = sum(charges[:ended], Spending())
+        if cut:
+            expected += estimate + Spending(lost_usd=estimate.usd)
         assert Journal(folder).spent.amounts == pytest.approx(expected.amounts), place
         source = CountingSource(max_tokens=20)
         resumed = environment(source, folder=folder)
@@ -215,6 +220,35 @@ def test_a_disk_that_is_full_for_a_moment_loses_no_reply_before_or_after_it(room
     resumed = environment(again, folder=tmp_path)
     assert ask(resumed) == "reply 1" and ask(resumed, sample=2)
     assert again.calls == 0
+    assert resumed.journal.spent.calls >= asked.members[0].source.calls
+
+
+@pytest.mark.parametrize("room", [0, 100, 1000, 2000, 3000])
+def test_a_disk_that_stays_full_loses_no_reply_that_was_paid(room: int, tmp_path, monkeypatch) -> None:
+    """A bug: of eight requests that ran when the disk became full, four were paid, and paid again later."""
+    write, left = os.write, room
+
+    def write_while_there_is_room(file: int, content: bytes) -> int:
+        nonlocal left
+        if not (tmp_path / ".reserve-rank0").exists():  # It has made room.
+            return write(file, content)
+        if left == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = write(file, content[:left])
+        left -= written
+        return written
+
+    asked = environment(CountingSource(concurrency=8), folder=tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr(lines.os, "write", write_while_there_is_room)
+        calls = [text_of(asked, sample=sample) for sample in range(30)]
+        ended = at_once(calls, return_exceptions=True)
+    assert {type(one) for one in ended if not isinstance(one, str)} == {OSError}
+    again = CountingSource()
+    resumed = environment(again, folder=tmp_path)
+    for sample in range(30):
+        ask(resumed, sample=sample)
+    assert asked.members[0].source.calls + again.calls == 30
     assert resumed.journal.spent.calls >= asked.members[0].source.calls
 
 
