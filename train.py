@@ -35,9 +35,11 @@ from prompt_r1.programs.launcher import is_first_rank
 from prompt_r1.programs.text import printable
 from prompt_r1.reward import score_games
 from prompt_r1.rollout import play_groups
+from prompt_r1.settings.functions import import_advantages
 from prompt_r1.settings.train import TrainConfig, warnings_of
 from prompt_r1.training.batches import Batch
 from prompt_r1.training.dry_run import estimate
+from prompt_r1.training.loss_function import import_loss
 from prompt_r1.training.run import Run, start_run
 from prompt_r1.training.update import StepStats, importance_cap, optimizer_step
 from prompt_r1.types import Question, Trajectory
@@ -46,8 +48,11 @@ from prompt_r1.types import Question, Trajectory
 def train(run: Run) -> None:
     """Train all steps that are not trained yet. Called by every rank."""
     config, ranks, policy = run.config, run.ranks, run.policy
+    # The user may replace eq. 17, and change the advantages of eq. 16.
+    loss_function = import_loss(config.loss_function) if config.loss_function else grpo_loss
+    own_advantages = import_advantages(config.advantage_function) if config.advantage_function else None
     loss_of = partial(
-        grpo_loss,
+        loss_function,
         clip=config.clip,
         clip_high=config.clip_high,
         kl_coef=config.kl_coef,
@@ -63,7 +68,13 @@ def train(run: Run) -> None:
         rewards_PG = [score_games(group, rule=config.reward_rule) for group in trajectories_PG]
 
         # Compare. The advantage of a game is its distance from the other games of its question.
-        games_PG = compare_games(trajectories_PG, rewards_PG, numbers=list(questions))
+        games_PG = compare_games(
+            trajectories_PG,
+            rewards_PG,
+            numbers=list(questions),
+            standardise=config.advantage == "standardised",
+            own=own_advantages,
+        )
 
         # Learn. Each mini-batch is one optimiser step. A signal does not interrupt the update.
         with run.log.phase("update"):
@@ -82,7 +93,7 @@ def train(run: Run) -> None:
                     scores = policy(batch.packed)
                     old = scores.logprobs.detach() if number == 0 else old_logprobs[number][index]
                     # π_ref is the frozen start. Without it (kl_coef 0), the KL to π_old is logged.
-                    reference = old if run.reference is None else run.reference_logprobs(batch.packed)
+                    reference = None if run.reference is None else run.reference_logprobs(batch.packed)
                     columns = LossColumns(
                         old=old,
                         reference=reference,

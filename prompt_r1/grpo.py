@@ -1,7 +1,7 @@
 """GRPO (paper, eqs 16-17): advantages within a group, clipped surrogate, KL to the frozen reference."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
 import torch
@@ -9,33 +9,53 @@ from torch import Tensor
 
 from prompt_r1.types import Reward, ScoredGame, Trajectory
 
+OwnAdvantages = Callable[[Sequence[ScoredGame]], Sequence[Sequence[float]]]
+"""A user's own advantages: takes the compared games of a group. Returns for each game a number per turn."""
+
 
 def compare_games(
     trajectories_PG: Sequence[Sequence[Trajectory]],
     rewards_PG: Sequence[Sequence[Reward | None]],
     *,
     numbers: Sequence[int],
+    standardise: bool = True,
+    own: OwnAdvantages | None = None,
 ) -> list[list[ScoredGame]]:
     """Give each of P × G games its reward, and its advantage over the other games of its question.
 
     `numbers` are the numbers of the P questions among all questions of the step. The index of a game is
-    computed from them, so it does not depend on which rank played the game.
+    computed from them, so it does not depend on which rank played the game. `own` may give other advantages
+    to the games that eq. 16 compares, also one for each turn.
     """
     games_PG = []
     for number, trajectories, rewards in zip(numbers, trajectories_PG, rewards_PG, strict=True):
-        advantages = group_advantages([None if reward is None else reward.total for reward in rewards])
+        totals = [None if reward is None else reward.total for reward in rewards]
+        advantages = group_advantages(totals, standardise=standardise)
         group = []
         for sample, trajectory in enumerate(trajectories):
             index = number * len(trajectories) + sample
             group.append(ScoredGame(trajectory, rewards[sample], advantages[sample], index))
-        games_PG.append(group)
+        games_PG.append(group if own is None else with_own_advantages(group, own))
     return games_PG
 
 
-def group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
+def with_own_advantages(group: Sequence[ScoredGame], own: OwnAdvantages) -> list[ScoredGame]:
+    """The games of a group with a user's advantages. Games that are not compared stay as they are."""
+    compared = [game for game in group if game.advantage is not None]
+    if not compared:
+        return list(group)
+    changed = {}
+    for game, turns in zip(compared, own(compared), strict=True):
+        changed[game.index] = replace(game, advantage=mean(turns), turn_advantages=turns)
+    return [changed.get(game.index, game) for game in group]
+
+
+def group_advantages(rewards: Sequence[float | None], *, standardise: bool = True) -> list[float | None]:
     """Eq. 16: how much better each game did than the other games of its question.
 
         Â_i = (R_i - mean(R_1 … R_G)) / (std(R_1 … R_G) + 1e-6)        std with Bessel's correction
+
+    Without `standardise` it is the difference alone (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783).
 
     A reward of None marks a game that the environment broke. Such a game says nothing about the agent, so it
     does not count in mean, std and loss. If more than a quarter of a group broke, the whole group is left
@@ -48,7 +68,8 @@ def group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
     # Without spread there is nothing to compare. Eq. 16 would divide rounding errors by 1e-6.
     if len(intact) < 2 or max(intact) == min(intact):
         return [None if reward is None else 0.0 for reward in rewards]
-    centre, scale = mean(intact), stdev(intact) + 1e-6
+    centre = mean(intact)
+    scale = stdev(intact) + 1e-6 if standardise else 1.0
     return [None if reward is None else (reward - centre) / scale for reward in rewards]
 
 
@@ -57,11 +78,12 @@ class LossColumns:
     """What a loss may read of the N agent tokens, beside the policy's own log-probabilities."""
 
     old: Tensor  # (N,) log π_old of the policy before this training step
-    reference: Tensor  # (N,) log π_ref of the frozen start
+    reference: Tensor | None  # (N,) log π_ref of the frozen start; None without it (kl_coef 0)
     sampled: Tensor  # (N,) log π_engine, recorded when the token was sampled
-    advantages: Tensor  # (N,) Â of the token's game
+    advantages: Tensor  # (N,) Â of the token's game, or of its turn
     weights: Tensor  # (N,) w. The weights of an optimiser step, over all ranks, add up to 1.
-    game: Tensor  # (N,) int64, the number of the token's game in this micro-batch
+    # (N,) int64, the number of the token's game in this micro-batch, which has all tokens of its games.
+    game: Tensor
 
 
 @dataclass(frozen=True)
@@ -107,7 +129,9 @@ def grpo_loss(
     unclipped = ratio * advantages
     clipped = ratio.clamp(1 - clip, 1 + (clip_high or clip)) * advantages
     surrogate = torch.minimum(unclipped, clipped)
-    log_ratio = columns.reference - logprobs
+    # Without a reference, the KL to π_old is measured.
+    reference = columns.old if columns.reference is None else columns.reference
+    log_ratio = reference - logprobs
     kl = log_ratio.exp() - log_ratio - 1
     importance = (columns.old - columns.sampled).exp().clamp(max=importance_cap) if importance_cap else 1.0
     total = (weights * (-importance * surrogate + kl_coef * kl)).sum()

@@ -9,7 +9,7 @@ over several turns and then answers. `Trajectory` records it token by token:
 Only the agent's own tokens (sampled = 1) enter the loss. The other tokens are context.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypedDict
 
@@ -194,6 +194,13 @@ class ScoredGame:
     advantage: float | None  # None: the game, or too much of its group, broke. It is not trained on.
     # The game's number in its training step, over all ranks: number of the question × group size + sample.
     index: int = 0
+    # A user's advantages of the turns, whose mean is `advantage`. (): all tokens have `advantage`.
+    turn_advantages: Sequence[float] = ()
+
+    @property
+    def has_advantage(self) -> bool:
+        """Whether any token of the game has an advantage other than 0."""
+        return bool(self.advantage) or any(self.turn_advantages)
 
 
 class Generate(Protocol):

@@ -141,6 +141,12 @@ def test_advantages_are_standardised_within_each_group_with_bessels_correction()
     assert advantages == pytest.approx([1.5652, -0.6708, -0.6708, 0.4472, -0.6708], abs=1e-4)
 
 
+def test_centred_advantages_are_the_distances_from_the_mean():
+    rewards = [1, 0, 0, 0.5, None]
+    assert group_advantages(rewards, standardise=False) == pytest.approx([0.625, -0.375, -0.375, 0.125, None])
+    assert group_advantages([0.3] * 5, standardise=False) == [0.0] * 5
+
+
 def test_advantages_are_zero_for_equal_rewards_and_for_a_single_game():
     assert [group_advantages(group) for group in ([0.3] * 5, [1.0], [])] == [[0.0] * 5, [0.0], []]
 
@@ -162,3 +168,23 @@ def test_the_games_of_a_rank_have_the_indices_of_their_questions_over_all_ranks(
     games_PG = compare_games(trajectories_PG, rewards_PG, numbers=[4, 1])
     assert [[game.index for game in group] for group in games_PG] == [[12, 13, 14], [3, 4, 5]]
     assert [game.advantage for game in games_PG[0]] == [None] * 3, "a third of the group broke"
+
+
+def test_a_user_changes_the_advantages_of_the_games_that_eq_16_compares():
+    """A broken game, and a group that lost too many games, are not shown to the user's function."""
+    trajectories_PG = [[random_game(number) for number in range(4)] for _ in range(2)]
+    rewards = [Reward(1, 0, 0.0), None, Reward(1, 0, 1.0), Reward(1, 0, 2.0)]
+    rewards_PG = [rewards, [rewards[0], None, None, rewards[2]]]
+    seen: list[list[ScoredGame]] = []
+
+    def own(games):
+        seen.append(list(games))
+        return [[1.0, 2.0], [3.0, -3.0], [0.0, 0.0]]
+
+    plain_PG = compare_games(trajectories_PG, rewards_PG, numbers=[0, 1])
+    games_PG = compare_games(trajectories_PG, rewards_PG, numbers=[0, 1], own=own)
+    assert seen == [[plain_PG[0][0], *plain_PG[0][2:]]]
+    assert [game.advantage for game in games_PG[0]] == [1.5, None, 0.0, 0.0]
+    assert [game.turn_advantages for game in games_PG[0]] == [[1.0, 2.0], (), [3.0, -3.0], [0.0, 0.0]]
+    assert [game.has_advantage for game in games_PG[0]] == [True, False, True, False]
+    assert games_PG[1] == plain_PG[1]

@@ -53,6 +53,7 @@ SEEN_BEFORE_TORCH = [
     # settings that contradict each other
     ("train.py --rule alone", "--rule must be one of paper, release, not 'alone'"),
     ("train.py --env none --max-turns 3", "with --env none it answers at once, by a rule of its own"),
+    ("train.py --skip-no-spread", "would leave out games that the KL learns from: give --kl-coef 0"),
     ("train.py --adapter-rank 4 --parallel fsdp", "which cannot be sharded or offloaded"),
     ("train.py --adapter-rank 4 --offload", "sharded or offloaded: give --parallel ddp"),
     ("train.py --config paper", "no training questions"),
@@ -76,6 +77,8 @@ SEEN_BEFORE_TORCH = [
     ("train.py --reward nothing", "--reward: give MODULE:NAME"),
     ("train.py --reward no_module:f", "--reward: cannot import 'no_module:f'"),
     ("train.py --reward json:decoder", "--reward json:decoder: not a function"),
+    ("train.py --loss-function nothing", "--loss-function: give MODULE:NAME"),
+    ("train.py --advantage-function json:decoder", "--advantage-function json:decoder: not a function"),
     # questions
     ("train.py --config mini --data none.jsonl", "none.jsonl: there is no such file"),
     ("train.py --config mini --val-data none.jsonl", "none.jsonl: there is no such file"),

@@ -65,6 +65,9 @@ COMMANDS = {
     "--reward MODULE:FUNCTION": (
         f"python train.py {TINY} --agent path/to/model --reward my_code:reward --out runs/reward"
     ),
+    "--loss-function examples.losses:gspo": (
+        f"python train.py {TINY} --agent path/to/model {{SAME}} --out runs/loss"
+    ),
     "python train.py --config paper --data mine.jsonl --env-price 0.15,0.60 --dry-run": (
         "{SAME} --agent path/to/model"
     ),
@@ -154,7 +157,7 @@ def test_the_commands_run_in_their_order(tmp_path):
     with_server(asyncio.to_thread(run_all), server)
     first = next(iter(output.values()))
     assert "Writing model shards" not in first.stdout + first.stderr
-    for name in ("mini-seed0", "data", "model", "reward", "ranks"):
+    for name in ("mini-seed0", "data", "model", "reward", "loss", "ranks"):
         assert [line["step"] for line in read_metrics(folder / "runs" / name)] == [0, 1], name
     shown = output['python infer.py --question "…"']
     assert "agent runs/mini-seed0, step" in shown.stdout + shown.stderr
@@ -172,10 +175,10 @@ def test_the_commands_of_the_page_run_in_their_order(tmp_path):
     for name in ("train.py", "evaluate.py", "prompt_r1", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     blocks = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     script = "\n".join(blocks).replace("8123", str(*free_ports(1)))
     done = runner_in(tmp_path)(f"set -m\n{script}")
-    runs = ["my-questions", "my-model", "my-llm", "my-object", "my-game", "my-metric"]
+    runs = ["my-questions", "my-model", "my-llm", "my-object", "my-game", "my-metric", "my-loss"]
     for run in runs:
         lines = (tmp_path / "runs" / run / "metrics.jsonl").read_text().splitlines()
         assert len(lines) >= 2, run

@@ -3,6 +3,7 @@ the replies to a game cost, from the prices to the reward.
 """
 
 import json
+import sys
 from collections import Counter
 from inspect import signature
 from pathlib import Path
@@ -259,3 +260,86 @@ def test_each_game_records_what_its_replies_cost_before_it_is_scored(asking_agen
         assert line["reward/mean"] == pytest.approx(line["game/usd"]) and line["game/usd"] > 0
     # Equal calls are paid once, by the run; each game is charged for its own.
     assert sum(line["game/usd"] * line["games"] for line in lines) >= lines[-1]["env/usd"] > 0
+
+
+# Rewards and advantages that differ between games and turns.
+OF_LENGTH = """
+def length(game, paper):
+    return len(game.tokens) / 7
+
+
+def of_turns(games):
+    return [[game.advantage * (turn + 1) for turn in range(len(game.trajectory.turns))] for game in games]
+"""
+
+
+@pytest.fixture
+def own_code(tmp_path, monkeypatch):
+    """A module of the user in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_code.py").write_text(OF_LENGTH)
+    yield
+    sys.modules.pop("own_code", None)
+
+
+def test_centred_advantages_are_not_divided_by_the_deviation(asking_agent, tmp_path, own_code):
+    run = train_run(tmp_path, asking_agent, "--advantage", "centred", "--reward", "own_code:length")
+    games = games_of(run, 1)
+    for start in (0, 4):
+        group = games[start : start + 4]
+        rewards = [game["reward"]["total"] for game in group]
+        assert len(set(rewards)) > 1
+        expected = [reward - sum(rewards) / 4 for reward in rewards]
+        assert [game["advantage"] for game in group] == pytest.approx(expected)
+
+
+def test_the_users_advantages_of_turns_reach_the_loss_and_the_trajectories(
+    asking_agent, tmp_path, own_code, monkeypatch
+):
+    """The loss sees, for each token, the advantage of its turn."""
+    seen: Counter[float] = Counter()
+
+    def grpo_loss(logprobs, columns, **settings):
+        seen.update(columns.advantages.tolist())
+        return original(logprobs, columns, **settings)
+
+    original = train.grpo_loss
+    monkeypatch.setattr(train, "grpo_loss", grpo_loss)
+    functions = ["--reward", "own_code:length", "--advantage-function", "own_code:of_turns"]
+    games = games_of(train_run(tmp_path, asking_agent, *functions), 1)
+    expected: Counter[float] = Counter()
+    for game in games:
+        turns = game["turn_advantages"]
+        assert game["advantage"] == pytest.approx(sum(turns) / len(turns))
+        assert turns == pytest.approx([turns[0] * (number + 1) for number in range(len(game["turns"]))])
+        agents_turns = [len(run) for run in game["sampled"].split("0") if run]
+        for advantage, tokens in zip(turns, agents_turns, strict=True):
+            expected[torch.tensor(advantage).item()] += tokens
+    assert max(len(game["turns"]) for game in games) > 1 and seen == expected
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_games_that_were_cut_off_leave_the_loss_and_not_the_metrics(
+    asking_agent, tmp_path, own_code, masked, monkeypatch
+):
+    """By the number of tokens that the loss sees."""
+    tokens = 0
+
+    def grpo_loss(logprobs, columns, **settings):
+        nonlocal tokens
+        tokens += len(logprobs)
+        assert columns.weights.sum().item() == pytest.approx(1.0)  # a step is one micro-batch here
+        return original(logprobs, columns, **settings)
+
+    original = train.grpo_loss
+    monkeypatch.setattr(train, "grpo_loss", grpo_loss)
+    line = ["--reward", "own_code:length", "--mask-truncated", str(masked).lower()]
+    run = train_run(tmp_path, asking_agent, *line)
+    games = games_of(run, 1)
+    cut = [game["stop"] == "max_tokens" for game in games]
+    assert any(cut) and not all(cut)
+    kept = [game for game in games if not masked or game["stop"] != "max_tokens"]
+    assert tokens == sum(game["sampled"].count("1") for game in kept)
+    metrics = read_metrics(run)[1]
+    assert metrics["stop/max_tokens"] == pytest.approx(sum(cut) / len(cut)) and metrics["groups/dropped"] == 0

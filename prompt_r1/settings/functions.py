@@ -2,9 +2,11 @@
 
 import inspect
 import math
+import reprlib
 import sys
+import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from operator import attrgetter
@@ -12,9 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from prompt_r1.errors import UsageError
-from prompt_r1.types import Reward, Trajectory
+from prompt_r1.types import Reward, ScoredGame, Trajectory
 
 OBJECT_PREFIX = "py:"  # py:MODULE:NAME is a user's environment, or a user's questions.
+# Keywords of `grpo.grpo_loss`, which a user's loss may have as parameters.
+LOSS_SETTINGS = ("clip", "clip_high", "kl_coef", "importance_cap")
+# Where Python and its packages are installed.
+INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
 def import_object(name: str, *, where: str) -> Any:
@@ -36,17 +42,34 @@ def import_object(name: str, *, where: str) -> Any:
         raise UsageError(f"{where}: cannot import {name!r}: {described(error)}") from error
 
 
+def import_function(
+    name: str, *, flag: str, takes: Sequence[str], may_take: Sequence[str] = ()
+) -> Callable[..., Any]:
+    """The function MODULE:FUNCTION that a flag names. Raises UsageError if it does not take these arguments.
+
+    `takes` are positional arguments, by what an error calls them. Of `may_take` it takes the keywords that it
+    has as parameters.
+    """
+    where = f"{flag} {name}"
+    function = import_object(name, where=flag)
+    if not callable(function) or inspect.isclass(function):
+        raise UsageError(f"{where}: not a function")
+    keywords = parameters_of(function).intersection(may_take)
+    with suppress(ValueError):  # A function that is written in C may have no signature.
+        try:
+            inspect.signature(function).bind(*takes, **dict.fromkeys(keywords))
+        except TypeError:
+            arguments = f"{len(takes)} arguments, " if len(takes) > 1 else "1 argument, "
+            also = f", and may take {', '.join(may_take)}" if may_take else ""
+            raise UsageError(f"{where}: must take {arguments}{' and '.join(takes)}{also}") from None
+    assert callable(function)
+    return function
+
+
 def import_reward(name: str) -> Callable[[Trajectory, Reward], float]:
     """The function MODULE:FUNCTION as a reward. Raises UsageError if it cannot be called with a game."""
     where = f"--reward {name}"
-    function = import_object(name, where="--reward")
-    if not callable(function) or inspect.isclass(function):
-        raise UsageError(f"{where}: not a function")
-    with suppress(ValueError):  # A function that is written in C may have no signature.
-        try:
-            inspect.signature(function).bind("game", "paper")
-        except TypeError:
-            raise UsageError(f"{where}: must take 2 arguments, game and reward of the paper") from None
+    function = import_function(name, flag="--reward", takes=("game", "reward of the paper"))
 
     def failure(game: Trajectory, what: str) -> UsageError:
         end = f"{game.stop} after {len(game.turns)} turns, answer {(game.answer or '')[:80]!r}"
@@ -64,13 +87,78 @@ def import_reward(name: str) -> Callable[[Trajectory, Reward], float]:
     return reward
 
 
+def import_loss_function(name: str) -> Callable[..., Any]:
+    """The function MODULE:FUNCTION of --loss-function, whose calls are not checked."""
+    return import_function(
+        name, flag="--loss-function", takes=("logprobs", "columns"), may_take=LOSS_SETTINGS
+    )
+
+
+def import_advantages(name: str) -> Callable[[Sequence[ScoredGame]], list[list[float]]]:
+    """The function MODULE:FUNCTION as advantages of a group's games: a number for each turn of each game.
+
+    The user's function returns, for each game, a number for all turns or a sequence with a number for each.
+    Raises UsageError if it cannot be called with games.
+    """
+    where = f"--advantage-function {name}"
+    function = import_function(name, flag="--advantage-function", takes=("games",))
+
+    def advantages(games: Sequence[ScoredGame]) -> list[list[float]]:
+        what = f"{where}, question {games[0].trajectory.question.id!r},"
+        try:
+            returned = function(games)
+        except (Exception, SystemExit) as error:
+            raise UsageError(f"{what} raised {described(error)}") from error
+        try:
+            return [_of_turns(value, game) for value, game in zip(returned, games, strict=True)]
+        except (TypeError, ValueError):
+            turns = ", ".join(str(len(game.trajectory.turns)) for game in games)
+            raise UsageError(
+                f"{what} returned {reprlib.repr(returned)} ({place_of(function)}): return for each game a "
+                f"finite number, or a list with one for each of its turns; these games have {turns} turns"
+            ) from None
+
+    return advantages
+
+
+def _of_turns(value: Any, game: ScoredGame) -> list[float]:
+    """What a user's function returned for a game, as a finite number for each turn.
+
+    Raises TypeError or ValueError for anything else.
+    """
+    turns = len(game.trajectory.turns)
+    try:
+        of_turns = [float(value)] * turns
+    except TypeError:  # It is a sequence.
+        of_turns = [float(number) for number in value]
+    if len(of_turns) != turns or not all(map(math.isfinite, of_turns)):
+        raise ValueError(of_turns)
+    return of_turns
+
+
+def place_of(function: Callable[..., object]) -> str:
+    """The file and the first line of a user's function, such as "my_file.py, line 3"."""
+    try:
+        _, line = inspect.getsourcelines(function)
+        return f"{Path(inspect.getfile(function)).name}, line {line}"
+    except (TypeError, OSError):  # It was not written in a file.
+        return "no file"
+
+
 def described(error: BaseException) -> str:
-    """An error in a user's own code, on one line: its type, its text, and the file and line."""
+    """An error in a user's own code, on one line: its type, its text, and the file and line.
+
+    Where a library raised the error, the line is the user's line that called it.
+    """
     text = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, SyntaxError):  # The text of a SyntaxError names the file.
         return text
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
+    own = [frame for frame in frames if not frame.filename.startswith(INSTALLED)]
+    if not frames:
+        return text
+    last = own[-1] if own else frames[-1]
+    return f"{text} ({Path(last.filename).name}, line {last.lineno})"
 
 
 def parameters_of(function: Callable[..., object]) -> set[str]:

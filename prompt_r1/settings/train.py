@@ -20,7 +20,16 @@ from prompt_r1.settings.agent import (
 )
 from prompt_r1.settings.fields import LEARNING_RATE, POSITIVE, Range, flag_of, read_yaml, setting
 from prompt_r1.settings.flags import given_values
-from prompt_r1.settings.functions import OBJECT_PREFIX, import_reward
+from prompt_r1.settings.functions import (
+    OBJECT_PREFIX,
+    import_advantages,
+    import_loss_function,
+    import_reward,
+    parameters_of,
+)
+
+# These settings name code of the user.
+FUNCTIONS = ("reward", "loss_function", "advantage_function")
 
 run_setting = partial(setting, group="the run", everyday=True)
 algorithm_setting = partial(setting, group="the algorithm", defines_experiment=True)
@@ -53,6 +62,17 @@ class TrainConfig(AgentConfig):
     )
     kl_coef: float = algorithm_setting(0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL")
     loss: str = algorithm_setting("sequence-mean", "how tokens are averaged", ("sequence-mean", "token-mean"))
+    loss_function: str = algorithm_setting("", "MODULE:FUNCTION in place of the loss (eq. 17)")
+    advantage: str = algorithm_setting(
+        "standardised", "centred: not divided by the std of the group (eq. 16)", ("standardised", "centred")
+    )
+    advantage_function: str = algorithm_setting("", "MODULE:FUNCTION that changes advantages, also by turn")
+    mask_truncated: bool = algorithm_setting(
+        False, "leave out games that --max-new or --max-tokens cut; the loss is the mean over the others"
+    )
+    skip_no_spread: bool = algorithm_setting(
+        False, "leave out groups of equal rewards (needs --kl-coef 0); the loss is the mean over the others"
+    )
     save_every: int = instrument_setting(20, "steps between checkpoints, and between validations", POSITIVE)
     val_limit: int = instrument_setting(256, "validation questions, stratified by dataset", POSITIVE)
     wandb: bool = instrument_setting(False, "log metrics to Weights & Biases too")
@@ -192,6 +212,8 @@ def train_config(arguments: list[str]) -> TrainConfig:
         changes["out"] = f"runs/{name}-seed{config.seed}"
     config = replace(config, **changes)
     check_training(config)
+    if config.loss_function:
+        _check_flags_of_loss(config.loss_function, flags)
     return config
 
 
@@ -206,8 +228,16 @@ def check_training(config: TrainConfig) -> None:
         )
     if config.offload and config.parallel != "fsdp":
         raise UsageError("--offload is for sharded weights: give --parallel fsdp")
+    if config.skip_no_spread and config.kl_coef:
+        raise UsageError(
+            "--skip-no-spread would leave out games that the KL learns from: give --kl-coef 0 with it"
+        )
     if config.reward:
         import_reward(config.reward)
+    if config.loss_function:
+        import_loss_function(config.loss_function)
+    if config.advantage_function:
+        import_advantages(config.advantage_function)
 
 
 def run_name(start: str, config: TrainConfig, base: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
@@ -238,10 +268,10 @@ def _settings_of_file(source: str, flags: Mapping[str, object]) -> dict[str, Any
         raise UsageError(f"--config {source or repr(source)}: neither a preset ({presets}) nor a YAML file")
     values = read_yaml(path, TrainConfig)
     values = {name: value for name, value in values.items() if name not in flags}
-    for name in ("reward", "env", "data", "val_data", "test_data"):
+    for name in (*FUNCTIONS, "env", "data", "val_data", "test_data"):
         value = values.get(name, "")
         text = value if isinstance(value, str) else " ".join(value)
-        if re.search(rf"(^|[\s,]){OBJECT_PREFIX}", text) or (name == "reward" and text):
+        if re.search(rf"(^|[\s,]){OBJECT_PREFIX}", text) or (name in FUNCTIONS and text):
             raise UsageError(
                 f"{path}: {name} names code, which is imported only if the command line names it: give "
                 f"{flag_of(name)} {text}"
@@ -256,6 +286,16 @@ def _check_flags_without_environment(flags: Mapping[str, object]) -> None:
             raise UsageError(
                 f"{flag_of(name)} is for an agent with an environment: with --env none it answers at once, "
                 "by a rule of its own"
+            )
+
+
+def _check_flags_of_loss(name: str, flags: Mapping[str, object]) -> None:
+    """Raise UsageError for a setting of eq. 17 that the user's loss does not take."""
+    taken = parameters_of(import_loss_function(name))
+    for clip in ("clip", "clip_high"):
+        if clip in flags and clip not in taken:
+            raise UsageError(
+                f"{flag_of(clip)} would change nothing: --loss-function {name} has no parameter {clip!r}"
             )
 
 

@@ -5,7 +5,7 @@ In reading order:
     run           the parts of a run, and what happens before, after and around a step
     questions     the questions of a run, and which of them a rank plays
     batches       games → mini-batches → micro-batches of tensors
-    update        one optimiser step, its checks and its metrics
+    update        one optimiser step, its checks and its metrics; loss_function: the user's own loss
     validation    greedy games of held-out questions, and the table of the test
     metrics       the metrics of games and steps; alarms: which of them have collapsed
     log           metrics.jsonl, trajectories/ and the console

@@ -26,7 +26,7 @@ class Batch:
 
     packed: Packed
     weights: Tensor  # (N,) sum to 1 over the micro-batches of an optimiser step and all ranks
-    advantages: Tensor  # (N,) of each token's game
+    advantages: Tensor  # (N,) of each token's game, or of its turn
     sampled_logprobs: Tensor  # (N,) nats, recorded by the engine when it sampled the token
     game: Tensor  # (N,) int64 number of each token's game in this micro-batch
 
@@ -38,15 +38,43 @@ def make_mini_batches(
     mini_batch: int,
     tokens_per_batch: int,
     token_mean: bool,
+    mask_truncated: bool,
+    skip_no_spread: bool,
 ) -> list[list[Batch]]:
     """Make this rank's micro-batches of each optimiser step, from the games that this rank played.
 
-    Called by every rank. `mini_batches_of` and `micro_batches_of` explain the settings.
+    Called by every rank. `learned_from`, `mini_batches_of` and `micro_batches_of` explain the settings.
     """
+    learned_PG = learned_from(games_PG, ranks, mask_truncated=mask_truncated, skip_no_spread=skip_no_spread)
     return [
         micro_batches_of(games, ranks, tokens_per_batch=tokens_per_batch, token_mean=token_mean)
-        for games in mini_batches_of(games_PG, ranks, mini_batch=mini_batch)
+        for games in mini_batches_of(learned_PG, ranks, mini_batch=mini_batch)
     ]
+
+
+def learned_from(
+    games_PG: Sequence[Sequence[ScoredGame]], ranks: Ranks, *, mask_truncated: bool, skip_no_spread: bool
+) -> list[list[ScoredGame]]:
+    """The games of each group of this rank that enter the loss. Called by every rank.
+
+    Games without an advantage do not. With `mask_truncated`, games that a limit of tokens cut off do not,
+    either (DAPO, Yu et al. 2025, arXiv 2503.14476). Their rewards still count in mean and std of their group.
+    With `skip_no_spread`, groups without any advantage other than 0 do not, whose policy gradient is 0. If
+    no group of any rank has one, all groups stay, so that the step has an update and its metrics.
+
+    The means of the loss are over the games that enter it.
+    """
+    learned_PG = []
+    for group in games_PG:
+        learned = [game for game in group if game.advantage is not None]
+        if mask_truncated:
+            learned = [game for game in learned if game.trajectory.stop != "max_tokens"]
+        learned_PG.append(learned)
+    if skip_no_spread:
+        with_spread = [group for group in learned_PG if any(game.has_advantage for game in group)]
+        if any(ranks.gather(bool(with_spread))):
+            return with_spread
+    return learned_PG
 
 
 def mini_batches_of(
@@ -54,7 +82,7 @@ def mini_batches_of(
 ) -> list[list[ScoredGame]]:
     """Divide the games of all ranks into optimiser steps.
 
-    Each step covers `mini_batch` played games. Those without an advantage are then left out, so a step may
+    Each step covers `mini_batch` played games. Those that do not enter the loss are left out, so a step may
     have fewer. Called by every rank with the games that it played. A game's step follows from its index, so
     it does not depend on the number of ranks. Groups stay whole if `mini_batch` is a multiple of their size.
     """
@@ -202,6 +230,24 @@ def by_opening(games: Sequence[Trajectory]) -> list[list[int]]:
     return list(groups.values())
 
 
+def token_advantages(game: ScoredGame) -> list[float]:
+    """The advantage of each agent token of a game, which is the advantage of the token's turn."""
+    assert game.advantage is not None, "a game that left its group is not trained on"
+    sampled = game.trajectory.sampled
+    if not game.turn_advantages:
+        return [game.advantage] * sum(sampled)
+    advantages = []
+    turn = -1
+    for position, is_sampled in enumerate(sampled):
+        if is_sampled:
+            # The agent's first token after context begins a turn.
+            if not sampled[position - 1]:
+                turn += 1
+            advantages.append(game.turn_advantages[turn])
+    assert turn + 1 == len(game.turn_advantages), (turn + 1, game.turn_advantages)
+    return advantages
+
+
 def make_batch(
     games: Sequence[ScoredGame], token_weight: Callable[[Trajectory], float], device: torch.device
 ) -> Batch:
@@ -219,11 +265,10 @@ def make_batch(
     game_numbers: list[int] = []
     in_row_order = [game for group in groups for game in group]
     for number, game in enumerate(in_row_order):
-        assert game.advantage is not None, "a game that left its group is not trained on"
         trajectory = game.trajectory
         agent_tokens = sum(trajectory.sampled)
         weights += [token_weight(trajectory)] * agent_tokens
-        advantages += [game.advantage] * agent_tokens
+        advantages += token_advantages(game)
         game_numbers += [number] * agent_tokens
         for logprob, sampled in zip(trajectory.logprobs, trajectory.sampled, strict=True):
             if sampled:

@@ -178,7 +178,8 @@ def _row(game: ScoredGame) -> dict[str, object]:
     """A game as a row of trajectories/*.jsonl.
 
     `sampled` has one digit per token: 1 if the agent sampled it, else 0. `logprobs` has a number for each
-    sampled token. The advantage is null if no update used the game.
+    sampled token. The advantage is null if the game, or too much of its group, broke. With a user's
+    advantages of turns it is their mean, and `turn_advantages` has them.
     """
     trajectory = game.trajectory
     question = {name: value for name, value in vars(trajectory.question).items() if name != "extra"}
@@ -186,7 +187,7 @@ def _row(game: ScoredGame) -> dict[str, object]:
     for logprob, is_sampled in zip(trajectory.logprobs, trajectory.sampled, strict=True):
         if is_sampled:
             logprobs.append(round(logprob, 3))
-    return {
+    row: dict[str, object] = {
         "question": question,
         "turns": [asdict(turn) for turn in trajectory.turns],
         "stop": trajectory.stop,
@@ -199,6 +200,9 @@ def _row(game: ScoredGame) -> dict[str, object]:
         "sampled": "".join("1" if flag else "0" for flag in trajectory.sampled),
         "logprobs": logprobs,
     }
+    if game.turn_advantages:
+        row["turn_advantages"] = list(game.turn_advantages)
+    return row
 
 
 def _six_digits(value: float) -> float:

@@ -49,7 +49,7 @@ def metrics_of_game(game: ScoredGame) -> Row:
     row["env/errors"] = errors
     row["usd"] = trajectory.spent.usd  # of every game; "game/usd" has a mean over the scored games
     if game.advantage is not None:
-        row["advantage"] = game.advantage
+        row["advantage"] = float(game.has_advantage)
     if game.reward is None:
         return row
     answer, answers = trajectory.answer or "", trajectory.question.answers

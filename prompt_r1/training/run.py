@@ -233,6 +233,8 @@ class Run:
             mini_batch=self.config.mini_batch,
             tokens_per_batch=self.config.tokens_per_batch,
             token_mean=self.config.loss == "token-mean",
+            mask_truncated=self.config.mask_truncated,
+            skip_no_spread=self.config.skip_no_spread,
         )
 
     @torch.no_grad()
@@ -268,7 +270,7 @@ class Run:
             **spending(self.environment, self.ranks),
         }
         self.finish_step()
-        self.stop_if_idle(stats)
+        self.stop_if_idle(stats, environment_failed=measured["groups/dropped"] == 1)
 
     def finish_unlogged_step(self) -> None:
         """Finish step 0, or a step whose update is in the checkpoint but whose metrics are not logged."""
@@ -372,7 +374,7 @@ class Run:
             if stop is not None:
                 raise stop
 
-    def stop_if_idle(self, stats: StepStats) -> None:
+    def stop_if_idle(self, stats: StepStats, *, environment_failed: bool) -> None:
         """Raise Resumable after IDLE_STEPS consecutive steps in which nothing was learned."""
         self.idle_steps = 0 if stats.taken else self.idle_steps + 1
         if self.idle_steps < IDLE_STEPS:
@@ -380,7 +382,12 @@ class Run:
         if stats.skipped:
             reason = f"the loss or its gradient was not finite in {IDLE_STEPS} steps in a row"
             raise Resumable(f"{reason}: try a smaller --lr")
-        raise Resumable(f"the environment broke every group of {IDLE_STEPS} steps in a row")
+        if environment_failed:
+            raise Resumable(f"the environment broke every group of {IDLE_STEPS} steps in a row")
+        raise Resumable(
+            f"every game of {IDLE_STEPS} steps in a row was cut off, and --mask-truncated leaves such games "
+            "out: start a new run with larger --max-new and --max-tokens"
+        )
 
     # After the last step
 

@@ -11,7 +11,7 @@ from prompt_r1.settings.fields import experiment_values, read_mapping
 
 LOCK = ".lock"
 # The version of checkpoints. It rises with every change of state.json, of tensors' names or of settings.
-FORMAT = 4
+FORMAT = 5
 
 
 def open_run(out: str, resume: str) -> Path:

@@ -37,6 +37,7 @@ from tests.support.games import CPU, ONE_RANK, Learner, record_logprobs_of, sibl
 from tests.support.json_server import free_ports
 from tests.training.thread_ranks import on_each_rank
 
+GSPO = "examples.losses:gspo"
 GROUP_SIZE = 4
 SHORT = timedelta(seconds=0.2)
 TIMEOUT = 90.0  # seconds that a rank waits for another
@@ -56,13 +57,16 @@ class Case:
     offload: bool = False  # whether weights are in CPU memory
     compute: torch.dtype = torch.float32
     adapter_rank: int = 0
+    loss_function: str = ""
 
 
 CASES = {
     "ddp": Case("ddp"),
     "ddp, adapters": Case("ddp", adapter_rank=4),
     "fsdp": Case("fsdp"),
-    "fsdp, untied head, recomputed activations": Case("fsdp", tied=False, recompute=True),
+    "fsdp, untied head, recomputed activations, a loss of whole games": Case(
+        "fsdp", tied=False, recompute=True, loss_function=GSPO
+    ),
     "fsdp, kept in CPU memory": Case("fsdp", offload=True),
     "fsdp, bfloat16 products": Case("fsdp", compute=torch.bfloat16),
 }
@@ -111,7 +115,15 @@ def four_steps(case: Case, ranks: Ranks) -> Outcome:
     if ranks.mesh is not None:
         for model in (policy, reference):
             model.shard(ranks.mesh, ranks.device, offload=case.offload)
-    learner = Learner(policy, reference=reference, ranks=ranks, kl_coef=0.1, clip=0.02, clip_high=0.03)
+    learner = Learner(
+        policy,
+        reference=reference,
+        ranks=ranks,
+        kl_coef=0.1,
+        clip=0.02,
+        clip_high=0.03,
+        loss_function=case.loss_function,
+    )
     gradients: list[Tensor] = []
     learner.optimizer.register_step_pre_hook(lambda *_: gradients.append(full_gradients(policy)))
     metrics = []
@@ -221,7 +233,10 @@ def test_two_ranks_with_replicated_or_sharded_weights_train_like_one_process(tmp
 
 @pytest.mark.slow
 def test_every_sharding_trains_like_one_process(tmp_path):
-    one = {tied: four_steps(Case("none", tied=tied), ONE_RANK) for tied in (True, False)}
+    one = {
+        True: four_steps(Case("none"), ONE_RANK),
+        False: four_steps(Case("none", tied=False, loss_function=GSPO), ONE_RANK),
+    }
     two = on_ranks(2, [name for name in CASES if name.startswith("fsdp, ")], tmp_path)
     bfloat16 = two.pop("fsdp, bfloat16 products")
     for name, outcome in two.items():

@@ -106,10 +106,27 @@ def test_a_text_in_a_config_file_is_read_as_on_the_command_line(tmp_path):
     assert type(config.clip) is float
 
 
+def test_the_settings_of_later_papers_are_off_and_can_stand_in_a_file(tmp_path):
+    default = train_config([])
+    assert (default.advantage, default.mask_truncated, default.skip_no_spread) == (
+        "standardised",
+        False,
+        False,
+    )
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "data: mini\nadvantage: centred\nmask_truncated: true\nskip_no_spread: true\nkl_coef: 0\n"
+    )
+    config = train_config(["--config", str(file)])
+    assert (config.advantage, config.mask_truncated, config.skip_no_spread) == ("centred", True, True)
+
+
 @pytest.mark.parametrize(
     ("line", "flag"),
     [
         ("reward: stranger:metric", "--reward stranger:metric"),
+        ("loss_function: stranger:metric", "--loss-function stranger:metric"),
+        ("advantage_function: stranger:metric", "--advantage-function stranger:metric"),
         ("env: mini, py:stranger:Oracle", "--env mini, py:stranger:Oracle"),
         ("data: ['py:stranger:rows']", "--data py:stranger:rows"),
         ("val_data: py:stranger:rows", "--val-data py:stranger:rows"),
@@ -120,14 +137,17 @@ def test_code_is_imported_only_if_the_command_line_names_it(tmp_path, monkeypatc
     """A config file may come from a stranger."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stranger.py").write_text(
-        "open('executed', 'w').close()\n\n\ndef metric(_, __):\n    return 1.0\n"
+        "open('executed', 'w').close()\n\n\ndef metric(_, __=None):\n    return 1.0\n"
     )
     file = tmp_path / "foreign.yaml"
     file.write_text(f"{line}\n")
     with pytest.raises(UsageError, match=f"names code.*give {flag}$"):
         train_config(["--config", str(file)])
     assert not (tmp_path / "executed").exists()
-    own = "--env mini --data mini --reward stranger:metric --val-data mini --test-data mini"
+    functions = [
+        f"{name} stranger:metric" for name in ("--reward", "--loss-function", "--advantage-function")
+    ]
+    own = f"--env mini --data mini {' '.join(functions)} --val-data mini --test-data mini"
     assert train_config(["--config", str(file), *own.split()]).reward == "stranger:metric"
     assert (tmp_path / "executed").exists()
     sys.modules.pop("stranger")

@@ -9,14 +9,16 @@ import pytest
 
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.reward import RULES, score, score_games
-from prompt_r1.settings.functions import import_reward
+from prompt_r1.settings.functions import import_advantages, import_reward
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.types import Question
+from prompt_r1.types import Question, ScoredGame
 from tests.support.played import play_game
 from tests.support.providers import attempt, open_environment
 from tests.support.tiny import think
 
 OWN = """
+import statistics
+
 class Oracle:
     def ask(self, messages):
         return "The oracle says " + str(len(messages))
@@ -49,6 +51,24 @@ def nothing_returned(game, paper):
 
 def one_argument(game):
     return 0.0
+
+def by_turn(games):
+    return [1.0, [float(number) for number in range(len(games[1].trajectory.turns))]]
+
+def one_short(games):
+    return [1.0]
+
+def wrong_turns(games):
+    return [1.0, [1.0]]
+
+def not_numbers(games):
+    return [float("nan"), 1.0]
+
+def misspelt(games):
+    return [game.rewards for game in games]
+
+def of_a_library(games):
+    return statistics.mean([])
 """
 GOOD_TURNS = [think("a", prompt="Who?"), think("b", answer="Anna")]
 
@@ -109,3 +129,41 @@ def test_an_error_in_the_users_environment_is_one_sentence(own):
         asyncio.run(attempt(open_environment("py:own_code:Leaves").members[0].source))
     with pytest.raises(UsageError, match=r"own_code:Broken raised TypeError: .*own_code.py, line"):
         asyncio.run(attempt(open_environment("py:own_code:Broken").members[0].source))
+
+
+def two_games() -> list[ScoredGame]:
+    """Games of two turns with their rewards and advantages."""
+    game = play_game(Question("q", "d", "Who?", answers=("Anna",)), GOOD_TURNS, ["Anna."])
+    reward = score(game, rule=RULES["release"])
+    return [ScoredGame(game, reward, advantage) for advantage in (0.7, -0.7)]
+
+
+def test_the_users_advantages_are_a_number_for_a_game_or_for_each_of_its_turns(own):
+    assert import_advantages("own_code:by_turn")(two_games()) == [[1.0, 1.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("one_short", r"'q', returned \[1.0\] \(own_code.py, line \d+\): return .* games have 2, 2 turns"),
+        ("wrong_turns", r"returned \[1.0, \[1.0\]\] \(own_code.py"),
+        (
+            "not_numbers",
+            r"returned \[nan, 1.0\] .* a finite number, or a list with one for each of its turns",
+        ),
+        ("nothing_returned", "must take 1 argument, games"),
+        ("leaves", "must take 1 argument, games"),
+        (
+            "misspelt",
+            "raised AttributeError: 'ScoredGame' object has no attribute 'rewards' .own_code.py, line",
+        ),
+        (
+            "of_a_library",
+            r"raised StatisticsError: mean requires at least one data point \(own_code.py, line",
+        ),
+    ],
+)
+def test_an_error_in_the_users_advantages_is_one_sentence(own, name, sentence):
+    with pytest.raises(UsageError, match=f"^--advantage-function own_code:{name}.*{sentence}") as refused:
+        import_advantages(f"own_code:{name}")(two_games())
+    assert "\n" not in str(refused.value)

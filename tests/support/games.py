@@ -34,6 +34,7 @@ SETTINGS: dict[str, Any] = {
     "kl_coef": 0.01,
     "token_mean": False,
     "tokens_per_batch": 64,
+    "loss_function": "",
 }
 
 ANNA = Question("q", "test", "?", ("Anna Keller",))
@@ -156,7 +157,9 @@ class Learner:
         """`settings` are those of SETTINGS that have other values here."""
         chosen = SETTINGS | settings
         assert len(chosen) == len(SETTINGS), f"unknown settings among {settings}"
-        self.config = SimpleNamespace(**chosen, reward_rule=None)
+        self.config = SimpleNamespace(
+            **chosen, reward_rule=None, advantage="standardised", advantage_function=""
+        )
         self.policy, self.ranks, self.reference = policy, ranks, reference
         self.optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
         self.gap_limit = gap_limit

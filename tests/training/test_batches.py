@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_r1.model.packing import pack
-from prompt_r1.training.batches import divide, make_batch, mini_batches_of
+from prompt_r1.training.batches import divide, learned_from, make_batch, micro_batches_of, mini_batches_of
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 from tests.support import tiny
 from tests.support.games import CPU, ONE_RANK, game_of_turns, random_game, random_scored_games, siblings
@@ -155,3 +155,76 @@ def test_nothing_is_scored_in_an_empty_batch_and_its_gradients_are_zero():
     logprobs.sum().backward()
     gradients = [weight.grad for weight in policy.parameters()]
     assert all(gradient is not None and not gradient.any() for gradient in gradients)
+
+
+def test_a_token_has_the_advantage_of_its_turn():
+    """Where a user's function gives advantages of turns; beside a game that has one advantage."""
+    games = random_scored_games(3)
+    games[1] = replace(games[1], turn_advantages=(0.25, -4.0))
+    batch = make_batch(games, lambda game: 1.0, CPU)
+    found = dict(zip(batch.sampled_logprobs.tolist(), batch.advantages.tolist(), strict=True))
+    for one in games:
+        trajectory = one.trajectory
+        end_of_first_turn = trajectory.sampled.index(False, trajectory.opening_length)
+        for position, sampled in enumerate(trajectory.sampled):
+            if sampled:
+                of_turn = one.turn_advantages or (one.advantage, one.advantage)
+                expected = of_turn[0] if position < end_of_first_turn else of_turn[1]
+                logprob = torch.tensor(trajectory.logprobs[position]).item()
+                assert found[logprob] == torch.tensor(expected).item()
+
+
+def group_of(advantages: list[float | None], *, stops: str = "", start: int = 0) -> list[ScoredGame]:
+    """A group with these advantages; a game whose letter in `stops` is "m" was cut off by a limit."""
+    games = []
+    for number, advantage in enumerate(advantages):
+        stop = "max_tokens" if stops[number : number + 1] == "m" else "answered"
+        trajectory = random_game(start + number, stop=stop)
+        games.append(ScoredGame(trajectory, Reward(1, 0, 0), advantage, index=start + number))
+    return games
+
+
+def learned(games_PG: list[list[ScoredGame]], ranks=ONE_RANK, **settings: bool) -> list[int]:
+    """The indices of the games that enter the loss."""
+    chosen = {"mask_truncated": False, "skip_no_spread": False} | settings
+    return [one.index for group in learned_from(games_PG, ranks, **chosen) for one in group]
+
+
+def test_games_that_a_limit_cut_off_leave_the_loss_and_keep_their_group():
+    """A turn that is malformed without being cut off stays: the reward of the format is about such turns."""
+    games_PG = [group_of([1.0, -1.0, None, 0.5], stops="amaa"), group_of([0.0, 0.0], stops="am", start=4)]
+    games_PG[0][3].trajectory.stop = "malformed"
+    assert learned(games_PG) == [0, 1, 3, 4, 5]
+    assert learned(games_PG, mask_truncated=True) == [0, 3, 4]
+    assert learned(games_PG, mask_truncated=True, skip_no_spread=True) == [0, 3]
+
+
+def test_groups_without_spread_leave_the_update_unless_no_rank_has_another_group():
+    even, odd = group_of([0.0, 0.0, None]), group_of([0.0, 1.0, -1.0], start=3)
+    even_on_average = [replace(one, turn_advantages=(1.0, -1.0)) for one in even]
+    assert learned([even, odd], skip_no_spread=True) == [3, 4, 5]
+    assert learned([even], skip_no_spread=True) == [0, 1]
+    assert learned([even_on_average, odd], skip_no_spread=True) == [0, 1, 3, 4, 5]
+    for other, expected in ((odd, [[], [3, 4, 5]]), (even, [[0, 1], [0, 1]])):
+        played = [[even], [other]]
+        assert expected == on_each_rank(
+            2, lambda rank, played=played: learned(played[rank.rank], rank, skip_no_spread=True)
+        )
+
+
+@pytest.mark.parametrize("token_mean", [False, True])
+def test_the_means_of_the_loss_are_over_the_games_that_are_learned_from(token_mean):
+    """The policy gradient is the one with all groups, times all games (or tokens) by the games that stay."""
+    games_PG = [group_of([0.0, 0.0]), group_of([0.5, -0.5], start=3), group_of([0.0, 0.0], start=6)]
+    gradients, sizes = [], []
+    for skip in (False, True):
+        policy = tiny.policy()
+        kept_PG = learned_from(games_PG, ONE_RANK, mask_truncated=False, skip_no_spread=skip)
+        [games] = mini_batches_of(kept_PG, ONE_RANK, mini_batch=100)
+        for batch in micro_batches_of(games, ONE_RANK, tokens_per_batch=50, token_mean=token_mean):
+            (batch.weights * batch.advantages * policy(batch.packed).logprobs).sum().backward()
+        gradients.append(torch.cat([weight.grad.flatten() for weight in policy.parameters()]))
+        sizes.append(sum(sum(one.trajectory.sampled) for one in games) if token_mean else len(games))
+    assert sizes[0] > sizes[1]
+    expected = gradients[0] * sizes[0] / sizes[1]
+    assert (gradients[1] - expected).norm() < 1e-5 * expected.norm()

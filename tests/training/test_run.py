@@ -228,15 +228,20 @@ def test_an_alarm_is_reported_once_with_its_page_and_the_run_continues(base, tmp
 
 
 @pytest.mark.parametrize(
-    ("skipped", "reason"), [(0, "broke every group of 3 steps"), (2, "was not finite in 3 steps in a row")]
+    ("skipped", "failed", "reason"),
+    [
+        (0, True, "broke every group of 3 steps"),
+        (2, False, "was not finite in 3 steps in a row"),
+        (0, False, "every game of 3 steps in a row was cut off, .* larger --max-new"),
+    ],
 )
-def test_consecutive_steps_without_an_optimiser_step_end_the_run(base, tmp_path, skipped, reason):
+def test_consecutive_steps_without_an_optimiser_step_end_the_run(base, tmp_path, skipped, failed, reason):
     run = ScriptedRun(tmp_path, base)
     idle, trained = SimpleNamespace(taken=0, skipped=skipped), SimpleNamespace(taken=1, skipped=skipped)
     for update in (*[idle] * (IDLE_STEPS - 1), trained, *[idle] * (IDLE_STEPS - 1)):
-        run.stop_if_idle(update)
+        run.stop_if_idle(update, environment_failed=failed)
     with pytest.raises(Resumable, match=reason):
-        run.stop_if_idle(idle)
+        run.stop_if_idle(idle, environment_failed=failed)
 
 
 def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(base, tmp_path):

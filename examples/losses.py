@@ -1,0 +1,169 @@
+"""Losses of other papers in place of eq. 17: `python train.py --loss-function examples.losses:gspo`.
+
+A loss takes the log-probabilities (N,) of the agent's tokens in a micro-batch, which have the gradient, and
+`LossColumns`: what else is known of these tokens. It may also take any of the settings `clip`, `clip_high`,
+`kl_coef` and `importance_cap` by their names. It returns a `Loss`. `prompt_r1.grpo.grpo_loss` is such a
+function too.
+
+An optimiser step adds up the losses of its micro-batches and ranks. A micro-batch has all tokens of its
+games, and the weights of the step's tokens add up to 1. For M games with |u| agent tokens each:
+
+    w = 1 / (M |u|)     with --loss sequence-mean; |u| is of the token's own game
+    w = 1 / Σ |u|       with --loss token-mean; the sum is over the games of the step
+
+All losses here have the form of eq. 17, with another surrogate s for the policy, and the same KL and c:
+
+    L = Σ w [ -c s + β KL ]        c = min(π_old / π_engine, C)
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from prompt_r1.grpo import Loss, LossColumns
+
+LONGEST = 1024  # Dr. GRPO divides by this number of tokens. Any constant does.
+DUAL_CLIP = 3.0
+
+
+def first_version(logprobs: Tensor, columns: LossColumns, *, kl_coef: float, importance_cap: float) -> Loss:
+    """Eq. 17 of the first version of Prompt-R1 (arXiv 2511.01016v1), without ratio and clip.
+
+        s = Â log π_θ
+
+    The gradient of the first optimiser step of a training step is the same as with ratio and clip.
+    """
+    surrogate = columns.advantages * logprobs
+    is_clipped = torch.zeros_like(columns.weights)
+    return loss_of(surrogate, is_clipped, logprobs, columns, kl_coef, importance_cap)
+
+
+def dr_grpo(
+    logprobs: Tensor,
+    columns: LossColumns,
+    *,
+    clip: float,
+    clip_high: float,
+    kl_coef: float,
+    importance_cap: float,
+) -> Loss:
+    """Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), with --advantage centred and --loss sequence-mean.
+
+        r = π_θ / π_old
+        s = min(r Â, clip(r, 1 - ε, 1 + ε_high) Â)
+        w = 1 / (M LONGEST)
+
+    The mean over a game's tokens makes a token of a long game weigh less than a token of a short game, so
+    that long wrong games cost little. Here all tokens weigh the same, whatever the other games are.
+    """
+    ratio = (logprobs - columns.old).exp()
+    unclipped = ratio * columns.advantages
+    surrogate = torch.minimum(unclipped, clamp(ratio, clip, clip_high) * columns.advantages)
+    is_clipped = unclipped > surrogate
+    of_a_token = columns.weights * tokens_of_game(columns) / LONGEST
+    columns = replace(columns, weights=of_a_token)
+    return loss_of(surrogate, is_clipped, logprobs, columns, kl_coef, importance_cap)
+
+
+def dual_clip(
+    logprobs: Tensor,
+    columns: LossColumns,
+    *,
+    clip: float,
+    clip_high: float,
+    kl_coef: float,
+    importance_cap: float,
+) -> Loss:
+    """Dual-clip PPO (Ye et al. 2020, arXiv 1912.09729), as in the release of Prompt-R1.
+
+        r = π_θ / π_old
+        s = min(r Â, clip(r, 1 - ε, 1 + ε_high) Â)       if Â ≥ 0
+            max(that, DUAL_CLIP Â)                       if Â < 0
+
+    For a bad token, r Â is not bounded from below: a single ratio of 100 would rule the step.
+    """
+    ratio = (logprobs - columns.old).exp()
+    advantages = columns.advantages
+    unclipped = ratio * advantages
+    once = torch.minimum(unclipped, clamp(ratio, clip, clip_high) * advantages)
+    surrogate = torch.where(advantages < 0, torch.maximum(once, DUAL_CLIP * advantages), once)
+    is_clipped = unclipped != surrogate
+    return loss_of(surrogate, is_clipped, logprobs, columns, kl_coef, importance_cap)
+
+
+def gspo(
+    logprobs: Tensor,
+    columns: LossColumns,
+    *,
+    clip: float,
+    clip_high: float,
+    kl_coef: float,
+    importance_cap: float,
+) -> Loss:
+    """GSPO (Zheng et al. 2025, arXiv 2507.18071): one ratio for all tokens of a game.
+
+        r = exp(1/|u| Σ log(π_θ / π_old))                over the agent's tokens of the game
+        s = min(r Â, clip(r, 1 - ε, 1 + ε_high) Â)
+
+    Such ratios are closer to 1 than those of tokens: the paper has --clip 3e-4 --clip-high 4e-4.
+    """
+    games = int(columns.game.max()) + 1 if len(columns.game) else 0
+    sums = logprobs.new_zeros(games).index_add(0, columns.game, logprobs - columns.old)
+    ratio = (sums[columns.game] / tokens_of_game(columns)).exp()
+    unclipped = ratio * columns.advantages
+    surrogate = torch.minimum(unclipped, clamp(ratio, clip, clip_high) * columns.advantages)
+    is_clipped = unclipped > surrogate
+    return loss_of(surrogate, is_clipped, logprobs, columns, kl_coef, importance_cap)
+
+
+def cispo(
+    logprobs: Tensor,
+    columns: LossColumns,
+    *,
+    clip: float,
+    clip_high: float,
+    kl_coef: float,
+    importance_cap: float,
+) -> Loss:
+    """CISPO (MiniMax-M1, 2025, arXiv 2506.13585), with --loss token-mean.
+
+        r = π_θ / π_old
+        s = sg(min(r, 1 + ε_high)) Â log π_θ             sg: no gradient flows through it
+
+    Where eq. 17 clips, a token has no gradient. Here it keeps its gradient, with a bounded weight.
+    """
+    ratio = (logprobs - columns.old).exp().detach()
+    highest = 1 + (clip_high or clip)
+    surrogate = ratio.clamp(max=highest) * columns.advantages * logprobs
+    is_clipped = ratio > highest
+    return loss_of(surrogate, is_clipped, logprobs, columns, kl_coef, importance_cap)
+
+
+def clamp(ratio: Tensor, clip: float, clip_high: float) -> Tensor:
+    """The ratio within 1 - ε and 1 + ε_high; `clip_high` 0 stands for ε."""
+    return ratio.clamp(1 - clip, 1 + (clip_high or clip))
+
+
+def tokens_of_game(columns: LossColumns) -> Tensor:
+    """For each token (N,), the number of agent tokens in its game."""
+    return columns.game.bincount()[columns.game]
+
+
+def loss_of(
+    surrogate: Tensor,
+    is_clipped: Tensor,
+    logprobs: Tensor,
+    columns: LossColumns,
+    kl_coef: float,
+    importance_cap: float,
+) -> Loss:
+    """The loss of a surrogate (N,), with the KL and the importance weights of eq. 17, and its metrics."""
+    weights = columns.weights
+    # Without a reference, the KL to π_old is measured.
+    reference = columns.old if columns.reference is None else columns.reference
+    log_ratio = reference - logprobs
+    kl = log_ratio.exp() - log_ratio - 1
+    importance = (columns.old - columns.sampled).exp().clamp(max=importance_cap) if importance_cap else 1.0
+    total = (weights * (-importance * surrogate + kl_coef * kl)).sum()
+    return Loss(total, (weights * kl).sum(), (weights * is_clipped).sum(), kl)

@@ -1,0 +1,106 @@
+"""The user's own loss (--loss-function): check what it returns, and try it before the first game."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from prompt_r1.errors import UsageError
+from prompt_r1.grpo import Loss, LossColumns
+from prompt_r1.settings.functions import described, import_loss_function, parameters_of, place_of
+from prompt_r1.settings.train import TrainConfig
+from prompt_r1.training.update import IMPORTANCE_CAP
+
+
+def import_loss(name: str) -> Callable[..., Loss]:
+    """The function MODULE:FUNCTION as a loss, which is called like `grpo_loss`.
+
+    Of the keywords it gets those that it has as parameters. Raises UsageError, also when it is called, if it
+    raises an error or returns anything but a finite loss of these tokens.
+    """
+    function = import_loss_function(name)
+    where = f"--loss-function {name}"
+    wanted = parameters_of(function)
+
+    def loss_of(logprobs: Tensor, columns: LossColumns, **settings: float) -> Loss:
+        chosen = {name: value for name, value in settings.items() if name in wanted}
+        try:
+            loss = function(logprobs, columns, **chosen)
+        except (Exception, SystemExit) as error:
+            used_none = columns.reference is None and "NoneType" in str(error)
+            hint = "; with --kl-coef 0, columns.reference is None" if used_none else ""
+            raise UsageError(f"{where} raised {described(error)}{hint}") from error
+        problem = problem_of(loss, logprobs)
+        if problem:
+            raise UsageError(f"{where} ({place_of(function)}) returned {problem}")
+        return Loss(loss.total, loss.kl.detach(), loss.clip_frac.detach(), loss.token_kl.detach())
+
+    return loss_of
+
+
+def problem_of(loss: object, logprobs: Tensor) -> str:
+    """What is wrong with the loss of N tokens; "" if nothing is."""
+    if not isinstance(loss, Loss):
+        return f"a {type(loss).__name__}, not a prompt_r1.grpo.Loss"
+    for name, shape in (("total", ()), ("kl", ()), ("clip_frac", ()), ("token_kl", logprobs.shape)):
+        value = getattr(loss, name)
+        if not isinstance(value, Tensor) or value.shape != shape:
+            found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            return f"{name} of shape {found}, not {list(shape)}, for {len(logprobs)} tokens"
+    if not loss.total.requires_grad:
+        return "total without a gradient: compute it from logprobs"
+    if not math.isfinite(loss.total.item()):
+        lowest = logprobs.min().item() if len(logprobs) else 0.0
+        return (
+            f"the total {loss.total.item()} for {len(logprobs)} tokens with log-probabilities down to "
+            f"{lowest:.3g}"
+        )
+    return ""
+
+
+def try_loss(config: TrainConfig) -> None:
+    """Call the user's loss with three made-up games, before a game is played or paid for.
+
+    Raises UsageError if the loss is not right, has no finite gradient, or does not add up: the loss of an
+    optimiser step is the sum over its micro-batches, so it must not depend on which games are together.
+    """
+    loss_of = import_loss(config.loss_function)
+    settings = {
+        "clip": config.clip,
+        "clip_high": config.clip_high,
+        "kl_coef": config.kl_coef,
+        "importance_cap": IMPORTANCE_CAP,
+    }
+    game = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 2])
+    noise = torch.randn(4, len(game), generator=torch.Generator().manual_seed(0))
+    logprobs = (noise[0].abs() + 0.1).neg().requires_grad_()
+    old, reference, sampled = logprobs.detach() + 0.2 * noise[1:]
+    columns = LossColumns(
+        old,
+        reference if config.kl_coef else None,
+        sampled,
+        advantages=torch.tensor([1.0, -1.5, 0.5])[game],
+        weights=1 / (3 * game.bincount()[game]),
+        game=game,
+    )
+    where = f"--loss-function {config.loss_function}, tried with three made-up games:"
+    total = loss_of(logprobs, columns, **settings).total
+    total.backward()
+    gradient = logprobs.grad
+    if gradient is None or not gradient.isfinite().all():
+        shown = None if gradient is None else gradient.tolist()
+        raise UsageError(f"{where} the gradient of its total with respect to logprobs is {shown}")
+
+    parts = []
+    for number in range(4):  # No game has the number 3: it stands for a rank that has no game.
+        own = game == number
+        tokens = {name: value[own] for name, value in vars(columns).items() if value is not None}
+        part = replace(columns, **tokens | {"game": torch.zeros(int(own.sum()), dtype=torch.long)})
+        parts.append(loss_of(logprobs[own], part, **settings).total.item())
+    if not math.isclose(sum(parts), total.item(), rel_tol=1e-3, abs_tol=1e-5):
+        raise UsageError(
+            f"{where} their losses one by one add up to {sum(parts):.4g}, but together it is "
+            f"{total.item():.4g}; a step is the sum of its micro-batches, so sum by columns.weights"
+        )

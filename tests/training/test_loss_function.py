@@ -1,0 +1,259 @@
+"""--loss-function: the user's own loss in the loop of train.py, and the mistakes in it."""
+
+import importlib
+import shutil
+import sys
+
+import pytest
+import torch
+
+from prompt_r1.errors import UsageError
+from prompt_r1.grpo import LossColumns
+from prompt_r1.settings.train import train_config
+from prompt_r1.training.log import read_metrics
+from prompt_r1.training.loss_function import import_loss, try_loss
+from prompt_r1.training.preflight import read_train_config
+from tests.support import tiny
+from tests.support.exports import load_tensors
+from tests.support.games import Learner, random_scored_games, record_logprobs_of
+from tests.support.programs import run_here
+
+OWN = """
+from pathlib import Path
+
+import torch
+
+from prompt_r1.grpo import Loss, grpo_loss
+
+SETTINGS = {"clip": 0.2, "clip_high": 0.0, "kl_coef": 0.001, "importance_cap": 0.0}
+
+
+def loss_of(terms, columns):
+    zero = torch.zeros(())
+    return Loss((columns.weights * terms).sum(), zero, zero, torch.zeros_like(columns.weights))
+
+
+def good(logprobs, columns):
+    return loss_of(-columns.advantages * logprobs, columns)
+
+
+def misspelt(logprobs, columns):
+    return loss_of(-columns.advantage * logprobs, columns)
+
+
+def no_reference(logprobs, columns):
+    return loss_of(columns.reference - logprobs, columns)
+
+
+def not_a_number(logprobs, columns):
+    return loss_of(logprobs * float("nan"), columns)
+
+
+def a_vector(logprobs, columns):
+    loss = grpo_loss(logprobs, columns, **SETTINGS)
+    return Loss(loss.token_kl, loss.kl, loss.clip_frac, loss.token_kl)
+
+
+def no_token_kl(logprobs, columns):
+    loss = grpo_loss(logprobs, columns, **SETTINGS)
+    return Loss(loss.total, loss.kl, loss.clip_frac, loss.kl)
+
+
+def a_number(logprobs, columns):
+    loss = grpo_loss(logprobs, columns, **SETTINGS)
+    return Loss(loss.total.item(), loss.kl, loss.clip_frac, loss.token_kl)
+
+
+def a_tensor(logprobs, columns):
+    return loss_of(-columns.advantages * logprobs, columns).total
+
+
+def without_gradient(logprobs, columns):
+    return loss_of(-columns.advantages * logprobs.detach(), columns)
+
+
+def infinite_gradient(logprobs, columns):
+    return loss_of((logprobs - logprobs.detach()).abs().sqrt(), columns)
+
+
+def mean_of_the_micro_batch(logprobs, columns):
+    loss = good(logprobs, columns)
+    total = (-columns.advantages * logprobs).sum() / max(len(logprobs), 1)
+    return Loss(total, loss.kl, loss.clip_frac, loss.token_kl)
+
+
+def mean_of_nothing(logprobs, columns):
+    loss = good(logprobs, columns)
+    return Loss(loss.total + 0 * logprobs.mean(), loss.kl, loss.clip_frac, loss.token_kl)
+
+
+def calls_torch(logprobs, columns):
+    return loss_of(torch.stack([logprobs, columns.old[:-1]]), columns)
+
+
+def one_argument(logprobs):
+    return 0
+
+
+def wants_more(logprobs, columns, temperature):
+    return 0
+
+
+def broken_for_now(logprobs, columns, **settings):
+    if Path("broken").exists():
+        return not_a_number(logprobs, columns)
+    return good(logprobs, columns)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A working folder with a module of the user."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "own_loss", raising=False)
+    (tmp_path / "own_loss.py").write_text(OWN)
+    importlib.invalidate_caches()
+    return tmp_path
+
+
+def line_of(text: str) -> int:
+    """The line of a text in the user's module."""
+    return 1 + OWN.splitlines().index(text)
+
+
+def test_the_papers_loss_by_its_name_is_the_default_bit_for_bit():
+    """It takes the settings of the command line by their names."""
+    weights = []
+    for name in ("", "prompt_r1.grpo:grpo_loss"):
+        policy = tiny.policy()
+        games = record_logprobs_of(policy, random_scored_games(6))
+        settings = {"kl_coef": 0.1, "clip": 0.05, "reference": tiny.policy(seed=1)}
+        Learner(policy, loss_function=name, **settings).learn([games[:3], games[3:], games])
+        weights.append([weight.detach().clone() for weight in policy.parameters()])
+    assert all(torch.equal(own, default) for own, default in zip(*weights, strict=True))
+
+
+def test_a_users_loss_replaces_eq_17(own):
+    """Against the gradient of -Σ w Â log π, game by game."""
+    policy, twin = tiny.policy(), tiny.policy()
+    games = record_logprobs_of(policy, random_scored_games(4))
+    learner = Learner(policy, loss_function="own_loss:good", tokens_per_batch=1)
+    gradients = []
+    learner.optimizer.register_step_pre_hook(
+        lambda *_: gradients.append(torch.cat([weight.grad.flatten() for weight in policy.parameters()]))
+    )
+    learner.learn([games])
+    for batch in Learner(twin, tokens_per_batch=10_000).micro_batches(games):
+        (-batch.weights * batch.advantages * twin(batch.packed).logprobs).sum().backward()
+    expected = torch.cat([weight.grad.flatten() for weight in twin.parameters()])
+    expected *= min(1.0, 1.0 / expected.norm().item())
+    assert (gradients[0] - expected).norm() < 1e-5 * expected.norm()
+
+
+MISTAKES = [
+    (
+        "misspelt",
+        r"raised AttributeError: 'LossColumns' object has no attribute 'advantage' \(own_loss.py, line "
+        f"{line_of('    return loss_of(-columns.advantage * logprobs, columns)')}\\)$",
+    ),
+    (
+        "no_reference",
+        rf"\(own_loss.py, line {line_of('    return loss_of(columns.reference - logprobs, columns)')}\)"
+        "; with --kl-coef 0, columns.reference is None$",
+    ),
+    (
+        "not_a_number",
+        rf"\(own_loss.py, line {line_of('def not_a_number(logprobs, columns):')}\) returned the total nan",
+    ),
+    ("a_vector", r"returned total of shape \[9\], not \[\], for 9 tokens"),
+    ("no_token_kl", r"returned token_kl of shape \[\], not \[9\], for 9 tokens"),
+    ("a_number", r"returned total of shape float, not \[\]"),
+    ("a_tensor", r"returned a Tensor, not a prompt_r1.grpo.Loss"),
+    ("without_gradient", "returned total without a gradient: compute it from logprobs"),
+    ("infinite_gradient", r"the gradient of its total with respect to logprobs is \[nan"),
+    ("mean_of_the_micro_batch", "one by one add up to .*, but together it is .* columns.weights$"),
+    ("mean_of_nothing", "returned the total nan for 0 tokens"),
+    ("calls_torch", r"raised RuntimeError: stack .* \(own_loss.py, line \d+\)$"),
+    ("one_argument", "must take 2 arguments, logprobs and columns, and may take clip, clip_high, kl_coef"),
+    ("wants_more", "must take 2 arguments, logprobs and columns"),
+    ("SETTINGS", "not a function"),
+    ("nowhere", "cannot import"),
+]
+
+
+@pytest.mark.parametrize(("name", "sentence"), MISTAKES, ids=[name for name, _ in MISTAKES])
+def test_a_mistake_in_a_loss_is_one_sentence_before_the_first_game(own, name, sentence):
+    """Of a run whose endpoint does not answer: the loss is tried before it is asked."""
+    line = f"--config mini --env m@http://127.0.0.1:9/v1 --kl-coef 0 --loss-function own_loss:{name}"
+    with pytest.raises(UsageError, match=f"^--loss-function.*{sentence}") as refused:
+        read_train_config(line.split())
+    assert "\n" not in str(refused.value)
+    assert not (own / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["first_version", "dr_grpo", "dual_clip", "gspo", "cispo"])
+@pytest.mark.parametrize("kl_coef", ["0", "0.1"])
+def test_the_losses_of_the_examples_pass_the_trial(name, kl_coef):
+    try_loss(train_config(["--loss-function", f"examples.losses:{name}", "--kl-coef", kl_coef]))
+
+
+def test_a_flag_that_the_users_loss_does_not_take_is_refused(own):
+    with pytest.raises(UsageError, match="--clip would change nothing: --loss-function own_loss:good has no"):
+        train_config("--loss-function own_loss:good --clip 0.1".split())
+    config = train_config("--loss-function examples.losses:gspo --clip 0.1 --clip-high 0.2".split())
+    assert (config.clip, config.clip_high) == (0.1, 0.2)
+
+
+def test_the_metrics_of_a_loss_keep_no_graph(own):
+    """They are collected over the micro-batches of a step, so each would keep its activations."""
+    new = torch.zeros(2, requires_grad=True)
+    ones = torch.ones(2)
+    columns = LossColumns(ones, None, ones, ones, ones, torch.tensor([0, 1]))
+    settings = {"clip": 0.2, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": 0.0}
+    loss = import_loss("examples.losses:gspo")(new, columns, **settings)
+    assert loss.total.requires_grad
+    assert not any(value.requires_grad for value in (loss.kl, loss.clip_frac, loss.token_kl))
+
+
+def test_after_a_loss_that_fails_the_run_goes_on_from_its_last_step(own, asking_agent, monkeypatch):
+    """Step 2 returns NaN. Once the function is mended, the same command ends with the weights of a run that
+    never failed.
+    """
+    line = (
+        "--config mini --env mini --data mini:validation --val-data none --test-data none --questions 2 "
+        "--group-size 4 --mini-batch 4 --max-turns 2 --max-new 40 --max-tokens 900 --steps 2 --save-every 1 "
+        f"--device cpu --agent {asking_agent} --loss-function own_loss:broken_for_now --out"
+    ).split()
+    run_here("train.py", *line, "whole")
+    run_here("train.py", *line, "failing", "--steps", "1")
+    kept = load_tensors(own / "failing/agent")
+
+    (own / "broken").touch()
+    monkeypatch.setattr("prompt_r1.training.loss_function.try_loss", lambda config: None)  # it would see it
+    with pytest.raises(UsageError, match=r"own_loss:broken_for_now \(own_loss.py, line \d+\) returned the"):
+        run_here("train.py", *line, "failing")
+    assert [row["step"] for row in read_metrics(own / "failing")] == [0, 1]
+    assert all(
+        torch.equal(kept[name], tensor) for name, tensor in load_tensors(own / "failing/agent").items()
+    )
+
+    (own / "broken").unlink()
+    run_here("train.py", *line, "failing")
+    whole, resumed = load_tensors(own / "whole/agent"), load_tensors(own / "failing/agent")
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.items())
+    assert not all(torch.equal(resumed[name], tensor) for name, tensor in kept.items())
+
+
+def test_a_run_is_not_resumed_with_another_loss(own, asking_agent):
+    shutil.copy("own_loss.py", "other_loss.py")
+    line = (
+        "--config mini --env mini --data mini:validation --val-data none --test-data none --questions 1 "
+        "--group-size 2 --mini-batch 2 --max-new 8 --max-tokens 900 --steps 1 --out run --agent"
+    ).split()
+    line.append(str(asking_agent))
+    run_here("train.py", *line, "--loss-function", "own_loss:good")
+    with pytest.raises(
+        UsageError, match="was made with loss_function = 'own_loss:good', not 'other_loss:good'"
+    ):
+        read_train_config([*line, "--loss-function", "other_loss:good"])
