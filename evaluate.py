@@ -59,6 +59,7 @@ from prompt_r1.pair.trained import AgentSpec, trained_config
 from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.programs.progress import progress_style
 from prompt_r1.programs.text import printable
+from prompt_r1.rollout import run_together
 from prompt_r1.settings.fields import experiment_values
 from prompt_r1.types import Question
 
@@ -205,8 +206,8 @@ async def answer_all(
 ) -> None:
     """Make a system's method, answer all questions concurrently, and write each answer at once.
 
-    If a call fails, the error is recorded in place of the answer. Any other error is raised, and asyncio.run
-    cancels the other questions. At the end the method's agent is freed, before the next agent is loaded.
+    If a call fails, the error is recorded in place of the answer. Any other error cancels the other questions
+    and is raised. At the end the method's agent is freed, before the next agent is loaded.
     """
     if setup.environment is not None:
         await setup.environment.check()  # If the environment does not answer, no agent is loaded.
@@ -218,7 +219,7 @@ async def answer_all(
         bar.update()
 
     with tqdm(total=len(unanswered), desc=str(system), leave=False, **progress_style()) as bar:
-        await asyncio.gather(*(answer_one(question, sample) for question, sample in unanswered))
+        await run_together(answer_one(question, sample) for question, sample in unanswered)
 
 
 def show_results(

@@ -7,12 +7,14 @@ the text of an error.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import Protocol, TypeVar
 
 from prompt_r1.errors import EnvError
 from prompt_r1.protocol import NO_REPLY, Codec, parse
 from prompt_r1.types import Ask, GameSettings, Generate, Message, Question, Trajectory, Turn
+
+Result = TypeVar("Result")
 
 
 async def play(
@@ -75,14 +77,24 @@ async def play_groups(
     `questions` has the questions by their numbers. The first error cancels the other games and is raised.
     """
     games = [
-        asyncio.ensure_future(play_one(question, number=number, sample=sample))
+        play_one(question, number=number, sample=sample)
         for number, question in questions.items()
         for sample in range(group_size)
     ]
-    try:
-        trajectories = await asyncio.gather(*games)  # A TaskGroup would raise an ExceptionGroup.
-    finally:
-        for game in games:
-            game.cancel()  # This has no effect on a game that has ended.
-        await asyncio.gather(*games, return_exceptions=True)
+    trajectories = await run_together(games)
     return [trajectories[start : start + group_size] for start in range(0, len(games), group_size)]
+
+
+async def run_together(work: Iterable[Awaitable[Result]]) -> list[Result]:
+    """Await several things concurrently, and return their results in order.
+
+    The first error cancels the others. It is raised when all of them have ended, so that none of them goes on
+    alone, or fails where nobody sees its error. (A TaskGroup would raise an ExceptionGroup.)
+    """
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()  # This has no effect on a task that has ended.
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -7,7 +7,7 @@ import pytest
 from prompt_r1.errors import EnvError, FatalEnvError
 from prompt_r1.protocol import INSTRUCTIONS, NO_REPLY, Codec
 from prompt_r1.reward import RULES, score
-from prompt_r1.rollout import play, play_groups
+from prompt_r1.rollout import play, play_groups, run_together
 from prompt_r1.types import GameSettings, Question, Trajectory
 from tests.support import tiny
 from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
@@ -166,6 +166,27 @@ def test_cancelling_play_groups_cancels_its_games_and_waits_for_their_cleanup():
         return sorted(games.cancelled)
 
     assert asyncio.run(cancel()) == ["p/0", "p/1", "q/0", "q/1"]
+
+
+def test_the_first_error_is_raised_when_everything_has_ended_and_no_later_error_is_printed(caplog):
+    """On a full disk, each call that was cancelled failed again, and asyncio printed its traceback."""
+    ended = []
+
+    async def first() -> None:
+        await asyncio.sleep(0)
+        raise OSError("the disk is full")
+
+    async def other() -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            await asyncio.sleep(0)
+            ended.append("other")
+            raise OSError("the disk is still full")
+
+    with pytest.raises(OSError, match=r"^the disk is full$"):
+        asyncio.run(run_together([other(), first(), other()]))
+    assert ended == ["other", "other"] and not caplog.records
 
 
 def test_a_turn_is_limited_to_max_new_tokens_and_to_the_tokens_left_in_its_game():

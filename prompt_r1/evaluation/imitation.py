@@ -10,7 +10,6 @@ Each fine-tuning begins with the start of the user's agent: the agent before its
 and later evaluations use the agent in the folder.
 """
 
-import asyncio
 import itertools
 import random
 from collections.abc import Iterator, Sequence
@@ -29,6 +28,7 @@ from prompt_r1.pair.trained import AgentSpec, agent_preset, trained_config
 from prompt_r1.programs.command_line import teaching_command
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
+from prompt_r1.rollout import run_together
 from prompt_r1.settings.agent import MINI_AGENT, AgentConfig
 from prompt_r1.settings.train import preset_of
 from prompt_r1.training.warm_start import fine_tune_agent
@@ -227,4 +227,4 @@ async def _play_groups(
                     epoch=epoch,
                 )
             )
-    return await asyncio.gather(*games)
+    return await run_together(games)

@@ -9,12 +9,12 @@ environment per training question. With a limit of calls, the search ends when n
 scored.
 """
 
-import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from prompt_r1.evaluation.searches import PromptSearch, text_between
+from prompt_r1.rollout import run_together
 from prompt_r1.types import Question
 
 # The authors' numbers:
@@ -52,7 +52,7 @@ async def opro(search: PromptSearch, train: Sequence[Question], _: Sequence[Ques
         # the calls are told apart by their numbers.
         first = search.steps * PER_STEP
         asked = [search.ask_optimizer(ROLE, request, sample=first + number) for number in range(PER_STEP)]
-        for reply in await asyncio.gather(*asked):
+        for reply in await run_together(asked):
             if reply.is_cut:
                 continue
             instruction = read_instruction(reply.text)

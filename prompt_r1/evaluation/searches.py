@@ -10,7 +10,6 @@ first step that might exceed the limit. A search also ends if the optimiser has 
 prompt can score higher.
 """
 
-import asyncio
 import logging
 import random
 import re
@@ -23,6 +22,7 @@ from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.evaluation.ask_once import Answer, direct, task_score
 from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.rollout import run_together
 from prompt_r1.types import Message, Question
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class PromptSearch:
             self.tried.add(prompt)
             self.calls_at_new_prompt = self.calls
         asked = [direct(self.environment, self.request, one, 0, prompt=prompt) for one in questions]
-        predictions = await asyncio.gather(*asked)
+        predictions = await run_together(asked)
         for prediction in predictions:
             if prediction.error:
                 raise Resumable(f"the environment failed in the search of {self.name}: {prediction.error}")

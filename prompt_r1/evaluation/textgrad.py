@@ -6,12 +6,12 @@ one to rewrite the prompt. The new prompt is kept if it scores at least as high 
 To score a prompt takes one call for each validation question. The seed prompt is scored once, too.
 """
 
-import asyncio
 import random
 from collections.abc import Iterator, Sequence
 
 from prompt_r1.evaluation.ask_once import task_score
 from prompt_r1.evaluation.searches import SEED_PROMPT, VALIDATED_ON, PromptSearch, text_between
+from prompt_r1.rollout import run_together
 from prompt_r1.types import Question
 
 EPOCHS = 3
@@ -78,8 +78,8 @@ async def rewrite(search: PromptSearch, prompt: str, batch: Sequence[Question]) 
         )
         return f"{exchange_with_prompt}\n<FEEDBACK>{of_prompt.text}</FEEDBACK>"
 
-    criticisms = await asyncio.gather(
-        *(criticise(question, first + 2 * number) for number, question in enumerate(batch))
+    criticisms = await run_together(
+        criticise(question, first + 2 * number) for number, question in enumerate(batch)
     )
     parts = [
         "The text is the system message of a language model that answers questions. Now it is:",

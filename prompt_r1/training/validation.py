@@ -1,6 +1,5 @@
 """Greedy games of held-out questions, their metrics, and the table of the test."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
@@ -11,7 +10,7 @@ from prompt_r1.pair.agent import Agent, play_question
 from prompt_r1.pair.asking import read_answer, request_of
 from prompt_r1.programs.tables import markdown_table, text_table
 from prompt_r1.reward import Rule, score_games
-from prompt_r1.rollout import play_groups
+from prompt_r1.rollout import play_groups, run_together
 from prompt_r1.training.metrics import Row
 from prompt_r1.types import Message, Question, ScoredGame, Trajectory
 
@@ -52,7 +51,7 @@ async def ask_directly(questions: Sequence[Question], environment: Environment, 
         answer, _ = read_answer(reply, request)
         return {"em": exact_match(answer, question.answers), "f1": f1(answer, question.answers)}
 
-    return await asyncio.gather(*map(ask_one, questions))
+    return await run_together(map(ask_one, questions))
 
 
 def validation_metrics(rows: Sequence[Row]) -> dict[str, float]:
