@@ -22,9 +22,8 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,6 +31,7 @@ from tqdm import tqdm
 
 from prompt_r1.data.questions import sample_questions
 from prompt_r1.environments.budget import Price
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import Account, open_account, open_environment
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.dry_run import estimate
@@ -172,17 +172,24 @@ async def answer_missing(
     All systems share the journal and the budget of `account`.
     """
     specs = {config.optimizer_env, *(system.environment for system in agents)} - {""}
-    open_one = partial(
-        open_environment,
-        config=config,
-        typed=[*config.env, config.optimizer_env],
-        others=specs,
-        account=account,
-        seed=seed,
-        device=device,
-    )
-    for system, unanswered in missing.items():
-        try:
+
+    async def answer_system(system: System, unanswered: Sequence[Repeat]) -> None:
+        async with AsyncExitStack() as opened:
+
+            def open_one(spec: str, settings: EvaluateConfig, *, prices: Mapping[str, Price]) -> Environment:
+                environment = open_environment(
+                    spec,
+                    settings,
+                    typed=[*config.env, config.optimizer_env],
+                    others=specs,
+                    account=account,
+                    seed=seed,
+                    device=device,
+                    prices=prices,
+                )
+                opened.push_async_callback(environment.close)
+                return environment
+
             setup = setup_of(
                 system,
                 agents[system],
@@ -195,10 +202,11 @@ async def answer_missing(
                 folder=results_folder(config),
             )
             await answer_all(system, setup, unanswered, file)
-            # An environment may be a model in this process. It is freed before the next system loads a model.
-            del setup
-        finally:
-            await account.close()
+
+    for system, unanswered in missing.items():
+        # An environment may be a model in this process. It is a local of the function, and so it is freed
+        # before the next system loads a model.
+        await answer_system(system, unanswered)
 
 
 async def answer_all(

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +29,6 @@ class Account:
 
     journal: Journal
     budget: Budget
-    opened: list[Environment] = field(default_factory=list)
-
-    async def close(self) -> None:
-        """Close the environments that were opened, and forget them: a local model frees its memory."""
-        while self.opened:
-            await self.opened.pop().close()
 
 
 def open_account(
@@ -86,7 +80,6 @@ def open_environment(
     account: Account | None = None,
     seed: int = 0,
     device: "torch.device | None" = None,
-    fields: Mapping[str, object] | None = None,
     prices: Mapping[str, Price] | None = None,
 ) -> Environment:
     """Open the environments of a SPEC, which is one or several names, separated by commas.
@@ -101,12 +94,13 @@ def open_environment(
 
     `typed` are the SPECs that the user typed on the command line. A SPEC that is read from a file may come
     from anyone: its object is not imported, and its URL does not get OPENAI_API_KEY. `others` are the SPECs
-    that the run opens besides this SPEC.
+    that the run opens besides this SPEC: if a MODEL without URL is among them, no URL gets the key.
 
-    `seed` is the seed of the mini world, of the user's objects, and of the sampling of local models. `fields`
-    replaces --env-args, and `prices`, by the names of environments, replaces --env-price. Raises UsageError.
+    `seed` is the seed of the mini world, of the user's objects, and of the sampling of local models.
+    `prices`, by the names of environments, replaces --env-price. The caller closes the environment. Raises
+    UsageError.
     """
-    request_fields = parse_fields(config.env_args) if fields is None else fields
+    fields = parse_fields(config.env_args)
     with_key = _names_with_key([spec, *others], typed)
     names = spec.split(",")
     price_of = parse_prices(config.env_price, names) if prices is None else prices
@@ -117,7 +111,7 @@ def open_environment(
             name,
             config,
             key=_key_for(name, with_key),
-            fields=request_fields,
+            fields=fields,
             seed=seed,
             device=device,
             priced=price_of[name] != FREE,
@@ -125,15 +119,13 @@ def open_environment(
         for name in names
     ]
     account = account or open_account(config)
-    environment = Environment(
+    return Environment(
         sources,
         journal=account.journal,
         budget=account.budget,
         prices=[price_of[name] for name in names],
         route=config.route,
     )
-    account.opened.append(environment)
-    return environment
 
 
 def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environment:
@@ -207,7 +199,7 @@ def _built_in(name: str) -> type[Answering]:
         return MiniEnvironment
     if name == "mini-b":
         return MiniEnvironmentB
-    return MuteEnvironment
+    return MuteEnvironment  # mini-mute and none
 
 
 def _names(specs: Collection[str]) -> set[str]:
@@ -218,8 +210,8 @@ def _names(specs: Collection[str]) -> set[str]:
 def _names_with_key(specs: Collection[str], typed: Collection[str]) -> set[str]:
     """The names that OPENAI_API_KEY is sent to.
 
-    The key belongs to the MODELs without URL. Only a run that opens no such MODEL sends the key to the URLs
-    that the user typed.
+    If a run opens any MODEL without URL, only these MODELs get the key. Otherwise the URLs that the user
+    typed get it.
     """
     at_default_endpoint = {name for name in _names(specs) if _is_at_default_endpoint(name)}
     return at_default_endpoint or {name for name in _names(typed) if "@http" in name}

@@ -1,5 +1,6 @@
 """The systems (methods × environments × agents) that an evaluation compares, and what they are made from."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -245,12 +246,14 @@ def setup_of(
     environment = None
     if method.needs.environment:
         fields = {**parse_fields(config.env_args), **method.fields}
-        environment = open_environment(system.environment, fields=fields, prices=prices)
+        asking = replace(config, env_args=json.dumps(fields))
+        environment = open_environment(system.environment, asking, prices=prices)
 
     def open_optimizer(fields: Fields) -> Environment:
         writer = config.optimizer_env or spec
+        writing = replace(config, env_args=json.dumps(fields))
         own_prices = dict(zip(writer.split(","), prices_of_writer(config, spec, prices), strict=True))
-        return open_environment(writer, fields=fields, prices=own_prices)
+        return open_environment(writer, writing, prices=own_prices)
 
     train, validation = preparation_questions(config, seed) if method.needs.training else ([], [])
     return Setup(

@@ -135,15 +135,12 @@ def test_system_message_and_fields_of_the_training_are_sent_unless_the_user_give
     assert shown == {"top_p": None, "seed": None} | sent
 
 
-def test_fields_and_prices_of_one_environment_replace_those_of_the_run() -> None:
-    config = EnvironmentConfig(env_args='{"temperature": 0.7}', env_price=("1,2",))
-    opened = partial(open_spec, "large@http://localhost:8000/v1", config, typed=[])
+def test_prices_of_one_environment_replace_those_of_the_run() -> None:
+    spec = "large@http://localhost:8000/v1"
+    opened = partial(open_spec, spec, EnvironmentConfig(env_price=("1,2",)), typed=[])
     [plain] = opened().members
-    [other] = opened(fields={"top_p": 0.5}, prices={"large@http://localhost:8000/v1": Price(3, 4)}).members
-    assert (plain.source.parameters["temperature"], plain.price) == (0.7, Price(1, 2))
-    [bare] = opened(fields={}).members
-    assert "temperature" not in {**other.source.parameters, **bare.source.parameters}
-    assert (other.source.parameters["top_p"], other.price) == (0.5, Price(3, 4))
+    [other] = opened(prices={spec: Price(3, 4)}).members
+    assert (plain.price, other.price) == (Price(1, 2), Price(3, 4))
 
 
 def test_all_environments_of_a_run_share_one_journal_and_one_budget(tmp_path: Path) -> None:
