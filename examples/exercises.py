@@ -1,6 +1,7 @@
 """Find the bug: `python -m examples.exercises N` runs a copy of minimal.py with the wrong line of exercise N.
 
-The exercises, their symptoms and their answers are in exercises.md: the diff of an answer is what is applied.
+The exercises, their symptoms and their answers are in exercises.md. The program applies the diff of an answer
+in reverse.
 """
 
 import argparse
@@ -20,9 +21,8 @@ def answers() -> list[str]:
 
 def with_bug(diff: str) -> str:
     """minimal.py with the wrong lines of a diff in place of the right ones."""
-    wrong, right = (
-        "".join(line[1:] + "\n" for line in diff.splitlines() if line[:1] in (" ", sign)) for sign in "-+"
-    )
+    wrong = "".join(line[1:] + "\n" for line in diff.splitlines() if line.startswith((" ", "-")))
+    right = "".join(line[1:] + "\n" for line in diff.splitlines() if line.startswith((" ", "+")))
     source = (FOLDER / "minimal.py").read_text("utf-8")
     assert source.count(right) == 1, f"minimal.py must have these lines once:\n{right}"
     return source.replace(right, wrong)

@@ -43,16 +43,18 @@ MAX_TOKENS = 320  # of the whole dialogue [8192]
 INSTRUCTION = "Ask the assistant step by step, then answer."  # [Table 1]
 # The reward: the coefficients of the released code [.25, .3, .4, .3, 1.5].
 ALPHA, BETA, GAMMA, DELTA, EPSILON = 0.4, 0.25, 0.25, 0.1, 1.0
-UNANSWERED = 0.4  # most that the format of a game without an answer earns; one with words earns more
+UNANSWERED = (
+    0.4  # the largest format reward of a game without an answer; an answer that is not empty adds 0.5
+)
 
 
 # ------------------------------ the game (eqs 1-11) ------------------------------
 def block(tag: str) -> re.Pattern[str]:
-    """The block that is complete first: from its closing tag back to the nearest opening tag."""
+    """The first closing tag with the last opening tag before it: in `<a> x <a> y </a>`, the block is y."""
     return re.compile(rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", re.DOTALL)
 
 
-THINK, ACTIONS = block("think"), {"prompt": block("interaction_prompt"), "answer": block("answer")}
+THINK, PROMPT, ANSWER = block("think"), block("interaction_prompt"), block("answer")
 TAG = "</?(?:think|interaction_prompt|interaction_response|answer)>"
 PERFECT_END = re.compile(rf"\s*<think>((?!{TAG}).)*</think>\s*<answer>((?!{TAG}).)*</answer>\s*", re.DOTALL)
 
@@ -69,14 +71,15 @@ class Turn:
 
 
 def read_turn(text: str) -> Turn:
-    """A think block, then a prompt or an answer block: of several, the one that is complete first."""
+    """Read the think block, and then the prompt or answer block that is complete first."""
     turn, think = Turn(text), THINK.search(text)
     turn.think = think[1].strip() if think else None
     start = think.end() if think else 0
-    actions = {name: pattern.search(text, start) for name, pattern in ACTIONS.items()}
-    found = {name: match for name, match in actions.items() if match}
-    for name, match in sorted(found.items(), key=lambda pair: pair[1].end())[:1]:  # the first, if any
-        setattr(turn, name, match[1].strip())
+    prompt, answer = PROMPT.search(text, start), ANSWER.search(text, start)
+    if prompt and (not answer or prompt.end() < answer.end()):
+        turn.prompt = prompt[1].strip()
+    elif answer:
+        turn.answer = answer[1].strip()
     return turn
 
 
@@ -113,14 +116,15 @@ def play(games: list[Game], model, tokenizer, environment: MiniEnvironment, *, g
             game.add(tokens, sampled=True)
             turn = read_turn(tokenizer.decode([token for token in tokens if token != end]))
             game.turns.append(turn)
-            if not turn.prompt or number == MAX_TURNS:  # nobody would read the last reply
+            if not turn.prompt or number == MAX_TURNS:  # The agent could not read a reply to its last turn.
                 game.over = True
                 continue
             turn.reply = environment.reply(turn.prompt).text
             close = "" if tokens[-1] == end else "<|im_end|>"  # the agent's message was cut off
             before = f"{close}\n<|im_start|>user\n<interaction_response>"
             message = encode(tokenizer, before, turn.reply, f"</interaction_response>{agents_turn}")
-            game.over = len(game.tokens) + len(message) >= MAX_TOKENS  # no room for it; the turn counts
+            # If the reply does not fit, the game ends, but the turn still earns its reward.
+            game.over = len(game.tokens) + len(message) >= MAX_TOKENS
             if not game.over:
                 game.add(message, sampled=False)
 
@@ -129,13 +133,13 @@ def play(games: list[Game], model, tokenizer, environment: MiniEnvironment, *, g
 def sample(model, games: list[Game], number: int, end: int, greedy: bool) -> list[list[int]]:
     """The next turn of each game, token by token; keys and values of earlier tokens are cached.
 
-    The dialogues are flush right, so that the last column always predicts the next token. Each game has its
-    own random numbers, so what it samples does not depend on the games beside it.
+    The dialogues are padded at the left, so that the last column always predicts the next token. Each game
+    has its own random numbers, so what it samples does not depend on the games beside it.
     """
     longest = max((len(game.tokens) for game in games), default=0)
     padding = [longest - len(game.tokens) for game in games]
     tokens = torch.tensor([[0] * n + game.tokens for n, game in zip(padding, games, strict=True)])  # (B, T)
-    mask = torch.tensor([[0] * n + [1] * (longest - n) for n in padding])  # hides what is left of a dialogue
+    mask = torch.tensor([[0] * n + [1] * (longest - n) for n in padding])  # 0 for the padding
     positions = torch.arange(longest) - torch.tensor(padding)[:, None]
     room = [min(MAX_NEW, MAX_TOKENS - len(game.tokens)) for game in games]
     generators = [random.Random(f"{game.seed}/{number}") for game in games]
@@ -145,16 +149,19 @@ def sample(model, games: list[Game], number: int, end: int, greedy: bool) -> lis
         logits = model(tokens, mask, positions.clamp(min=0), cache, logits_to_keep=1).logits[:, -1]  # (B, V)
         if greedy:
             new = logits.argmax(-1)
-        else:  # where the cumulative weights reach a random share of their sum
+        else:  # The new token is where the cumulative weights exceed a random share of their sum.
             cumulative = (logits - logits.amax(-1, keepdim=True)).exp().cumsum(-1)
             uniform = torch.tensor([[generator.random()] for generator in generators])
+            # Without the last column, the result is at most V - 1, even if the share is rounded up to the
+            # sum.
             below = cumulative[:, :-1].contiguous()
             new = torch.searchsorted(below, uniform * cumulative[:, -1:], right=True)[:, 0]
         for row, token in enumerate(new.tolist()):
             if writing[row]:
                 written[row].append(token)
                 writing[row] = token != end and len(written[row]) < room[row]
-        tokens, positions = new[:, None], positions[:, -1:] + 1  # (B, 1); turns that have ended go on in vain
+        # (B, 1). For turns that have ended, the model goes on, but nothing is written.
+        tokens, positions = new[:, None], positions[:, -1:] + 1
         mask = torch.cat([mask, torch.ones_like(tokens)], dim=1)
     return written
 
@@ -162,7 +169,8 @@ def sample(model, games: list[Game], number: int, end: int, greedy: bool) -> lis
 # ------------------------------ the reward (eqs 12-15) ------------------------------
 @dataclass(frozen=True)
 class Reward:
-    terms: tuple[float, float, float, float]  # of good turns, an answer, words in it, a complete end
+    # The four terms of eq. 12: good turns, an answer, an answer that is not empty, a complete last turn.
+    terms: tuple[float, float, float, float]
     format: float  # R_fmt
     answer: float  # R_ans
     total: float  # R
@@ -213,8 +221,8 @@ class Loss:
     ratio: Tensor  # r = π_θ / π_old
     surrogate: Tensor  # min(r Â, clip(r, 1 - CLIP, 1 + CLIP) Â)
     kl: Tensor  # π_ref / π_θ - log(π_ref / π_θ) - 1, never negative
-    weights: Tensor  # of the tokens in the total
-    total: Tensor  # Σ weights (-surrogate + KL_COEF kl): the only one with a gradient
+    weights: Tensor  # the weight of each token in `total`
+    total: Tensor  # Σ weights (-surrogate + KL_COEF kl), the only part with a gradient
 
 
 def grpo_loss(logprobs: Tensor, old: Tensor, ref: Tensor, sampled: Tensor, advantages: Tensor) -> Loss:
@@ -238,14 +246,14 @@ class Step:
     games: list[Game]  # the groups one after the other
     rewards: list[Reward]
     advantages: list[float]
-    losses: list[Loss]  # of each mini-batch
+    losses: list[Loss]  # one for each mini-batch
 
 
 class Training:
-    """The agent, its frozen start, environment and questions. `seed` is that of `train.py --seed`."""
+    """The agent, its frozen start, environment and questions. `seed` has the meaning of `train.py --seed`."""
 
     def __init__(self, seed: int) -> None:
-        folder = mini_agent(seed, "runs/cache")  # warm-started; that of seed 0 comes with the package
+        folder = mini_agent(seed, "runs/cache")  # The agent is warm-started. Seed 0's comes with the package.
         self.seed, self.questions = seed, mini_questions(seed, "train")
         self.environment = MiniEnvironment(make_world(seed), seed=seed)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -273,7 +281,7 @@ class Training:
         for start in range(0, len(games), GROUP_SIZE):
             advantages += group_advantages([reward.total for reward in rewards[start : start + GROUP_SIZE]])
         batches = [slice(start, start + MINI_BATCH) for start in range(0, len(games), MINI_BATCH)]
-        with torch.no_grad():  # before `learn` moves the weights: of those that played
+        with torch.no_grad():  # The policy that played is scored before `learn` changes its weights.
             old_logprobs = [token_logprobs(self.model, games[batch])[0] for batch in batches]
         losses = [
             self.learn(games[batch], torch.tensor(advantages[batch]), old)
@@ -302,7 +310,7 @@ class Training:
 
 def show(step: Step, tokenizer) -> None:
     """Print a game with its reward, its group's advantages, and the loss of its first turn."""
-    # Of the second mini-batch: in the first one no weight has moved yet, and all ratios are 1.
+    # A game of the second mini-batch: in the first, no weight has moved yet, and all ratios are 1.
     # A word problem, because its answer is not right by luck.
     problems = [n for n in range(MINI_BATCH, len(step.games)) if step.games[n].question.kind == "math"]
     chosen = max(problems, key=lambda place: step.advantages[place])
@@ -319,7 +327,10 @@ def show(step: Step, tokenizer) -> None:
         print(f"Eq. 16: R = {other.total:5.2f}, advantage = {step.advantages[place]:6.3f}{mark}")
     print("Eq. 17:        token     ratio  surrogate        KL    weight, of the first turn")
     first = game.sampled.index(True)
-    for place in range(first, [*game.sampled, False].index(False, first)):
+    length = [*game.sampled[first:], False].index(
+        False
+    )  # of the first turn: up to a token that was not sampled
+    for place in range(first, first + length):
         at = (chosen - MINI_BATCH, place - 1)
         numbers = [part[at].item() for part in (loss.ratio, loss.surrogate, loss.kl, loss.weights)]
         token = repr(tokenizer.decode([game.tokens[place]]))

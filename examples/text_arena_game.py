@@ -3,8 +3,8 @@
     python train.py --config mini --agent AGENT --data py:examples.text_arena_game:questions \
         --env py:examples.text_arena_game:Game --max-turns 5
 
-A reply is a function of the messages and the question's id: the game starts anew from its seed, and all moves
-are made again. So calls can be recorded. TextArena is by Guertler et al. 2025, arXiv 2504.11442.
+Each call replays the whole game from its seed. So a reply depends only on the messages and the question's id,
+and the journal may record it. TextArena is by Guertler et al. 2025, arXiv 2504.11442.
 """
 
 import random
@@ -26,7 +26,7 @@ def questions(split: str, seed: int) -> Iterator[dict[str, str]]:
     """The games of a split as rows. No two splits share a seed."""
     first_seed = (seed * len(SIZES) + list(SIZES).index(split)) * SEEDS_OF_A_SPLIT
     for game_seed in range(first_seed, first_seed + SIZES[split]):
-        random_state = random.getstate()  # their games seed the global generator
+        random_state = random.getstate()  # TextArena's games seed the global generator.
         env = start(game_seed)
         random.setstate(random_state)
         _, [(_, rules, _), *_] = env.get_observation()
@@ -40,7 +40,10 @@ class Game:
     """Replies to the moves of a game as TextArena does."""
 
     async def ask(self, messages: list[Message], session: str) -> str:
-        """Play all moves so far; asynchronous, because a thread would share the global random state."""
+        """Play all moves so far. `session` is the question's id, which the environment passes.
+
+        A method without `async` would be called in a thread, and threads share Python's global random state.
+        """
         random_state = random.getstate()
         env = start(int(session.rpartition("/")[2]))
         env.get_observation()  # the rules
@@ -50,7 +53,7 @@ class Game:
 
 
 def reply_to(env: Any, move: str) -> str:
-    """Make a move; what the game says about it."""
+    """Make a move, and return what the game says about it."""
     if env.state.done:
         return "The game is over."
     done, _ = env.step(move)
@@ -62,7 +65,7 @@ def reply_to(env: Any, move: str) -> str:
 
 
 def start(seed: int) -> Any:
-    """A new game. "-raw": without their wrappers, which repeat the whole dialogue in each reply."""
+    """A new game. "-raw" leaves out TextArena's wrappers, which repeat the whole dialogue in each reply."""
     import textarena
 
     env = textarena.make(f"{GAME}-raw")

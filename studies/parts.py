@@ -173,12 +173,12 @@ def main() -> None:
     given = parser.parse_args()
     if given.games:
         per_world = math.ceil(given.games / WORLDS)
-        shown = list(demonstrations(given.seed, WORLDS, per_world, kinds=["bridge"], demonstrate=show_part))
+        shown = list(demonstrations(given.seed, WORLDS, per_world, kinds=["bridge"], demonstrator=show_part))
         lines = [game_line(question, turns) for question, turns in shown[: given.games]]
         given.out.write_text("".join(lines))
         return
     torch.set_num_threads(1)
-    for part in build_agent(given.seed, demonstrate=show_part):
+    for part in build_agent(given.seed, demonstrator=show_part):
         part.save_pretrained(given.out)
 
 

@@ -1,7 +1,6 @@
 """Every command that a program prints can be pasted: it is quoted, and its program takes it."""
 
 import ast
-import json
 import re
 import shlex
 from collections.abc import Callable
@@ -10,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.data.__main__ import main as data_main
-from prompt_r1.data.files import load_questions
-from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.systems import read_evaluate_config
 from prompt_r1.pair.preflight import read_infer_config
 from prompt_r1.programs.command_line import command, teaching_command
@@ -32,13 +29,6 @@ TAKES = {
     "prompt_r1.training.warm_start": read_warm_start_config,
     "prompt_r1.data": data_main,
 }
-GSM8K_ROW = {"question": "How many?", "answer": "2 and 2 are 4.\n#### 4"}
-
-
-def write(name: str, *rows: dict[str, str]) -> str:
-    path = Path(FOLDER, name)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def after_training() -> None:
@@ -51,17 +41,10 @@ def after_a_warm_start() -> None:
         run_here("warm_start.py", "--agent", FOLDER, "--games", "mini")
 
 
-def for_a_raw_row() -> None:
-    with pytest.raises(UsageError) as refused:
-        load_questions(write("raw rows.jsonl", GSM8K_ROW))
-    print(refused.value)
-
-
 # The file whose command names the user's files → what prints it.
 PRINTING: dict[str, Callable[[], None]] = {
     "prompt_r1/training/summary.py": after_training,
     "prompt_r1/training/warm_start.py": after_a_warm_start,
-    "prompt_r1/data/files.py": for_a_raw_row,
     "prompt_r1/programs/command_line.py": lambda: print(teaching_command(FOLDER)),
 }
 

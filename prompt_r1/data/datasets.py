@@ -1,8 +1,8 @@
 """The paper's twelve datasets: convert their rows to questions, and draw the training mix.
 
 Each function reads a row of one dataset, as its authors or the Hub publish it. It raises LeftOut for a row
-that the dataset itself marks as unusable, and BadRow for a row that lacks a column of the dataset, so that no
-other table is taken for the dataset.
+that the dataset itself marks as unusable, and BadRow for a row that lacks a column of the dataset: then the
+file is of another dataset.
 """
 
 import json
@@ -23,7 +23,9 @@ from prompt_r1.types import Question
 Draft = tuple[str, tuple[str, ...]]  # a question and its gold answers
 NO_ANSWER = "no answer (a test split)"
 WRITING_TAGS = re.compile(r"^(?:\s*\[\s*(?:WP|EU|CW|TT|PI|RF|MP|IP|PM|OT|FF|SP)\s*\])+", re.IGNORECASE)
-OPTION_LETTER = re.compile(r"(?<![^\s,\['\"])([a-e]) \) ")  # "a ) 38 , b ) 27.675"
+# The letter and bracket of an option, as in "a ) 38 , b ) 27.675". They stand at the beginning, or after a
+# space, a comma, a square bracket or a quote.
+OPTION_LETTER = re.compile(r"(?:^|(?<=[\s,\['\"]))([a-e]) \) ")
 
 
 class LeftOut(Exception):
@@ -81,8 +83,8 @@ def dapo(row: Fields) -> Draft:
 def booksum(row: Fields) -> Draft:
     """BookSum: book and chapter → summary written by people.
 
-    A model wrote the paper's titles and texts from the chapters. They cannot be reproduced from the dump,
-    but are in the paper's published files.
+    The authors of Prompt-R1 let a model write a title and a text for each chapter. The dump does not have
+    these, but the published files of Prompt-R1 do.
     """
     if "summary_text" not in row:  # The file of Salesforce/booksum has the paths of the texts instead.
         raise BadRow("the field summary_text is missing; give a CSV of kmfoda/booksum, which has the texts")
@@ -188,9 +190,8 @@ def _golds(value: object, field: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text_or_number(gold, field) for gold in filled))
 
 
-# The name for --from → the dataset's name in the paper, and the function that converts its rows. The first
-# eight are the training mix, the others are the out-of-distribution tests.
-CONVERTED: Mapping[str, tuple[str, Callable[[Fields], Draft]]] = {
+# The name for --from → the dataset's name in the paper, and the function that converts its rows.
+_TRAINING_MIX: Mapping[str, tuple[str, Callable[[Fields], Draft]]] = {
     "2wiki": ("2WikiMultihopQA", hotpotqa),
     "hotpotqa": ("HotpotQA", hotpotqa),
     "gsm8k": ("GSM8K", gsm8k),
@@ -199,13 +200,16 @@ CONVERTED: Mapping[str, tuple[str, Callable[[Fields], Draft]]] = {
     "popqa": ("PopQA", popqa),
     "booksum": ("BookSum", booksum),
     "writingprompts": ("WritingPrompts", writingprompts),
+}
+_OUT_OF_DISTRIBUTION_TESTS: Mapping[str, tuple[str, Callable[[Fields], Draft]]] = {
     "mathqa": ("MathQA", mathqa),
     "squad": ("SQuAD v2", squad),
     "triviaqa": ("TriviaQA", triviaqa),
     "xsum": ("XSum", xsum),
 }
-NAMES = tuple(name for name, _ in CONVERTED.values())
-TRAINED, OUT_OF_DISTRIBUTION = NAMES[:8], NAMES[8:]
+CONVERTED = {**_TRAINING_MIX, **_OUT_OF_DISTRIBUTION_TESTS}
+TRAINED = tuple(name for name, _ in _TRAINING_MIX.values())
+OUT_OF_DISTRIBUTION = tuple(name for name, _ in _OUT_OF_DISTRIBUTION_TESTS.values())
 
 
 def convert(name: str, sources: Sequence[str]) -> tuple[list[Question], Counter[str]]:
@@ -282,7 +286,8 @@ def write_questions(path: Path, questions: Sequence[Question]) -> None:
             "kind": question.kind,
         }
         line = json.dumps(row, ensure_ascii=False, default=str) + "\n"  # `default`: a column may hold dates.
-        # A column may hold half a character. Its backslash escape is also JSON's.
+        # A column may hold a lone surrogate, which UTF-8 cannot encode. It is written as \\udXXX, which JSON
+        # reads.
         lines.append(line.encode(errors="backslashreplace"))
     if not lines:
         raise UsageError(f"{path}: there are no questions to write")

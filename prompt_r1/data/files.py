@@ -3,14 +3,13 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 
 from prompt_r1.data.rows import HUB_NAME, BadRow, Fields, fields_of, read_rows, text_field, text_or_number
 from prompt_r1.errors import UsageError
-from prompt_r1.programs.command_line import command
 from prompt_r1.types import Kind, Question
 
 ANSWER_FIELDS = ("answers", "golden_answers", "answer")  # The first field that is not empty counts.
@@ -50,24 +49,7 @@ def load_questions(path: Path | str) -> list[Question]:
     """The questions of a file, or of hf:ORG/NAME:SPLIT. Raises UsageError with row (from 1) and reason."""
     hub = HUB_NAME.fullmatch(str(path))
     dataset = hub["repository"].partition("/")[2] if hub else Path(path).stem
-    return as_questions(path, _rows_without_solutions(path), dataset=dataset)
-
-
-def _rows_without_solutions(path: Path | str) -> Iterator[tuple[int, object]]:
-    """The rows of a file, unchanged. Raises UsageError if a gold answer is a whole solution, as in GSM8K.
-
-    No answer of an agent would equal such a gold answer.
-    """
-    for number, row in read_rows(path):
-        answers = [str(row.get(name)) for name in ANSWER_FIELDS] if isinstance(row, Mapping) else []
-        if any("####" in answer for answer in answers):
-            out = re.sub(r"[^\w-]+", "-", Path(path).stem) + "-converted.jsonl"
-            convert = command("-m prompt_r1.data", "convert", "--from", "gsm8k", "--in", path, "--out", out)
-            raise UsageError(
-                f"{path}, row {number}: the answer is a whole solution with ####: `{convert}` takes the "
-                "number after it"
-            )
-        yield number, row
+    return as_questions(path, read_rows(path), dataset=dataset)
 
 
 def as_questions(source: str | Path, rows: Iterable[tuple[int, object]], *, dataset: str) -> list[Question]:
@@ -107,8 +89,8 @@ def _question(row: Fields, dataset: str) -> Question:
             f"the field {missing} is missing (there are: {columns}): name the columns question and answer; "
             f"`{CONVERT}` reads the raw files of the datasets"
         )
-    filled_fields = [name for name in answer_fields if not _is_empty(row[name])]
-    answer_field = filled_fields[0] if filled_fields else answer_fields[0]
+    # If all are empty, `gold_answers` says what is wrong with the first.
+    answer_field = next((name for name in answer_fields if not _is_empty(row[name])), answer_fields[0])
     if "dataset" in row:
         dataset = text_field(row, "dataset")
     elif "data_source" in row:
@@ -133,11 +115,12 @@ def _is_empty(value: object) -> bool:
 
 def _published_question(row: Fields) -> Question:
     """The question of a row with data_source, prompt[{content, role}] and reward_model{ground_truth[]}."""
-    prompt, reward_model = row.get("prompt"), row["reward_model"]
-    truth = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
-    message = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else None
-    content = message.get("content") if isinstance(message, Mapping) else None
-    found = PUBLISHED.match(content) if isinstance(content, str) else None
+    try:
+        (message,) = row["prompt"]
+        found = PUBLISHED.match(message["content"])
+        truth = row["reward_model"]["ground_truth"]
+    except (KeyError, TypeError, ValueError):  # The fields have other types or other parts.
+        found = truth = None
     if found is None or truth is None:
         raise BadRow(
             "not a row of the published files, with reward_model{ground_truth} and prompt[{content}]: "
@@ -151,18 +134,30 @@ def _published_question(row: Fields) -> Question:
 
 
 def gold_answers(value: object, field: str) -> tuple[str, ...]:
-    """The gold answers in a field: a single value, a list, or a text with a JSON list. Raises BadRow."""
+    """The gold answers in a field: a single value, a list, or a text with a JSON list.
+
+    Raises BadRow if there is none, or if an answer is a whole solution of GSM8K, which no agent would repeat.
+    """
     if isinstance(value, str):
         values: list[object] = _golds_in_text(value, field)
     else:
         values = value if isinstance(value, list) else [value]
     if not values:
         raise BadRow(f"the field {field} has no gold answer")
+    if any("####" in str(gold) for gold in values):
+        raise BadRow(
+            f"the answer is a whole solution with ####: `{CONVERT} --from gsm8k --in FILE --out NEW.jsonl` "
+            "takes the number after it"
+        )
     return tuple(text_or_number(gold, field) for gold in values)
 
 
 def _golds_in_text(text: str, field: str) -> list[object]:
-    """The texts of a JSON list in a cell, or the whole text if it is no list, as [0, 1). Raises BadRow."""
+    """The texts of a JSON list in a cell, or the whole text if it is no list.
+
+    A list begins with a bracket and a quote. An interval, such as [0, 1), is no list. Raises BadRow for a
+    broken list.
+    """
     if not re.match(r"""\s*\[\s*["'\]]""", text):
         return [text]
     try:

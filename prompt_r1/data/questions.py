@@ -46,7 +46,7 @@ def find_questions(names: Sequence[str], split: str, seed: int) -> list[Question
 
 
 def sample_questions(names: Sequence[str], split: str, seed: int, limit: int) -> list[Question]:
-    """At most `limit` questions (0: all) of the given names, as `find_questions` names them.
+    """At most `limit` questions (0: all) of `names`, which have the forms that `find_questions` lists.
 
     The sample is random and stratified by dataset, because files may be sorted. The questions of the mini
     world are in random order already.
@@ -63,7 +63,8 @@ def training_and_validation(
     """The questions to train on, and at most `limit` to validate with.
 
     If `val_data` is `held-out`, a tenth of `data` is held out for validation, stratified by dataset. The
-    training questions are the rest: no question whose text is among the held-out texts. Raises UsageError.
+    other questions are trained on, without repeats of the held-out questions. Raises UsageError if none is
+    left.
     """
     training = find_questions(data, "train", seed)
     if list(val_data) != [HELD_OUT]:

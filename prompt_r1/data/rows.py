@@ -13,7 +13,7 @@ from prompt_r1.errors import UsageError, first_line
 
 Fields = Mapping[str, Any]
 BATCH = 64  # Parquet rows are decoded in batches of this size, because a row may contain a book.
-LONGEST_CELL = 64 * 2**20  # characters; a cell may contain a chapter
+MAX_CELL_CHARACTERS = 64 * 2**20  # A cell may contain a chapter.
 BLANK = object()  # It stands for a blank line, which has a number but no row.
 HUB_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?:(?P<split>.+)")
 
@@ -73,7 +73,7 @@ def _json(path: Path) -> Iterable[object]:
         value = json.loads(text)
     except (ValueError, RecursionError):
         if text.lstrip().startswith("["):
-            _json_value(text)  # The text is a broken list. Parsing it again raises BadRow, with a message.
+            return [_json_value(text)]  # The list is broken, so this raises BadRow.
         return _json_lines(path)
     if isinstance(value, dict):
         value = value.get("data", value.get("Data", value))
@@ -96,7 +96,7 @@ def _json_value(text: str) -> object:
 
 def _table(path: Path) -> Iterator[object]:
     """The rows of a CSV or TSV file, whose cells are texts."""
-    csv.field_size_limit(LONGEST_CELL)
+    csv.field_size_limit(MAX_CELL_CHARACTERS)
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
     lines = StringIO(_text_of(path), newline="")
     try:
@@ -106,6 +106,8 @@ def _table(path: Path) -> Iterator[object]:
                 continue
             if not columns:
                 columns = cells
+                if len(set(columns)) < len(columns):
+                    raise UsageError(f"{path}: two columns have the same name: {', '.join(columns)[:80]}")
                 continue
             if len(cells) != len(columns):
                 raise BadRow(

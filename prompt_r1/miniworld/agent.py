@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from prompt_r1.miniworld.demonstrations import demonstrate, record
+from prompt_r1.miniworld.demonstrations import play_demonstration, record
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import Slots, make_questions, make_world
 from prompt_r1.model.fine_tuning import fine_tune
@@ -51,8 +51,8 @@ CHAT_TEMPLATE = """\
 {%- endif -%}"""
 
 Demonstration = tuple[Question, list[Turn]]
-Demonstrate = Callable[[Slots, Question, MiniEnvironment, random.Random], Demonstration]
-"""Plays the game of a demonstration."""
+Demonstrator = Callable[[Slots, Question, MiniEnvironment, random.Random], Demonstration]
+"""Plays one demonstration."""
 MiniAgent = tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]
 
 
@@ -62,10 +62,10 @@ def build_agent(
     worlds: int = WORLDS,
     games: int = GAMES,
     steps: int = 1500,
-    demonstrate: Demonstrate = demonstrate,
+    demonstrator: Demonstrator = play_demonstration,
 ) -> MiniAgent:
     """Warm-start an agent on `games` demonstrations from each of `worlds` worlds."""
-    examples = list(demonstrations(seed, worlds, games, demonstrate=demonstrate))
+    examples = list(demonstrations(seed, worlds, games, demonstrator=demonstrator))
     texts = [plain_text(question, turns) for question, turns in examples[:SHOWN_TO_TOKENIZER]]
     tokenizer = train_tokenizer(texts, vocabulary=1400)
     codec = Codec(tokenizer, INSTRUCTION)
@@ -202,7 +202,7 @@ def demonstrations(
     games: int = GAMES,
     *,
     kinds: Sequence[str] | None = None,
-    demonstrate: Demonstrate = demonstrate,
+    demonstrator: Demonstrator = play_demonstration,
 ) -> Iterator[Demonstration]:
     """Yield `games` demonstrations in each of the worlds, on questions of these kinds (default: all)."""
     for number in range(worlds):
@@ -211,7 +211,7 @@ def demonstrations(
         environment = MiniEnvironment(world, seed=world_seed)
         rng = random.Random(f"demonstrations {world_seed}")
         for slots, question in make_questions(world, "train", games, world_seed, kinds=kinds):
-            yield demonstrate(slots, question, environment, rng)
+            yield demonstrator(slots, question, environment, rng)
 
 
 def _batches(

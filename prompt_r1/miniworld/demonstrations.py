@@ -46,7 +46,7 @@ Plan = list[tuple[str, str]]
 """The thought and the prompt of each turn that asks. "{value}" stands for the value of the previous reply."""
 
 
-def demonstrate(
+def play_demonstration(
     slots: Slots, question: Question, environment: MiniEnvironment, rng: random.Random
 ) -> tuple[Question, list[Turn]]:
     """Play a game with a strategy that is drawn at random. Returns the question and the turns."""
@@ -60,7 +60,7 @@ def demonstrate(
             plan = decompose(_mix_up(slots, environment.world, rng))
         case "stop early" if len(steps) > 1:
             plan = steps[:1]
-        case "as it is" | "stop early":
+        case "as it is" | "stop early":  # A question of one step cannot stop early, so it is asked as it is.
             plan = [("I ask it as it is.", question.text)]
         case "vague":
             assert not isinstance(slots, Problem), "MATH_STRATEGIES has no vague questions"
@@ -86,7 +86,8 @@ def perform(
     turns: list[Turn] = []
     value = ""
     for number, (think, prompt) in enumerate(plan):
-        text = _write(think, "interaction_prompt", prompt.format(value=value), damages[number])
+        asked = prompt.replace("{value}", value)
+        text = _write(think, "interaction_prompt", asked, damages[number])
         action = parse(text)
         if action.prompt is None:  # The tag is missing, so the game ends without a call.
             return [*turns, Turn(text, action, None)]

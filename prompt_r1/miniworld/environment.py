@@ -2,9 +2,9 @@
 
 It knows the facts of the world but no gold answer. It answers clear one-step questions, usually fails at
 several steps at once, and often misreads casual wording. Its reply depends only on the seed, the style and
-the last user message, so every process gets the same reply to the same prompt. There is one exception. Chain
-of thought asks twice: to a second message "Therefore, the answer is", the reply is only the value in the
-reply to the first message.
+the last user message, so every process gets the same reply to the same prompt. There is one exception: the
+second request of zero-shot chain of thought ("Therefore, the answer is …") gets only the value in the first
+reply.
 
 `understand` parses the prompt into a request. Letter case, blanks and a "Question:" in front do not matter. A
 question may stand on a line of its own among other lines, such as instructions, but not within a line.
@@ -41,8 +41,9 @@ from prompt_r1.types import Message
 OPPOSITE = {"yes": "no", "no": "yes"}
 NEARBY = [*range(-9, 0), *range(1, 10)]  # the differences between a wrong and the right result
 ANSWER_ONLY = re.compile(r"\s*answer only[.!]?\s*$", re.IGNORECASE)
-ASKS_FOR_ANSWER_BEFORE = "therefore, the answer is"  # So chain of thought asks for its answer (ask_once.py).
-LONGEST_REQUEST = 300  # characters; patterns with several wildcards are slow on longer texts
+# The second request of chain of thought begins with these words (evaluation/ask_once.py).
+ASKS_FOR_ANSWER_BEFORE = "therefore, the answer is"
+MAX_REQUEST_CHARACTERS = 300  # Patterns with several wildcards are slow on longer texts.
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,11 @@ class Vague:
 
 Request = Lookup | BeforeYear | Sum | Detailed | Vague | Bridge | Compare | Pop | Problem | Gen
 Build = Callable[..., Request]
-"""Makes a request of the named groups of a pattern."""
+"""Builds a request from the named groups of a pattern, which are its arguments."""
 
 
 def _form(pattern: str, build: Build) -> tuple[re.Pattern[str], Build]:
-    """The pattern of a wording, and the function that makes a request of its named groups."""
+    """The pattern of a wording, and the function that builds a request from its named groups."""
     return re.compile(rf"(?:question:\s*)?{pattern}\s*[?.!]*", re.IGNORECASE), build
 
 
@@ -97,14 +98,16 @@ def _wording(template: str) -> str:
     return f"{re.escape(head)}{_FILM}{re.escape(tail)}"
 
 
-def _problem(owner: str, start: str, things: str, verb: str, amount: str, then: str, second: str) -> Problem:
-    """Make a word problem of the groups of _ANY_PROBLEM."""
+def _problem(
+    owner: str, start: str, things: str, verb1: str, amount1: str, verb2: str, amount2: str
+) -> Problem:
+    """Build a word problem from the named groups of _ANY_PROBLEM."""
     return Problem(
         owner,
         things.lower(),
         int(start),
-        verbs=(verb.lower(), then.lower()),
-        amounts=(int(amount), int(second)),
+        verbs=(verb1.lower(), verb2.lower()),
+        amounts=(int(amount1), int(amount2)),
     )
 
 
@@ -112,8 +115,8 @@ _RELATION = "|".join((*FILM_RELATIONS, *PERSON_RELATIONS))
 _VERB = "|".join(SIGNS)
 _ANY_PROBLEM = (
     rf"(?:problem:\s*)?(?P<owner>\w+) has (?P<start>\d+) (?P<things>\w+), "
-    rf"(?P<verb>{_VERB}) (?P<amount>\d+)(?: more)? "
-    rf"and then (?P<then>{_VERB}) (?P<second>\d+)(?: more)?\.\s*how many .+"
+    rf"(?P<verb1>{_VERB}) (?P<amount1>\d+)(?: more)? "
+    rf"and then (?P<verb2>{_VERB}) (?P<amount2>\d+)(?: more)?\.\s*how many .+"
 )
 _DETAILS = r"(?=.*\bgenre\b)(?=.*\bhero\b)(?=.*\bdirector\b)"
 _FILM = "(?P<film>.+?)"
@@ -147,7 +150,7 @@ def understand(prompt: str, world: World) -> Request | None:
     """The request of the whole prompt, or else of the first line that is a request about known things."""
     for text in [prompt, *prompt.splitlines()[:100]]:
         words = " ".join(text.split())
-        if len(words) > LONGEST_REQUEST:
+        if len(words) > MAX_REQUEST_CHARACTERS:
             continue
         for pattern, build in FORMS:
             match = pattern.fullmatch(words)
@@ -190,7 +193,7 @@ def truth_of(request: Request, world: World) -> str:
         case Sum(left, sign, right):
             change = int(right) if sign == "plus" else -int(right)
             return str(int(left) + change)
-        case Vague(subject):
+        case Vague(subject):  # It has no answer; its name only shows that the world knows the subject.
             return world.names[subject.lower()]
     return answer_of(request, world)
 
@@ -227,7 +230,7 @@ class MiniEnvironment:
 
     name = "mini"
     style = "A"
-    samples = False
+    samples = False  # Equal prompts get equal replies, so the journal may reuse a reply.
 
     def __init__(self, world: World | None = None, *, seed: int | str = 0) -> None:
         self.world = world or make_world(seed)
@@ -261,7 +264,8 @@ class MiniEnvironment:
             return MiniReply(rng.choice(wordings["confused"]), "")
         request = interpret(request, self.world, skills, rng)
         value = believe(request, self.world, self.style, skill_for(request, skills), rng)
-        if value and question != prompt:
+        asks_for_value_only = question != prompt
+        if value and asks_for_value_only:
             return MiniReply(value, value)
         sentence = rng.choice(wordings[form_of_reply(request, value)])
         return MiniReply(sentence.format(value=value, **asdict(request)), value)

@@ -69,8 +69,8 @@ TRAINING_MIX = {"bridge": 0.25, "compare": 0.28, "pop": 0.18, "math": 0.16, "gen
 OOD_KINDS = ("bridge_ood", "math_ood")
 SCORED_AS: Mapping[str, Kind] = {"gen": "text", "math": "math", "math_ood": "math"}  # Other kinds are qa.
 
+# Pairs that no training question has. Each of their relations and verbs occurs in training in each position.
 OOD_RELATIONS = (("director", "teacher"), ("composer", "birthplace"), ("star", "spouse"))
-# Training has every relation and every verb in each position, but not these pairs.
 OOD_VERBS = (("finds", "sells"), ("buys", "finds"), ("loses", "buys"), ("sells", "loses"))
 SIGNS = {"finds": "plus", "buys": "plus", "loses": "minus", "sells": "minus"}
 OWNERS = ("Mia", "Leo", "Zoe", "Max", "Ida", "Tom")
@@ -86,8 +86,8 @@ GEN_WORDINGS = ("Write a short summary of {film}.", "Summarize {film}.", "What i
 
 
 @dataclass(frozen=True)
-class Names:
-    """The films, people and cities of one side."""
+class Side:
+    """The films, people and cities of one side of a world."""
 
     films: tuple[str, ...]
     people: tuple[str, ...]
@@ -96,11 +96,11 @@ class Names:
 
 @dataclass(frozen=True)
 class World:
-    """Two sides of names, and the facts about them."""
+    """Two sides, and the facts about them."""
 
     seed: int | str
-    train: Names
-    test: Names
+    train: Side
+    test: Side
     # (subject, relation) → value, such as ("Silver River", "director") → a person
     facts: Mapping[tuple[str, str], str]
 
@@ -132,8 +132,8 @@ def make_world(seed: int | str) -> World:
     train_films, test_films = _divide(rng, ADJECTIVES, NOUNS)
     train_people, test_people = _divide(rng, FIRST_NAMES, LAST_NAMES)
     train_cities, test_cities = _divide(rng, CITY_PREFIXES, LAST_NAMES)
-    train = Names(train_films, train_people, train_cities)
-    test = Names(test_films, test_people, test_cities)
+    train = Side(train_films, train_people, train_cities)
+    test = Side(test_films, test_people, test_cities)
     facts = _draw_facts(rng, train)
     facts.update(_draw_facts(rng, test))
     return World(seed, train, test, facts)
@@ -149,24 +149,24 @@ def _divide(
     return tuple(names[:cut]), tuple(names[cut:])
 
 
-def _draw_facts(rng: random.Random, names: Names) -> dict[tuple[str, str], str]:
+def _draw_facts(rng: random.Random, side: Side) -> dict[tuple[str, str], str]:
     """The facts about one side, by subject and relation. Their values are names of the same side."""
     facts = {}
-    for film in names.films:
+    for film in side.films:
         for relation in CREW:
-            facts[film, relation] = rng.choice(names.people)
+            facts[film, relation] = rng.choice(side.people)
         facts[film, "year"] = rng.choice(YEARS)
         facts[film, "genre"] = rng.choice(GENRES)
         facts[film, "hero"] = rng.choice(HEROES)
-    women = _women(names.people)
-    for person in names.people:
+    women = _women(side.people)
+    for person in side.people:
         mother = rng.choice([woman for woman in women if woman != person])
-        others = [other for other in names.people if other not in (person, mother)]
+        others = [other for other in side.people if other not in (person, mother)]
         spouse, teacher = rng.sample(others, 2)
         facts[person, "mother"] = mother
         facts[person, "spouse"] = spouse
         facts[person, "teacher"] = teacher
-        facts[person, "birthplace"] = rng.choice(names.cities)
+        facts[person, "birthplace"] = rng.choice(side.cities)
     return facts
 
 
@@ -328,9 +328,9 @@ def _new_question(
     world: World, split: str, kind: str, rng: random.Random, texts: set[str]
 ) -> tuple[Slots, Question]:
     """Draw a question of this kind and split whose text is not in `texts`, and add its text there."""
-    names = world.train if split == "train" else world.test
+    side = world.train if split == "train" else world.test
     for _ in range(2000):
-        slots = draw_slots(kind, world, names.films, rng)
+        slots = draw_slots(kind, world, side.films, rng)
         text = put_into_words(slots, rng)
         is_of_split = split == "ood" or split == _split_of(slots, world)
         if not is_of_split or text in texts:
@@ -350,7 +350,7 @@ def _new_question(
 def draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random) -> Slots:
     """Draw the meaning of a question of this kind about `films`."""
     film = rng.choice(films)
-    is_ood = kind in OOD_KINDS
+    is_ood = kind in OOD_KINDS  # Then the pair is one of the pairs that no training question has.
     match kind:
         case "bridge" | "bridge_ood":
             relations = product(CREW, PERSON_RELATIONS)
@@ -369,15 +369,16 @@ def draw_slots(kind: str, world: World, films: Sequence[str], rng: random.Random
             # With these numbers every total is between 2 and 97.
             amounts = (rng.randint(2, 19), rng.randint(2, 19))
             return Problem(rng.choice(OWNERS), rng.choice(THINGS), rng.randint(40, 59), verbs, amounts)
-    assert kind == "gen", kind
-    return Gen(film)
+        case "gen":
+            return Gen(film)
+    raise AssertionError(f"there is no kind {kind!r}")
 
 
 def _split_of(slots: Slots, world: World) -> str:
-    """The split of a question of training's kinds, whatever its wording.
+    """The split of a question, which is not of an out-of-distribution kind. Its wording does not matter.
 
-    Questions about facts are divided by film, and word problems by a digest of the question. The digest also
-    separates validation from test.
+    Questions about facts are divided by film, and word problems by the last two bits of a digest of the
+    question. The third bit separates validation from test.
     """
     digest = _digest(f"{world.seed} {_identity(slots)}")
     if isinstance(slots, Problem) and digest % 4 != 0:

@@ -6,7 +6,6 @@ import csv
 import hashlib
 import json
 import re
-import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -131,8 +130,9 @@ def test_a_raw_gsm8k_file_is_refused_with_the_command_that_converts_it(tmp_path,
     with pytest.raises(UsageError) as refused:
         load_questions(path)
     [command] = re.findall("`(.*)`", str(refused.value))
-    main(shlex.split(command.removeprefix("python -m prompt_r1.data")))
-    [question] = load_questions(shlex.split(command)[-1])
+    names = {"FILE": str(path), "NEW.jsonl": "new.jsonl"}
+    main([names.get(word, word) for word in command.removeprefix("python -m prompt_r1.data").split()])
+    [question] = load_questions("new.jsonl")
     assert question.answers == ("-1024",)
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prompt_r1.miniworld import agent as agent_module
 from prompt_r1.miniworld.agent import EMBEDDED, MiniAgent, build_agent, mini_agent
-from prompt_r1.miniworld.demonstrations import decompose, demonstrate, record
+from prompt_r1.miniworld.demonstrations import decompose, play_demonstration, record
 from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
 from prompt_r1.miniworld.world import SPLITS, TRAINING_MIX, make_questions, make_world, mini_questions
 from prompt_r1.protocol import INSTRUCTIONS, Codec
@@ -41,7 +41,7 @@ def demonstrations():
     """2,000 demonstrations, with their questions."""
     minis = make_questions(WORLD, "train", 2000, "demonstrations")
     environment, rng = MiniEnvironment(WORLD), random.Random(0)
-    return [demonstrate(*mini, environment, rng) for mini in minis]
+    return [play_demonstration(*mini, environment, rng) for mini in minis]
 
 
 def test_an_agent_depends_on_its_seed_only_and_not_on_the_global_random_generator(quick):

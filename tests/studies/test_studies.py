@@ -140,7 +140,7 @@ def test_no_demonstration_chains_two_facts():
     """No request holds what only a reply has told; questions of two steps get a single request."""
     asked: Counter[str] = Counter()
     answered, right = 0, 0
-    for question, shown in demonstrations(0, worlds=2, games=600, demonstrate=show_part):
+    for question, shown in demonstrations(0, worlds=2, games=600, demonstrator=show_part):
         told: set[str] = set()
         for turn in shown:
             used = set(re.findall(r"\d+|[A-Z]\w+ [A-Z]\w+", turn.action.prompt or ""))
