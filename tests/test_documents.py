@@ -74,7 +74,7 @@ def test_commands_name_programs_and_flags_that_exist(page):
 
 def is_defined(name: str) -> bool:
     """Whether the file of a dotted name, such as `reward.score`, defines its classes and functions."""
-    folder = ROOT if name.split(".")[0] in ("train", "studies") else ROOT / "prompt_r1"
+    folder = ROOT if name.split(".")[0] in ("train", "examples", "studies") else ROOT / "prompt_r1"
     parts = name.split(".")
     while parts and not folder.with_suffix(".py").is_file():
         folder /= parts.pop(0)
