@@ -1,6 +1,7 @@
 """The HTTP client against scripted responses: retries, limits, requests, the check, the key."""
 
 import asyncio
+import json
 import logging
 import traceback
 from pathlib import Path
@@ -14,6 +15,7 @@ from prompt_r1.environments.journal import Journal
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Spending
 from tests.support.at_once import at_once
+from tests.support.json_server import JsonHandler, serving
 from tests.support.providers import (
     HELLO,
     KEY,
@@ -200,18 +202,27 @@ def test_no_exception_contains_the_key(failure: httpx.Response | Exception) -> N
     assert "secret" not in "".join(traceback.format_exception(caught.value)).lower()
 
 
+class EchoingHandler(JsonHandler):
+    """Sends the key back beside the status, and in a header."""
+
+    def do_POST(self) -> None:
+        self.body()
+        key = self.headers["Authorization"]
+        content = json.dumps(body_of()).encode()
+        self.send_response(200, key)
+        self.send_header("X-Echo", key)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
 def test_no_log_line_contains_the_key(caplog) -> None:
     """A bug: httpx logs the reason phrase beside the status, in which a server can send the key back."""
     caplog.set_level(logging.DEBUG)
     for name in ("httpx", "httpcore.http11"):
         caplog.set_level(logging.DEBUG, logger=name)
-
-    async def echo(request: httpx.Request) -> httpx.Response:
-        headers = {"x-echo": request.headers["authorization"]}
-        extensions = {"reason_phrase": request.headers["authorization"].encode()}
-        return httpx.Response(200, json=body_of(), headers=headers, extensions=extensions)
-
-    assert ask(environment_over(echo)) == "Paris"
+    with serving(EchoingHandler) as url:
+        assert ask(Environment([endpoint(base_url=url)])) == "Paris"
     assert "secret" not in caplog.text.lower()
 
 
