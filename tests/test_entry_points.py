@@ -194,11 +194,11 @@ def test_evaluate_frees_an_agent_before_it_loads_the_next_and_samples_each_repea
         opened.extend(map(weakref.ref, loaded.policy.model.modules()))
         return loaded
 
-    def is_alone(*arguments):
+    def is_alone(*arguments, **sizes):
         assert not [ref for ref in opened if ref() is not None], "two agents fill the memory of a GPU"
 
     monkeypatch.setattr("prompt_r1.pair.agent.load_agent", noted)
-    monkeypatch.setattr("prompt_r1.model.loading.check_space", is_alone)  # asked before the weights are read
+    monkeypatch.setattr("prompt_r1.model.loading.check_memory", is_alone)  # asked before the weights are read
     line = ["--method", "prompt-r1", "untrained", "--env", "mini", "--limit", "1", "--max-turns", "1"]
     line += ["--max-new", "8", "--temperature", "1", "--repeats", "2", "--out", "scores"]
     done = call_here(tmp_path, "evaluate.py", "--agent", agent, asking_agent, *line)

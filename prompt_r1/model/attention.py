@@ -118,6 +118,7 @@ def attend_in_window(
     count, length = query.shape[1], key.shape[1]
     window = min(window or length, length)
     needs_mask = count < length or window < length
+    # Each block of queries sees only the keys up to its last query. A block does not recurse again.
     if needs_mask and query.device.type == "cpu" and count > BLOCK:
         parts: list[Tensor] = []
         end = length - count

@@ -81,7 +81,7 @@ class Ranks:
         end = (self.rank + 1) * len(items) // self.count
         return items[begin:end]
 
-    def run(self, work: Callable[[], T]) -> T:
+    def on_every_rank(self, work: Callable[[], T]) -> T:
         """Do this rank's share of some work, then wait for the other ranks.
 
         If the work fails on one rank, its error is raised on all of them. Otherwise the others would wait in
@@ -99,9 +99,9 @@ class Ranks:
             raise failures[0]
         return result
 
-    def from_first(self, make: Callable[[], T]) -> T:
+    def on_first_rank(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0, and return its result or raise its error on every rank."""
-        made = self.run(lambda: make() if self.first else None)
+        made = self.on_every_rank(lambda: make() if self.first else None)
         return self.gather(made)[0]  # type: ignore[return-value]
 
     def sum_gradients(self, module: nn.Module) -> None:
@@ -274,8 +274,7 @@ class Interrupt:
     def __init__(self) -> None:
         self.stop: Resumable | None = None  # The error that ends the run; None: no signal has been received.
         self.received_at = 0.0  # monotonic seconds of the first signal
-        # Before training begins, a signal ends the run at once. From then on there is something to save.
-        self.training_began = False
+        self.training_began = False  # Set by the run. From then on there is something to save.
         self._cancel: Callable[[], object] = lambda: None
 
     def __enter__(self) -> "Interrupt":

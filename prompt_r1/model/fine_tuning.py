@@ -27,7 +27,8 @@ def fine_tune(
     """
     optimizer = torch.optim.AdamW(parameters, betas=betas, weight_decay=0.0, fused=True)
     for step, batch in enumerate(batches):
-        optimizer.param_groups[0]["lr"] = rate(step)
+        lr = rate(step)
+        optimizer.param_groups[0]["lr"] = lr
         tokens_of_batch = _sampled_tokens(batch)
         total = 0.0
         for start in range(0, len(batch), micro_batch):
@@ -38,7 +39,7 @@ def fine_tune(
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        yield {"step": step + 1, "loss": total, "lr": rate(step)}
+        yield {"step": step + 1, "loss": total, "lr": lr}
 
 
 def _sampled_tokens(games: Batch) -> int:

@@ -60,7 +60,7 @@ def load_policy(
     stored = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))  # 0 for a model on the Hub
     stored_dtype = getattr(torch, str(config.dtype).split(".")[-1], torch.float32)
     gc.collect()  # Earlier engines and models are in reference cycles, so only the collector frees them.
-    check_space(path, stored * weights.itemsize // stored_dtype.itemsize, free_memory(device), "of memory")
+    check_memory(path, needed=stored * weights.itemsize // stored_dtype.itemsize, free=free_memory(device))
     model = _load_weights(path, config, weights)
     embedded = len(next(model.get_input_embeddings().parameters()))
     if vocabulary > embedded:
@@ -109,11 +109,11 @@ def _check_config(path: str | Path, config: PretrainedConfig, max_tokens: int) -
         )
 
 
-def check_space(path: str | Path, needed: int, free: int, where: str) -> None:
-    """Raise UsageError if the model of a path needs more bytes than are free."""
+def check_memory(path: str | Path, *, needed: int, free: int) -> None:
+    """Raise UsageError if the model of a path needs more bytes of memory than are free."""
     if needed > free:
         raise UsageError(
-            f"the model at {str(path)!r} needs {needed / 1e9:.2f} GB {where}, and {free / 1e9:.2f} GB are "
+            f"the model at {str(path)!r} needs {needed / 1e9:.2f} GB of memory, and {free / 1e9:.2f} GB are "
             f"free: make room, or give a model of at most {free / needed:.0%} of its size"
         )
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from prompt_r1.errors import UsageError
 
-ADAPTER_ALPHA = 32.0  # Most RL fine-tuning with small ranks uses this value.
+ADAPTER_ALPHA = 32.0
 
 
 class LoRA(nn.Module):

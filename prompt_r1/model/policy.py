@@ -86,7 +86,8 @@ class Policy(nn.Module):
         head = self.model.get_output_embeddings().weight  # (rows, hidden)
         scored = hidden.index_select(0, packed.sources).to(self.compute_dtype)  # (N, hidden)
         scale = self.logit_scale / self.temperature
-        return TokenScores(*_ChunkedLogprobs.apply(scored, head, packed.targets, scale, self.vocabulary))
+        logprobs, entropy = _ChunkedLogprobs.apply(scored, head, packed.targets, scale, self.vocabulary)
+        return TokenScores(logprobs, entropy)
 
     def hidden_states(self, row: Row) -> Tensor:
         """Last hidden states (T, hidden) of a row of T tokens."""

@@ -76,7 +76,7 @@ def save_checkpoint(
     folder = run / "checkpoints" / f"step-{state.trained_step:06d}"
     tensors = tensors_of(policy, optimizer)
     with resumable_writes(folder, ranks):
-        temporary = ranks.from_first(lambda: files.new_temporary(folder))
+        temporary = ranks.on_first_rank(lambda: files.new_temporary(folder))
         writer = HuggingFaceStorageWriter(
             str(temporary), fqn_to_index_mapping=_file_numbers(tensors, ranks), save_distributed=True
         )
@@ -89,7 +89,7 @@ def save_checkpoint(
             files.seal(temporary, folder)  # Writes the manifest, and moves the folder into its place.
             _remove_old(run, best_step=state.best_step)
 
-        ranks.from_first(finish)
+        ranks.on_first_rank(finish)
 
 
 def _file_numbers(tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, int]:
@@ -151,7 +151,7 @@ def load_checkpoint(
     reader = HuggingFaceStorageReader(str(folder))
     try:
         # DCP loads the tensors that it is given, and ignores others in the files.
-        saved = ranks.from_first(lambda: set(reader.read_metadata().state_dict_metadata))
+        saved = ranks.on_first_rank(lambda: set(reader.read_metadata().state_dict_metadata))
         if other := saved - tensors.keys():
             raise LookupError(f"it has {len(other)} tensors more, such as {min(other)}")
         with _no_warning_of_one_process():

@@ -70,7 +70,7 @@ def export_agent(
                     save_adapters(adapted, temporary / "adapter", base=base)
                 sync_and_move(temporary, folder)
 
-        ranks.from_first(write)
+        ranks.on_first_rank(write)
 
 
 def _write_model(

@@ -67,9 +67,9 @@ def start_run(config: TrainConfig) -> Iterator["Run"]:
     with ranks_of_cpu, Interrupt() as interrupt:
         ranks = start_ranks(config.device, config.layout)
         with errors_as_rank_lost(ranks):
-            folder = ranks.from_first(lambda: open_run(config.out, config.resume))
+            folder = ranks.on_first_rank(lambda: open_run(config.out, config.resume))
             with (folder / LOCK).open("a+") as lock, asyncio.Runner() as runner:
-                ranks.from_first(lambda: claim(lock, folder))
+                ranks.on_first_rank(lambda: claim(lock, folder))
                 run = Run(config, folder, ranks, runner, interrupt)
                 try:
                     with closing(run.log):
@@ -104,7 +104,7 @@ class Run:
         )
         self.wait_for(self.environment.check())
         # The run starts from this agent: the folder or hub id of its weights.
-        self.start = ranks.from_first(lambda: find_agent(config.agent, config.seed))
+        self.start = ranks.on_first_rank(lambda: find_agent(config.agent, config.seed))
         # The agent plays. Each rank has a whole copy of its weights, in the compute dtype.
         self.agent = load_agent(self.start, config, ranks.device)
         # The policy learns. It is the agent with adapters beside its frozen weights, or a model with float32
@@ -151,7 +151,7 @@ class Run:
         self.state = State(
             unlogged_metrics={"step": 0},
             questions=digest_of(self.questions.training),
-            start=ranks.from_first(lambda: digest_of_start(self.start)),
+            start=ranks.on_first_rank(lambda: digest_of_start(self.start)),
         )
         self.saved: State | None = None  # what the newest checkpoint holds
         self.idle_steps = 0  # consecutive steps without an optimiser step
@@ -165,7 +165,7 @@ class Run:
         self.log.say(f"{self.folder}: agent {config.agent}, environment {config.env}, {where}")
         if ranks.device.type == "cuda":
             self.warm_up(game_tokens=config.max_tokens, tokens=config.tokens_per_batch)
-        found = ranks.from_first(lambda: newest_checkpoint(self.folder, say=self.log.say))
+        found = ranks.on_first_rank(lambda: newest_checkpoint(self.folder, say=self.log.say))
         if found is None:
             note = repetition_note(config, len(self.questions.training))
             if note:
@@ -188,8 +188,10 @@ class Run:
             self.refresh()
         state = self.state
         self.log.progress.initial = self.log.progress.n = state.trained_step * self.games_per_step
-        ranks.from_first(lambda: trim_run(self.folder, trained=state.trained_step, logged=state.logged_step))
-        ranks.from_first(lambda: write_yaml(config, self.folder / "config.yaml"))
+        ranks.on_first_rank(
+            lambda: trim_run(self.folder, trained=state.trained_step, logged=state.logged_step)
+        )
+        ranks.on_first_rank(lambda: write_yaml(config, self.folder / "config.yaml"))
         for line in read_metrics(self.folder):
             self.alarms.read(line)
         self.interrupt.training_began = True  # A signal now saves the run before it ends it.
@@ -223,7 +225,7 @@ class Run:
         A signal cancels the work. An error on one rank is raised on all of them. Raises Resumable,
         FatalEnvError or UsageError.
         """
-        return self.ranks.run(lambda: self._runner.run(self.interrupt.guard(work)))
+        return self.ranks.on_every_rank(lambda: self._runner.run(self.interrupt.guard(work)))
 
     def mini_batches(self, games_PG: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
         """Make this rank's micro-batches of each optimiser step of a training step."""
@@ -260,7 +262,7 @@ class Run:
         written.
         """
         name = f"step-{step:06d}-rank{self.ranks.rank}"
-        self.ranks.run(lambda: self.log.write_games(name, games_PG))
+        self.ranks.on_every_rank(lambda: self.log.write_games(name, games_PG))
         measured = step_metrics(games_PG, self.ranks, rollout_seconds=self.log.seconds["rollout"])
         self.state.trained_step = step
         self.state.unlogged_metrics = {
@@ -293,7 +295,7 @@ class Run:
                 metrics[name] = value
             else:  # The step's games have made calls before the validation.
                 metrics[name] = metrics.get(name, 0.0) + value
-        metrics = self.ranks.run(lambda: self.log.write_metrics(metrics))
+        metrics = self.ranks.on_every_rank(lambda: self.log.write_metrics(metrics))
         is_best = self.is_best(metrics)
         is_save_step = is_due and step > 0
         # Without validation, the newest agent counts as the best one.
@@ -413,7 +415,7 @@ class Run:
             rows[f"{name} agent"] = self.play_share(agent, questions, name=f"test-{name}")
             del agent  # Its memory is free before the next agent is loaded.
         by_dataset = table_by_dataset(rows, [question.dataset for question in questions]) + "\n"
-        self.ranks.from_first(lambda: (self.folder / TEST_FILE).write_text(by_dataset, "utf-8"))
+        self.ranks.on_first_rank(lambda: (self.folder / TEST_FILE).write_text(by_dataset, "utf-8"))
         return table_of_methods(rows)
 
     def play_share(self, agent: Agent, questions: Sequence[Question], *, name: str) -> list[Row]:
@@ -426,7 +428,7 @@ class Run:
         games = self.wait_for(play_greedily(agent, self.environment, own, self.config.reward_rule))
         agent.engine.begin_rollout()
         file = f"{name}-rank{self.ranks.rank}"
-        self.ranks.run(lambda: self.log.write_games(file, [[game] for game in games]))
+        self.ranks.on_every_rank(lambda: self.log.write_games(file, [[game] for game in games]))
         return self.ranks.gather_lists([metrics_of_game(game) for game in games])
 
     def save_and_stop(self, error: Resumable | FatalEnvError) -> Resumable | FatalEnvError:

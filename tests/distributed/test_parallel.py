@@ -337,8 +337,8 @@ def test_a_failure_of_one_rank_is_raised_on_those_that_succeeded_too(kind):
 
     def share(ranks: Ranks) -> bool:
         with pytest.raises(kind, match="no room"):
-            ranks.run(lambda: work(ranks))
-        return ranks.run(lambda: True)
+            ranks.on_every_rank(lambda: work(ranks))
+        return ranks.on_every_rank(lambda: True)
 
     assert on_each_rank(2, share) == [True, True]
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from prompt_r1.errors import UsageError
-from prompt_r1.model.loading import check_space, free_memory, load_policy, load_tokenizer
+from prompt_r1.model.loading import check_memory, free_memory, load_policy, load_tokenizer
 from prompt_r1.pair.agent import load_agent, load_codec
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.train import PRESETS, TrainConfig
@@ -184,10 +184,10 @@ def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(tmp_path)
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_size_that_does():
-    check_space("model", needed=4, free=4, where="of memory")
+    check_memory("model", needed=4, free=4)
     sentence = "needs 4.00 GB of memory, and 1.00 GB are free: make room, or give a model of at most 25% of"
     with pytest.raises(UsageError, match=sentence):
-        check_space("model", needed=4 * 10**9, free=10**9, where="of memory")
+        check_memory("model", needed=4 * 10**9, free=10**9)
 
 
 def test_games_that_are_longer_than_a_model_was_made_for_are_said_once(tmp_path):
