@@ -38,7 +38,7 @@ The names of `_HOMES` are imported on first use: torch takes seconds.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from prompt_r1.errors import EnvError, FatalEnvError, UsageError
+from prompt_r1.errors import EnvError, FatalEnvError, LimitReached, UsageError
 
 __version__ = "0.3.0"
 
@@ -46,19 +46,17 @@ if TYPE_CHECKING:
     from prompt_r1.pair.api import Pair as Pair
     from prompt_r1.pair.api import load as load
     from prompt_r1.pair.dialogue import Piece as Piece
-    from prompt_r1.pair.playing import LimitReached as LimitReached
     from prompt_r1.pair.playing import Limits as Limits
     from prompt_r1.types import Trajectory as Trajectory
 
 _HOMES = {
-    "LimitReached": "pair.playing",
     "Limits": "pair.playing",
     "Pair": "pair.api",
     "Piece": "pair.dialogue",
     "load": "pair.api",
     "Trajectory": "types",
 }
-__all__ = ["EnvError", "FatalEnvError", "UsageError", "__version__", *_HOMES]
+__all__ = ["EnvError", "FatalEnvError", "LimitReached", "UsageError", "__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> object:

@@ -17,6 +17,14 @@ class QuestionTooLong(UsageError):
     """A question leaves the agent no room to write."""
 
 
+class LimitReached(Exception):
+    """A question was given up, because going on might exceed one of its limits: "usd" or "seconds"."""
+
+    def __init__(self, limit: str, message: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
 class Resumable(Exception):
     """The run stopped early but can be resumed: one sentence that says why it stopped (exit code 75)."""
 

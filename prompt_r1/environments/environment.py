@@ -8,15 +8,6 @@ In four steps, each of which calls the next:
     _request   reserve the cost in the budget, let the source make one attempt, and settle what it cost
 
 A source is a server (endpoint.py), a model in this process (local.py) or an object of the user (sources.py).
-
-With several environments, a route says how they are drawn:
-
-    session   draw an environment for each question
-    uniform   draw an environment for each question anew in each epoch, all with the same probability
-    3,1,…     like uniform, with these weights
-
-All games of a group ask the same environment (eqs 18-19), because training compares them. So a game is never
-moved to another environment. A resumed run draws the same environments again.
 """
 
 import asyncio
@@ -26,7 +17,6 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from weakref import WeakValueDictionary
 
 from prompt_r1.environments.budget import Budget, OutOfBudget, Price
@@ -41,7 +31,7 @@ from prompt_r1.environments.sources import (
     Reply,
     Source,
 )
-from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
+from prompt_r1.errors import EnvError, FatalEnvError, LimitReached, Resumable, UsageError
 from prompt_r1.types import Message, Spending
 
 logger = logging.getLogger(__name__)
@@ -49,25 +39,31 @@ logger = logging.getLogger(__name__)
 # A request is estimated from above, because a budget may end early, but not late.
 LONG_REPLY = 1024  # If a request sets no limit, at least this many tokens are reserved for its reply.
 FRAME_CHARACTERS = 20  # The role and the markers of a message are estimated as this many characters.
-FIRST_AT_ONCE = 4  # If nothing bounds what replies cost, only this many requests run at once at first.
+INITIAL_SLOTS = 4  # If nothing bounds what replies cost, only this many requests run at once at first.
 
 CALL_DEADLINE = 600.0  # A call repeats its request for at most this many seconds.
-MOST_WITHOUT_TEXT = 6  # A call gives up after this many complete responses without a reply: each is billed.
-FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.5, 30.0  # seconds
+MAX_EMPTY_RESPONSES = 6  # A call gives up after this many complete responses without a reply: each is billed.
+MIN_BACK_OFF, MAX_BACK_OFF = 0.5, 30.0  # seconds
 SILENT_SECONDS = 10.0  # A longer wait is reported, once in each outage.
 CHECK_SECONDS = 5.0  # The check of an environment waits this long for a reply.
 
 FREE = Price()
-UNBILLED = Spending(calls=1)  # A refused or failed call counts as a call, and costs nothing.
+ONE_FREE_CALL = Spending(calls=1)  # A refused or failed call counts as a call, and costs nothing.
 # The share of failed calls is taken of the last 200 calls. Fewer than 100 calls count as 100, so that one
 # early failure raises no alarm.
-WATCHED, LEAST_WATCHED = 200, 100
+WINDOW, MIN_CALLS = 200, 100
 WARN_ABOVE, STOP_ABOVE = 0.05, 0.20  # shares of failed calls
 
-# What is counted for the metrics. Calls are `paid` if they were sent, also if they failed or were free, and
-# `reused` if the journal had their reply; `errors` are the failed calls. A call may need several requests:
-# `failed_requests` brought no reply, and `lost` are those among them that may have been billed.
-COUNTED = ("paid", "failed_requests", "lost", "reused", "errors", "tokens_in", "tokens_out")
+# What is counted for the metrics. A call may need several requests.
+COUNTED = (
+    "paid",  # calls that were sent, also if they failed or were free
+    "failed_requests",  # requests without a reply
+    "lost",  # failed requests that may have been billed
+    "reused",  # calls whose reply was in the journal
+    "errors",  # failed calls
+    "tokens_in",
+    "tokens_out",
+)
 
 
 @dataclass(eq=False)
@@ -101,7 +97,7 @@ class Member:
         """Make the slots. If dollars are limited and nothing bounds a reply, the first replies are few."""
         self.slot_count = self.source.concurrency
         if limits_usd and self.source.reply_limit() is None:
-            self.slot_count = min(self.slot_count, FIRST_AT_ONCE)
+            self.slot_count = min(self.slot_count, INITIAL_SLOTS)
         self.slots = asyncio.Semaphore(self.slot_count)
 
     def note_reply(self, reply: Reply) -> None:
@@ -124,9 +120,21 @@ class Call:
     member: Member
     messages: list[Message]
     caller: Caller
-    key: str
+    key: str  # identifies the call in the journal
     number: int  # the call's number in the journal of this rank
     charged: Spending = field(default_factory=Spending)
+
+    def estimate(self) -> Spending:
+        """Estimate the cost of the call's next request. Raises LimitReached if the caller may not pay it."""
+        estimate = self.member.estimate(self.messages)
+        caller = self.caller
+        if caller.charged_usd + estimate.usd > caller.max_usd:
+            raise LimitReached(
+                "usd",
+                f"the next request may exceed the limit of ${caller.max_usd:g}; spent: "
+                f"${caller.charged_usd:.6f}",
+            )
+        return estimate
 
 
 class Environment:
@@ -155,23 +163,24 @@ class Environment:
         self._sleep = sleep
         # The lock of each call that is being made, by the call's key.
         self._locks = WeakValueDictionary[str, asyncio.Lock]()
-        self._recent: deque[bool] = deque(maxlen=WATCHED)  # For each of the last calls: whether it failed.
+        self._recent: deque[bool] = deque(maxlen=WINDOW)  # For each of the last calls: whether it failed.
         self._warned = False
 
     async def ask(self, messages: list[Message], caller: Caller | None = None) -> str:
         """Return the reply of the environment that is drawn for the caller's question.
 
         Raises EnvError if the call failed, FatalEnvError if no call can succeed, and Resumable if the budget
-        is used up, if the endpoint accepts no calls any more, or if too many calls have failed.
+        is used up, if the endpoint accepts no calls any more, or if too many calls have failed. Raises
+        LimitReached before a request that the caller may not pay.
         """
         caller = caller or Caller()  # a call that no game makes
-        drawn_by = caller.question if self._route == "session" else f"{caller.question}/{caller.epoch}"
-        member = random.Random(drawn_by).choices(self.members, self._weights)[0]
+        # The draw does not depend on the run's seed, so all games of a question get the same environment.
+        seed = caller.question if self._route == "session" else f"{caller.question}/{caller.epoch}"
+        member = random.Random(seed).choices(self.members, self._weights)[0]
         try:
             reply = await self._call(member, messages, caller)
         except (EnvError, Refused) as problem:
-            caller.spent += UNBILLED
-            member.counts["paid"] += 1
+            caller.spent += ONE_FREE_CALL
             member.counts["errors"] += 1
             error = error_of_call(member, problem)
             if isinstance(error, EnvError):
@@ -195,13 +204,14 @@ class Environment:
                 member.note_reply(recorded)
                 return recorded
             call = Call(member, messages, caller, key, number=next(self.journal.numbers))
+            member.counts["paid"] += 1
             async with member.slots:
                 return await self._repeat(call)
 
     async def _repeat(self, call: Call) -> Reply:
         """Send the request of a call until there is a reply, for at most CALL_DEADLINE seconds.
 
-        Raises Refused or EnvError if the call failed, and OutOfBudget before a request that does not fit.
+        Raises Refused or EnvError if the call failed, and what `_request` raises before a request.
         """
         member = call.member
         loop = asyncio.get_running_loop()
@@ -218,9 +228,9 @@ class Environment:
                 failures += 1
                 if isinstance(busy, NoText):
                     without_text += 1
-                if without_text == MOST_WITHOUT_TEXT:
+                if without_text == MAX_EMPTY_RESPONSES:
                     raise Refused(
-                        f"{MOST_WITHOUT_TEXT} responses without a reply, the last: {busy.reason}"
+                        f"{MAX_EMPTY_RESPONSES} responses without a reply, the last: {busy.reason}"
                     ) from None
                 wait = back_off(failures) if busy.wait is None else busy.wait
                 if loop.time() - begin + wait > CALL_DEADLINE:
@@ -234,13 +244,15 @@ class Environment:
         """Send one request of a call: reserve, begin, attempt, settle.
 
         The estimated cost is reserved in the budget, and written to the journal before the request is sent.
-        However the request ends, budget and journal are then charged with what it may have cost. Raises
-        OutOfBudget, and what the source's attempt raises.
+        However the request ends, budget, journal and caller are then charged with what it may have cost.
+        Raises OutOfBudget or LimitReached before a request that does not fit, and what the source's attempt
+        raises.
         """
         member, source, counts = call.member, call.member.source, call.member.counts
         self.journal.check_room()
-        estimate = await self.budget.reserve(partial(member.estimate, call.messages))
-        # A request may be billed unless the source says otherwise: also a request that is cancelled.
+        estimate = await self.budget.reserve(call.estimate)
+        # Until the outcome is known, assume the worst: no reply, but billed. So it is if the request is
+        # cancelled.
         cost, may_be_billed = lost(estimate), True
         reply: Reply | None = None
         try:
@@ -252,11 +264,12 @@ class Environment:
                 cost, may_be_billed = Spending(), False
             raise
         except (Refused, EnvError):
-            cost, may_be_billed = UNBILLED, False
+            cost, may_be_billed = ONE_FREE_CALL, False
             raise
         finally:
             self.budget.settle(estimate, cost)
             call.charged += cost
+            call.caller.charged_usd += cost.usd
             prompt = call.messages[-1]["content"]
             self.journal.write(call.number, call.key, call.charged, reply, source=source.name, prompt=prompt)
             if reply is None:
@@ -264,7 +277,6 @@ class Environment:
                 if may_be_billed:
                     counts["lost"] += 1
         member.note_reply(reply)
-        counts["paid"] += 1
         counts["tokens_in"] += reply.tokens_in
         counts["tokens_out"] += reply.tokens_out
         return reply
@@ -283,40 +295,31 @@ class Environment:
                 await member.source.close()  # Games may be played in another event loop.
             # The server may have rejected the limit of the request, which has been dropped then.
             member.open_slots(limits_usd=self.budget.limits_usd)
+            member.counts.clear()  # The metrics count the calls of games.
 
     async def _check(self, member: Member) -> None:
-        """Send one request, and charge it. Its reply is not recorded: the next start checks again."""
-        source, messages = member.source, [Message(role="user", content="Hi")]
-        try:
-            estimate = await self.budget.reserve(partial(member.estimate, messages))
-        except OutOfBudget:
-            return  # A run that plays from its journal may need no more calls.
-        cost = lost(estimate)
-        reply: Reply | None = None
+        """Send one request, and charge it. Its reply is not used again: the next start checks again."""
+        source, number = member.source, next(self.journal.numbers)
+        messages = [Message(role="user", content="Hi")]
+        call = Call(member, messages, Caller(), f"check {number}", number)
         try:
             async with asyncio.timeout(CHECK_SECONDS):
-                reply = await source.attempt(messages, Caller())
-            cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
+                reply = await self._request(call)
+        except OutOfBudget:
+            return  # A run that plays from its journal may need no more calls.
         except TimeoutError:
             logger.warning("%s takes over %g s to reply", source, CHECK_SECONDS)
+            return
+        except (NoText, NoServer) as problem:
+            raise FatalEnvError(f"{source} cannot be used: {problem.reason}") from None
         except Busy as busy:
-            if not busy.may_be_billed:
-                cost = Spending()
-            if isinstance(busy, NoText | NoServer):
-                raise FatalEnvError(f"{source} cannot be used: {busy.reason}") from None
             logger.warning("%s is busy: %s", source, busy.reason)
+            return
         except Refused as refused:
-            cost = UNBILLED
             advice = ""
             if refused.status in (400, 422) and source.parameters.get("system"):
                 advice = ' (if the model takes no system message, give --env-system "")'
             raise FatalEnvError(f"{source} cannot be used: {refused.reason}{advice}") from None
-        finally:
-            self.budget.settle(estimate, cost)
-            self.journal.write(next(self.journal.numbers), "check", cost)
-        if reply is None:
-            return
-        member.has_replied = True
         if not reply.text.strip():
             said = reply.reason or reply.label
             raise UsageError(
@@ -328,10 +331,6 @@ class Environment:
         """Close the connections. Another call opens new ones."""
         for member in self.members:
             await member.source.close()
-
-    def most_usd(self, messages: list[Message]) -> float:
-        """The most that a request with these messages is estimated to cost, in dollars."""
-        return max(member.estimate(messages).usd for member in self.members)
 
     def take_metrics(self) -> dict[str, float]:
         """Return what was counted since the last call of this method.
@@ -369,7 +368,7 @@ class Environment:
         """Record how a call ended. Many failed calls are warned of once; too many raise Resumable."""
         self._recent.append(failed)
         made, failures = len(self._recent), sum(self._recent)
-        share = failures / max(made, LEAST_WATCHED)
+        share = failures / max(made, MIN_CALLS)
         shown = f"{failures} of the last {made} calls of {self.name} failed"
         if failed:
             shown += f", this one: {reason}"
@@ -400,12 +399,20 @@ def lost(estimate: Spending) -> Spending:
 
 def back_off(failures: int) -> float:
     """Seconds to wait after this many failures: exponential back-off with full jitter."""
-    longest = min(LONGEST_BACK_OFF, FIRST_BACK_OFF * 2.0 ** min(failures - 1, 10))
+    longest = min(MAX_BACK_OFF, MIN_BACK_OFF * 2.0 ** min(failures - 1, 10))
     return random.uniform(0, longest)
 
 
 def parse_weights(route: str, count: int) -> list[float]:
-    """The weight of each of `count` environments in a route. Raises UsageError."""
+    """The weight of each of `count` environments in a route. Raises UsageError. Routes:
+
+        session   draw an environment for each question
+        uniform   draw an environment for each question anew in each epoch, all with the same probability
+        3,1,…     like uniform, with these weights
+
+    All games of a group ask the same environment (eqs 18-19), because training compares them. So a game is
+    never moved to another environment. A resumed run draws the same environments again.
+    """
     if route in ("session", "uniform"):
         return [1.0] * count
     try:

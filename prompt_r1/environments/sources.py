@@ -9,6 +9,7 @@ import inspect
 import math
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -37,7 +38,7 @@ END_TOKEN = re.compile(
     r"|\[(?:EOS|PAD|/INST)\])\Z",
     re.IGNORECASE,
 )
-LONGEST_END_TOKEN = 60  # characters
+MAX_END_TOKEN = 60  # characters
 
 
 @dataclass
@@ -52,6 +53,8 @@ class Caller:
     sample: int = 0  # the number of the game among the games of its question
     epoch: int = 0  # how often the run has drawn the question before
     spent: Spending = field(default_factory=Spending)
+    charged_usd: float = 0.0  # What its requests were charged, also those without a reply.
+    max_usd: float = math.inf  # No request starts that may take `charged_usd` above this limit.
     finish: str = ""  # Why the last reply ended: "length" if a limit of tokens cut it.
 
 
@@ -75,8 +78,8 @@ class Reply:
 class Busy(Exception):
     """There is no reply yet: the same request may get a reply later.
 
-    `wait` is how many seconds the server wants no calls; None if it does not say. `may_be_billed` tells that
-    the server may bill the request although its reply is lost.
+    `wait` is how many seconds the server wants no calls; None if it does not say. `may_be_billed`: the server
+    may charge for the request, although there is no reply.
     """
 
     def __init__(self, reason: str, *, wait: float | None = None, may_be_billed: bool = False) -> None:
@@ -108,16 +111,17 @@ class Refused(Exception):
         self.concerns_all = concerns_all
 
 
-class Source(Protocol):
+class Source(ABC):
     """Something that replies. `parameters` holds all that shapes a reply beside the dialogue."""
 
     name: str
     parameters: Mapping[str, object]
-    samples: bool  # True: replies are sampled, so equal messages may get different replies.
+    samples: bool  # True: it samples, so equal messages may get different replies.
     by_question: bool = False  # True: the reply depends on the question's id too.
     concurrency: int = sys.maxsize  # the most attempts at the same time
     needs_check: bool = False  # True: a wrong setting shows only in a reply.
 
+    @abstractmethod
     async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
         """Send one request. Raises Busy, Refused, EnvError, FatalEnvError or UsageError."""
 
@@ -166,7 +170,7 @@ def without_end_tokens(text: str) -> str:
     """The text without the control tokens at its end, and without the white space around them."""
     while True:
         stripped = text.rstrip()
-        token = END_TOKEN.search(stripped, max(0, len(stripped) - LONGEST_END_TOKEN))
+        token = END_TOKEN.search(stripped, max(0, len(stripped) - MAX_END_TOKEN))
         if token is None:
             return text
         text = stripped[: token.start()].rstrip()

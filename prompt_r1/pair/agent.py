@@ -1,5 +1,6 @@
 """Load an agent, and play one question with it: for training, evaluation and people."""
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -17,10 +18,10 @@ from prompt_r1.model.policy import Policy
 from prompt_r1.protocol import Codec
 from prompt_r1.rollout import play
 from prompt_r1.settings.agent import AgentConfig
-from prompt_r1.types import GameSettings, Message, Question, Spending, Trajectory
+from prompt_r1.types import GameSettings, Message, Question, Trajectory
 
-# Characters per token: no question that people write has longer tokens on average.
-LONGEST_MEAN_TOKEN = 16
+# In a question that people write, a token has at most this many characters on average.
+MAX_MEAN_CHARACTERS_PER_TOKEN = 16
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> A
         max_tokens=config.max_tokens,
     )
     check_model(policy)
-    # A turn also ends at the end tokens that only the model names. They must be special tokens: without a
-    # generation config, transformers may name the id of an ordinary token.
+    # A turn also ends at the end tokens that only the model names. Of these, only special tokens are used: if
+    # the model has no generation config, transformers may name the id of an ordinary token.
     added = codec.tokenizer.added_tokens_decoder
     codec.stop_ids |= {end for end in policy.end_ids if end in added and added[end].special}
     return Agent(policy, codec, config.game)
@@ -88,7 +89,7 @@ def check_question_lengths(questions: Iterable[Question], codec: Codec, game: Ga
 def _excess(question: str, codec: Codec, max_tokens: int) -> str:
     """Why a question leaves no room in a game of `max_tokens`; "" if the agent has room to write."""
     # Megabytes take many seconds to encode, so they are refused before they are encoded.
-    if len(question) > max_tokens * LONGEST_MEAN_TOKEN:
+    if len(question) > max_tokens * MAX_MEAN_CHARACTERS_PER_TOKEN:
         return f"has {len(question):,} characters, more than a game of {max_tokens} tokens holds"
     length = len(codec.opening(question))
     return f"takes {length} tokens of a game of {max_tokens}" if length >= max_tokens else ""
@@ -105,25 +106,22 @@ async def play_question(
     sample: int = 0,
     epoch: int = 0,
     max_turns: int | None = None,
+    max_usd: float = math.inf,
     on_token: Callable[[int], None] | None = None,
-    before_ask: Callable[[list[Message], Spending], None] | None = None,
     on_reply: Callable[[str], None] | None = None,
 ) -> Trajectory:
     """Play one game of a question, for training, evaluation and people. Many games may run at once.
 
-    `sample` is the number of the game in its group, and `epoch` counts from 0. If the environment samples its
-    replies, equal messages in two games or two epochs are two calls. `max_turns` can only lower the agent's
-    own limit.
+    `sample` (the game in its group) and `epoch` (from 0) identify the game: an environment that samples its
+    replies gives each game its own. `max_turns` can only lower the agent's own limit. LimitReached is raised
+    before a request that may take the costs of the calls above `max_usd`.
 
-    `on_token` gets each token of the agent when it is sampled. `before_ask` gets the messages of a call and
-    what the game has spent before it; an exception that it raises ends the game. `on_reply` gets each reply.
+    `on_token` gets each token of the agent when it is sampled, and `on_reply` each reply.
     """
     begin = time.perf_counter()
-    caller = Caller(question.id, sample, epoch)
+    caller = Caller(question.id, sample, epoch, max_usd=max_usd)
 
     async def ask(messages: list[Message]) -> str:
-        if before_ask is not None:
-            before_ask(messages, caller.spent)
         reply = await environment.ask(messages, caller)
         if on_reply is not None:
             on_reply(reply)

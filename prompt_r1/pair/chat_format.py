@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from prompt_r1.environments.budget import OutOfBudget
-from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable, UsageError
+from prompt_r1.errors import EnvError, FatalEnvError, LimitReached, QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.dialogue import LABELS, Piece
-from prompt_r1.pair.playing import LimitReached
 from prompt_r1.programs.files import is_finite_number, json_object
 from prompt_r1.programs.keys import without_keys
 from prompt_r1.types import Trajectory

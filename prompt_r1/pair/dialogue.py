@@ -8,7 +8,7 @@ from prompt_r1.programs.text import printable
 from prompt_r1.types import Trajectory
 
 TAG = re.compile("<(/?)(think|interaction_prompt|answer)>")
-LONGEST_TAG = len("</interaction_prompt>")
+MAX_TAG = len("</interaction_prompt>")
 LABELS = {
     "think": "agent thinks",
     "interaction_prompt": "agent asks",
@@ -51,7 +51,7 @@ def blocks(text: str, *, ended: bool) -> list[tuple[str, str]]:
 
 def _without_half_a_tag(text: str) -> str:
     bracket = text.rfind("<")
-    may_become_a_tag = bracket >= 0 and len(text) - bracket < LONGEST_TAG
+    may_become_a_tag = bracket >= 0 and len(text) - bracket < MAX_TAG
     return text[:bracket] if may_become_a_tag else text
 
 
@@ -79,7 +79,8 @@ class Pieces:
         self._shown.clear()
 
     def reply(self, text: str) -> None:
-        """Add the environment's reply."""
+        """End the agent's turn, and add the environment's reply."""
+        self.end_turn()
         self._on_piece(Piece("reply", text, begins=True))
 
     def _cut(self, *, ended: bool) -> None:

@@ -1,6 +1,7 @@
 """Open a pair, and play one question for a person, within limits. The person can watch the game."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ import torch
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Answering
 from prompt_r1.environments.specs import open_environment, open_own
-from prompt_r1.errors import EnvError
+from prompt_r1.errors import EnvError, LimitReached
 from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.agent import Agent, check_question_lengths, load_agent, load_codec, play_question
 from prompt_r1.pair.dialogue import Piece, Pieces
@@ -17,14 +18,15 @@ from prompt_r1.pair.settings import PairConfig
 from prompt_r1.pair.trained import resolve_agent
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
-from prompt_r1.types import Message, Question, Spending, Trajectory
+from prompt_r1.types import Question, Trajectory
 
 
 @dataclass(frozen=True)
 class Limits:
     """The most that one question may cost. None means no limit.
 
-    A game of N turns makes at most N - 1 calls. It never has more turns than in the agent's training.
+    Dollars include requests without a reply that may be billed. A game of N turns makes at most N - 1 calls.
+    It never has more turns than in the agent's training.
     """
 
     turns: int | None = None
@@ -33,14 +35,6 @@ class Limits:
 
 
 NO_LIMITS = Limits()
-
-
-class LimitReached(Exception):
-    """A question was given up, because going on might exceed the limit."""
-
-    def __init__(self, limit: str, message: str) -> None:
-        super().__init__(message)
-        self.limit = limit
 
 
 @dataclass(frozen=True)
@@ -75,12 +69,6 @@ class OpenPair:
         await asyncio.to_thread(check_question_lengths, [question], agent.codec, agent.game)
         pieces = Pieces(agent.codec.turn_text, on_piece or _ignore)
 
-        def before_ask(messages: list[Message], spent: Spending) -> None:
-            pieces.end_turn()
-            if limits.usd is not None and spent.usd + self.environment.most_usd(messages) > limits.usd:
-                message = f"the next call may exceed the limit of ${limits.usd:g}; spent: ${spent.usd:.6f}"
-                raise LimitReached("usd", message)
-
         try:
             async with asyncio.timeout(limits.seconds):
                 game = await play_question(
@@ -90,8 +78,8 @@ class OpenPair:
                     seed=str(self.seed if seed is None else seed),
                     temperature=self.temperature if temperature is None else temperature,
                     max_turns=limits.turns,
+                    max_usd=math.inf if limits.usd is None else limits.usd,
                     on_token=pieces.token if on_piece else None,
-                    before_ask=before_ask,
                     on_reply=pieces.reply,
                 )
         except TimeoutError:

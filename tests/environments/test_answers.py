@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_r1.environments.budget import Budget, Price
-from prompt_r1.environments.environment import FIRST_AT_ONCE, LONG_REPLY, Environment
+from prompt_r1.environments.environment import INITIAL_SLOTS, LONG_REPLY, Environment
 from prompt_r1.environments.responses import requested_wait
 from prompt_r1.environments.sources import Reply, reply_of
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable
@@ -407,7 +407,7 @@ def test_without_its_rejected_limit_a_request_is_estimated_as_one_without_a_limi
     [member] = asked.members
     assert member.slot_count == 64 and member.estimate(HELLO).tokens_out == 9
     asyncio.run(asked.check())
-    assert member.slot_count == FIRST_AT_ONCE and member.estimate(HELLO).tokens_out == LONG_REPLY
+    assert member.slot_count == INITIAL_SLOTS and member.estimate(HELLO).tokens_out == LONG_REPLY
     assert provider.requests[-1].keys() == {"model", "messages"}
     # The parameters of the user stay in the key of the call, so that a resumed run finds its reply.
     assert member.source.parameters["max_tokens"] == 9

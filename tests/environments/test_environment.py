@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 
-from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.environments.sources import Refused, Reply
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
@@ -54,13 +53,6 @@ def test_all_games_of_a_question_ask_one_environment_drawn_by_the_route(route: s
     assert all(len(set(group)) == 1 for group in groups)
     drawn = Counter(group[0] for group in groups)
     assert drawn["a"] / 400 == pytest.approx(share, abs=0.06)
-
-
-def test_the_estimate_of_a_request_is_that_of_the_dearest_environment() -> None:
-    small, large = Named("a"), Named("b")
-    small.parameters, large.parameters = {"max_tokens": 10}, {"max_tokens": 1000}
-    alone = environment(large, price=Price(1, 1)).most_usd(HELLO)
-    assert environment(small, large, price=Price(1, 1)).most_usd(HELLO) == alone >= 1000e-6
 
 
 def test_a_later_epoch_draws_again_unless_the_question_keeps_its_environment() -> None:

@@ -16,7 +16,7 @@ import pytest
 import prompt_r1
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Caller, OwnSource, Reply, Source
+from prompt_r1.environments.sources import Busy, Caller, OwnSource, Reply, Source
 from prompt_r1.pair.agent import play_question
 from prompt_r1.pair.api import LoopThread, Pair
 from prompt_r1.settings.agent import GAME_FILE
@@ -24,6 +24,8 @@ from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.types import Message, Question
 from tests.pair.running import echo_pair
+from tests.support.counting import CountingSource
+from tests.support.counting import environment as counted_environment
 from tests.support.echo_agent import EchoAgent, Shouting, paid_environment
 from tests.support.paths import ROOT
 from tests.support.providers import environment_of
@@ -136,6 +138,17 @@ def test_a_call_that_may_exceed_the_limit_in_dollars_is_not_made():
     assert reached.value.limit == "usd"
 
 
+def test_lost_requests_count_towards_the_limit_in_dollars():
+    """A bug: only replies did, so a server that took requests and never replied was paid without end."""
+    source = CountingSource(*[Busy("no response in time", may_be_billed=True)] * 9, max_tokens=9)
+    asked = counted_environment(source)
+    limit = 3 * asked.members[0].estimate([{"role": "user", "content": QUESTION}]).usd
+    reached = pytest.raises(prompt_r1.LimitReached, match="the next request may exceed the limit")
+    with pair_of(asked) as pair, reached:
+        pair.ask(QUESTION, limits=prompt_r1.Limits(usd=limit))
+    assert source.calls == 3 and asked.budget.spent.usd <= limit
+
+
 def test_a_game_that_takes_too_long_is_cancelled():
     agent = EchoAgent(seconds=5)
     with pair_of(agent=agent) as pair:
@@ -193,7 +206,7 @@ def test_a_price_a_limit_and_a_seed_hold_for_an_object_of_the_user_too(folder):
         environment = pair._pair.environment
     assert environment.members[0].source.parameters == {"seed": 3}
     assert environment.budget._limits == {"calls": 0, "usd": 0.5}
-    assert environment.most_usd([{"role": "user", "content": "Who?"}]) > 0
+    assert environment.members[0].estimate([{"role": "user", "content": "Who?"}]).usd > 0
 
 
 def test_a_seed_and_a_temperature_of_the_pair_are_those_of_every_turn():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from prompt_r1.environments.budget import OutOfBudget
-from prompt_r1.errors import EnvError, FatalEnvError, QuestionTooLong, Resumable, UsageError
+from prompt_r1.errors import EnvError, FatalEnvError, LimitReached, QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.chat_format import (
     ChatRequest,
     Failure,
@@ -14,7 +14,6 @@ from prompt_r1.pair.chat_format import (
     finish_reason,
     read_request,
 )
-from prompt_r1.pair.playing import LimitReached
 from prompt_r1.types import Question, Trajectory
 
 ASKED = {"model": "pair", "messages": [{"role": "user", "content": " Who? "}]}
