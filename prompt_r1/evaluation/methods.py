@@ -73,8 +73,11 @@ class Setup:
 
     @property
     def folder(self) -> Path:
-        """Where the method keeps the prompts or the agent that it prepares."""
-        return self.results / file_name(self.spec) / self.method
+        """Where the method keeps the prompts that it finds, or the agent that it fine-tunes from a start."""
+        folder = self.results / file_name(self.spec) / self.method
+        if METHODS[self.method].needs.agent == "start":
+            folder /= file_name(self.agent.start)
+        return folder
 
 
 async def make_direct(setup: Setup) -> Answer:

@@ -10,6 +10,7 @@ first step that might exceed the limit. A search also ends if the optimiser has 
 prompt can score higher.
 """
 
+import hashlib
 import logging
 import random
 import re
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 SEED_PROMPT = "Answer the question as well as you can."  # A search starts from this system message.
 VALIDATED_ON = 50  # the number of validation questions of textgrad and gepa
 PATIENCE = 50  # A search ends after so many calls without a new prompt.
-ALL = "all questions"  # names the search over all questions
+ALL = "all-questions"  # names the search over all questions
 CUT = ("length", "max_tokens")  # the finish reasons of a reply that its limit of tokens has cut
 
 
@@ -206,8 +207,9 @@ def of_dataset(name: str, questions: Sequence[Question]) -> list[Question]:
 
 
 def file_name(text: str) -> str:
-    """A text as the name of a file."""
-    return re.sub(r"[^\w.-]+", "-", text)
+    """A text as the name of a file. Other texts have other names."""
+    name = re.sub(r"[^\w.-]+", "-", text)
+    return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 def mean_score(predictions: Sequence[Prediction]) -> float:

@@ -19,7 +19,7 @@ from prompt_r1.pair.names import check_agent, check_data, check_device
 from prompt_r1.pair.trained import AgentSpec, newest_mini_run, resolve_agent, trained_config
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
-from prompt_r1.settings.agent import AgentConfig, is_mini, is_mini_data
+from prompt_r1.settings.agent import MINI_AGENT, AgentConfig, is_mini, is_mini_data
 from prompt_r1.settings.fields import experiment_values
 from prompt_r1.settings.flags import parse_arguments
 from prompt_r1.settings.functions import OBJECT_PREFIX
@@ -185,8 +185,22 @@ def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> d
             for agent_name, agent in agents_of_method:
                 answering = _answering_agent(method, agent_name, agent, config)
                 # Agents may share a start, which plays once.
-                systems.setdefault(System(name, environment, answering), agent)
+                first = systems.setdefault(System(name, environment, answering), agent)
+                if method.needs.agent == "start" and game_of_start(first) != game_of_start(agent):
+                    raise UsageError(
+                        f"{agent_name} begins with the agent {answering}, and so does another --agent, but "
+                        "their games differ: evaluate them one by one, each with its own --out"
+                    )
     return systems
+
+
+def game_of_start(agent: AgentSpec) -> str:
+    """What an agent's start plays: the rules, the instruction and the reward, and which mini agent it is."""
+    config = agent.config
+    game: list[object] = [config.game, config.instruction_text, config.base_rule, config.reward]
+    if agent.start == MINI_AGENT:  # Each seed has its own mini agent.
+        game.append(config.seed)
+    return repr(game)
 
 
 def _answering_agent(method: Method, name: str, agent: AgentSpec, config: EvaluateConfig) -> str:
@@ -221,11 +235,15 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
 
 
 def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, AgentSpec]) -> dict[str, str]:
-    """Digests of everything on this machine that the answers depend on."""
+    """Digests of what the answers depend on: what is on this machine, and the games of the agents' starts."""
     specs = [config.optimizer_env, *(system.environment for system in systems)]
     agents = [str(agent.path) for agent in systems.values()]
     agents += [system.agent for system in systems]
-    return digests_of([*config.train_data, *config.val_data], specs, agents)
+    games = {}
+    for system, agent in systems.items():
+        if METHODS[system.method].needs.agent == "start":
+            games[f"game of {system.agent}"] = game_of_start(agent)
+    return {**digests_of([*config.train_data, *config.val_data], specs, agents), **games}
 
 
 def setup_of(

@@ -67,13 +67,14 @@ def test_rft_learns_once_from_its_right_games(tmp_path, learned, monkeypatch):
     answer = method("rft", environment, **settings)
     first, both = learned
     assert len(both) > len(first) > 0 and both[: len(first)] == first  # the second round starts anew
-    second = load_agent(tmp_path / "large/rft-round-1/agent", CONFIG, CPU).policy  # plays the second round
+    # This agent plays the second round.
+    second = load_agent(tmp_path / "large/rft/mini-round-1/agent", CONFIG, CPU).policy
     played = pack([[both[-1]]], CPU)
     sampled = [logprob for logprob, own in zip(both[-1].logprobs, both[-1].sampled, strict=True) if own]
     assert second(played).logprobs.tolist() == pytest.approx(sampled, abs=1e-4)
     for game in both:
         assert f1(game.answer, game.question.answers) == 1 and len(game.turns) > 1
-    folder = tmp_path / "large/rft/agent"
+    folder = tmp_path / "large/rft/mini/agent"
     weights, start = load_tensors(folder), load_tensors(find_agent("mini", 0))
     assert any(not weights[name].equal(start[name]) for name in start)
     assert len(set(keys)) == len(keys) == 35  # where the environment samples, no two games share a reply

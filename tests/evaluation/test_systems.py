@@ -98,6 +98,61 @@ def test_a_method_without_environment_opens_none(agents, tmp_path, name):
     assert setup.environment is None
 
 
+OTHER_GAMES = [{"max_turns": 1}, {"instruction": "short"}, {"rule": "release"}, {"max_tokens": 99}]
+
+
+@pytest.mark.parametrize("change", OTHER_GAMES, ids=str)
+def test_runs_share_the_answers_of_their_start_only_if_it_plays_the_same_game(agents, change, tmp_path):
+    """`untrained` of a run was answered by the game of another run, with other rules, without a word."""
+    config = EvaluateConfig(method=("untrained",))
+    first, second = ({name: agents[name]} for name in ("runs/a", "runs/b"))
+    changed = replace(agents["runs/b"], config=replace(agents["runs/b"].config, **change))
+    with pytest.raises(UsageError, match=r"runs/b begins with the agent .*, but their games differ"):
+        choose_systems(config, {**first, "runs/b": changed})
+    # The same in two evaluations with one --out.
+    (tmp_path / FILE).write_text("{}")
+    keep = [digests_of_systems(config, choose_systems(config, some)) for some in (first, second)]
+    (tmp_path / "config.yaml").write_text("{}")
+    keep_settings(tmp_path, {}, keep[0])
+    keep_settings(tmp_path, {}, keep[1])
+    other = digests_of_systems(config, choose_systems(config, {"runs/b": changed}))
+    with pytest.raises(UsageError, match=r"game of .* has changed since its answers"):
+        keep_settings(tmp_path, {}, other)
+
+
+def test_mini_agents_of_other_seeds_are_other_starts(agents):
+    mini = {name: replace(spec, start="mini") for name, spec in agents.items()}
+    config = EvaluateConfig(method=("untrained",))
+    assert len(choose_systems(config, mini)) == 1
+    mini["runs/b"] = replace(mini["runs/b"], config=TrainConfig(env="large", seed=1))
+    with pytest.raises(UsageError, match="their games differ"):
+        choose_systems(config, mini)
+
+
+@pytest.mark.parametrize("name", ["sft", "bc", "rft"])
+def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(agents, name, tmp_path):
+    """The second agent played with the fine-tuned weights of the first, under its own name."""
+
+    def folder(spec: AgentSpec) -> Path:
+        setup = setup_of(
+            System(name),
+            spec,
+            EvaluateConfig(),
+            open_environment=lambda spec, **_: None,
+            prices={},
+            datasets=[],
+            device=torch.device("cpu"),
+            seed=0,
+            folder=tmp_path,
+        )
+        return setup.folder
+
+    first, same = agents.values()
+    starts = ["runs/a-b", "runs/a/b", "mini", str(tmp_path / "start")]
+    assert folder(first) == folder(same)
+    assert len({folder(replace(first, start=start)) for start in starts}) == len(starts)
+
+
 @pytest.mark.parametrize("name", ["mini", "py:own_sums:sums"])
 def test_agents_with_other_seeds_have_other_questions_of_generated_data(agents, name):
     agents["runs/b"] = replace(agents["runs/b"], config=TrainConfig(seed=1))

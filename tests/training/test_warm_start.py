@@ -266,10 +266,12 @@ def test_the_program_teaches_our_demonstrations_and_says_how_to_train(tmp_path, 
 def test_the_method_sft_fine_tunes_only_once(start, tmp_path):
     def prepared() -> float:
         method("sft", priced(PricedSource(str)), agent=start, folder=tmp_path / "out", train=QUESTIONS)
-        return (tmp_path / "out/large/sft/agent/model.safetensors").stat().st_mtime_ns
+        [weights] = tmp_path.glob("out/large/sft/*/agent/model.safetensors")
+        return weights.stat().st_mtime_ns
 
     assert prepared() == prepared()
-    game = trained_config(tmp_path / "out/large/sft/agent")
+    [folder] = tmp_path.glob("out/large/sft/*/agent")
+    game = trained_config(folder)
     assert (
         game is not None
         and game.without_environment
