@@ -6,7 +6,7 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
     score      each game: first its format, then its answer                          score_games
     compare    each game with the other games of its question (eq. 16)               compare_games
     learn      from the agent's own tokens: forward, loss (eq. 17), backward, step   grpo_loss, optimizer_step
-    write down games, metrics, validation, the best agent, a checkpoint              run.write_down
+    write down games, metrics, validation, the best agent, a checkpoint              record.write_down
 
 Every rank runs this loop. It plays its own questions, and shares only the update with the other ranks.
 """
@@ -40,12 +40,14 @@ from prompt_r1.settings.train import TrainConfig, warnings_of
 from prompt_r1.training.batches import Batch
 from prompt_r1.training.dry_run import estimate
 from prompt_r1.training.loss_function import import_loss
-from prompt_r1.training.run import Run, start_run
+from prompt_r1.training.record import Record
+from prompt_r1.training.run import Run
+from prompt_r1.training.start import start_run
 from prompt_r1.training.update import StepStats, importance_cap, optimizer_step
 from prompt_r1.types import Question, Trajectory
 
 
-def train(run: Run) -> None:
+def train(run: Run, record: Record) -> None:
     """Train all steps that are not trained yet. Called by every rank."""
     config, ranks, policy = run.config, run.ranks, run.policy
     # The user may replace eq. 17, and change the advantages of eq. 16.
@@ -58,7 +60,7 @@ def train(run: Run) -> None:
         kl_coef=config.kl_coef,
         importance_cap=importance_cap(policy),
     )
-    for step in run.remaining_steps():
+    for step in record.remaining_steps():
         # Play. This rank has P questions, by their numbers in the step, and plays G games of each.
         questions = run.questions.of_rank(step, ranks)
         with run.log.phase("rollout"):
@@ -80,23 +82,16 @@ def train(run: Run) -> None:
         with run.log.phase("update"):
             stats = StepStats()
             mini_batches = run.mini_batches(games_PG)
-            # π_old of the later mini-batches, before the first one moves the weights. The first needs no
-            # forward of its own for it: the weights of its loss are still those of π_old.
-            old_logprobs = {
-                number: logprobs_of(policy, batches)
-                for number, batches in enumerate(mini_batches)
-                if number > 0
-            }
-            for number, batches in enumerate(mini_batches):
+            old_logprobs = old_logprobs_of(policy, mini_batches)  # before any of them moves the weights
+            for batches, old_of_batches in zip(mini_batches, old_logprobs, strict=True):
                 # FSDP forwards are collective: every rank has equally many micro-batches.
-                for index, batch in enumerate(batches):
+                for batch, old in zip(batches, old_of_batches, strict=True):
                     scores = policy(batch.packed)
-                    old = scores.logprobs.detach() if number == 0 else old_logprobs[number][index]
-                    # π_ref is the frozen start. Without it (kl_coef 0), the KL to π_old is logged.
-                    reference = None if run.reference is None else run.reference_logprobs(batch.packed)
                     columns = LossColumns(
-                        old=old,
-                        reference=reference,
+                        # In the first mini-batch the weights have not moved: its own forward is π_old.
+                        old=scores.logprobs.detach() if old is None else old,
+                        # The frozen start. Without it (kl_coef 0), the KL to π_old is logged.
+                        reference=run.reference_logprobs(batch.packed),
                         sampled=batch.sampled_logprobs,
                         advantages=batch.advantages,
                         weights=batch.weights,
@@ -109,18 +104,26 @@ def train(run: Run) -> None:
             run.refresh()  # play the next games with the new weights
 
         # Write down games, metrics, validation, the best agent and a checkpoint. If a signal came, stop here.
-        run.write_down(step, games_PG, stats)
+        record.write_down(step, games_PG, stats)
 
 
 @torch.no_grad()
-def logprobs_of(policy: Policy, batches: Sequence[Batch]) -> list[Tensor]:
-    """The log-probabilities (N,) of the agent's tokens of each micro-batch. Called by every rank.
+def old_logprobs_of(policy: Policy, mini_batches: Sequence[Sequence[Batch]]) -> list[list[Tensor | None]]:
+    """log π_old (N,) of the agent's tokens of each micro-batch. Called by every rank.
+
+    The first mini-batch has None in their place, because its own forward gives them.
 
     Why not the engine's log-probabilities? In float32 they are almost the same, but their last bits depend on
     which games decoded at the same time. With an environment behind a network, that differs from run to run,
     and no run could be repeated exactly.
     """
-    return [policy(batch.packed).logprobs for batch in batches]
+    old_logprobs: list[list[Tensor | None]] = []
+    for number, batches in enumerate(mini_batches):
+        if number == 0:
+            old_logprobs.append([None] * len(batches))
+        else:
+            old_logprobs.append([policy(batch.packed).logprobs for batch in batches])
+    return old_logprobs
 
 
 async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> list[list[Trajectory]]:
@@ -156,15 +159,16 @@ def main(config: TrainConfig) -> None:
             print(estimate(config))
     if config.dry_run:
         return
-    with start_run(config) as run:  # resumes from the newest checkpoint, if there is one
+    with start_run(config) as run:
+        record = Record.resume(run)  # from the newest checkpoint, if there is one
         try:
             # A new run is validated before its first step. A run that was killed between a step and its line
             # in the log first writes that line.
-            run.finish_unlogged_step()
-            train(run)
-            run.test()
+            record.finish_unlogged_step()
+            train(run, record)
+            record.test()
         except (Resumable, FatalEnvError) as error:  # A signal came, or the environment no longer replies.
-            raise run.save_and_stop(error) from None
+            raise record.save_and_stop(error) from None
 
 
 if __name__ == "__main__":

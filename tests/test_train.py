@@ -16,7 +16,7 @@ import yaml
 import train
 from prompt_r1.errors import FatalEnvError
 from prompt_r1.training import questions as run_questions
-from prompt_r1.training import run as training_run
+from prompt_r1.training import start as start_file
 from prompt_r1.training.log import read_metrics
 from prompt_r1.training.questions import RunQuestions
 from prompt_r1.training.update import GRADIENT_LIMIT
@@ -218,7 +218,7 @@ def test_without_a_reference_the_kl_to_the_policy_before_the_step_is_logged(
 def test_every_part_of_a_run_has_its_seed(asking_agent, tmp_path, monkeypatch):
     """Agent, adapters, environment, questions and games."""
     names = "find_agent add_lora open_environment training_and_validation find_questions questions_of_step"
-    homes = {name: training_run if hasattr(training_run, name) else run_questions for name in names.split()}
+    homes = {name: start_file if hasattr(start_file, name) else run_questions for name in names.split()}
     originals = {name: getattr(home, name) for name, home in homes.items()}
     spies = {name: Mock(wraps=original) for name, original in originals.items()}
     for name, spy in spies.items():

@@ -2,7 +2,9 @@
 
 In reading order:
 
-    run           the parts of a run, and what happens before, after and around a step
+    start         open the environment, load the models and questions
+    run           the parts of a run, and what the loop asks of them
+    record        what a run writes down: metrics, the best agent, checkpoints; resume; the test
     questions     the questions of a run, and which of them a rank plays
     batches       games → mini-batches → micro-batches of tensors
     update        one optimiser step, its checks and its metrics; loss_function: the user's own loss

@@ -178,5 +178,11 @@ def spending(environment: Environment, ranks: Ranks) -> dict[str, float]:
     return metrics
 
 
+def add_spending(metrics: dict[str, float], spent: Mapping[str, float]) -> None:
+    """Add what was spent since `metrics` were measured. RUN_TOTALS are replaced, the others are summed."""
+    for name, value in spent.items():
+        metrics[name] = value if name in RUN_TOTALS else metrics.get(name, 0.0) + value
+
+
 def _mean(values: Sequence[float]) -> float:
     return float(mean(values)) if values else 0.0

@@ -1,4 +1,4 @@
-"""Greedy games of held-out questions, their metrics, and the table of the test."""
+"""Greedy games of held-out questions: the validation of a run, and the test after its last step."""
 
 from collections.abc import Mapping, Sequence
 from statistics import mean
@@ -6,12 +6,13 @@ from statistics import mean
 from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.errors import EnvError
 from prompt_r1.f1 import exact_match, f1
-from prompt_r1.pair.agent import Agent, play_question
+from prompt_r1.pair.agent import Agent, load_agent, play_question
 from prompt_r1.pair.asking import read_answer, request_of
 from prompt_r1.programs.tables import markdown_table, text_table
 from prompt_r1.reward import Rule, score_games
 from prompt_r1.rollout import play_groups, run_together
-from prompt_r1.training.metrics import Row
+from prompt_r1.training.metrics import Row, metrics_of_game
+from prompt_r1.training.run import Run
 from prompt_r1.types import Message, Question, ScoredGame, Trajectory
 
 TEST_FILE = "test.md"  # in the run folder: the table of the test by dataset
@@ -52,6 +53,39 @@ async def ask_directly(questions: Sequence[Question], environment: Environment, 
         return {"em": exact_match(answer, question.answers), "f1": f1(answer, question.answers)}
 
     return await run_together(map(ask_one, questions))
+
+
+def play_share(run: Run, agent: Agent, questions: Sequence[Question], *, name: str) -> list[Row]:
+    """Play a greedy game of each question: each rank plays its share. Called by every rank.
+
+    Returns on every rank the metrics of all games, in the order of the questions. Each rank writes its games
+    to trajectories/NAME-rankN.jsonl.
+    """
+    own = run.ranks.share(questions)
+    games = run.wait_for(play_greedily(agent, run.environment, own, run.config.reward_rule))
+    agent.engine.begin_rollout()  # drops the KV cache of these games
+    file = f"{name}-rank{run.ranks.rank}"
+    run.ranks.on_every_rank(lambda: run.log.write_games(file, [[game] for game in games]))
+    return run.ranks.gather_lists([metrics_of_game(game) for game in games])
+
+
+def compare_on_test(run: Run, questions: Sequence[Question]) -> str:
+    """Ask environment, untrained and trained agent the test questions. Called by every rank.
+
+    Writes the rows by dataset to TEST_FILE in the run folder. Returns the table for a terminal.
+    """
+    rows: dict[str, list[Row]] = {}
+    if run.config.env != "none":
+        own = run.ranks.share(questions)
+        alone = run.wait_for(ask_directly(own, run.environment, run.config.env))
+        rows["environment alone"] = run.ranks.gather_lists(alone)
+    for name, path in [("untrained", run.start), ("trained", run.folder / "agent")]:
+        agent = load_agent(path, run.config, run.ranks.device)
+        rows[f"{name} agent"] = play_share(run, agent, questions, name=f"test-{name}")
+        del agent  # Its memory is free before the next agent is loaded.
+    by_dataset = table_by_dataset(rows, [question.dataset for question in questions]) + "\n"
+    run.ranks.on_first_rank(lambda: (run.folder / TEST_FILE).write_text(by_dataset, "utf-8"))
+    return table_of_methods(rows)
 
 
 def validation_metrics(rows: Sequence[Row]) -> dict[str, float]:

@@ -59,7 +59,7 @@ from prompt_r1.protocol import Codec, parse
 from prompt_r1.settings.agent import AgentConfig, is_mini_data
 from prompt_r1.settings.train import preset_of
 from prompt_r1.training.export import export_agent
-from prompt_r1.training.run import load_learner
+from prompt_r1.training.start import load_learner
 from prompt_r1.training.warm_start_settings import SftConfig
 from prompt_r1.types import Completion, Question, Trajectory, Turn
 

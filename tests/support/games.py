@@ -142,7 +142,7 @@ def play_with(engine: Engine, openings: list[list[int]], *, turns: int = 2, **ho
 
 
 class Learner:
-    """A run of train.py's loop whose games are given: by default any policy may have played them."""
+    """A run of train.py's loop, and its record, whose games are given: by default any policy played them."""
 
     def __init__(
         self,
@@ -180,8 +180,8 @@ class Learner:
         return [self.micro_batches(games) for games in self.games if games]
 
     @torch.no_grad()
-    def reference_logprobs(self, packed: Packed) -> Tensor:
-        return self.reference(packed).logprobs
+    def reference_logprobs(self, packed: Packed) -> Tensor | None:
+        return None if self.reference is None else self.reference(packed).logprobs
 
     def refresh(self) -> None:
         """No engine plays."""
@@ -192,7 +192,7 @@ class Learner:
     def learn(self, mini_batches: list[list[ScoredGame]]) -> dict[str, float]:
         """Take an optimiser step on each mini-batch, in one training step; the metrics."""
         self.games = mini_batches
-        train(self)
+        train(self, record=self)
         return self.stats.metrics(self.ranks)
 
     def micro_batches(self, games: list[ScoredGame]) -> list[Batch]:

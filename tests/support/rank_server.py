@@ -25,7 +25,8 @@ import train
 from prompt_r1.programs import files
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.settings.train import train_config
-from prompt_r1.training import run as training_run
+from prompt_r1.training import record as record_file
+from prompt_r1.training.record import Record
 from prompt_r1.training.run import Run
 from tests.support.json_server import free_ports
 
@@ -71,12 +72,12 @@ def run_rank(rank: int, request: dict, port: int, pipe: int) -> None:
 
     train.play_groups = rollout
     for home, attribute, phase in [
-        (Run, "validate", "validation"),
+        (Record, "validate", "validation"),
         (Run, "mini_batches", "update"),  # the update begins with it
         (torch.Tensor, "backward", "backward"),
         (torch.optim.AdamW, "step", "step"),
-        (training_run, "export_agent", "export"),
-        (training_run, "save_checkpoint", "save"),
+        (record_file, "export_agent", "export"),
+        (record_file, "save_checkpoint", "save"),
         (files, "seal", "seal"),
     ]:
         setattr(home, attribute, recorded(phase)(getattr(home, attribute)))

@@ -15,6 +15,7 @@ from prompt_r1.model.packing import pack
 from prompt_r1.pair import agent as agent_file
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.run import Run
+from prompt_r1.training.start import open_parts
 from prompt_r1.types import Message
 from tests.support import tiny
 from tests.support.games import CPU, ONE_RANK, Learner, random_scored_games, record_logprobs_of, siblings
@@ -37,7 +38,7 @@ def run_of(folder, config: TrainConfig, ranks: Ranks = ONE_RANK) -> Run:
     agent = tiny.save_agent(folder / "agent")
     config = replace(config, agent=str(agent), device="cpu")
     with asyncio.Runner() as runner:
-        return Run(config, folder, ranks, runner, Interrupt())
+        return open_parts(config, folder, ranks, runner, Interrupt())
 
 
 class FirstOfTwo(Ranks):

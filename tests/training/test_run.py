@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -10,7 +10,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from prompt_r1.data.sampler import digest_of
 from prompt_r1.environments.budget import Budget, OutOfBudget
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.model.distributed import Interrupt
@@ -18,16 +17,16 @@ from prompt_r1.pair.names import exported_step
 from prompt_r1.programs import files
 from prompt_r1.reward import RULES
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.alarms import Alarms
-from prompt_r1.training.checkpoint import State, begin_states
+from prompt_r1.training.checkpoint import begin_states, tensors_of
 from prompt_r1.training.log import Log, read_metrics
-from prompt_r1.training.run import IDLE_STEPS, Run
+from prompt_r1.training.record import IDLE_STEPS, Record
+from prompt_r1.training.run import Run
 from prompt_r1.training.run_folder import checkpoints_of
 from prompt_r1.training.update import StepStats
 from prompt_r1.types import Question, Spending
 from tests.support import tiny
 from tests.support.exports import file_size_limit
-from tests.support.games import ANY_GAP, GOOD, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
+from tests.support.games import GOOD, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
 from tests.support.providers import environment_of
 
 CONFIG = TrainConfig(
@@ -42,47 +41,34 @@ def base(tmp_path_factory) -> Path:
     return tiny.save_agent(tmp_path_factory.mktemp("base"))
 
 
+@dataclass(kw_only=True)
 class ScriptedRun(Run):
-    """A run with scripted steps: each writes its number into a weight, and has the given metrics."""
+    """A run without an engine, which notes the first weight at each refresh."""
 
-    def __init__(self, folder: Path, base: Path, *, questions: list[Question] = QUESTIONS, **options) -> None:
-        """Start, or resume from the newest checkpoint in the folder."""
-        self.config = replace(CONFIG, **options)
-        self.folder = folder
-        self.ranks = ONE_RANK
-        self.interrupt = Interrupt()
-        self.environment = environment_of(tiny.ScriptedEnvironment([]))
-        self.start = base
-        self.policy = tiny.policy()
-        self.reference = None
-        self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=self.config.lr)
-        begin_states(self.optimizer)
-        self.questions = SimpleNamespace(training=questions)
-        self.log = Log(folder, first=True)
-        self.games_per_step = 1
-        self.alarms = Alarms(self.config.agent, ANY_GAP)
-        self.state = State(unlogged_metrics={"step": 0}, questions=digest_of(questions))
-        self.saved = None
-        self.idle_steps = 0
-        self.refreshed: list[float] = []  # the first weight at each refresh of the engine
-        self.validation: dict[str, float] = {}  # metrics of the next validation
-        self.resume()
+    refreshed: list[float] = field(default_factory=list)
 
     def refresh(self) -> None:
         self.refreshed.append(self.weight())
 
-    def validate(self) -> dict[str, float]:
-        return self.validation
-
     def weight(self) -> float:
         return next(self.policy.parameters())[0, 0].item()
+
+
+@dataclass
+class ScriptedRecord(Record):
+    """A record of scripted steps: each writes its number into a weight, and has the given metrics."""
+
+    validation: dict[str, float] = field(default_factory=dict)  # metrics of the next validation
+
+    def validate(self) -> dict[str, float]:
+        return self.validation
 
     def step(self, **metrics: float) -> None:
         """Take the next step and finish it with metrics; `val_em` stands for "val/em"."""
         is_logged = self.state.logged_step == self.state.trained_step  # a new run begins in step 0
         number = self.state.trained_step + is_logged
         with torch.no_grad():
-            next(self.policy.parameters())[0, 0] = number
+            next(self.run.policy.parameters())[0, 0] = number
         line, self.validation = {"step": number, **HEALTHY}, {}
         for name, value in metrics.items():
             if name.startswith("val_"):
@@ -98,48 +84,75 @@ class ScriptedRun(Run):
             self.step(val_em=0.1, val_reward=0.1)
 
 
+def resume(
+    folder: Path, base: Path, *, questions: list[Question] = QUESTIONS, **options: object
+) -> ScriptedRecord:
+    """Start a scripted run, or resume it from the newest checkpoint in the folder."""
+    config = replace(CONFIG, **options)
+    policy = tiny.policy()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.lr)
+    begin_states(optimizer)
+    run = ScriptedRun(
+        config=config,
+        folder=folder,
+        ranks=ONE_RANK,
+        runner=asyncio.Runner(),
+        interrupt=Interrupt(),
+        environment=environment_of(tiny.ScriptedEnvironment([])),
+        start=base,
+        agent=None,  # No game is played.
+        policy=policy,
+        reference=None,
+        questions=SimpleNamespace(training=questions),
+        optimizer=optimizer,
+        games_per_step=1,
+        log=Log(folder, first=True),
+    )
+    return ScriptedRecord.resume(run)
+
+
 def test_the_reward_decides_between_agents_with_equal_em(base, tmp_path):
-    run = ScriptedRun(tmp_path, base)
+    record = resume(tmp_path, base)
     for reward in (0.2, 0.5, 0.4, 0.5):
-        run.step(val_em=0.0, val_reward=reward)
-    assert run.state.best_step == 1 == exported_step(tmp_path / "agent")  # the first of two equal rewards
-    run.step(val_em=0.0, val_reward=0.1)
+        record.step(val_em=0.0, val_reward=reward)
+    assert record.state.best_step == 1 == exported_step(tmp_path / "agent")  # the first of two equal rewards
+    record.step(val_em=0.0, val_reward=0.1)
     kept = [int(folder.name[5:]) for folder in checkpoints_of(tmp_path)]
     assert kept == [1, 3, 4], "the two newest checkpoints and the best one"
 
 
 def test_without_validation_the_newest_agent_is_exported(base, tmp_path):
-    run = ScriptedRun(tmp_path, base, val_data=(), steps=6, save_every=4)
-    run.step()
+    record = resume(tmp_path, base, val_data=(), steps=6, save_every=4)
+    record.step()
     assert checkpoints_of(tmp_path) == []  # nothing has been trained yet
-    run.steps(5)
-    assert run.state.best_step == 4 == exported_step(tmp_path / "agent")
-    run.step()  # the last one
-    assert run.state.best_step == 6 == exported_step(tmp_path / "agent")
+    record.steps(5)
+    assert record.state.best_step == 4 == exported_step(tmp_path / "agent")
+    record.step()  # the last one
+    assert record.state.best_step == 6 == exported_step(tmp_path / "agent")
     assert [int(folder.name[5:]) for folder in checkpoints_of(tmp_path)] == [4, 6]
 
 
 @pytest.mark.parametrize(("settings", "best"), [({}, 1), ({"reward": "my_code:reward"}, 2)])
 def test_the_best_agent_is_the_best_by_em_or_by_the_users_own_reward(base, tmp_path, settings, best):
-    run = ScriptedRun(tmp_path, base, **settings)
+    record = resume(tmp_path, base, **settings)
     for em, mean in ((0.2, -0.9), (0.5, -0.5), (0.4, -0.1), (0.4, -0.1)):
-        run.step(val_em=em, val_reward=mean)
-    assert run.state.best_step == best == exported_step(tmp_path / "agent")
+        record.step(val_em=em, val_reward=mean)
+    assert record.state.best_step == best == exported_step(tmp_path / "agent")
 
 
 def test_a_full_disk_in_an_export_stops_the_run_which_exports_the_step_when_it_is_resumed(base, tmp_path):
     """The error of the safetensors library ended the run with a traceback."""
-    run = ScriptedRun(tmp_path, base)
-    run.step(val_em=0.2, val_reward=0.1)
+    record = resume(tmp_path, base)
+    record.step(val_em=0.2, val_reward=0.1)
     with (
         file_size_limit(20_000),
         pytest.raises(Resumable, match=r"agent could not be written: .*File too large.*: make room"),
     ):
-        run.step(val_em=0.5, val_reward=0.3)
+        record.step(val_em=0.5, val_reward=0.3)
     assert not (tmp_path / files.TEMPORARY).exists()  # the room that it took is free again
     assert exported_step(tmp_path / "agent") == 0
-    run.save()
-    resumed = ScriptedRun(tmp_path, base)
+    record.save()
+    resumed = resume(tmp_path, base)
     assert resumed.state.trained_step == 1 and resumed.state.unlogged_metrics["step"] == 1
     assert [line["step"] for line in read_metrics(tmp_path)] == [0]
     resumed.validation = {"val/em": 0.5}
@@ -148,26 +161,26 @@ def test_a_full_disk_in_an_export_stops_the_run_which_exports_the_step_when_it_i
 
 
 def test_a_checkpoint_that_cannot_be_written_stops_the_run(base, tmp_path):
-    run = ScriptedRun(tmp_path, base)
-    run.steps(2)
-    (tmp_path / "checkpoints" / files.TEMPORARY).touch()  # it is first written to a folder so named
-    with pytest.raises(Resumable, match=r"step-000002 could not be written: File exists: make room"):
-        run.step()
+    record = resume(tmp_path, base)
+    record.steps(2)
+    sentence = r"step-000002 could not be written: File too large: make room"
+    with file_size_limit(1_000), pytest.raises(Resumable, match=sentence):
+        record.step()
     assert [int(path.name[5:]) for path in checkpoints_of(tmp_path)] == [0, 1]
 
 
-def run_to_step_5(base: Path, folder: Path, **options) -> ScriptedRun:
+def run_to_step_5(base: Path, folder: Path, **options) -> ScriptedRecord:
     """A run that validated best at step 2, was saved at step 4, and has completed step 5."""
-    run = ScriptedRun(folder, base, save_every=2, **options)
+    record = resume(folder, base, save_every=2, **options)
     for em in (0.2, 0.0, 0.5, 0.0, 0.4, 0.0):
-        run.step(**({"val_em": em, "val_reward": 0.0} if em else {}))
-    return run
+        record.step(**({"val_em": em, "val_reward": 0.0} if em else {}))
+    return record
 
 
 def test_a_resumed_run_plays_with_the_weights_of_the_checkpoint_and_writes_the_next_ones(base, tmp_path):
     run_to_step_5(base, tmp_path)
-    resumed = ScriptedRun(tmp_path, base)
-    assert resumed.refreshed == [4.0]
+    resumed = resume(tmp_path, base)
+    assert resumed.run.refreshed == [4.0]
     resumed.steps(4)
     assert checkpoints_of(tmp_path)[-1].name == "step-000008"
 
@@ -178,8 +191,8 @@ def test_a_run_whose_questions_have_changed_is_not_resumed(base, tmp_path):
     for change in ({"text": "When?"}, {"answers": ("Berta",)}, {"kind": "math"}):
         changed = [*QUESTIONS[:-1], replace(QUESTIONS[-1], **change)]
         with pytest.raises(UsageError, match=r"step-000004 was made with other questions: give the data"):
-            ScriptedRun(tmp_path, base, questions=changed)
-    assert ScriptedRun(tmp_path, base).state.trained_step == 4
+            resume(tmp_path, base, questions=changed)
+    assert resume(tmp_path, base).state.trained_step == 4
 
 
 def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(base, tmp_path):
@@ -192,35 +205,35 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(base, tmp_p
     (newest / files.MANIFEST).unlink()
     files.seal(newest, newest.with_name("step-000005"))
     with pytest.raises(UsageError, match=r"by another version: .* another --out$"):
-        ScriptedRun(tmp_path, base)
+        resume(tmp_path, base)
 
 
 def test_a_signal_during_a_step_ends_the_run_after_the_step_and_its_alarm(base, tmp_path, capsys):
     """A bug: the alarm was left to the resumed run, which takes it as reported when it reads the line."""
-    run = ScriptedRun(tmp_path, base)
-    assert run.interrupt.training_began  # there is something to save
-    run.interrupt.stop = Resumable("SIGTERM was received")
+    record = resume(tmp_path, base)
+    assert record.run.interrupt.training_began  # there is something to save
+    record.run.interrupt.stop = Resumable("SIGTERM was received")
     with pytest.raises(Resumable, match="SIGTERM was received"):
-        run.step(kl=float("nan"))
+        record.step(kl=float("nan"))
     assert [line["step"] for line in read_metrics(tmp_path)] == [0]
     assert "Alarm at step 0: kl is nan" in capsys.readouterr().out
 
 
 def test_a_report_is_written_with_each_checkpoint(base, tmp_path):
-    run = ScriptedRun(tmp_path, base, save_every=2, val_data=())
-    run.steps(2)
+    record = resume(tmp_path, base, save_every=2, val_data=())
+    record.steps(2)
     assert not (tmp_path / "report.html").exists()
-    run.step()
+    record.step()
     assert (tmp_path / "report.html").exists()
 
 
 def test_an_alarm_is_reported_once_with_its_page_and_the_run_continues(base, tmp_path, capsys):
-    run = run_to_step_5(base, tmp_path)
+    record = run_to_step_5(base, tmp_path)
     for _ in range(4):
-        run.step(format=0.3)
+        record.step(format=0.3)
     said = capsys.readouterr().out
     assert said.count("Alarm at step 8: format is 0.3") == said.count("docs/running.md") == 1
-    resumed = ScriptedRun(tmp_path, base)  # reads the lines again
+    resumed = resume(tmp_path, base)  # reads the lines again
     for _ in range(3):
         resumed.step(format=0.3, **{"reward/mean": -0.5})
     said = capsys.readouterr().out
@@ -236,61 +249,61 @@ def test_an_alarm_is_reported_once_with_its_page_and_the_run_continues(base, tmp
     ],
 )
 def test_consecutive_steps_without_an_optimiser_step_end_the_run(base, tmp_path, skipped, failed, reason):
-    run = ScriptedRun(tmp_path, base)
+    record = resume(tmp_path, base)
     idle, trained = SimpleNamespace(taken=0, skipped=skipped), SimpleNamespace(taken=1, skipped=skipped)
     for update in (*[idle] * (IDLE_STEPS - 1), trained, *[idle] * (IDLE_STEPS - 1)):
-        run.stop_if_idle(update, environment_failed=failed)
+        record.stop_if_idle(update, environment_failed=failed)
     with pytest.raises(Resumable, match=reason):
-        run.stop_if_idle(idle, environment_failed=failed)
+        record.stop_if_idle(idle, environment_failed=failed)
 
 
 def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(base, tmp_path):
-    run = run_to_step_5(base, tmp_path)
-    run.state.logged_step = 4
-    run.state.unlogged_metrics = {"step": 5, "em": 0.25}  # updated, but not finished
-    run.save()
-    resumed = ScriptedRun(tmp_path, base)
+    record = run_to_step_5(base, tmp_path)
+    record.state.logged_step = 4
+    record.state.unlogged_metrics = {"step": 5, "em": 0.25}  # updated, but not finished
+    record.save()
+    resumed = resume(tmp_path, base)
     assert resumed.state.trained_step == 5 and resumed.state.unlogged_metrics == {"step": 5, "em": 0.25}
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4]
 
 
 def test_the_calls_of_a_step_are_logged_though_a_signal_interrupted_its_validation(base, tmp_path):
     """The resumed run logged the calls of the validation alone."""
-    run = ScriptedRun(tmp_path, base)
-    run.step(val_em=0.1, val_reward=0.1)
+    record = resume(tmp_path, base)
+    record.step(val_em=0.1, val_reward=0.1)
     games_PG = score_and_compare([[game_of_turns(GOOD, RIGHT), game_of_turns(WRONG)]], RULES["release"])
-    run.log.seconds["rollout"] = 1.0
-    run.environment.members[0].counts["paid"] = 3
+    record.run.log.seconds["rollout"] = 1.0
+    record.run.environment.members[0].counts["paid"] = 3
     signal = Resumable("SIGTERM was received")
-    run.validate = Mock(side_effect=signal)
+    record.validate = Mock(side_effect=signal)
     with pytest.raises(Resumable, match="SIGTERM"):
-        run.write_down(1, games_PG, StepStats())
-    run.save_and_stop(signal)
-    resumed = ScriptedRun(tmp_path, base)
-    resumed.environment.members[0].counts["paid"] = 2  # by its validation
+        record.write_down(1, games_PG, StepStats())
+    record.save_and_stop(signal)
+    resumed = resume(tmp_path, base)
+    resumed.run.environment.members[0].counts["paid"] = 2  # by its validation
     resumed.finish_unlogged_step()
     assert [line["env/paid"] for line in read_metrics(tmp_path)] == [0, 5]
 
 
 def test_a_run_without_budget_is_said_to_resume_with_a_larger_limit_only(base, tmp_path):
     """A bug: "the same command resumes the run" stood at the end of the sentence, and it did not."""
-    run = run_to_step_5(base, tmp_path)
+    record = run_to_step_5(base, tmp_path)
     budget = Budget(max_usd=1.0, spent=Spending(calls=9, usd=1.0))
     with pytest.raises(OutOfBudget) as spent:
         asyncio.run(budget.reserve(lambda: Spending(usd=0.1)))
-    sentence = str(run.save_and_stop(spent.value))
+    sentence = str(record.save_and_stop(spent.value))
     assert sentence.endswith("; a larger limit resumes the run; stopped after step 5")
-    other = str(run.save_and_stop(Resumable("too many calls failed")))
+    other = str(record.save_and_stop(Resumable("too many calls failed")))
     assert other.endswith("; stopped after step 5, the same command resumes the run")
 
 
-def test_a_warm_up_leaves_weights_gradients_and_optimiser_as_they_were():
-    policy, reference = tiny.policy(), tiny.policy()
-    before = {name: weight.clone() for name, weight in policy.named_parameters()}
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2, weight_decay=0.1)
-    run = Run.__new__(Run)  # only these parts of a run are warmed up
-    run.policy, run.reference, run.optimizer = policy, reference, optimizer
-    run.warm_up(game_tokens=20, tokens=100)
-    for name, weight in policy.named_parameters():
+def test_a_warm_up_leaves_weights_gradients_and_optimiser_as_they_were(base, tmp_path):
+    run = resume(tmp_path, base, max_tokens=20, tokens_per_batch=100).run
+    run.reference = tiny.policy()
+    before = {name: weight.clone() for name, weight in run.policy.named_parameters()}
+    states = {name: value.clone() for name, value in tensors_of(run.policy, run.optimizer).items()}
+    run.warm_up()
+    for name, weight in run.policy.named_parameters():
         assert torch.equal(weight, before[name]) and weight.grad is None, name
-    assert not optimizer.state
+    for name, value in tensors_of(run.policy, run.optimizer).items():
+        assert torch.equal(value, states[name]), name

@@ -1,0 +1,256 @@
+"""What a training run writes down: metrics, validation, the best agent, checkpoints, alarms, the test."""
+
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+from prompt_r1.data.sampler import digest_of
+from prompt_r1.environments.budget import OutOfBudget
+from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError
+from prompt_r1.model.distributed import stop_ranks
+from prompt_r1.settings.fields import write_yaml
+from prompt_r1.training.alarms import Alarms
+from prompt_r1.training.checkpoint import (
+    State,
+    digest_of_start,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
+from prompt_r1.training.export import export_agent
+from prompt_r1.training.log import read_metrics, trim_run
+from prompt_r1.training.metrics import add_spending, spending, step_metrics
+from prompt_r1.training.questions import repetition_note
+from prompt_r1.training.run import Run
+from prompt_r1.training.summary import summary
+from prompt_r1.training.update import StepStats
+from prompt_r1.training.validation import compare_on_test, play_share, validation_metrics
+from prompt_r1.types import ScoredGame
+
+IDLE_STEPS = 3  # The run ends after this many consecutive steps without an optimiser step.
+
+
+@dataclass
+class Record:
+    """The record of a run on this rank. Every method is called by every rank or by none."""
+
+    run: Run
+    state: State
+    alarms: Alarms
+    saved: State | None = None  # what the newest checkpoint holds
+    idle_steps: int = 0  # consecutive steps without an optimiser step
+
+    @classmethod
+    def resume(cls, run: Run) -> "Record":
+        """The record of a run that goes on from its newest valid checkpoint, or begins with step 0.
+
+        Raises UsageError if the checkpoint belongs to another run.
+        """
+        config, ranks = run.config, run.ranks
+        # A new run begins with step 0, which validates the agent before training. Nothing is logged yet.
+        state = State(
+            unlogged_metrics={"step": 0},
+            questions=digest_of(run.questions.training),
+            start=ranks.on_first_rank(lambda: digest_of_start(run.start)),
+        )
+        record = cls(run, state, Alarms(config.agent, run.gap_limit))
+        found = ranks.on_first_rank(lambda: newest_checkpoint(run.folder, say=run.log.say))
+        if found is None:
+            note = repetition_note(config, len(run.questions.training))
+            if note:
+                run.log.say(note)
+        else:
+            saved = load_checkpoint(found, run.policy, run.optimizer, config, ranks)
+            check_same_origin(found, saved, state, run.start)
+            record.state = saved
+            record.saved = copy(saved)  # Later changes of `state` must not change it.
+            run.log.say(f"Resuming after step {saved.trained_step} of {config.steps}, from {found}")
+            run.refresh()
+        trained, logged = record.state.trained_step, record.state.logged_step
+        # The progress bar begins with the games that are already played.
+        run.log.progress.initial = run.log.progress.n = trained * run.games_per_step
+        ranks.on_first_rank(lambda: trim_run(run.folder, trained=trained, logged=logged))
+        ranks.on_first_rank(lambda: write_yaml(config, run.folder / "config.yaml"))
+        for line in read_metrics(run.folder):
+            record.alarms.read(line)
+        run.interrupt.training_began = True  # From now on, a signal saves the run, and then ends it.
+        return record
+
+    def remaining_steps(self) -> range:
+        """The numbers of the steps that are not trained yet."""
+        return range(self.state.trained_step + 1, self.run.config.steps + 1)
+
+    def write_down(self, step: int, games_PG: list[list[ScoredGame]], stats: StepStats) -> None:
+        """Record a step whose update is in the weights: games, metrics, best agent, checkpoint, alarms.
+
+        Raises Resumable if a signal came, if nothing was learned for several steps, or if a file cannot be
+        written.
+        """
+        run, ranks, log = self.run, self.run.ranks, self.run.log
+        name = f"step-{step:06d}-rank{ranks.rank}"
+        ranks.on_every_rank(lambda: log.write_games(name, games_PG))
+        measured = step_metrics(games_PG, ranks, rollout_seconds=log.seconds["rollout"])
+        self.state.trained_step = step
+        self.state.unlogged_metrics = {
+            "step": step,
+            **stats.metrics(ranks),
+            **measured,
+            **spending(run.environment, ranks),
+        }
+        self.finish_step()
+        self.stop_if_idle(stats, environment_failed=measured["groups/dropped"] == 1)
+
+    def finish_unlogged_step(self) -> None:
+        """Finish step 0, or a step whose update is in the checkpoint but whose metrics are not logged."""
+        if self.state.logged_step < self.state.trained_step:
+            self.finish_step()
+
+    def finish_step(self) -> None:
+        """Validate, log, export the best agent, save and report alarms. Raises Resumable if a signal came.
+
+        If a run is interrupted in here, it finishes the step when it is resumed.
+        """
+        run, state, config = self.run, self.state, self.run.config
+        step = state.trained_step
+        is_due = step == config.steps or step % config.save_every == 0
+        metrics = dict(state.unlogged_metrics)
+        if is_due and config.val_data:
+            metrics |= self.validate()
+        add_spending(metrics, spending(run.environment, run.ranks))
+        metrics = run.ranks.on_every_rank(lambda: run.log.write_metrics(metrics))
+        is_best = self.is_best(metrics)
+        is_save_step = is_due and step > 0
+        # Without validation, the newest agent counts as the best one.
+        if is_best or (is_save_step and not config.val_data):
+            self.export(metrics)
+        state.logged_step = step
+        state.unlogged_metrics = {}
+        if is_best or is_save_step:
+            self.save()
+            self.update_report()
+        run.log.progress.n = step * run.games_per_step
+        for alarm in self.alarms.read(metrics):
+            run.log.say(f"Alarm at step {step}: {alarm} (docs/running.md says what to do)")
+        self.stop_if_asked()
+
+    def validate(self) -> dict[str, float]:
+        """Play greedy games of the validation questions, and return the metrics val/*."""
+        run = self.run
+        with run.log.phase("validation"):
+            name = f"validation-{self.state.trained_step:06d}"
+            return validation_metrics(play_share(run, run.agent, run.questions.validation, name=name))
+
+    def is_best(self, metrics: dict[str, float]) -> bool:
+        """Whether the agent of this step is the best so far, by validation.
+
+        EM decides, and between agents of equal EM the reward. A user's own reward decides before EM, because
+        EM may know only one of several right answers. Of equal agents the first stays the best: a later
+        agent may have collapsed.
+        """
+        if "val/em" not in metrics:
+            return False
+        state = self.state
+        em = metrics["val/em"]
+        reward = metrics.get("val/reward", 0.0)
+        if self.run.config.reward:
+            is_better = (reward, em) > (state.best_reward, state.best_em)
+        else:
+            is_better = (em, reward) > (state.best_em, state.best_reward)
+        return is_better or state.best_step < 0
+
+    def export(self, metrics: dict[str, float]) -> None:
+        """Write the agent of this step to agent/, and remember it as the best one."""
+        run = self.run
+        with run.log.phase("save"):
+            export_agent(
+                run.policy, str(run.start), run.config, run.folder / "agent", metrics=metrics, ranks=run.ranks
+            )
+        self.state.best_step = self.state.trained_step
+        self.state.best_em = metrics.get("val/em", -1.0)
+        self.state.best_reward = metrics.get("val/reward", 0.0)
+
+    def save(self) -> None:
+        """Write a checkpoint, unless the newest has this state. Raises Resumable if it cannot be written."""
+        if self.state == self.saved:
+            return
+        run = self.run
+        with run.log.phase("save"):
+            save_checkpoint(run.folder, self.state, run.policy, run.optimizer, run.config, run.ranks)
+        self.saved = copy(self.state)  # Later changes of `state` must not change it.
+
+    def update_report(self) -> None:
+        """Write report.html. A failure does not stop the run, because the report can be made later."""
+        run = self.run
+        if not run.ranks.first:
+            return
+        from prompt_r1.training.report import write_report  # It imports jinja2, which is slow.
+
+        try:
+            write_report(run.folder)
+        except OSError as error:
+            run.log.say(f"report.html could not be written: {error.strerror}")
+        except UsageError as error:
+            run.log.say(f"report.html could not be written: {error}")
+
+    def stop_if_asked(self) -> None:
+        """Raise Resumable on every rank if any rank has received a signal."""
+        for stop in self.run.ranks.gather(self.run.interrupt.stop):
+            if stop is not None:
+                raise stop
+
+    def stop_if_idle(self, stats: StepStats, *, environment_failed: bool) -> None:
+        """Raise Resumable after IDLE_STEPS consecutive steps in which nothing was learned."""
+        self.idle_steps = 0 if stats.taken else self.idle_steps + 1
+        if self.idle_steps < IDLE_STEPS:
+            return
+        if stats.skipped:
+            reason = f"the loss or its gradient was not finite in {IDLE_STEPS} steps in a row"
+            raise Resumable(f"{reason}: try a smaller --lr")
+        if environment_failed:
+            raise Resumable(f"the environment broke every group of {IDLE_STEPS} steps in a row")
+        raise Resumable(
+            f"every game of {IDLE_STEPS} steps in a row was cut off, and --mask-truncated leaves such games "
+            "out: start a new run with larger --max-new and --max-tokens"
+        )
+
+    def test(self) -> None:
+        """Compare environment, untrained and trained agent on the test questions, if there are any.
+
+        Then prints where all results are.
+        """
+        run = self.run
+        if run.questions.test:
+            run.log.say("\n" + compare_on_test(run, run.questions.test))
+        self.update_report()  # It shows the table of the test.
+        run.log.say("\n" + summary(run.folder, self.state.best_step, run.config))
+
+    def save_and_stop(self, error: Resumable | FatalEnvError) -> Resumable | FatalEnvError:
+        """Save after an error that ended the run on every rank, and return the error to raise.
+
+        This is the same error with the advice to repeat the command. A fatal error before the first step has
+        been trained is returned as it is, and nothing is saved. (A lost rank never comes here: `start_run`
+        raises its error.)
+        """
+        if isinstance(error, FatalEnvError) and self.state.trained_step == 0:
+            return error
+        self.save()
+        stop_ranks(self.run.ranks)  # all ranks have agreed on this stop
+        kind = Interrupted if isinstance(error, Interrupted) else Resumable
+        sentence = f"{error}; stopped after step {self.state.trained_step}"
+        if not isinstance(error, OutOfBudget):  # Its own sentence says that a larger limit is needed.
+            sentence += ", the same command resumes the run"
+        return kind(sentence)
+
+
+def check_same_origin(checkpoint: Path, saved: State, now: State, start: Path | str) -> None:
+    """Raise UsageError if a checkpoint was made with other questions, or from another agent, than now."""
+    if saved.questions != now.questions:
+        raise UsageError(
+            f"{checkpoint} was made with other questions: give the data that the run began with, or "
+            "start a new run with another --out"
+        )
+    if saved.start != now.start:
+        raise UsageError(
+            f"{checkpoint} was made with another agent than there is now in {start}: put the agent "
+            "back that the run began with, or start a new run with another --out"
+        )
