@@ -51,6 +51,7 @@ from prompt_r1.evaluation.systems import (
     resolve_agents,
     results_folder,
     setup_of,
+    trained_on,
 )
 from prompt_r1.evaluation.tables import terminal_table
 from prompt_r1.model.distributed import pick_device
@@ -140,6 +141,14 @@ def describe_agents(
     playing = ",".join(environments_of(config, agents))
     for agent in agents.values():
         print(printable(agent.describe(environment=playing, seed=seed)), file=sys.stderr, flush=True)
+        known = trained_on(agent, questions)
+        if known:
+            print(
+                f"Note: the agent was trained on {known:,} of these {len(questions):,} questions; "
+                "`python -m prompt_r1.data split` holds some out",
+                file=sys.stderr,
+                flush=True,
+            )
         check_question_lengths(questions, load_codec(agent.path, agent.config), agent.config.game)
 
 

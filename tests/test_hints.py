@@ -32,7 +32,11 @@ TAKES = {
 
 
 def after_training() -> None:
+    """Of a run in the mini world, and of a run on a file, which has no other questions."""
     print(summary(Path(FOLDER), 0, TrainConfig(env="mini", data=("mini",))))
+    rows = [{"question": f"Who is {number}?", "answer": "Anna"} for number in range(9)]
+    own = summary(Path(FOLDER), 0, TrainConfig(env="mini", data=(write("my rows.jsonl", *rows),)))
+    print(own.splitlines()[-1])
 
 
 def after_a_warm_start() -> None:

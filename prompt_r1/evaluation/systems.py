@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prompt_r1.data.questions import find_questions, sample_questions
+from prompt_r1.data.files import question_key
+from prompt_r1.data.questions import find_questions, hold_out, sample_questions
 from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import check_environment, parse_fields
@@ -19,10 +20,11 @@ from prompt_r1.pair.names import check_agent, check_data, check_device
 from prompt_r1.pair.trained import AgentSpec, newest_mini_run, resolve_agent, trained_config
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
-from prompt_r1.settings.agent import MINI_AGENT, AgentConfig, is_mini, is_mini_data
+from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, AgentConfig, is_mini, is_mini_data
 from prompt_r1.settings.fields import experiment_values
 from prompt_r1.settings.flags import parse_arguments
 from prompt_r1.settings.functions import OBJECT_PREFIX
+from prompt_r1.settings.train import TrainConfig
 from prompt_r1.types import Question
 
 if TYPE_CHECKING:  # A wrong command line is reported before torch is imported.
@@ -232,6 +234,19 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
             "--seed, or evaluate them one by one"
         )
     return next(iter(seeds))
+
+
+def trained_on(agent: AgentSpec, questions: Sequence[Question]) -> int:
+    """How many of the questions the agent was trained on, as far as its question files are here."""
+    if trained_config(agent.path) is None:
+        return 0
+    # The folder of an agent may come from anyone, so no code is run that it names.
+    files = [name for name in agent.config.data if is_mini_data(name) or Path(name).is_file()]
+    trained = find_questions(files, "train", agent.config.seed)
+    if tuple(agent.config.val_data) == (HELD_OUT,):
+        trained, _ = hold_out(trained, max(1, min(TrainConfig.val_limit, len(trained) // 10)))
+    keys = {question_key(question.text) for question in trained}
+    return sum(question_key(question.text) in keys for question in questions)
 
 
 def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, AgentSpec]) -> dict[str, str]:

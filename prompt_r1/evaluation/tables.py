@@ -19,10 +19,16 @@ from prompt_r1.programs.tables import markdown_table, text_table
 from prompt_r1.programs.text import printable_line
 
 UNKNOWN = "–"
+WIDTH = 80  # of the table for the terminal
+SPARE_COLUMNS = ("tokens", "turns", "format")  # The first is left out first.
 
 
 def terminal_table(results: Results) -> str:
-    """A row for each system over all datasets. Only EM has an interval. Empty columns are left out."""
+    """A row for each system over all datasets. Only EM has an interval. Empty columns are left out.
+
+    A table that is wider than WIDTH loses columns that `datasets_table` has too. Then numbers stand for
+    environments and agents, which are named below the table.
+    """
     names = short_names(results.systems)
     means = [means_of(results, system, list(results.kinds)) for system in results.systems]
     columns = {"method": list(names.values()), "n": [str(one.n) for one in means]}
@@ -37,8 +43,23 @@ def terminal_table(results: Results) -> str:
         columns["tokens"] = [_tokens_text(one) for one in means]
     if any(one.counts.get("usd") for one in means):
         columns["$"] = [_dollars_text(one) for one in means]
+    for spare in SPARE_COLUMNS:
+        if _width(columns) > WIDTH:
+            columns.pop(spare, None)
+    below: list[str] = []
+    if _width(columns) > WIDTH:
+        for number, (system, name) in enumerate(names.items()):
+            if name != system.method:
+                below.append(f"[{len(below) + 1}] {name}")
+                columns["method"][number] = f"{system.method} [{len(below)}]"
     rows = list(zip(*columns.values(), strict=True))
-    return text_table(list(columns), rows)
+    return "\n".join([text_table(list(columns), rows), *below])
+
+
+def _width(columns: Mapping[str, Sequence[str]]) -> int:
+    """The width of a table for the terminal, whose columns are two blanks apart."""
+    widths = [max(len(cell) for cell in (name, *cells)) for name, cells in columns.items()]
+    return sum(widths) + 2 * (len(widths) - 1)
 
 
 def datasets_table(results: Results) -> str:

@@ -12,7 +12,7 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
     """Return the text that says where the results are, and what the next commands are."""
     mini = config.env == "mini" and set(config.data) <= {"mini"}
     validated = tuple(name for name in config.val_data if name != HELD_OUT)
-    other = ("mini:ood",) if mini else config.test_data or validated or config.data
+    unseen = ("mini:ood",) if mini else config.test_data or validated
     # A folder names no code to import, so the user's own objects must be named again.
     own = ["--env", config.env] if OBJECT_PREFIX in config.env else []
     text = [
@@ -23,9 +23,13 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
     ]
     if config.test_data:
         text.append(f"  {folder}/{TEST_FILE}: the test by dataset")
-    text += [
-        "What to type next",
-        f"  {command('infer.py', '--agent', folder, *own)}",
-        f"  {command('evaluate.py', '--agent', folder, *own, '--data', *other)}",
-    ]
+    text += ["What to type next", f"  {command('infer.py', '--agent', folder, *own)}"]
+    if unseen:
+        text.append(f"  {command('evaluate.py', '--agent', folder, *own, '--data', *unseen)}")
+    else:  # An agent is not tested on the questions that it was trained on.
+        files = ["--out", "train.jsonl", "--test", "test.jsonl"]
+        text += [
+            "To test an agent, train the next one without some of the questions",
+            f"  {command('-m prompt_r1.data', 'split', '--in', *config.data, *files)}",
+        ]
     return "\n".join(text)

@@ -28,6 +28,7 @@ from prompt_r1.evaluation.systems import (
     setup_of,
 )
 from prompt_r1.pair.trained import AgentSpec
+from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.train import TrainConfig
 from tests.support.exports import save_run
 from tests.support.programs import run_here
@@ -347,3 +348,18 @@ def test_a_folder_without_its_settings_is_refused(evaluate_here):
     Path("out/config.yaml").unlink()
     with pytest.raises(UsageError, match="its answers are of an older version: give another --out"):
         evaluate_here()
+
+
+def test_a_note_says_which_questions_the_agent_was_trained_on(asking_agent, tmp_path, capsys):
+    """`evaluate.py` said nothing, although the run's settings name the file. A tenth of it was held out."""
+    for file in asking_agent.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    rows = [f'{{"question": "abc {number}?", "answer": "Anna"}}\n' for number in range(20)]
+    (tmp_path / "own.jsonl").write_text("".join(rows))
+    settings = (
+        f"env: mini\ndata: [{tmp_path}/own.jsonl, 'py:os:abort']\nval_data: held-out\nmax_tokens: 900\n"
+    )
+    (tmp_path / GAME_FILE).write_text(settings + "instruction: short\n")
+    line = ["--agent", tmp_path, "--data", tmp_path / "own.jsonl", "--method", "direct", "--device", "cpu"]
+    run_here("evaluate.py", *line, "--out", tmp_path / "out")
+    assert "the agent was trained on 18 of these 20 questions" in capsys.readouterr().err

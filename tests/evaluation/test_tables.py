@@ -18,6 +18,7 @@ from prompt_r1.evaluation.results_folder import write_results
 from prompt_r1.evaluation.scores import means_of, score_predictions
 from prompt_r1.evaluation.statistics import macro_interval, wilson
 from prompt_r1.evaluation.tables import paper_tables, terminal_table
+from prompt_r1.types import Spending
 from tests.evaluation.predictions import DIRECT, predict, predict_all, question_of
 from tests.support.paths import SHARED
 
@@ -244,3 +245,20 @@ def test_an_evaluation_folder_is_complete_even_if_no_question_was_answered(tmp_p
         row[:4] for row in cells_of((tmp_path / "tables.md").read_text())
     ]
     assert json.loads((tmp_path / "results.json").read_text())["direct"] == {"n": 0, "errors": 1}
+
+
+def test_the_table_for_the_terminal_has_at_most_80_columns():
+    """It had 94 for an agent and an environment, and twice as many for several of them."""
+    spent = Spending(4, 123456, 12345, 1.25)
+    rows = []
+    for agent in ("runs/first-seed0", "runs/second-seed0"):
+        for environment in ("gpt-4o-mini", "gpt-oss-20b@http://127.0.0.1:8000/v1"):
+            system = System("prompt-r1", environment, agent)
+            rows += [replace(predict(n, system=system), spent=spent, turns=3, format=1.0) for n in range(200)]
+    rows += [predict(n, system=System("direct", environment)) for n in range(200)]
+    lines = terminal_table(score_predictions(rows)).splitlines()
+    table, below = lines[:6], lines[6:]
+    assert max(map(len, table)) <= 80
+    assert {"method", "n", "EM", "SM", "F1", "calls", "$"} <= set(table[0].split())
+    assert table[-1].startswith("direct ") and table[1].startswith("prompt-r1 [1]")
+    assert below[0] == "[1] prompt-r1 (gpt-4o-mini, runs/first-seed0)" and len(below) == 4

@@ -75,7 +75,8 @@ def test_the_whole_summary_of_a_run(tmp_path):
         f"  python evaluate.py --agent {tmp_path} --data mini:ood",
     ]
     empty = summary(tmp_path, 0, TrainConfig(env="model", data=("my own.jsonl",), val_data=("held-out",)))
-    assert "test.md" not in empty and empty.endswith("--data 'my own.jsonl'")
+    assert "test.md" not in empty and "evaluate.py" not in empty, "it advised to test on the training file"
+    assert empty.endswith("data split --in 'my own.jsonl' --out train.jsonl --test test.jsonl")
     own = summary(tmp_path, 0, TrainConfig(env="py:my_llm:Oracle", data=("a.csv",), val_data=("b.csv",)))
     assert own.endswith(f"evaluate.py --agent {tmp_path} --env py:my_llm:Oracle --data b.csv")
     assert f"infer.py --agent {tmp_path} --env py:my_llm:Oracle" in own
