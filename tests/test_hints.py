@@ -34,8 +34,9 @@ TAKES = {
 def after_training() -> None:
     """Of a run in the mini world, and of a run on a file, which has no other questions."""
     print(summary(Path(FOLDER), 0, TrainConfig(env="mini", data=("mini",))))
-    rows = [{"question": f"Who is {number}?", "answer": "Anna"} for number in range(9)]
-    own = summary(Path(FOLDER), 0, TrainConfig(env="mini", data=(write("my rows.jsonl", *rows),)))
+    file = Path(FOLDER, "my rows.jsonl")
+    file.write_text("".join(f'{{"question": "Who is {n}?", "answer": "Anna"}}\n' for n in range(9)))
+    own = summary(Path(FOLDER), 0, TrainConfig(env="mini", data=(str(file),)))
     print(own.splitlines()[-1])
 
 

@@ -5,10 +5,11 @@ reply is billed once as output, and again as input in each later call. Three est
 assume:
 
              low                        likely                        high
-    calls    one in each game           half of what the turns allow  as many as the turns allow
+    calls    one in 9 of 10 games       half of what the turns allow  as many as the turns allow
     prompt   SHORT_PROMPT tokens        as long as a question         as long as a turn (--max-new)
     reply    SHORT_REPLY tokens         REPLY tokens                  max_tokens of --env-args
     token    5 bytes of text            4 bytes                       3 bytes
+    repeats  equal calls are paid once  all calls are paid            all calls are paid
 
 Without max_tokens nothing limits a reply. Then LONG_REPLY tokens are assumed, and the high estimate is no
 upper bound. Requests that are repeated because their response was lost come on top.
@@ -105,13 +106,21 @@ def estimate(config: TrainConfig) -> str:
         "validation": len(validation) * (1 + math.ceil(config.steps / config.save_every)),
         "test": len(test) * GAMES_OF_TEST,
     }
+    # The agents of several validations, and of the test, may make equal calls, which are paid once.
+    least = {
+        "training": games["training"] * 9 // 10,
+        "validation": len(validation) * 9 // 10,
+        "test": len(test) * 9 // 10,
+    }
     prices = list(parse_prices(config.env_price, config.env.split(",")).values())
     fields = parse_fields(config.env_args)
     cases = cases_of(config.game, mean_bytes(training), fields, prices)
     parts: dict[str, Estimate] = {}
     for part, count in games.items():
-        of_game = {case.name: case.game(config.env_system) * count for case in cases}
-        parts[f"{part}, {count:,} games"] = of_game
+        parts[f"{part}, {count:,} games"] = {
+            case.name: case.game(config.env_system) * (least[part] if case.name == "low" else count)
+            for case in cases
+        }
     if test and not config.without_environment:
         request = config.env_system + request_of(config.env)
         parts[f"test, {len(test):,} calls"] = {

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from prompt_r1.model.gguf import gguf_file
 from prompt_r1.pair.names import find_agent
 from prompt_r1.programs.launcher import launcher_number
-from prompt_r1.settings.agent import MINI_AGENT, SMOLLM2
+from prompt_r1.settings.agent import MINI_AGENT
 from prompt_r1.settings.train import TrainConfig
 
 TURN = 250  # tokens of the agent's usual turn
 SHARE_OF_PEAK = 0.4  # of the tensor cores, in an update
+LEAST_PARAMETERS = 100_000_000  # Smaller models are toys, whose steps take no time on a GPU.
 SHARE_OF_BANDWIDTH = 0.25  # of the memory, while tokens are generated
 
 
@@ -42,15 +43,15 @@ GPUS = (
 
 
 def step_time(config: TrainConfig, *, question: int, calls: int, reply: int) -> str:
-    """A line about the time of a step; "" for a toy, and for a model whose size is not known here.
+    """A line about the time of a step; "" for a toy, and for a model or GPU that is not known here.
 
     `question`: the bytes of a question; `calls` of a game; `reply`: its tokens.
     """
-    if config.agent in (MINI_AGENT, SMOLLM2):
+    if config.agent == MINI_AGENT:
         return ""
     gpu, where = _gpu()
     parameters = count_parameters(config.agent)
-    if gpu is None or not parameters:
+    if gpu is None or parameters < LEAST_PARAMETERS:
         return ""
     ranks = launcher_number("WORLD_SIZE", default=1)
     update = update_seconds(config, parameters, gpu, ranks, question=question, calls=calls, reply=reply)
