@@ -14,7 +14,7 @@ import re
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import replace
 
 import httpx
 
@@ -39,13 +39,11 @@ logger = logging.getLogger(__name__)
 
 OPENAI_URL = "https://api.openai.com/v1"
 CONNECT_SECONDS = 30.0
-MOST_BYTES = 2_000_000  # the largest response; more than most models can write
-LONGEST_REASON = 300  # characters of a provider's error message
-HIGHEST_PORT = 65535
-CLIENT_VARIABLES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+MAX_BYTES = 2_000_000  # the largest response; more than most models can write
+MAX_REASON_CHARACTERS = 300  # characters of a provider's error message
+MAX_PORT = 65535
 
 
-@dataclass(repr=False, eq=False)
 class Endpoint(Source):
     """A source that asks the model `name` at `base_url`.
 
@@ -54,30 +52,37 @@ class Endpoint(Source):
     the time for a request and its response, in seconds.
     """
 
-    name: str
-    base_url: str
-    _: KW_ONLY
-    key: str = ""
-    fields: Mapping[str, object] = field(default_factory=dict)
-    system: str = ""
-    concurrency: int = 64
-    timeout: float = 120.0
-    transport: httpx.AsyncBaseTransport | None = None
-    needs_check: bool = True
+    needs_check = True
 
-    def __post_init__(self) -> None:
-        self.parameters: Mapping[str, object] = {"url": self.base_url, "system": self.system, **self.fields}
+    def __init__(
+        self,
+        name: str,
+        base_url: str,
+        *,
+        key: str = "",
+        fields: Mapping[str, object] | None = None,
+        system: str = "",
+        concurrency: int = 64,
+        timeout: float = 120.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.name = name
+        self.base_url = base_url
+        self.key = key
+        self.fields = dict(fields or {})
+        self.system = system
+        self.concurrency = concurrency
+        self.timeout = timeout
+        self.parameters = {"url": base_url, "system": system, **self.fields}
         self.samples = self.fields.get("temperature") != 0
+        self._transport = transport
         self._client: httpx.AsyncClient | None = None
 
     def __str__(self) -> str:
         return f"{self.name} at {self.base_url}"
 
     async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
-        """Send a request, and at once send it again without a field that the server does not know.
-
-        The key is removed from all texts of the response, because some servers send it back.
-        """
+        """Send a request, and at once send it again without a field that the server does not know."""
         if self.system and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": self.system}, *messages]
         while True:
@@ -93,16 +98,9 @@ class Endpoint(Source):
             except Busy as busy:
                 busy.reason = self._shown(busy.reason)
                 raise
-        secret = self.key if len(self.key) >= MIN_SECRET_LENGTH else ""
-        reply = replace(
-            reply,
-            text=scrub(reply.text, secret),
-            reasoning=scrub(reply.reasoning, secret),
-            finish=scrub(reply.finish, secret),
-            reason=self._shown(reply.reason),
-        )
         if reply.reason:
-            return reply  # The server rejected the request, which costs nothing.
+            # The server rejected the request, which costs nothing.
+            return replace(reply, reason=self._shown(reply.reason))
         # If the server counts no tokens, they are estimated. Otherwise the reply would be free.
         sent = sum(len(message["content"]) for message in messages)
         written = len(reply.text) + len(reply.reasoning)
@@ -120,19 +118,20 @@ class Endpoint(Source):
                 # The raw body is not decompressed, because a few kilobytes may stand for gigabytes.
                 async for chunk in response.aiter_raw():
                     body += chunk
-                    if len(body) > MOST_BYTES:
-                        raise NoText(f"a response of over {MOST_BYTES:,} bytes")
+                    if len(body) > MAX_BYTES:
+                        raise NoText(f"a response of over {MAX_BYTES:,} bytes")
         except TimeoutError:
             reason = f"no complete response within {self.timeout:g} s"
             raise Busy(reason, may_be_billed=True) from None
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, ExceptionGroup) as error:
-            # asyncio raises a group of errors if the port of a proxy is above the highest port.
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
             said = str(error) or type(error).__name__
             raise NoServer(f"no server answers ({said}): check the URL{_proxy_advice()}") from None
         except (httpx.HTTPError, OSError) as error:
             raise Busy(f"{type(error).__name__}: {error}".rstrip(":. "), may_be_billed=True) from None
         if encoding := response.headers.get("content-encoding"):
             raise NoText(f"the response is encoded ({encoding[:40]}), though the request allows no encoding")
+        if len(self.key) >= MIN_SECRET_LENGTH:
+            body = body.replace(self.key.encode(), b"[key]")  # Some servers send the key back.
         return read_reply(response.status_code, response.headers, bytes(body), now=time.time())
 
     def reply_limit(self) -> int | None:
@@ -146,10 +145,9 @@ class Endpoint(Source):
             await client.aclose()
 
     def _open_client(self) -> httpx.AsyncClient:
-        # At INFO, httpx and httpcore log the line in which a server sends its status and a reason. The reason
-        # may repeat the key.
-        for name in ("httpx", "httpcore.http11"):
-            logging.getLogger(name).addFilter(_is_warning)
+        # At INFO, they log the line in which a server sends its status and a reason. It may repeat the key.
+        for name in ("httpx", "httpcore"):
+            logging.getLogger(name).setLevel(logging.WARNING)
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -158,13 +156,14 @@ class Endpoint(Source):
                 headers=headers,
                 timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),  # `_send` has the other deadline.
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=self.concurrency),
-                transport=self.transport,
+                transport=self._transport,
                 trust_env=not is_loopback(self.base_url),  # A proxy cannot reach the ports of this machine.
             )
-        except Exception:  # The error of httpx may quote the password of a proxy.
-            names = _set_variables(CLIENT_VARIABLES)
+        except (httpx.InvalidURL, ImportError, OSError, ValueError) as error:
+            # The message of the error may quote the password of a proxy.
             raise UsageError(
-                f"{self.base_url} cannot be asked with the environment variable {names}: correct or unset it"
+                f"{self.base_url} cannot be asked ({type(error).__name__}): correct or unset the variables "
+                "ALL_PROXY, NO_PROXY, … (a SOCKS proxy needs `pip install httpx[socks]`) and SSL_CERT_FILE"
             ) from None
 
     def _drop_field(self, name: str, reason: str) -> None:
@@ -179,10 +178,10 @@ class Endpoint(Source):
         logger.warning("%s does not accept %s; continuing without: %s", self.name, name, reason)
 
     def _shown(self, reason: str) -> str:
-        """An error text without the key, cut to LONGEST_REASON, and printable."""
+        """An error text without the key, cut to MAX_REASON_CHARACTERS, and printable."""
         # The key is removed before the text is cut, because half a key would not be found.
         words = scrub(reason, self.key).split()
-        return printable(" ".join(words))[:LONGEST_REASON]
+        return printable(" ".join(words))[:MAX_REASON_CHARACTERS]
 
 
 def endpoint_of(
@@ -198,20 +197,21 @@ def endpoint_of(
         model, given = name, ""
     else:
         given = f"http{rest}"
-    host = model.rpartition("@")[2] if "@" in model else ""
-    has_host = host.startswith("localhost") or "." in host or ":" in host  # MODEL@localhost:8000
-    if not model or re.search(r"\s|://", model) or has_host:
+    after_at = model.rpartition("@")[2] if "@" in model else ""
+    # MODEL@localhost:8000
+    forgot_http = after_at.startswith("localhost") or "." in after_at or ":" in after_at
+    if not model or re.search(r"\s|://", model) or forgot_http:
         raise UsageError(
             f"there is no environment {name!r}: give mini, MODEL, MODEL@http://host:port/v1 or hf:DIR "
             "(a URL begins with http:// or https://)"
         )
+    key = key.strip()
     base_url = _base_url(given or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
     if not key and not given and not is_loopback(base_url):
         raise UsageError(
             f"the environment {name!r} at {base_url} needs a key: set OPENAI_API_KEY, or give --env mini "
             "or MODEL@http://host:port/v1"
         )
-    key = key.strip()
     if not re.fullmatch(r"[\x21-\x7e]*", key):
         raise UsageError(
             "OPENAI_API_KEY contains a line break, a blank or a non-ASCII character: copy it again"
@@ -223,7 +223,7 @@ def _base_url(text: str) -> str:
     """The base URL of an endpoint, in normal form. Raises UsageError, which does not show the URL."""
     wrong = UsageError(
         "the base URL of an endpoint must look like http://host:port/v1 "
-        f"(without user, password or query; port at most {HIGHEST_PORT}; a key goes to OPENAI_API_KEY)"
+        f"(without user, password or query; port at most {MAX_PORT}; a key goes to OPENAI_API_KEY)"
     )
     try:
         url = httpx.URL(text.strip())
@@ -232,7 +232,7 @@ def _base_url(text: str) -> str:
         raise wrong from None
     is_http = url.scheme in ("http", "https")
     has_more = bool(url.userinfo or url.query or url.fragment)
-    if not is_http or not has_host or has_more or (url.port or 0) > HIGHEST_PORT:
+    if not is_http or not has_host or has_more or (url.port or 0) > MAX_PORT:
         raise wrong
     return str(url).rstrip("/")
 
@@ -257,16 +257,7 @@ def is_loopback(base_url: str) -> bool:
     return bool(re.fullmatch(r"(.+\.)?localhost|127(\.\d+){3}|::1", httpx.URL(base_url).host))
 
 
-def _is_warning(record: logging.LogRecord) -> bool:
-    """Whether a log record is more than the line that httpx writes for every request."""
-    return record.levelno > logging.INFO
-
-
-def _set_variables(names: tuple[str, ...]) -> str:
-    """The environment variables among `names` that are set, as a list in a sentence."""
-    return " or ".join(name for name in os.environ if name.upper() in names and os.environ[name])
-
-
 def _proxy_advice() -> str:
-    proxies = _set_variables(("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY"))
-    return f", and the proxy in {proxies}" if proxies else ""
+    names = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY")
+    given = " or ".join(name for name in os.environ if name.upper() in names and os.environ[name])
+    return f", and the proxy in {given}" if given else ""

@@ -1,7 +1,7 @@
 """Read one response of a chat-completions endpoint. Pure: no network, no clock.
 
-The status decides, and inside a 200 the error object that takes the reply's place. Other people's prose is
-read for one thing only: that a dialogue is too long, for which servers have no common code.
+The HTTP status decides. If a 200 has an error object in place of a reply, its code decides. Error messages
+are read for one thing only: that a dialogue is too long, for which servers have no common code.
 """
 
 import json
@@ -14,14 +14,15 @@ from email.utils import parsedate_to_datetime
 
 from prompt_r1.environments.sources import Busy, NoText, Refused, Reply, reply_of
 
-LONGEST_WAIT = 120.0  # seconds; a server that asks for a longer wait is asked again after this time
-LONGEST_BELIEVED = 86400.0  # seconds; a longer requested wait is ignored
-LARGEST_COUNT = 10_000_000  # No prompt or reply has more tokens: no model has such a context.
-LONGEST_SAID = 2000  # So many characters of an error are read.
+MAX_WAIT = 120.0  # seconds; a server that asks for a longer wait is asked again after this time
+MAX_CREDIBLE_WAIT = 86400.0  # seconds; a longer requested wait is ignored
+MAX_TOKEN_COUNT = 10_000_000  # No prompt or reply has more tokens: no model has such a context.
+MAX_ERROR_CHARACTERS = 2000  # So many characters of an error are read.
 
 BUSY_STATUSES = (408, 409, 425, 429)  # Every status from 500 on means busy too.
 WRONG_FOR_ALL = (401, 402, 403)  # key, credit, permission
 FILTERED_CODES = ("content_filter", "content_policy_violation")
+REPLY_LIMITS = ("max_tokens", "max_completion_tokens")
 UNKNOWN_FIELD_CODES = ("unsupported_parameter", "unsupported_value", "unknown_parameter", "extra_forbidden")
 # context_length_exceeded, "maximum prompt length is 9", "input is too long", …
 TOO_LONG = re.compile(
@@ -31,18 +32,8 @@ TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 # If a reply has no ordinary end, its finish_reason in lower case contains one of these words.
-FAILED_ENDS = ("error", "abort", "cancel", "resource", "timeout")
-FILTERED_ENDS = (
-    "filter",
-    "safety",
-    "prohibit",
-    "block",
-    "recitation",
-    "sensitive",
-    "spii",
-    "armor",
-    "policy",
-)
+FAILED_ENDS = ("error", "abort", "cancel", "resource")  # resource: insufficient_system_resource of DeepSeek
+FILTERED_ENDS = ("filter", "safety", "block", "sensitive")  # safety: Gemini; sensitive: Zhipu
 FULL_ENDS = ("length", "max", "limit", "trunc")
 ADVICE = {
     401: " (check OPENAI_API_KEY; a URL from a file gets it only if --env names it too)",
@@ -77,16 +68,19 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: flo
         raise Refused(f"{reason} (check plan and billing)", status=status, concerns_all=True)
     if status < 500 and codes.intersection(FILTERED_CODES):
         return Reply("", label="content_filter", reason=reason)
+    unknown_field = _unknown_field(data, fields) if status in (400, 422) else ""
+    # OpenAI: "max_tokens is too large". The user's limit is wrong, unless the context has no room for it.
+    is_wrong_limit = fields.get("param") in REPLY_LIMITS and "context" not in said
     texts = " ".join([*codes, said])
     is_too_long = status in (400, 422, 500) and TOO_LONG.search(texts) is not None
-    if is_too_long or status == 413:
+    if (is_too_long and not unknown_field and not is_wrong_limit) or status == 413:
         return Reply("", label="context_length", reason=reason)
     if status in BUSY_STATUSES or status >= 500:
         raise Busy(reason, wait=requested_wait(headers, now=now))
     raise Refused(
         reason + ADVICE.get(status, ""),
         status=status,
-        field=_unknown_field(data, fields) if status in (400, 422) else "",
+        field=unknown_field,
         concerns_all=status in WRONG_FOR_ALL,
     )
 
@@ -176,15 +170,18 @@ def _thinking_tokens(fields: object) -> int:
 
 
 def requested_wait(headers: Mapping[str, str], *, now: float) -> float | None:
-    """The seconds for which a response asks for no calls, at most LONGEST_WAIT; None if it asks for none."""
+    """The seconds for which a response asks for no calls, at most MAX_WAIT; None if it asks for none."""
     seconds = _seconds(headers.get("retry-after-ms", "")) / 1000
-    if not 0 < seconds <= LONGEST_BELIEVED:
+    if not 0 < seconds <= MAX_CREDIBLE_WAIT:
         seconds = _seconds(headers.get("retry-after", ""), now=now)
-    return min(seconds, LONGEST_WAIT) if 0 < seconds <= LONGEST_BELIEVED else None
+    return min(seconds, MAX_WAIT) if 0 < seconds <= MAX_CREDIBLE_WAIT else None
 
 
 def _seconds(value: str, *, now: float = math.nan) -> float:
-    """A number of seconds, also given as an HTTP date from now; NaN for anything else."""
+    """A number of seconds, also given as an HTTP date from now; NaN for anything else.
+
+    Without `now`, a date gives NaN.
+    """
     with suppress(ValueError):
         return float(value)
     with suppress(ValueError, TypeError, OverflowError, IndexError):
@@ -197,8 +194,8 @@ def _words_of(data: Mapping[str, object], error: object, body: bytes) -> str:
     inner = error.get("message") if isinstance(error, dict) else error
     for said in (inner, data.get("message")):
         if said and isinstance(said, str):
-            return clean(said)[:LONGEST_SAID]
-    return clean(body[:LONGEST_SAID].decode(errors="replace")).strip()
+            return clean(said)[:MAX_ERROR_CHARACTERS]
+    return clean(body[:MAX_ERROR_CHARACTERS].decode(errors="replace")).strip()
 
 
 def _unknown_field(data: Mapping[str, object], error: Mapping[str, object]) -> str:
@@ -254,4 +251,4 @@ def _contains(finish: str, words: tuple[str, ...]) -> bool:
 def _count(value: object) -> int:
     """A number of tokens, which may be sent as 7, 7.0 or "7"; 0 for anything that cannot be right."""
     match = re.fullmatch(r"(\d{1,8})(\.0)?", str(value))
-    return int(match[1]) if match and int(match[1]) <= LARGEST_COUNT else 0
+    return int(match[1]) if match and int(match[1]) <= MAX_TOKEN_COUNT else 0

@@ -368,6 +368,19 @@ def test_after_six_responses_without_a_reply_a_call_is_refused_with_the_words_of
     assert said[:6].decode(errors="replace") in reason or "Unexpected endpoint" in reason
 
 
+@pytest.mark.parametrize(
+    ("message", "follows"),
+    [
+        ("max_tokens is too large: 100000. This model supports at most 16384 completion tokens", "refused"),
+        ("'max_tokens' is too large: 512. This model's maximum context length is 4096", "context_length"),
+    ],
+)
+def test_a_limit_of_replies_that_is_too_large_is_no_dialogue_that_is_too_long(message, follows) -> None:
+    """A bug: with OpenAI's words (the first ones), every reply was empty and nothing said why."""
+    body = error_of(message, param="max_tokens", code="invalid_value")
+    assert what_follows(response_of(400, body))[0] == follows
+
+
 UNSUPPORTED = {"code": "unsupported_parameter", "type": "invalid_request_error"}
 NO_MAX_TOKENS = error_of("no", param="max_tokens", **UNSUPPORTED)
 EXTRA = {"type": "extra_forbidden", "loc": ["body", "top_k"], "msg": "Extra inputs are not permitted"}

@@ -103,6 +103,14 @@ def test_a_key_that_cannot_be_a_header_is_rejected_without_showing_it(key, monke
     assert "Secr" not in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["", "  "])
+def test_a_missing_key_is_reported_before_anything_is_loaded(key, monkeypatch) -> None:
+    """A bug: a key of blanks passed, and the first reply was HTTP 401."""
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(UsageError, match="needs a key: set OPENAI_API_KEY"):
+        open_environment("gpt-4o-mini")
+
+
 def endpoint_of(spec: str, **settings: object) -> Endpoint:
     [member] = open_environment(spec, **settings).members
     assert isinstance(member.source, Endpoint)
