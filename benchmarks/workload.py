@@ -199,7 +199,14 @@ def learn_from(
     for batch in batches:
         scores = policy(batch.packed)
         old = scores.logprobs.detach()
-        columns = LossColumns(old, old, batch.sampled_logprobs, batch.advantages, batch.weights, batch.game)
+        columns = LossColumns(
+            old=old,
+            reference=old,
+            sampled=batch.sampled_logprobs,
+            advantages=batch.advantages,
+            weights=batch.weights,
+            game=batch.game,
+        )
         loss = grpo_loss(scores.logprobs, columns, **settings)
         loss.total.backward()
         stats.add(batch, scores, loss)

@@ -73,7 +73,7 @@ def group_advantages(rewards: Sequence[float | None], *, standardise: bool = Tru
     return [None if reward is None else (reward - centre) / scale for reward in rewards]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LossColumns:
     """What a loss may read of the N agent tokens, beside the policy's own log-probabilities."""
 

@@ -31,7 +31,7 @@ from prompt_r1.reward import Rule, score_games, well_formed
 from prompt_r1.rollout import run_together
 from prompt_r1.settings.agent import MINI_AGENT, AgentConfig
 from prompt_r1.settings.train import preset_of
-from prompt_r1.training.warm_start import fine_tune_agent
+from prompt_r1.training.supervised import fine_tune_agent
 from prompt_r1.training.warm_start_settings import SftConfig
 from prompt_r1.types import Completion, Question, Trajectory
 

@@ -9,7 +9,8 @@ In reading order:
     batches       games → mini-batches → micro-batches of tensors
     update        one optimiser step, its checks and its metrics; loss_function: the user's own loss
     validation    greedy games of held-out questions, and the table of the test
-    metrics       the metrics of games and steps; alarms: which of them have collapsed
+    metrics       the metrics of games and steps
+    alarms        warn if a metric collapses
     log           metrics.jsonl, trajectories/ and the console
     checkpoint    save and resume a run; run_folder: find, claim and check its folder
     export        the agent as a Hugging Face folder
@@ -17,7 +18,8 @@ In reading order:
     summary       what a run prints at its end
     dry_run       estimate what a run will cost; step_time: the hours of a step on GPUs
     preflight     the checks before torch is imported
-    warm_start    supervised fine-tuning, a program of its own; warm_start_settings: its flags
+    supervised    fine-tune an agent on games
+    warm_start    teach the format by recorded games, a program of its own; warm_start_settings: its flags
 
 It may import every room but evaluation.
 """

@@ -83,16 +83,17 @@ def mini_batches_of(
     """Divide the games of all ranks into optimiser steps.
 
     Each step covers `mini_batch` played games. Those that do not enter the loss are left out, so a step may
-    have fewer. Called by every rank with the games that it played. A game's step follows from its index, so
-    it does not depend on the number of ranks. Groups stay whole if `mini_batch` is a multiple of their size.
+    have fewer. Called by every rank with the games that it played. The optimiser step of a game follows from
+    its index, so it does not depend on the number of ranks. Groups stay whole if `mini_batch` is a multiple
+    of their size.
     """
-    played = []
+    kept = []
     for group in games_PG:
         for game in group:
             if game.advantage is not None:
                 without_text = replace(game.trajectory, turns=[])  # the loss reads tokens only
-                played.append(replace(game, trajectory=without_text))
-    games = sorted(ranks.gather_lists(played), key=lambda game: game.index)
+                kept.append(replace(game, trajectory=without_text))
+    games = sorted(ranks.gather_lists(kept), key=lambda game: game.index)
     return [list(step) for _, step in groupby(games, key=lambda game: game.index // mini_batch)]
 
 
@@ -158,7 +159,8 @@ def divide(games: Sequence[Trajectory], *, ranks: int, tokens_per_batch: int) ->
     total = sum(sum(group, EMPTY_PLAN).size for group in groups)
     per_rank = math.ceil(total / (ranks * tokens_per_batch))
     columns_per_row = total // max(ranks * per_rank, 1)  # without games there are no rows
-    # Parts of half a row can be balanced, and repeat few openings.
+    # All rows should be equally full. Smaller parts balance better, and larger parts repeat fewer openings.
+    # Half a row is the compromise.
     half_row = columns_per_row // 2
     parts = split_groups(groups, min(tokens_per_batch, half_row))
     rows = balance(parts, ranks=ranks, per_rank=per_rank, limit=tokens_per_batch)
@@ -217,7 +219,8 @@ def balance(parts: Sequence[RowPlan], *, ranks: int, per_rank: int, limit: int) 
 def _size_with(row: RowPlan, part: RowPlan) -> tuple[int, int]:
     """The columns of a row with one more part and, to decide between equally large rows, the row's games.
 
-    By size alone, all games that add no column would go into one row.
+    A game whose agent wrote a single token may add no column. By size alone, all such games would go into one
+    row.
     """
     return (row + part).size, len(row.games)
 

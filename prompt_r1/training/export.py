@@ -39,7 +39,7 @@ COPIED = (
 )
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 ROUNDED_AWAY = "export/rounded_away"  # stands in STEP_FILE beside the metrics of the step
-MOST_ROUNDED_AWAY = 0.5  # above this share a warning is printed
+MAX_ROUNDED_AWAY = 0.5  # above this share a warning is printed
 
 
 def export_agent(
@@ -81,7 +81,7 @@ def _write_model(
     if dtype != torch.float32:
         share = share_rounded_away(weights, home, dtype)
         metrics = {**metrics, ROUNDED_AWAY: share}
-        if share > MOST_ROUNDED_AWAY:
+        if share > MAX_ROUNDED_AWAY:
             logger.warning(
                 "%.0f %% of the weights that training has changed have their old value in the export: "
                 "%s has too few digits for such small changes; give --dtype float32, or a larger --lr",

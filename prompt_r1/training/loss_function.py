@@ -78,9 +78,9 @@ def try_loss(config: TrainConfig) -> None:
     logprobs = (noise[0].abs() + 0.1).neg().requires_grad_()
     old, reference, sampled = logprobs.detach() + 0.2 * noise[1:]
     columns = LossColumns(
-        old,
-        reference if config.kl_coef else None,
-        sampled,
+        old=old,
+        reference=reference if config.kl_coef else None,
+        sampled=sampled,
         advantages=torch.tensor([1.0, -1.5, 0.5])[game],
         weights=1 / (3 * game.bincount()[game]),
         game=game,

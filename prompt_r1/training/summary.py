@@ -13,8 +13,8 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
     mini = config.env == "mini" and set(config.data) <= {"mini"}
     validated = tuple(name for name in config.val_data if name != HELD_OUT)
     unseen = ("mini:ood",) if mini else config.test_data or validated
-    # A folder names no code to import, so the user's own objects must be named again.
-    own = ["--env", config.env] if OBJECT_PREFIX in config.env else []
+    # A folder names no code to import, so the command names the user's own objects again.
+    own_objects = ["--env", config.env] if OBJECT_PREFIX in config.env else []
     text = [
         "Where it is",
         f"  {folder}/report.html: counts, curves and games, to open in a browser",
@@ -23,9 +23,9 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
     ]
     if config.test_data:
         text.append(f"  {folder}/{TEST_FILE}: the test by dataset")
-    text += ["What to type next", f"  {command('infer.py', '--agent', folder, *own)}"]
+    text += ["What to type next", f"  {command('infer.py', '--agent', folder, *own_objects)}"]
     if unseen:
-        text.append(f"  {command('evaluate.py', '--agent', folder, *own, '--data', *unseen)}")
+        text.append(f"  {command('evaluate.py', '--agent', folder, *own_objects, '--data', *unseen)}")
     else:  # An agent is not tested on the questions that it was trained on.
         files = ["--out", "train.jsonl", "--test", "test.jsonl"]
         text += [

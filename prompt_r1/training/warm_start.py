@@ -11,9 +11,7 @@ with `text` (what the agent writes, with its tags) and `reply` (null after the a
 runs/*/trajectories have this form. `--games mini` are demonstrations in mini worlds that training does not
 use. They show the format and several ways to ask, most of which fail.
 
-Only the agent's own tokens enter the loss. The settings are the paper's (Table 7), and LLaMA-Factory's where
-the paper gives none; long examples are cut as LLaMA-Factory cuts them. The evaluation's methods `sft`, `bc`
-and `rft` fine-tune in the same way.
+`supervised.py` fine-tunes. The evaluation's methods `sft`, `bc` and `rft` use it, too.
 """
 
 if __name__ == "__main__":  # Show --help and usage errors before the imports below, which take seconds.
@@ -25,48 +23,25 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
 
     settings = read_settings(read_warm_start_config)
 
-import json
-import logging
-import math
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
-from itertools import groupby
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from tqdm import tqdm
 
 from prompt_r1.data.rows import BadRow, fields_of, read_rows, text_field
-from prompt_r1.engine.model_check import check_model
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.demonstrations import record
-from prompt_r1.model.distributed import Ranks, pick_device
-from prompt_r1.model.fine_tuning import fine_tune
-from prompt_r1.model.lora import add_lora
-from prompt_r1.model.packing import pack
-from prompt_r1.model.policy import Policy
-from prompt_r1.pair.agent import load_agent
-from prompt_r1.pair.names import find_agent
 from prompt_r1.pair.trained import agent_preset
 from prompt_r1.programs.command_line import command, run_program
-from prompt_r1.programs.files import TEMPORARY, make_folder
-from prompt_r1.programs.progress import progress_style
 from prompt_r1.protocol import Codec, parse
-from prompt_r1.settings.agent import AgentConfig, is_mini_data
+from prompt_r1.settings.agent import is_mini_data
 from prompt_r1.settings.train import preset_of
-from prompt_r1.training.export import export_agent
-from prompt_r1.training.start import load_learner
+from prompt_r1.training.supervised import fine_tune_agent
 from prompt_r1.training.warm_start_settings import SftConfig
-from prompt_r1.types import Completion, Question, Trajectory, Turn
+from prompt_r1.types import Question, Trajectory, Turn
 
-logger = logging.getLogger(__name__)
-
-BATCH_SIZE = 32  # examples of an optimiser step: the paper's 4 × 8
-LEAST_STEPS = 30  # Fewer steps teach little, so few examples get smaller batches.
 # `--games mini` are the demonstrations of MINI_GAMES games in each of MINI_WORLDS worlds.
 MINI_WORLDS = 8
 MINI_GAMES = 6
@@ -88,10 +63,10 @@ def learn_games(source: str, config: SftConfig, out: Path) -> Path:
     games = mini_games(source, config.seed) if is_mini_data(source) else list(read_games(Path(source)))
 
     def examples(codec: Codec) -> list[Trajectory]:
-        return [record(question, sampled_turns(turns, codec), codec) for question, turns in games]
+        return [record(question, without_opened_think(turns, codec), codec) for question, turns in games]
 
     preset = agent_preset(preset_of(config.agent, default=config.preset))
-    # Reinforcement learning will start from this agent, so the agent is its own start.
+    # The settings beside the agent name this folder as its agent, because train.py will start from it.
     trained_as = replace(preset, agent=str(out / "agent"), seed=config.seed)
     return fine_tune_agent(examples, config, trained_as, out)
 
@@ -103,8 +78,8 @@ def mini_games(source: str, seed: int) -> list[tuple[Question, list[Turn]]]:
     return list(demonstrations(seed, MINI_WORLDS, MINI_GAMES, kinds=kinds))
 
 
-def sampled_turns(turns: list[Turn], codec: Codec) -> list[Turn]:
-    """Remove from the turns the <think> that the chat template writes for the agent, if it does."""
+def without_opened_think(turns: list[Turn], codec: Codec) -> list[Turn]:
+    """The turns as the agent samples them: without the <think> that its chat template writes, if it does."""
     if not codec.opened:
         return turns
     sampled = []
@@ -147,142 +122,6 @@ def _turns(played: object) -> list[Turn]:
         reply = None if fields["reply"] is None else text_field(fields, "reply")
         turns.append(Turn(text, parse(text), reply))
     return turns
-
-
-def fine_tune_agent(
-    examples: Callable[[Codec], Sequence[Trajectory]], config: SftConfig, trained_as: AgentConfig, out: Path
-) -> Path:
-    """Fine-tune an agent on games, to play as `trained_as`, and return its folder.
-
-    `examples` gives the games as the agent's codec encodes them. The metrics of the steps are written to
-    metrics.jsonl beside the agent's folder.
-    """
-    make_folder(out, _is_fine_tuning, "a fine-tuning")
-    device = pick_device(config.device)
-    start = find_agent(config.agent, trained_as.seed)
-    agent = load_agent(start, trained_as, device)
-    policy = agent.policy
-    single_rank = Ranks(0, 1, policy.device)
-    if config.rank:
-        trainable = add_lora(policy.model, rank=config.rank, alpha=2 * config.rank, seed=config.seed)
-        check_model(policy)
-    else:
-        policy = load_learner(start, policy, single_rank, offload=False)
-        trainable = policy.trained_parameters()
-    if policy.device.type == "cuda":
-        policy.checkpoint_activations()
-    last_metrics: dict[str, float] = {}
-    with (out / "metrics.jsonl").open("w", buffering=1) as file:
-        for metrics in train_weights(policy, trainable, examples(agent.codec), config):
-            file.write(json.dumps(metrics) + "\n")
-            last_metrics = metrics
-    if not math.isfinite(single_rank.weight_norm(policy)):
-        raise UsageError("the weights are not finite and are not saved: give a smaller --lr")
-    export_agent(policy, str(start), trained_as, out / "agent", metrics=last_metrics, ranks=single_rank)
-    return out / "agent"
-
-
-def _is_fine_tuning(folder: Path) -> bool:
-    """Whether a fine-tuning, perhaps a killed one, wrote all files in a folder."""
-    written = {"metrics.jsonl", "agent", ".agent.old", TEMPORARY}
-    return {path.name for path in folder.iterdir()} <= written
-
-
-def train_weights(
-    policy: Policy, trainable: list[nn.Parameter], examples: Sequence[Trajectory], config: SftConfig
-) -> Iterator[dict[str, float]]:
-    """Take AdamW steps, and yield the metrics of each. Examples of more than --cutoff tokens are cut."""
-    most = config.cutoff
-    long = sum(len(example.tokens) > most for example in examples)
-    if long:
-        shown = f"{long} of {len(examples)} examples"
-        logger.warning("%s have more than --cutoff %d tokens, and are cut", shown, most)
-    shortened = [cut(example, most) for example in examples]
-    used = [example for example in shortened if any(example.sampled)]
-    if not used:
-        raise UsageError(f"--cutoff {most} leaves no token of the agent to train on: give a larger one")
-    per_step = config.batch_size or batch_size_for(len(used) * config.epochs)
-    rng = random.Random(f"sft {config.seed}")
-    batches = []
-    for _ in range(config.epochs):
-        epoch = rng.sample(used, len(used))
-        for first in range(0, len(epoch), per_step):
-            batches.append(epoch[first : first + per_step])
-    if len(batches) < LEAST_STEPS:
-        shown = f"{len(used)} examples in {config.epochs} epochs are {len(batches)} steps"
-        logger.warning("%s, which teach little: give more examples, or more --epochs", shown)
-
-    return fine_tune(
-        trainable,
-        tqdm(batches, desc="fine-tuning", unit="step", leave=False, **progress_style()),
-        partial(negative_log_likelihood, policy),
-        rate=lambda step: config.lr * schedule(step, len(batches)),
-        betas=(0.9, 0.999),
-        micro_batch=config.micro_batch,
-    )
-
-
-def cut(example: Trajectory, most: int) -> Trajectory:
-    """The first `most` tokens of an example, or fewer, as LLaMA-Factory cuts them at its `cutoff_len`.
-
-    The turns get room one after another. Within a turn, both what the agent reads and what it writes lose
-    their ends (see `lengths_within`).
-    """
-    if len(example.tokens) <= most:
-        return example
-    kept = Trajectory(example.question)
-    lengths = [len(list(run)) for _, run in groupby(example.sampled)]  # read, written, read, written, …
-    start = 0
-    for read, written in zip(lengths[::2], lengths[1::2], strict=True):
-        reads, writes = lengths_within(read, written, most - len(kept.tokens))
-        if writes == 0:
-            break
-        first = start + read
-        last = first + writes
-        kept.add_context(example.tokens[start : start + reads])
-        kept.add_sampled(Completion(example.tokens[first:last], example.logprobs[first:last], finished=False))
-        start = first + written
-    return kept
-
-
-def lengths_within(read: int, written: int, room: int) -> tuple[int, int]:
-    """How many tokens remain of a turn of `read` + `written` tokens that must fit `room` tokens.
-
-    If the agent writes less than half of the room, only what it reads is cut. Otherwise, if it reads less
-    than half of the room, only what it writes is cut. Otherwise both are cut by the same factor.
-    """
-    if 2 * written < room:
-        writes = written
-    elif 2 * read < room:
-        writes = min(written, room - read)
-    else:
-        writes = min(written, int(room * (written / (read + written))))
-    return min(read, room - writes), writes
-
-
-def batch_size_for(examples: int) -> int:
-    """How many examples a step has: the paper's number, or fewer, so that there are enough steps."""
-    return max(1, min(BATCH_SIZE, examples // LEAST_STEPS))
-
-
-def negative_log_likelihood(policy: Policy, examples: Sequence[Trajectory]) -> Tensor:
-    """The mean negative log-likelihood of the agent's tokens, in nats."""
-    groups = [[example] for example in examples]
-    scores = policy(pack(groups, policy.device))
-    return -scores.logprobs.mean()
-
-
-def schedule(step: int, steps: int) -> float:
-    """The learning rate of a step, as a share of its peak.
-
-    It rises linearly in the first tenth of the steps, and then decays to 0 like a cosine. The first step is
-    above 0, because a step at 0 teaches nothing.
-    """
-    rising = math.ceil(0.1 * steps)
-    if step < rising:
-        return (step + 1) / (rising + 1)
-    decayed = (step - rising) / max(steps - rising, 1)
-    return 0.5 * (1 + math.cos(math.pi * decayed))
 
 
 if __name__ == "__main__":

@@ -147,7 +147,14 @@ def test_a_loss_and_its_gradient_equal_a_loop(name, cap, token_mean, ranks, toke
             engine = batch.sampled_logprobs.double()
             old, new, reference = (engine + shift * torch.sin(c * engine) for shift, c in SHIFTS)
             new.requires_grad_()
-            columns = LossColumns(old, reference, engine, batch.advantages, batch.weights, batch.game)
+            columns = LossColumns(
+                old=old,
+                reference=reference,
+                sampled=engine,
+                advantages=batch.advantages,
+                weights=batch.weights,
+                game=batch.game,
+            )
             loss = getattr(losses, name)(new, columns, **settings)
             loss.total.backward()
             assert new.grad is not None and loss.token_kl.shape == new.shape

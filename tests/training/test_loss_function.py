@@ -209,7 +209,9 @@ def test_the_metrics_of_a_loss_keep_no_graph(own):
     """They are collected over the micro-batches of a step, so each would keep its activations."""
     new = torch.zeros(2, requires_grad=True)
     ones = torch.ones(2)
-    columns = LossColumns(ones, None, ones, ones, ones, torch.tensor([0, 1]))
+    columns = LossColumns(
+        old=ones, reference=None, sampled=ones, advantages=ones, weights=ones, game=torch.tensor([0, 1])
+    )
     settings = {"clip": 0.2, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": 0.0}
     loss = import_loss("examples.losses:gspo")(new, columns, **settings)
     assert loss.total.requires_grad

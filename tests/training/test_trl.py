@@ -166,7 +166,14 @@ def both_losses(
             ref = reference(batch.packed).logprobs
         logprobs = policy(batch.packed).logprobs
         old = batch.sampled_logprobs
-        columns = LossColumns(old, ref, engine_of(old), batch.advantages, batch.weights, batch.game)
+        columns = LossColumns(
+            old=old,
+            reference=ref,
+            sampled=engine_of(old),
+            advantages=batch.advantages,
+            weights=batch.weights,
+            game=batch.game,
+        )
         loss_of_batch = loss_of(logprobs, columns, **settings)
         loss_of_batch.total.backward()
         loss += loss_of_batch.total.item()

@@ -17,18 +17,16 @@ from prompt_r1.pair.agent import Agent, load_agent, play_question
 from prompt_r1.pair.trained import resolve_agent, trained_config
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.reward import RULES
-from prompt_r1.training.warm_start import (
+from prompt_r1.training.supervised import (
     batch_size_for,
     cut,
     fine_tune_agent,
-    learn_games,
     lengths_within,
     negative_log_likelihood,
-    read_games,
-    sampled_turns,
     schedule,
     train_weights,
 )
+from prompt_r1.training.warm_start import learn_games, read_games, without_opened_think
 from prompt_r1.training.warm_start_settings import SftConfig
 from prompt_r1.types import Completion, Question, Trajectory, Turn
 from tests.support import tiny
@@ -233,7 +231,7 @@ def test_a_warm_start_on_recorded_games_teaches_a_model_without_the_format_to_pl
 def test_the_think_block_that_a_template_opens_is_not_learned_twice():
     codec = Codec(tokenizer_of(KINDS["DeepSeek-R1-distill"], "byte level"), "Answer.")
     turn = Turn("<think>a</think><answer>b</answer>", parse(""), None)
-    assert codec.opened and sampled_turns([turn], codec)[0].text == "a</think><answer>b</answer>"
+    assert codec.opened and without_opened_think([turn], codec)[0].text == "a</think><answer>b</answer>"
 
 
 @pytest.mark.parametrize(
