@@ -74,14 +74,13 @@ class Budget:
         self.before = self.spent = spent or Spending()
         self.limits_usd = max_usd > 0
         self._limits = {"calls": max_calls, "usd": max_usd}
-        # By the name of each limit: the spending, with the spending before, that this rank may reach.
-        self._share: dict[str, float] = {}
+        # What this rank's `spent` may reach: the run's spending so far, and this rank's share of the rest.
+        self._ceilings: dict[str, float] = {}
         for name, limit in self._limits.items():
-            before: float = getattr(self.before, name)
-            rest = (limit - before) / ranks
-            self._share[name] = before + rest if limit else math.inf
+            so_far: float = getattr(self.before, name)
+            self._ceilings[name] = so_far + (limit - so_far) / ranks if limit else math.inf
         self._reserved = Spending()
-        self._settled = asyncio.Event()  # The next request that ends sets it.
+        self._settled = asyncio.Event()  # The next request that ends sets it, and wakes those that wait.
 
     async def reserve(self, estimate: Callable[[], Spending]) -> Spending:
         """Reserve the estimated cost of a request, and return it.
@@ -111,12 +110,12 @@ class Budget:
         self._reserved -= estimate
         self.spent += actual
         self._settled.set()
-        self._settled = asyncio.Event()
+        self._settled = asyncio.Event()  # for the requests that wait from now on
 
     def _exceeded(self, total: Spending) -> list[str]:
         """The names of the limits that this spending exceeds."""
         exceeded = []
-        for name, share in self._share.items():
-            if getattr(total, name) > share + ROUNDING:
+        for name, ceiling in self._ceilings.items():
+            if getattr(total, name) > ceiling + ROUNDING:
                 exceeded.append(name)
         return exceeded

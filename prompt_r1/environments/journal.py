@@ -14,11 +14,10 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from prompt_r1.environments.sources import Caller, Reply, Source
 from prompt_r1.errors import UsageError
@@ -28,9 +27,6 @@ from prompt_r1.types import Message, Spending
 
 RESERVE_BYTES = 2**18  # room for the replies of the requests that run when the disk becomes full
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
-LARGEST_AMOUNT = 1e15  # No call has more tokens or dollars. Above, sums would lose precision.
-COLUMNS = len(Spending().amounts)
-REPLY_TYPES = {f.name: f.type for f in fields(Reply)}  # the fields of a recorded reply, and their types
 
 
 def call_key(source: Source, messages: Sequence[Message], caller: Caller) -> str:
@@ -111,45 +107,16 @@ class Journal:
         charges = {}
         with path.open("rb") as file:
             for number, text in enumerate(file, start=1):
-                if line := json_object(text):
-                    try:
-                        key, call, charged, reply = _values_of(line)
-                    except ValueError as error:
-                        raise UsageError(f"{path}, line {number}: {error}; give another --out") from None
-                    charges[call] = charged
-                    if reply is not None:
-                        self.replies[key] = reply
+                line = json_object(text)
+                if not line:
+                    continue
+                try:
+                    charges[line["call"]] = Spending(*line["charged"])
+                    if "reply" in line:
+                        self.replies[line["key"]] = Reply(**line["reply"])
+                except (KeyError, TypeError) as error:
+                    raise UsageError(
+                        f"{path}, line {number}: no call of this version ({error}); give another --out"
+                    ) from None
         self.spent += sum(charges.values(), Spending())
         return charges
-
-
-def _values_of(line: Mapping[str, Any]) -> tuple[str, int, Spending, Reply | None]:
-    """The key of a call, its number, what it was charged, and its reply. Raises ValueError."""
-    if "verdict" in line:
-        raise ValueError("the journal was written by an older version")
-    key, call = line.get("key"), line.get("call")
-    if not isinstance(key, str) or not _is_amount(call) or not isinstance(call, int):
-        raise ValueError("this is no call of a journal")
-    charged, reply = line.get("charged"), line.get("reply")
-    amounts = charged if isinstance(charged, list) else []
-    if len(amounts) != COLUMNS or not all(_is_amount(amount) for amount in amounts):
-        raise ValueError(f"charged must be {COLUMNS} amounts from 0, not {charged!r:.99}")
-    if reply is None:
-        return key, call, Spending(*amounts), None
-    if not _is_reply(reply):
-        raise ValueError(f"a reply has the fields {', '.join(REPLY_TYPES)}, with their types")
-    if not _is_amount(reply["tokens_in"]) or not _is_amount(reply["tokens_out"]):
-        raise ValueError("tokens_in and tokens_out must be numbers from 0")
-    return key, call, Spending(*amounts), Reply(**reply)
-
-
-def _is_reply(value: object) -> bool:
-    """Whether a value from the file has the fields of a Reply, with their types."""
-    if not isinstance(value, dict) or value.keys() != REPLY_TYPES.keys():
-        return False
-    return all(type(value[name]) is kind for name, kind in REPLY_TYPES.items())
-
-
-def _is_amount(value: object) -> bool:
-    """Whether a value from the file is a number that can be right."""
-    return type(value) in (int, float) and 0 <= value <= LARGEST_AMOUNT  # type: ignore[operator]

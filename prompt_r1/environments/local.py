@@ -7,7 +7,7 @@ no prompt of the agent can become a control token.
 
 import re
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -27,45 +27,60 @@ from prompt_r1.settings.agent import SMOLLM2
 from prompt_r1.types import Message
 
 MAX_TOKENS = 1024  # tokens of a reply; --env-args '{"max_tokens": N}' changes the limit
-LONGEST_DIALOGUE = 8192  # tokens; less if the model supports less
-MOST_SLOTS = 16
+MAX_DIALOGUE_TOKENS = 8192  # tokens; less if the model supports less
+MAX_SLOTS = 16
 
 
-@dataclass(repr=False, eq=False)
 class LocalEnvironment(Source):
     """A source that replies with text of the model, greedy or sampled, and counts tokens as an endpoint does.
 
-    Raises UsageError for a tokenizer without a chat template that works.
+    `capacity` is the length of a dialogue with its reply, and `max_tokens` of a reply, in tokens. Raises
+    UsageError for a tokenizer without a chat template that works.
     """
 
-    policy: Policy
-    tokenizer: PreTrainedTokenizerBase
-    _: KW_ONLY
-    name: str
-    folder: str = ""
-    slots: int = MOST_SLOTS
-    capacity: int = LONGEST_DIALOGUE  # tokens of a dialogue and its reply
-    max_tokens: int = MAX_TOKENS  # tokens of a reply
-    temperature: float = 0.0
-    seed: int = 0
-    system: str = ""
-
-    def __post_init__(self) -> None:
-        shaping = ("folder", "max_tokens", "temperature", "seed", "system")
-        self.parameters: Mapping[str, object] = {name: getattr(self, name) for name in shaping}
-        self.samples = self.temperature > 0
-        system: list[Message] = [{"role": "system", "content": "\u2402"}, {"role": "user", "content": "b"}]
+    def __init__(
+        self,
+        policy: Policy,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        name: str,
+        folder: str = "",
+        slots: int = MAX_SLOTS,
+        capacity: int = MAX_DIALOGUE_TOKENS,
+        max_tokens: int = MAX_TOKENS,
+        temperature: float = 0.0,
+        seed: int = 0,
+        system: str = "",
+    ) -> None:
+        self.policy = policy
+        self.tokenizer = tokenizer
+        self.name = name
+        self.slots = slots
+        self.capacity = capacity
+        self.max_tokens = max_tokens
+        self.temperature = temperature
+        self.seed = seed
+        self.system = system
+        self.parameters = {
+            "folder": folder,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+            "system": system,
+        }
+        self.samples = temperature > 0
+        dialogue: list[Message] = [{"role": "system", "content": "\u2402"}, {"role": "user", "content": "b"}]
         try:
-            self._accepts_system = "\u2402" in render(self.tokenizer, system)
+            self._accepts_system = "\u2402" in render(tokenizer, dialogue)
         except UsageError:  # Gemma's template, for example, has no system role.
             self._accepts_system = False
-        self._opened = opened_think(render(self.tokenizer, [{"role": "user", "content": "b"}]))
-        added = self.tokenizer.added_tokens_decoder.values()
+        self._opened = opened_think(render(tokenizer, [{"role": "user", "content": "b"}]))
+        added = tokenizer.added_tokens_decoder.values()
         self._specials = [token.content for token in added if token.special]
-        self._encoder = PieceEncoder(self.tokenizer)
-        self._stop_ids = self.policy.end_ids
-        if self.tokenizer.eos_token_id is not None:
-            self._stop_ids |= {self.tokenizer.eos_token_id}
+        self._encoder = PieceEncoder(tokenizer)
+        self._stop_ids = policy.end_ids
+        if tokenizer.eos_token_id is not None:
+            self._stop_ids |= {tokenizer.eos_token_id}
 
     @cached_property
     def _engine(self) -> Engine:
@@ -140,14 +155,14 @@ def load_local(
     )
     check_model(policy)
     model = policy.model.config
-    longest = longest_game(model) or getattr(model, "max_position_embeddings", None) or LONGEST_DIALOGUE
+    longest = longest_game(model) or getattr(model, "max_position_embeddings", None) or MAX_DIALOGUE_TOKENS
     return LocalEnvironment(
         policy,
         tokenizer,
         name=short,
         folder=str(folder.resolve()),
-        slots=min(slots, MOST_SLOTS),
-        capacity=min(longest, LONGEST_DIALOGUE),
+        slots=min(slots, MAX_SLOTS),
+        capacity=min(longest, MAX_DIALOGUE_TOKENS),
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,

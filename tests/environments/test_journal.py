@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import json
 import os
 import resource
 from collections.abc import Iterator
@@ -163,36 +162,22 @@ def test_lines_that_are_no_json_are_skipped(tmp_path: Path) -> None:
     assert asked.journal.spent == PRICE.of_call(10, 5)
 
 
-STRANGE = [
-    *({"key": key} for key in ([], None)),
-    *({"call": call} for call in ("x", -1, True, 1e999)),
-    *({"charged": amounts} for amounts in ([1, 2], [1, 1, 1, -3.0, 0], [1e999] * 5, ["1"] * 5, {}, None)),
-    {"charged": [1, 10**400, 1, 1, 1]},
-    *({"reply": reply} for reply in ([], "Paris", {"text": "Paris"})),
-    {"verdict": "ok"},
-]
-
-
-@pytest.mark.parametrize("change", STRANGE)
-def test_a_line_that_we_have_not_written_is_refused_with_its_number(change, tmp_path: Path) -> None:
-    """Bugs: 10**400 tokens raised OverflowError, and -10**9 of them gave dollars to the budget."""
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"key": "k", "call": 1}',
+        '{"key": "k", "call": 1, "charged": [1, 2, 3, 4, 5, 6]}',
+        '{"key": "k", "call": 1, "charged": [1, 2, 3, 4, 5], "reply": {"content": "Paris"}}',
+        '{"verdict": "ok"}',
+    ],
+)
+def test_a_line_of_another_version_is_refused_with_its_number(line: str, tmp_path: Path) -> None:
     ask(environment(CountingSource(), folder=tmp_path))
-    path = tmp_path / "rank0.jsonl"
-    line = json.loads(path.read_text().splitlines()[-1])
-    with path.open("a") as file:
-        file.write(json.dumps({**line, **change}) + "\n")
-    with pytest.raises(UsageError, match=r"rank0.jsonl, line 3: .*; give another --out"):
-        Journal(tmp_path)
-
-
-@pytest.mark.parametrize("tokens", [10**400, -(10**9), 7.5, "7"])
-def test_a_reply_with_a_number_of_tokens_that_cannot_be_is_refused(tokens, tmp_path: Path) -> None:
-    ask(environment(CountingSource(), folder=tmp_path))
-    path = tmp_path / "rank0.jsonl"
-    line = json.loads(path.read_text().splitlines()[-1])
-    line["reply"]["tokens_in"] = tokens
-    path.write_text(json.dumps(line) + "\n")
-    with pytest.raises(UsageError, match=r"rank0.jsonl, line 1: "):
+    with (tmp_path / "rank0.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(
+        UsageError, match=r"rank0.jsonl, line 3: no call of this version .*give another --out"
+    ):
         Journal(tmp_path)
 
 
