@@ -246,8 +246,8 @@ def check_same_origin(checkpoint: Path, saved: State, now: State, start: Path | 
     """Raise UsageError if a checkpoint was made with other questions, or from another agent, than now."""
     if saved.questions != now.questions:
         raise UsageError(
-            f"{checkpoint} was made with other questions: give the data that the run began with, or "
-            "start a new run with another --out"
+            f"{checkpoint} was made with other questions: give the data and the --val-limit that the run "
+            "began with, or start a new run with another --out"
         )
     if saved.start != now.start:
         raise UsageError(
