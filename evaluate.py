@@ -56,7 +56,7 @@ from prompt_r1.evaluation.systems import (
 from prompt_r1.evaluation.tables import terminal_table
 from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.agent import check_question_lengths, load_codec
-from prompt_r1.pair.trained import AgentSpec, trained_config
+from prompt_r1.pair.trained import NamedAgent, trained_config
 from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.programs.progress import progress_style
 from prompt_r1.programs.text import printable
@@ -135,7 +135,7 @@ def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
 
 
 def describe_agents(
-    config: EvaluateConfig, agents: Mapping[str, AgentSpec], seed: int, questions: Sequence[Question]
+    config: EvaluateConfig, agents: Mapping[str, NamedAgent], seed: int, questions: Sequence[Question]
 ) -> None:
     """Print which agents play. Raises QuestionTooLong for a question that leaves an agent no room."""
     playing = ",".join(environments_of(config, agents))
@@ -153,7 +153,7 @@ def describe_agents(
 
 
 def missing_answers(
-    file: PredictionFile, systems: Mapping[System, AgentSpec], wanted: Sequence[Repeat]
+    file: PredictionFile, systems: Mapping[System, NamedAgent], wanted: Sequence[Repeat]
 ) -> dict[System, list[Repeat]]:
     """What each system has not answered yet. Systems that have answered everything are left out."""
     missing = {}
@@ -166,7 +166,7 @@ def missing_answers(
 
 async def answer_missing(
     missing: Mapping[System, Sequence[Repeat]],
-    agents: Mapping[System, AgentSpec],
+    agents: Mapping[System, NamedAgent],
     config: EvaluateConfig,
     account: Account,
     file: PredictionFile,
@@ -242,7 +242,7 @@ async def answer_all(
 def show_results(
     predictions: Sequence[Prediction],
     config: EvaluateConfig,
-    agents: Mapping[str, AgentSpec],
+    agents: Mapping[str, NamedAgent],
     encoder: SentenceEncoder | None,
     folder: Path,
 ) -> None:
@@ -253,7 +253,7 @@ def show_results(
     write_results(folder, results, trained_with)
 
 
-def print_left_out(config: EvaluateConfig, systems: Mapping[System, AgentSpec]) -> None:
+def print_left_out(config: EvaluateConfig, systems: Mapping[System, NamedAgent]) -> None:
     """Print which of the paper's methods --tables has left out, and what these methods need."""
     if not config.grpo_agent:
         train = command("train.py", "--env", "none")

@@ -26,7 +26,7 @@ from prompt_r1.evaluation.searches import VALIDATED_ON, of_dataset, searched
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.evaluation.systems import preparation_questions, prices_of, prices_of_writer
 from prompt_r1.pair.asking import request_of
-from prompt_r1.pair.trained import AgentSpec
+from prompt_r1.pair.trained import NamedAgent
 from prompt_r1.training.dry_run import Case, cases_of, cost_table, mean_bytes, notes_of_calls
 from prompt_r1.types import Question, Spending
 
@@ -129,8 +129,8 @@ class Asked:
 
 def estimate(
     config: EvaluateConfig,
-    systems: Mapping[System, AgentSpec],
-    agents: Mapping[str, AgentSpec],
+    systems: Mapping[System, NamedAgent],
+    agents: Mapping[str, NamedAgent],
     questions: Sequence[Question],
     *,
     seed: int,

@@ -24,7 +24,7 @@ from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.demonstrations import record
 from prompt_r1.pair.agent import Agent, load_agent, play_question
 from prompt_r1.pair.names import find_agent
-from prompt_r1.pair.trained import AgentSpec, agent_preset, trained_config
+from prompt_r1.pair.trained import NamedAgent, agent_preset, trained_config
 from prompt_r1.programs.command_line import teaching_command
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
@@ -47,8 +47,8 @@ IMITATION_RANK = 16
 
 
 def sft_agent(
-    agent: AgentSpec, train: Sequence[Question], *, seed: int, device: str, folder: Path
-) -> AgentSpec:
+    agent: NamedAgent, train: Sequence[Question], *, seed: int, device: str, folder: Path
+) -> NamedAgent:
     """Fine-tune an agent on the gold answers to training questions, for a game of one turn."""
     settings = _settings(agent, seed=seed, device=device, rank=SFT_RANK)
     # Mini agents differ by seed. The run began with the mini agent of its own seed, so that is the start.
@@ -57,10 +57,10 @@ def sft_agent(
         fine_tune_agent(
             lambda codec: [example_of(question, codec) for question in train], settings, one_turn, folder
         )
-    return AgentSpec(folder / "agent", one_turn, agent.start)
+    return NamedAgent(folder / "agent", one_turn, agent.start)
 
 
-def bc_agent(agent: AgentSpec, *, seed: int, device: str, folder: Path) -> AgentSpec:
+def bc_agent(agent: NamedAgent, *, seed: int, device: str, folder: Path) -> NamedAgent:
     """Fine-tune the mini agent on the demonstrations that ended right. Raises UsageError for other agents."""
     if agent.start != MINI_AGENT:
         raise UsageError("bc imitates the demonstrations of the mini agent: leave it out with other agents")
@@ -68,11 +68,11 @@ def bc_agent(agent: AgentSpec, *, seed: int, device: str, folder: Path) -> Agent
     rule = agent.config.base_rule
     if not _is_done(folder):
         fine_tune_agent(lambda codec: right_demonstrations(seed, rule, codec), settings, agent.config, folder)
-    return AgentSpec(folder / "agent", agent.config, agent.start)
+    return NamedAgent(folder / "agent", agent.config, agent.start)
 
 
 async def rft_agent(
-    agent: AgentSpec,
+    agent: NamedAgent,
     environment: Environment,
     train: Sequence[Question],
     *,
@@ -80,7 +80,7 @@ async def rft_agent(
     device: torch.device,
     folder: Path,
     calls: int,
-) -> AgentSpec:
+) -> NamedAgent:
     """Fine-tune an agent on its own games that ended right.
 
     `calls`: how many calls of the environment all games may make; 0: CALLS. Raises UsageError if none of the
@@ -89,10 +89,10 @@ async def rft_agent(
     settings = _settings(agent, seed=seed, device=str(device), rank=IMITATION_RANK)
     if not _is_done(folder):
         await imitate_own_games(environment, train, settings, agent.config, folder, calls=calls or CALLS)
-    return AgentSpec(folder / "agent", agent.config, agent.start)
+    return NamedAgent(folder / "agent", agent.config, agent.start)
 
 
-def _settings(agent: AgentSpec, *, seed: int, device: str, rank: int) -> SftConfig:
+def _settings(agent: NamedAgent, *, seed: int, device: str, rank: int) -> SftConfig:
     # At LLaMA-Factory's learning rate the mini agent does not learn.
     lr = 3e-3 if agent.start == MINI_AGENT else 1e-4
     return SftConfig(agent=agent.start, seed=seed, lr=lr, rank=rank, device=device)

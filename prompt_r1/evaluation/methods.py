@@ -18,7 +18,7 @@ from prompt_r1.evaluation.searches import Algorithm, PromptSearch, file_name, op
 from prompt_r1.evaluation.textgrad import textgrad
 from prompt_r1.pair.asking import request_of
 from prompt_r1.pair.names import find_agent
-from prompt_r1.pair.trained import AgentSpec, resolve_agent
+from prompt_r1.pair.trained import NamedAgent, resolve_agent
 from prompt_r1.types import Question
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Setup:
     spec: str  # the environment, or the environment of the agent's training if the method needs none
     environment: Environment | None  # None: the method does not need an environment.
     open_optimizer: Callable[[Fields], Environment]  # opens the model that writes prompts
-    agent: AgentSpec  # the user's agent, trained here or not
+    agent: NamedAgent  # the user's agent, trained here or not
     grpo_agent: str
     datasets: Sequence[str]  # the datasets of the questions that will be answered
     train: Sequence[Question]
@@ -156,15 +156,15 @@ async def make_rft(setup: Setup) -> Answer:
     return play_with(agent, setup)
 
 
-def play_with(spec: AgentSpec, setup: Setup, *, thinks: bool = True) -> Answer:
+def play_with(named: NamedAgent, setup: Setup, *, thinks: bool = True) -> Answer:
     """Load an agent. It answers each question by a game."""
     from prompt_r1.evaluation.games import AgentMethod
     from prompt_r1.pair.agent import load_agent
 
     return AgentMethod(
-        load_agent(spec.path, spec.config, setup.device),
+        load_agent(named.path, named.config, setup.device),
         setup.environment,
-        spec.config.base_rule,
+        named.config.base_rule,
         temperature=setup.temperature,
         top_p=setup.top_p,
         seed=setup.seed,

@@ -17,7 +17,7 @@ from prompt_r1.evaluation.methods import METHODS, Fields, Method, Setup
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.names import check_agent, check_data, check_device
-from prompt_r1.pair.trained import AgentSpec, newest_mini_run, resolve_agent, trained_config
+from prompt_r1.pair.trained import NamedAgent, newest_mini_run, resolve_agent, trained_config
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, AgentConfig, is_mini, is_mini_data
@@ -30,7 +30,7 @@ from prompt_r1.types import Question
 if TYPE_CHECKING:  # A wrong command line is reported before torch is imported.
     import torch
 
-NO_AGENT = AgentSpec("", AgentConfig(), "")
+NO_AGENT = NamedAgent("", AgentConfig(), "")
 
 
 def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
@@ -125,7 +125,7 @@ def results_folder(config: EvaluateConfig) -> Path:
     return Path(config.out)
 
 
-def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
+def resolve_agents(config: EvaluateConfig) -> dict[str, NamedAgent]:
     """The agents of --agent, by their names."""
     agents = {}
     for name in config.agent:
@@ -134,12 +134,12 @@ def resolve_agents(config: EvaluateConfig) -> dict[str, AgentSpec]:
     return agents
 
 
-def environments_of(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> Sequence[str]:
+def environments_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> Sequence[str]:
     """The environments of --env, or the environments of the agents' training."""
     return config.env or tuple(dict.fromkeys(agent.config.env for agent in agents.values()))
 
 
-def prices_of(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> dict[str, Price]:
+def prices_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[str, Price]:
     """The price of each environment by its name, also of --optimizer-env. Raises UsageError."""
     names = [name for spec in environments_of(config, agents) for name in spec.split(",")]
     prices = parse_prices(config.env_price, names)
@@ -159,7 +159,7 @@ def prices_of_writer(config: EvaluateConfig, spec: str, prices: Mapping[str, Pri
     return [prices[name] for name in names]
 
 
-def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> dict[System, AgentSpec]:
+def choose_systems(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[System, NamedAgent]:
     """The systems to evaluate, in the order of METHODS, each with the user's agent that it belongs to.
 
     --tables runs the methods of Table 5 with all environments and agents, and other methods with the first
@@ -168,7 +168,7 @@ def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> d
     """
     all_environments = environments_of(config, agents)
     all_agents = list(agents.items()) or [("", NO_AGENT)]
-    systems: dict[System, AgentSpec] = {}
+    systems: dict[System, NamedAgent] = {}
     for name in methods_of(config):
         method = METHODS[name]
         environments, agents_of_method = all_environments, all_agents
@@ -196,7 +196,7 @@ def choose_systems(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> d
     return systems
 
 
-def game_of_start(agent: AgentSpec) -> str:
+def game_of_start(agent: NamedAgent) -> str:
     """What an agent's start plays: the rules, the instruction and the reward, and which mini agent it is."""
     config = agent.config
     game: list[object] = [config.game, config.instruction_text, config.base_rule, config.reward]
@@ -205,7 +205,7 @@ def game_of_start(agent: AgentSpec) -> str:
     return repr(game)
 
 
-def _answering_agent(method: Method, name: str, agent: AgentSpec, config: EvaluateConfig) -> str:
+def _answering_agent(method: Method, name: str, agent: NamedAgent, config: EvaluateConfig) -> str:
     """The agent that answers, if the user gives the agent `name`; "" for a method without an agent."""
     match method.needs.agent:
         case "trained":
@@ -218,7 +218,7 @@ def _answering_agent(method: Method, name: str, agent: AgentSpec, config: Evalua
             return ""
 
 
-def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
+def common_seed(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> int:
     """The seed of --seed, or the seed of the agents' runs.
 
     Some questions are made from the seed, as in the mini world. Then all agents must have the same seed, or
@@ -236,7 +236,7 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, AgentSpec]) -> int:
     return next(iter(seeds))
 
 
-def trained_on(agent: AgentSpec, questions: Sequence[Question]) -> int:
+def trained_on(agent: NamedAgent, questions: Sequence[Question]) -> int:
     """How many of the questions the agent was trained on, as far as its question files are here."""
     if trained_config(agent.path) is None:
         return 0
@@ -249,7 +249,7 @@ def trained_on(agent: AgentSpec, questions: Sequence[Question]) -> int:
     return sum(question_key(question.text) in keys for question in questions)
 
 
-def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, AgentSpec]) -> dict[str, str]:
+def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, NamedAgent]) -> dict[str, str]:
     """Digests of what the answers depend on: what is on this machine, and the games of the agents' starts."""
     specs = [config.optimizer_env, *(system.environment for system in systems)]
     agents = [str(agent.path) for agent in systems.values()]
@@ -263,7 +263,7 @@ def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, AgentSpe
 
 def setup_of(
     system: System,
-    agent: AgentSpec,
+    agent: NamedAgent,
     config: EvaluateConfig,
     *,
     open_environment: Callable[..., Environment],

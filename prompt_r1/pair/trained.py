@@ -39,7 +39,7 @@ def newest_mini_run() -> Path:
 
 
 @dataclass(frozen=True)
-class AgentSpec:
+class NamedAgent:
     """An agent that a user named."""
 
     path: str | Path  # its folder or hub id
@@ -63,7 +63,7 @@ class AgentSpec:
         return line
 
 
-def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> AgentSpec:
+def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> NamedAgent:
     """The agent that a user names for infer and evaluate. "" names the newest mini run.
 
     An agent that was not trained here plays the game of the preset `paper`, except mini and smollm2, which
@@ -76,4 +76,4 @@ def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> AgentSp
     config = agent_preset(preset_of(known_as, default="paper")) if trained is None else trained
     config = replace(config, max_turns=max_turns or config.max_turns, max_new=max_new or config.max_new)
     start = name if trained is None else trained.agent
-    return AgentSpec(path, config, start, is_newest=not name)
+    return NamedAgent(path, config, start, is_newest=not name)

@@ -12,7 +12,7 @@ from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.pair.asking import ANSWER_ONLY, IN_TAGS, read_answer
-from prompt_r1.pair.trained import AgentSpec
+from prompt_r1.pair.trained import NamedAgent
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES
 from prompt_r1.types import GameSettings, Question
@@ -100,12 +100,12 @@ def test_untrained_is_the_agent_that_the_training_started_from_whatever_the_eval
     """The mini agent of another seed is another agent. The evaluation's seed is 0 here."""
     starts = {("mini", 3): asking_agent}
     monkeypatch.setattr("prompt_r1.evaluation.methods.find_agent", lambda name, seed: starts[name, seed])
-    trained = AgentSpec("trained", replace(CONFIG, seed=3), start="mini")
+    trained = NamedAgent("trained", replace(CONFIG, seed=3), start="mini")
     assert answer("untrained", priced(PricedSource(lambda _: "abc")), agent=trained).turns > 0
 
 
 def test_grpo_only_plays_the_agent_that_was_trained_alone(asking_agent, monkeypatch):
-    alone = {"runs/alone": AgentSpec(asking_agent, CONFIG, start="")}
+    alone = {"runs/alone": NamedAgent(asking_agent, CONFIG, start="")}
     monkeypatch.setattr("prompt_r1.evaluation.methods.resolve_agent", alone.__getitem__)
     source = PricedSource(lambda _: "abc")
     assert answer("grpo-only", priced(source), agent="other", grpo_agent="runs/alone").turns > 0
@@ -119,7 +119,7 @@ def test_fine_tuning_begins_with_the_agent_that_the_training_started_from(name, 
 
     for module in ("training.warm_start", "evaluation.imitation"):
         monkeypatch.setattr(f"prompt_r1.{module}.find_agent", stop)
-    trained = AgentSpec("trained", replace(CONFIG, seed=3), start="mini")
+    trained = NamedAgent("trained", replace(CONFIG, seed=3), start="mini")
     with pytest.raises(UsageError, match=r"^mini 3$"):
         method(name, priced(PricedSource(str)), agent=trained, folder=tmp_path, seed=5)
 

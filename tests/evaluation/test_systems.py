@@ -27,7 +27,7 @@ from prompt_r1.evaluation.systems import (
     resolve_agents,
     setup_of,
 )
-from prompt_r1.pair.trained import AgentSpec
+from prompt_r1.pair.trained import NamedAgent
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.train import TrainConfig
 from tests.support.exports import save_run
@@ -35,13 +35,13 @@ from tests.support.programs import run_here
 
 
 @pytest.fixture
-def agents(tmp_path) -> dict[str, AgentSpec]:
+def agents(tmp_path) -> dict[str, NamedAgent]:
     """Two trained agents and their common start; the weights are a few bytes."""
     for name in ("a", "b", "start"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(name.encode())
     config = TrainConfig(env="large")
-    return {f"runs/{name}": AgentSpec(tmp_path / name, config, str(tmp_path / "start")) for name in "ab"}
+    return {f"runs/{name}": NamedAgent(tmp_path / name, config, str(tmp_path / "start")) for name in "ab"}
 
 
 def test_tables_runs_the_methods_of_table_5_with_every_environment_and_agent(agents):
@@ -134,7 +134,7 @@ def test_mini_agents_of_other_seeds_are_other_starts(agents):
 def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(agents, name, tmp_path):
     """The second agent played with the fine-tuned weights of the first, under its own name."""
 
-    def folder(spec: AgentSpec) -> Path:
+    def folder(spec: NamedAgent) -> Path:
         setup = setup_of(
             System(name),
             spec,

@@ -14,7 +14,7 @@ from prompt_r1.environments.sources import Caller, Reply, Source
 from prompt_r1.evaluation.ask_once import Answer
 from prompt_r1.evaluation.methods import METHODS, Setup
 from prompt_r1.evaluation.predictions import Prediction
-from prompt_r1.pair.trained import AgentSpec, agent_preset
+from prompt_r1.pair.trained import NamedAgent, agent_preset
 from prompt_r1.types import Message, Question
 
 ANNA = Question("1", "a", "abc def?", ("Anna",))
@@ -50,7 +50,7 @@ def method(
     name: str,
     environment: Environment,
     *,
-    agent: AgentSpec | Path | str = "",
+    agent: NamedAgent | Path | str = "",
     spec: str = "large",
     folder: Path = Path("unused"),
     train: Sequence[Question] = (),
@@ -58,7 +58,7 @@ def method(
     **settings: object,
 ) -> Answer:
     """A method with a tiny agent, prepared with `train`; `settings` replace other parts of the setup."""
-    played_by = agent if isinstance(agent, AgentSpec) else AgentSpec(agent, CONFIG, start=str(agent))
+    played_by = agent if isinstance(agent, NamedAgent) else NamedAgent(agent, CONFIG, start=str(agent))
     chosen = METHODS[name]
     setup = Setup(
         method=name,
