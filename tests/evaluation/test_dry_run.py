@@ -17,7 +17,10 @@ CALLS = "--env-price 0.15,0.60 --env-args '{\"max_tokens\": 300}' --requests-per
 
 
 class CountingServer(FaultyServer):
-    """Replies with 100 to 400 tokens, cut at max_tokens, and counts what a provider would bill."""
+    """Replies with 100 to 400 tokens, cut at max_tokens, and counts what a provider would bill.
+
+    Each reply has a new prompt in the form of each search, so that searches make all calls of their limit.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,8 +29,12 @@ class CountingServer(FaultyServer):
     async def complete(self, body: bytes) -> tuple[int, object]:
         request = json.loads(body)
         sent = sum(4 + len(message["content"]) // 4 for message in request["messages"])
-        length = min(self.lengths.randint(100, 400), request["max_tokens"])
-        choice = {"message": {"role": "assistant", "content": "word " * length}, "finish_reason": "stop"}
+        length = min(self.lengths.randint(100, 400), request.get("max_tokens", 400))
+        new = f"Rule {self.counts['replies']}"
+        text = (
+            f"{'word ' * length}<INS>{new}</INS><IMPROVED_VARIABLE>{new}</IMPROVED_VARIABLE>\n```\n{new}\n```"
+        )
+        choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         return 200, {"choices": [choice], "usage": {"prompt_tokens": sent, "completion_tokens": length}}
 
     @property
@@ -42,7 +49,7 @@ def estimated(text: str) -> dict[str, dict[str, float]]:
     rows = re.findall(r"^  (low|likely|high) +(.*)$", text.split("together")[1], re.MULTILINE)
     found = {}
     for name, numbers in rows:
-        values = [float(number) for number in numbers.replace(",", "").split()]
+        values = [float(number) for number in numbers.replace(",", "").replace(" M", "e6").split()]
         found[name] = dict(zip(("calls", "in", "out", "usd"), values, strict=True))
     return found
 
