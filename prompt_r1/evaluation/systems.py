@@ -16,10 +16,11 @@ from prompt_r1.evaluation.folder_settings import check_same_settings, digests_of
 from prompt_r1.evaluation.methods import METHODS, Fields, Method, Setup
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.pair.names import check_agent, check_data, check_device
+from prompt_r1.pair.names import check_agent, check_data
 from prompt_r1.pair.trained import NamedAgent, newest_mini_run, resolve_agent, trained_config
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
+from prompt_r1.programs.launcher import check_device
 from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, AgentConfig, is_mini, is_mini_data
 from prompt_r1.settings.fields import experiment_values
 from prompt_r1.settings.flags import parse_arguments

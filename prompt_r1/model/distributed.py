@@ -7,7 +7,6 @@ shards into this copy, one weight at a time.
 
 import asyncio
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -33,7 +32,7 @@ from prompt_r1.errors import (
     first_line,
     is_out_of_memory,
 )
-from prompt_r1.programs.launcher import launcher_number
+from prompt_r1.programs.launcher import check_device, launcher_number
 
 T = TypeVar("T")
 
@@ -137,10 +136,9 @@ def pick_device(name: str) -> torch.device:
     Slurm does by CUDA_VISIBLE_DEVICES, this GPU has number 0. Raises UsageError for any other name, and if
     there is no GPU for this process.
     """
+    check_device(name)
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    if not re.fullmatch(r"auto|cuda(:\d+)?", name):
-        raise UsageError(f"--device {name}: no such device; choose auto, cpu or cuda")
     if not torch.cuda.is_available():
         raise UsageError(f"--device {name}: this machine has no usable GPU; choose cpu")
     if ":" in name:

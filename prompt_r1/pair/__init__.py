@@ -2,7 +2,7 @@
 
 In reading order:
 
-    names            what a user names: agents, questions, devices
+    names            what a user names: agents and questions
     trained          how an agent was trained, and so which game it plays
     settings         the settings of infer.py and of the server
     preflight        their checks before torch is imported

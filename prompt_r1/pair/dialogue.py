@@ -44,7 +44,8 @@ def blocks(text: str, *, ended: bool) -> list[tuple[str, str]]:
         start = tag.end()
     last = text[start:]
     if not ended:
-        last = _without_half_a_tag(last).rstrip("\ufffd")  # Half a character is decoded as this one.
+        # A character of which only some bytes have been sampled is decoded as U+FFFD.
+        last = _without_half_a_tag(last).rstrip("\ufffd")
     found.append((name, last))
     return [(name, content.strip()) for name, content in found if content.strip()]
 
@@ -84,6 +85,8 @@ class Pieces:
         self._on_piece(Piece("reply", text, begins=True))
 
     def _cut(self, *, ended: bool) -> None:
+        # The whole turn is decoded again, because the text of a token depends on the tokens before it. The
+        # time is quadratic, but a turn is short: for 1,024 tokens it is half a second in all.
         turn = self._text_of(self._tokens)
         for number, (tag, content) in enumerate(blocks(turn, ended=ended)):
             begins = number == len(self._shown)

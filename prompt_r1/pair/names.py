@@ -1,4 +1,4 @@
-"""What a user names on the command line: agents, questions, devices."""
+"""What a user names on the command line: agents and questions."""
 
 import difflib
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ def find_agent(name: str, seed: int) -> str | Path:
 def check_agent(name: str) -> str | Path:
     """Check an agent's name without torch, and make nothing. Raises UsageError if there is no such agent.
 
-    Returns what `find_agent` returns or, for an agent that `find_agent` has yet to make, its name.
+    Returns the folder or hub id or, for an agent that must first be built or converted, its name.
     """
     if name == MINI_AGENT or gguf_file(name) is not None:
         return name
@@ -100,15 +100,19 @@ def _check_agent_folder(folder: Path) -> None:
         )
     if (folder / "metrics.jsonl").exists() and not (folder / "config.json").exists():
         raise UsageError(f"--agent {folder}: this run has saved no agent yet")
-    if not (folder / "config.json").exists():
-        raise UsageError(f"--agent {folder} is no model: there is no config.json in it")
     for file in folder.iterdir():
         if file.is_file() and _is_lfs_pointer(file):
             raise UsageError(f"{file} is {LFS_ADVICE}")
-    if not any((folder / name).exists() for name in TOKENIZER_FILES):
-        raise UsageError(f"--agent {folder} has no tokenizer: there is no tokenizer.json in it")
-    if not any(folder.glob("*.safetensors")):
-        raise UsageError(f"--agent {folder} has no weights: there is no model.safetensors in it")
+    needs = {
+        "config.json": (folder / "config.json").exists(),
+        "a tokenizer": any((folder / name).exists() for name in TOKENIZER_FILES),
+        "*.safetensors": any(folder.glob("*.safetensors")),
+    }
+    missing = [name for name, is_there in needs.items() if not is_there]
+    if missing:
+        raise UsageError(
+            f"--agent {folder} is no model: it needs {', '.join(needs)}; missing: {', '.join(missing)}"
+        )
 
 
 def _is_lfs_pointer(file: Path) -> bool:
@@ -130,9 +134,3 @@ def check_data(names: Iterable[str]) -> None:
             check_part(name.partition(":")[2])
         elif not name.startswith(("hf:", OBJECT_PREFIX)) and name not in (HELD_OUT, "none"):
             load_questions(name)
-
-
-def check_device(name: str) -> None:
-    """Raise UsageError for a name that names no device. Only torch knows whether there is a GPU."""
-    if name not in ("auto", "cpu") and not name.startswith("cuda"):
-        raise UsageError(f"--device {name}: no such device; choose auto, cpu or cuda")

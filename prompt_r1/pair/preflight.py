@@ -1,9 +1,10 @@
 """Check the settings of infer.py and of the server before torch is imported, which takes seconds."""
 
 from prompt_r1.environments.specs import check_environment
-from prompt_r1.pair.names import check_agent, check_device
+from prompt_r1.pair.names import check_agent
 from prompt_r1.pair.settings import InferConfig, PairConfig
 from prompt_r1.pair.trained import agent_preset, newest_mini_run, trained_config
+from prompt_r1.programs.launcher import check_device
 from prompt_r1.settings.flags import parse_arguments
 from prompt_r1.settings.train import preset_of
 

@@ -44,7 +44,7 @@ class NamedAgent:
 
     path: str | Path  # its folder or hub id
     config: AgentConfig  # how it was trained, or the preset whose game it plays
-    start: str  # the name of the agent before training; the agent's own name if it was not trained here
+    start: str  # the name of the model from which the training started; the agent's own if it was not trained
     is_newest: bool = False  # the user named no agent, and this is the newest mini run
 
     def describe(self, *, environment: str, seed: int) -> str:
@@ -66,11 +66,11 @@ class NamedAgent:
 def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> NamedAgent:
     """The agent that a user names for infer and evaluate. "" names the newest mini run.
 
-    An agent that was not trained here plays the game of the preset `paper`, except mini and smollm2, which
-    have their own presets.
-    If `max_turns` or `max_new` is not 0, it replaces the limit of the agent's game.
+    An agent that was not trained here plays by the preset of its name (mini, smollm2) or by `paper`.
+    `max_turns` and `max_new`, if not 0, replace the limits of its game.
     """
     known_as = name or str(newest_mini_run())
+    # `mini` is the agent of seed 0, which comes with the package. --seed is the seed of its world.
     path = find_agent(known_as, seed=0)
     trained = trained_config(path)
     config = agent_preset(preset_of(known_as, default="paper")) if trained is None else trained

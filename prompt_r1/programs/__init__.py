@@ -10,7 +10,7 @@ In reading order:
     tables         tables for the terminal and in Markdown
     files          write files and folders that are complete or absent; read what others wrote
     lines          append lines that are complete
-    launcher       what torchrun or Slurm tells a process
+    launcher       what torchrun or Slurm tells a process; names of devices
 
 It imports no other room, and no torch.
 """

@@ -1,6 +1,7 @@
-"""What torchrun or Slurm tells each process that it starts, in environment variables."""
+"""What torchrun or Slurm tells each process in environment variables, and the names of devices."""
 
 import os
+import re
 
 from prompt_r1.errors import UsageError
 
@@ -16,3 +17,9 @@ def launcher_number(name: str, *, default: int) -> int:
     if not text.isdecimal():
         raise UsageError(f"the environment variable {name} is {text!r}, not a number: unset it")
     return int(text)
+
+
+def check_device(name: str) -> None:
+    """Raise UsageError for a name that names no device. Only torch knows whether there is a GPU."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise UsageError(f"--device {name}: no such device; choose auto, cpu or cuda")
