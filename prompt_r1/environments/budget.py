@@ -27,10 +27,13 @@ class Price:
         return Spending(1, tokens_in, tokens_out, usd)
 
 
+FREE = Price()
+
+
 def parse_price(text: str) -> Price:
     """Parse "IN,OUT", in dollars per million tokens; "" is free. Raises UsageError."""
     if not text:
-        return Price()
+        return FREE
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
@@ -46,7 +49,7 @@ def parse_prices(texts: Sequence[str], names: Sequence[str]) -> dict[str, Price]
     Without prices all are free. Raises UsageError.
     """
     names = list(dict.fromkeys(names))
-    prices = [parse_price(text) for text in texts] or [Price()]
+    prices = [parse_price(text) for text in texts] or [FREE]
     if len(prices) == 1:
         prices *= len(names)
     if len(prices) != len(names):

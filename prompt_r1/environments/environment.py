@@ -19,7 +19,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from prompt_r1.environments.budget import Budget, OutOfBudget, Price
+from prompt_r1.environments.budget import FREE, Budget, OutOfBudget, Price
 from prompt_r1.environments.journal import Journal, call_key
 from prompt_r1.environments.sources import (
     BILLED_CHARACTERS_PER_TOKEN,
@@ -47,7 +47,6 @@ MIN_BACK_OFF, MAX_BACK_OFF = 0.5, 30.0  # seconds
 SILENT_SECONDS = 10.0  # A longer wait is reported, once in each outage.
 CHECK_SECONDS = 5.0  # The check of an environment waits this long for a reply.
 
-FREE = Price()
 ONE_FREE_CALL = Spending(calls=1)  # A refused or failed call counts as a call, and costs nothing.
 # The share of failed calls is taken of the last 200 calls. Fewer than 100 calls count as 100, so that one
 # early failure raises no alarm.
@@ -174,7 +173,7 @@ class Environment:
         LimitReached before a request that the caller may not pay.
         """
         caller = caller or Caller()  # a call that no game makes
-        # The draw does not depend on the run's seed, so all games of a question get the same environment.
+        # The run's seed is no part of it: a question gets the same environment in every run.
         seed = caller.question if self._route == "session" else f"{caller.question}/{caller.epoch}"
         member = random.Random(seed).choices(self.members, self._weights)[0]
         try:

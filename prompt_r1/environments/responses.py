@@ -124,6 +124,12 @@ def billed_tokens(usage: object) -> tuple[int, int]:
     shows if there are more cached than prompt tokens, if there is more thinking than completion, or if the
     total is larger than the sum. Tokens that only the total has are input up to the number of cached tokens,
     and output beyond.
+
+        the server counts                                            billed
+        prompt 100 (80 of them cached), completion 20, total 120     100, 20
+        prompt 20, cached 80 besides,   completion 20, total 120     100, 20
+        prompt 20, cached 80 besides,   completion 20, no total      100, 20
+        prompt 100,                     completion 20, total 170     100, 70
     """
     sent = usage if isinstance(usage, dict) else {}
     tokens_in = _count(sent.get("prompt_tokens")) or _count(sent.get("input_tokens"))

@@ -1,4 +1,8 @@
-"""Open environments by `--env SPEC`."""
+"""Open environments by `--env SPEC`.
+
+A new kind of name needs a branch in `_check_name`, `_open_source` and `_is_endpoint`: a name of no other kind
+is a model behind an endpoint.
+"""
 
 import json
 import os
@@ -7,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prompt_r1.environments.budget import Budget, Price, parse_price, parse_prices
-from prompt_r1.environments.environment import FREE, Environment, parse_weights
+from prompt_r1.environments.budget import FREE, Budget, Price, parse_price, parse_prices
+from prompt_r1.environments.environment import Environment, parse_weights
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Answering, MuteEnvironment, OwnSource, Source
 from prompt_r1.errors import UsageError
@@ -226,7 +230,7 @@ def parse_fields(text: str) -> dict[str, object]:
     """Parse --env-args, the JSON object of extra fields of each request. Raises UsageError."""
     try:
         fields = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(
             f"--env-args is not JSON ({error}): write '{{\"temperature\": 0.7}}', with both kinds of quotes"
         ) from None

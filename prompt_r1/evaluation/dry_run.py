@@ -13,8 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from prompt_r1.environments.budget import Price
-from prompt_r1.environments.environment import FREE
+from prompt_r1.environments.budget import FREE, Price
 from prompt_r1.environments.sources import limit_in
 from prompt_r1.environments.specs import parse_fields
 from prompt_r1.evaluation import gepa, opro, textgrad
