@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from prompt_r1.data.datasets import write_questions
+from prompt_r1.data.files import write_questions
 from prompt_r1.miniworld.world import mini_questions
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.training.log import read_metrics

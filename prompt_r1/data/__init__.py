@@ -3,7 +3,7 @@
 In reading order:
 
     rows.py       rows of JSON lines, JSON, CSV, TSV and parquet files, and of the Hub
-    files.py      question files: each row becomes a question
+    files.py      question files, read and written: each row is a question
     datasets.py   the paper's twelve datasets: convert their rows to questions; the training mix
     questions.py  the names of --data; held-out questions
     sampler.py    which questions a step plays; stratified samples

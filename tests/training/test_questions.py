@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from prompt_r1.data.datasets import write_questions
+from prompt_r1.data.files import write_questions
 from prompt_r1.data.sampler import questions_of_step
 from prompt_r1.errors import QuestionTooLong
 from prompt_r1.protocol import INSTRUCTIONS, Codec
