@@ -56,10 +56,10 @@ logger = logging.getLogger(__name__)
 PieceQueue = asyncio.Queue[Piece | None]  # the dialogue of a game; None ends it
 
 MAX_BYTES = 2_000_000  # the longest body of a request: more text than any game has room for
-# The body of a request must arrive within this time. A connection without a request is closed after it.
+# The body of a request must arrive within this time, and so must the next request on a connection.
 ARRIVAL_SECONDS = 30.0
-# Besides one connection for each session, the server has this many for requests that are still arriving, and
-# for clients that keep their connection open. It refuses requests beyond with status 503.
+# Besides a connection for each session, so many may be open: for requests that are still arriving, and for
+# clients that keep their connection. If there are more, requests get status 503.
 SPARE_CONNECTIONS = 64
 DISCONNECT_CHECK_SECONDS = 0.2  # While a game is played, the server looks whether the client is still there.
 GONE = 499  # The status for a client that has disconnected, as in nginx's log. Nobody receives it.
@@ -93,7 +93,7 @@ class ChatServer:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """What surrounds the requests: after the last one, close the environment and say what it has cost."""
+        """After the last request, close the environment and print what its calls have cost."""
         yield
         await self.pair.environment.close()
         print(f"stopped; spent: {self.pair.environment.budget.spent}", flush=True)
@@ -158,7 +158,7 @@ class ChatServer:
         self.sessions -= 1
         pieces.put_nowait(None)
         if not playing.cancelled():
-            playing.exception()  # asyncio logs an error that nobody has looked at, as if the client has left.
+            playing.exception()  # If the client has left, nobody else looks at it, and asyncio would log it.
 
     def _about(self) -> Body:
         return {"id": self.model_name, "object": "model", "created": 0, "owned_by": "prompt-r1"}
