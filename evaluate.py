@@ -62,6 +62,7 @@ from prompt_r1.programs.progress import progress_style
 from prompt_r1.programs.text import printable
 from prompt_r1.rollout import run_together
 from prompt_r1.settings.fields import experiment_values
+from prompt_r1.settings.functions import import_metric
 from prompt_r1.types import Question
 
 Repeat = tuple[Question, int]
@@ -247,7 +248,12 @@ def show_results(
     folder: Path,
 ) -> None:
     """Score the predictions, print the table, and write all tables, for which the disk may have no room."""
-    results = score_predictions(predictions, official=config.metrics == "official", encoder=encoder)
+    results = score_predictions(
+        predictions,
+        official=config.metrics == "official",
+        encoder=encoder,
+        own_metrics={name: import_metric(name) for name in config.metric},
+    )
     trained_with = {name: agent.config.env for name, agent in agents.items() if trained_config(agent.path)}
     print(terminal_table(results))
     write_results(folder, results, trained_with)

@@ -28,6 +28,10 @@ def reward(game, paper):
     return paper.total - len(game.turns)
 
 
+def metric(answer, question):
+    return answer in question.answers
+
+
 class Oracle:
     def ask(self, messages):
         return "Anna."
@@ -62,6 +66,9 @@ COMMANDS = {
     "--env py:MODULE:NAME": "python infer.py --question Who? --env py:my_code:Oracle",
     "--reward MODULE:FUNCTION": (
         f"python train.py {TINY} --agent path/to/model --reward my_code:reward --out runs/reward"
+    ),
+    "--metric MODULE:FUNCTION": (
+        "python evaluate.py --method direct --env mini --limit 2 --metric my_code:metric --out runs/metric"
     ),
     "--loss-function examples.losses:gspo": (
         f"python train.py {TINY} --agent path/to/model {{SAME}} --out runs/loss"

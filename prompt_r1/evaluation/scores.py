@@ -1,6 +1,6 @@
 """Score predictions, and average the scores with confidence intervals."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -9,7 +9,10 @@ from prompt_r1.evaluation.predictions import AMOUNTS, Prediction, System
 from prompt_r1.evaluation.similarity import SentenceEncoder
 from prompt_r1.evaluation.statistics import macro_interval, mean_interval
 from prompt_r1.f1 import exact_match, f1, substring_match
-from prompt_r1.types import Kind
+from prompt_r1.types import Kind, Question
+
+Metric = Callable[[str, Question], float]
+"""A user's own metric: an answer ("" if there is none) and its question → 0 to 1."""
 
 # The metrics in the order of the tables. SM is measured beside EM, because an environment that is asked once
 # often gives the right answer in a sentence, which EM counts as wrong.
@@ -57,6 +60,9 @@ class Results:
         self.kinds = {name: kinds[name] for name in order if name in kinds}
         self.systems = list(dict.fromkeys(system for system, _ in self.groups))
         self.labels = {metric: label for metric, label in LABELS.items() if metric in measured}
+        # A user's own metric is called MODULE:FUNCTION, as its column is.
+        self.own_metrics = sorted(measured - LABELS.keys())
+        self.labels |= {name: name for name in self.own_metrics}
 
     def predictions(self, system: System, datasets: Sequence[str]) -> list[Prediction]:
         """A system's predictions on some datasets."""
@@ -87,13 +93,22 @@ class Results:
 
 
 def score_predictions(
-    predictions: Sequence[Prediction], *, official: bool = False, encoder: SentenceEncoder | None = None
+    predictions: Sequence[Prediction],
+    *,
+    official: bool = False,
+    encoder: SentenceEncoder | None = None,
+    own_metrics: Mapping[str, Metric] | None = None,
 ) -> Results:
-    """Score predictions by EM, SM and F1. With an `encoder`, score free texts by SSim, too.
+    """Score predictions by EM, SM and F1, and by a user's `own_metrics` (MODULE:FUNCTION → metric).
 
-    A missing answer is scored as an empty one. Failed calls are not scored.
+    With an `encoder`, free texts are scored by SSim, too. A missing answer is scored as an empty one. Failed
+    calls are not scored.
     """
     scored = [replace(one, metrics=text_metrics(one, official=official)) for one in predictions]
+    for name, metric in (own_metrics or {}).items():
+        for prediction in scored:
+            if not prediction.error:
+                prediction.metrics[name] = metric(prediction.answer or "", prediction.question)
     texts = [one for one in scored if one.question.kind == "text" and not one.error]
     if encoder is not None and texts:
         answers = [one.answer or "" for one in texts]

@@ -29,6 +29,9 @@ class EvaluateConfig(PlayConfig):
     limit: int = everyday_setting(0, "questions of each file, a random sample stratified by dataset; 0: all")
     repeats: int = setting(1, "answers to each question, averaged per question", POSITIVE)
     metrics: str = setting("strict", "rules of EM, SM and F1: ours, or the release's", ("strict", "official"))
+    metric: tuple[str, ...] = setting(
+        (), "MODULE:FUNCTION of your own metrics: (answer, question) -> 0 to 1, a column beside EM"
+    )
     ssim_model: str = setting("", "folder of the sentence encoder of SSim, or auto: search for it")
     out: str = everyday_setting("", "results folder (runs/eval-AGENT)")
     top_p: float = setting(

@@ -24,7 +24,7 @@ from prompt_r1.programs.launcher import check_device
 from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, AgentConfig, is_mini, is_mini_data
 from prompt_r1.settings.fields import experiment_values
 from prompt_r1.settings.flags import parse_arguments
-from prompt_r1.settings.functions import OBJECT_PREFIX
+from prompt_r1.settings.functions import OBJECT_PREFIX, import_metric
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.types import Question
 
@@ -38,6 +38,8 @@ def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
     """The settings of an evaluation. Raises UsageError for an evaluation that cannot start."""
     config = _with_agent_and_folder(parse_arguments(EvaluateConfig, arguments))
     check_device(config.device)
+    for name in config.metric:
+        import_metric(name)
     methods = methods_of(config)
     if not config.agent and not config.env:
         raise UsageError("no environment to ask: give --env SPEC, or an --agent that was trained with one")

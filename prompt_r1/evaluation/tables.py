@@ -24,7 +24,8 @@ SPARE_COLUMNS = ("tokens", "turns", "format")  # The first is left out first.
 
 
 def terminal_table(results: Results) -> str:
-    """A row for each system over all datasets. Only EM has an interval. Empty columns are left out.
+    """A row for each system over all datasets. EM and a user's own metrics have intervals. Empty
+    columns are left out.
 
     A table that is wider than WIDTH loses columns that `datasets_table` has too. Then numbers stand for
     environments and agents, which are named below the table.
@@ -35,7 +36,8 @@ def terminal_table(results: Results) -> str:
     if any(one.errors for one in means):
         columns["errors"] = [str(one.errors) for one in means]
     for metric, label in results.labels.items():
-        columns[label] = [_rate_text(one, metric, interval=metric == "em") for one in means]
+        interval = metric == "em" or metric in results.own_metrics
+        columns[label] = [_rate_text(one, metric, interval=interval) for one in means]
     for name in ("format", "turns", "calls"):
         if any(name in one.counts for one in means):
             columns[name] = [_count_text(one, name) for one in means]

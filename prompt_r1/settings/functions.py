@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_r1.errors import UsageError
-from prompt_r1.types import Reward, ScoredGame, Trajectory
+from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
 
 OBJECT_PREFIX = "py:"  # py:MODULE:NAME is a user's environment, or a user's questions.
 # Keywords of `grpo.grpo_loss`, which a user's loss may have as parameters.
@@ -85,6 +85,27 @@ def import_reward(name: str) -> Callable[[Trajectory, Reward], float]:
         return value
 
     return reward
+
+
+def import_metric(name: str) -> Callable[[str, Question], float]:
+    """The function MODULE:FUNCTION as a metric: an answer and its question → 0 to 1.
+
+    Raises UsageError if it cannot be called so, or returns anything else.
+    """
+    where = f"--metric {name}"
+    function = import_function(name, flag="--metric", takes=("answer", "question"))
+
+    def metric(answer: str, question: Question) -> float:
+        what = f"{where}, question {question.id!r} (answer: {answer[:80]!r}),"
+        try:
+            value = float(function(answer, question))
+        except (Exception, SystemExit) as error:
+            raise UsageError(f"{what} raised {described(error)}") from error
+        if not 0 <= value <= 1:  # Wilson's interval needs a rate. This is true for NaN.
+            raise UsageError(f"{what} returned {value}, not a number from 0 to 1")
+        return value
+
+    return metric
 
 
 def import_loss_function(name: str) -> Callable[..., Any]:

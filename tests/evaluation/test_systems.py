@@ -3,6 +3,7 @@
 import errno
 import gc
 import json
+import sys
 import weakref
 from collections import Counter
 from dataclasses import replace
@@ -336,6 +337,34 @@ def test_more_methods_and_questions_are_added_to_a_folder(evaluate_here):
     assert {name: row["n"] for name, row in results.items()} == {"cot": 2, "direct": 2}, (
         "the tables have all answers to these questions, also those of earlier commands"
     )
+
+
+STARTS_RIGHT = """
+def starts_right(answer, question):
+    return question.answers[0][0] == answer[:1]
+"""
+
+
+def test_a_users_metric_scores_recorded_answers_without_a_call(evaluate_here, monkeypatch, capsys):
+    """The answers are the metric's arguments; its means and Wilson's interval stand beside EM's."""
+    Path("own_metric.py").write_text(STARTS_RIGHT)
+    monkeypatch.setattr("sys.path", [*sys.path, str(Path.cwd())])
+    row = json.loads(Path("out/predictions.jsonl").read_text())
+    rows = [row | {"prediction": answer, "sample": number} for number, answer in enumerate(["Abe", None])]
+    Path("out/predictions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    capsys.readouterr()
+    assert evaluate_here("--repeats", "2", "--metric", "own_metric:starts_right") == 2, "nothing was asked"
+
+    results = json.loads(Path("out/results.json").read_text())["direct"]
+    name = "own_metric:starts_right"
+    assert (results["em"], results[name]) == (0.0, 0.5), "one of two repeats begins with the A of Anna"
+    # Wilson's interval of a rate of 1/2 over one question: 1/2 ± z / (2 √(1 + z²)).
+    half = 1.959964 / (2 * (1 + 1.959964**2) ** 0.5)
+    assert results[f"{name}_low"] == pytest.approx(0.5 - half, abs=1e-6)
+    assert results[f"{name}_high"] == pytest.approx(0.5 + half, abs=1e-6)
+    header, shown, *_ = capsys.readouterr().out.splitlines()
+    assert name in header.split() and "0.500 [0.05, 0.95]" in shown
+    assert f" {name} |" in Path("out/tables.md").read_text()
 
 
 def test_questions_of_two_datasets_may_have_the_same_id(evaluate_here):

@@ -9,7 +9,7 @@ import pytest
 
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.reward import RULES, score, score_games
-from prompt_r1.settings.functions import import_advantages, import_reward
+from prompt_r1.settings.functions import import_advantages, import_metric, import_reward
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.types import Question, ScoredGame
 from tests.support.played import play_game
@@ -51,6 +51,12 @@ def nothing_returned(game, paper):
 
 def one_argument(game):
     return 0.0
+
+def length(answer, question):
+    return len(answer)
+
+def misspelt_gold(answer, question):
+    return answer == question.golds
 
 def by_turn(games):
     return [1.0, [float(number) for number in range(len(games[1].trajectory.turns))]]
@@ -121,6 +127,21 @@ def test_an_error_in_the_users_reward_is_one_sentence(own, name, sentence):
     game = play_game(Question("q", "d", "Who?", answers=("Anna",)), GOOD_TURNS, ["Anna."])
     with pytest.raises(UsageError, match=f"^--reward.*{sentence}") as refused:
         score(game, rule=replace(RULES["release"], own=import_reward(name)))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("length", r", question 'q' \(answer: 'Anna'\), returned 4.0, not a number from 0 to 1"),
+        ("misspelt_gold", r", question 'q' .* raised AttributeError: .*own_code.py, line"),
+        ("one_argument", ": must take 2 arguments, answer and question"),
+        ("nothing", "cannot import"),
+    ],
+)
+def test_an_error_in_the_users_metric_is_one_sentence(own, name, sentence):
+    with pytest.raises(UsageError, match=f"^--metric.*{sentence}") as refused:
+        import_metric(f"own_code:{name}")("Anna", Question("q", "d", "Who?", answers=("Anna",)))
     assert "\n" not in str(refused.value)
 
 
