@@ -7,6 +7,7 @@ In reading order:
     kv_cache      sequences, their block tables, the pool of blocks, and attention over it
     sampling      one token for each row of logits: temperature and top-p
     cuda_graphs   decode steps that a GPU replays
+    compiled_forward  the forward over the cache, compiled into one graph for all batches
     model_check   packed rows and the cache against a model's own forward, when it is loaded
 
 Imports `model` and the root of the package.

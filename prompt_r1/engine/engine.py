@@ -22,11 +22,13 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from prompt_r1.engine.cuda_graphs import Capture, CudaGraphs, DecodeGraphs
+from prompt_r1.engine.compiled_forward import CompiledForward
+from prompt_r1.engine.cuda_graphs import Capture, CudaGraphs, DecodeGraphs, Forward
 from prompt_r1.engine.kv_cache import PagedBatch, Sequence, allocate_pool, upload
 from prompt_r1.engine.sampling import draw
 from prompt_r1.engine.scheduler import Job, Scheduler
 from prompt_r1.errors import Resumable
+from prompt_r1.model.compiling import can_compile
 from prompt_r1.model.policy import Policy
 from prompt_r1.types import Completion
 
@@ -66,8 +68,11 @@ class Engine:
         self._pool = allocate_pool(
             policy, tokens=kv_tokens, longest=max_tokens, sequences=max_sequences, block_size=block_size
         )
+        self._forward: Forward = policy.hidden_states
+        if self._pool.flash and can_compile(policy.device):
+            self._forward = CompiledForward(policy)
         self._graphs = DecodeGraphs(
-            policy.hidden_states, self._pool, longest=max_tokens, capture=capture or CudaGraphs()
+            self._forward, self._pool, longest=max_tokens, capture=capture or CudaGraphs()
         )
         self._scheduler = Scheduler(
             self._pool,
@@ -208,7 +213,7 @@ class Engine:
         if self._pool.flash and only_decodes:  # CUDA graphs need FlashAttention.
             hidden = self._graphs(new_tokens)
         else:
-            hidden = self.policy.hidden_states(PagedBatch(new_tokens, self._pool))
+            hidden = self._forward(PagedBatch(new_tokens, self._pool))
         # 3. Sample.
         if sampling:
             chosen = upload(columns, torch.int64, self._pool.device)

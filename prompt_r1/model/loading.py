@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from prompt_r1.errors import UsageError, first_line
 from prompt_r1.model import attention
+from prompt_r1.model.compiling import can_compile, compile_norms_and_mlps
 from prompt_r1.model.policy import Policy
 from prompt_r1.programs.launcher import launcher_number
 
@@ -69,6 +70,10 @@ def load_policy(
             "the model's embeddings, or give it its own tokenizer"
         )
     model.to(device)  # type: ignore[arg-type]  # transformers wraps it, and its type loses `self`
+    # A model that will be sharded is still on the CPU, but computes on the GPU.
+    on_gpu_in_16_bits = torch.cuda.is_available() and compute_dtype.itemsize == 2
+    if on_gpu_in_16_bits and can_compile(torch.device("cuda")):
+        compile_norms_and_mlps(model)
     return Policy(model.eval(), compute_dtype=compute_dtype, temperature=temperature, vocabulary=vocabulary)
 
 

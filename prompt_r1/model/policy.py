@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from prompt_r1.model.attention import Row
+from prompt_r1.model.attention import Row, RowAttention
 from prompt_r1.model.distributed import full_tensor, shard
 from prompt_r1.model.packing import Packed
 
@@ -91,15 +91,20 @@ class Policy(nn.Module):
 
     def hidden_states(self, row: Row) -> Tensor:
         """Last hidden states (T, hidden) of a row of T tokens."""
+        return self.run(self.model.base_model, row, row.attend)
+
+    def run(self, model: Callable[..., Any], row: Row, attend: RowAttention) -> Tensor:
+        """Last hidden states (T, hidden) of a row, from the base model or from a compiled form of it."""
         with torch.autocast(
             row.tokens.device.type, self.compute_dtype, enabled=self.compute_dtype.itemsize < 4
         ):
-            return self.model.base_model(
+            out = model(
                 input_ids=row.tokens[None],
                 position_ids=row.positions[None],
                 use_cache=False,
-                attend_row=row.attend,
-            ).last_hidden_state[0]
+                attend_row=attend,
+            )
+        return out.last_hidden_state[0]
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

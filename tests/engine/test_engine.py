@@ -542,7 +542,7 @@ def test_the_cache_of_a_failed_forward_is_not_used(monkeypatch):
     with engine.new_sequence() as game:
         how = {"max_new": 6, "seed": "0", "temperature": 0.0, "sequence": game}
         with monkeypatch.context() as failing, pytest.raises(RuntimeError, match="the device failed"):
-            failing.setattr(policy, "hidden_states", fail)
+            failing.setattr(engine, "_forward", fail)
             asyncio.run(engine.generate(prompt, **how))
         again = asyncio.run(engine.generate(prompt, **how))
     assert again.tokens == greedy_by_generate(sdpa_twin(policy), prompt, 6)

@@ -1,0 +1,82 @@
+"""The forward over the KV cache, compiled by torch.compile into one graph for all batches.
+
+The compiler must see neither the batch, which is a new object in each step, nor the cache, which each layer
+writes to: it would compile again in each step, or copy the whole cache. Both are behind one operator,
+`attend_in_batch`, that the compiler does not look into. The operator gets a layer's queries, keys and values;
+it finds the batch in `_running`.
+
+CUDA graphs (cuda_graphs.py) capture the kernels of the compiled forward as they capture others.
+"""
+
+import warnings
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
+
+from prompt_r1.engine.kv_cache import PagedBatch
+from prompt_r1.errors import first_line
+from prompt_r1.model.attention import Window
+from prompt_r1.model.compiling import INDUCTOR_OPTIONS
+from prompt_r1.model.policy import Policy
+
+# The batch whose forward runs, or is captured.
+_running: ContextVar[PagedBatch] = ContextVar("running batch")
+
+
+# The operator also writes to the cache. The compiler need not know, because nothing else in its graph reads
+# the cache.
+@torch.library.custom_op("prompt_r1::attend_in_batch", mutates_args=())
+def attend_in_batch(
+    query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, window: int
+) -> Tensor:
+    """`PagedBatch.attend` of the batch that runs. A window of 0 stands for None."""
+    return _running.get().attend(layer, query, key, value, scale, window or None)
+
+
+@attend_in_batch.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, window: int) -> Tensor:
+    """An empty tensor with the shape and dtype of the result, from which the compiler plans."""
+    heads, tokens, dim = query.shape
+    return value.new_empty(tokens, heads, dim)
+
+
+def _attend(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window) -> Tensor:
+    """The operator as a `RowAttention`. It is the same function for all batches, so nothing is recompiled."""
+    return attend_in_batch(query, key, value, layer, scale, window or 0)
+
+
+class CompiledForward:
+    """Computes the hidden states of batches as `Policy.hidden_states` does, with a compiled model.
+
+    The first batch of several tokens is compiled, and the first batch of one token. For a model of 36 layers,
+    this takes one to three minutes (calculated, not measured).
+    """
+
+    def __init__(self, policy: Policy, **how: Any) -> None:
+        """`how` is passed to torch.compile; by default inductor compiles."""
+        self._policy = policy
+        self._works = True  # False: the model cannot be compiled, so it is used as it is.
+        self._model = torch.compile(
+            policy.model.base_model, dynamic=True, fullgraph=True, **(how or {"options": INDUCTOR_OPTIONS})
+        )
+
+    def __call__(self, batch: PagedBatch) -> Tensor:
+        """The last hidden states (T, hidden) of a batch of T tokens."""
+        if not self._works:
+            return self._policy.hidden_states(batch)
+        before = _running.set(batch)
+        try:
+            return self._policy.run(self._model, batch, _attend)
+        except TorchDynamoException as error:
+            reason = first_line(error)
+        finally:
+            _running.reset(before)
+        self._works = False
+        warnings.warn(
+            f"torch.compile cannot compile this model ({reason}): it plays without, which is slower",
+            stacklevel=2,
+        )
+        return self._policy.hidden_states(batch)

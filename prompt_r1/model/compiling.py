@@ -1,0 +1,49 @@
+"""torch.compile for the norms and MLPs of a model, on GPUs in 16 bits.
+
+A norm of a Hugging Face model is eight kernels, each of which takes a GPU less time than its launch.
+torch.compile fuses them into one.
+"""
+
+import warnings
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from prompt_r1.errors import first_line
+
+# Fused operations round to 16 bits between them, as the operations one by one do.
+INDUCTOR_OPTIONS: dict[str, Any] = {"emulate_precision_casts": True}
+# All norms of a model share one compiled function. It has a variant for each dtype of weights and number of
+# dimensions, with and without gradients, and for one token. By default, torch stops after 8 variants.
+MOST_VARIANTS = 64
+
+
+@cache
+def can_compile(device: torch.device) -> bool:
+    """Whether torch.compile works on a device. Warns if it does not: it needs Triton and a C compiler."""
+    try:
+        increment = torch.compile(lambda numbers: numbers + 1)
+        increment(torch.zeros(8, device=device))
+    except Exception as error:  # A compiler may fail in any way.
+        warnings.warn(
+            f"torch.compile does not work here ({first_line(error)}): the model is not compiled, which is "
+            "slower",
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+def compile_norms_and_mlps(model: PreTrainedModel, **how: Any) -> None:
+    """Compile the norms and MLPs of a model in place, when they are first used.
+
+    `how` is passed to torch.compile; by default inductor compiles.
+    """
+    # The compiler itself looks at this attribute of activations, and torch warns of it.
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_VARIANTS)
+    for module in model.modules():
+        if type(module).__name__.endswith(("RMSNorm", "MLP")):
+            module.compile(dynamic=True, **(how or {"options": INDUCTOR_OPTIONS}))

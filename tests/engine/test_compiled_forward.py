@@ -1,0 +1,137 @@
+"""The compiled forward against the eager one: hidden states, the cache that both write, and the engine."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from prompt_r1.engine.compiled_forward import CompiledForward
+from prompt_r1.engine.engine import Engine
+from prompt_r1.engine.kv_cache import BlockPool, PagedBatch, Sequence
+from prompt_r1.model.compiling import can_compile, compile_norms_and_mlps
+from prompt_r1.model.loading import load_policy
+from prompt_r1.model.packing import pack
+from prompt_r1.model.policy import Policy
+from tests.engine import test_engine
+from tests.support import tiny
+from tests.support.games import CPU, play_with, small_games
+
+OTHER_FAMILIES = ("llama", "gemma3_text", "granite", "olmo2", "phi3", "smollm3")
+FAMILIES = ["qwen3", *(pytest.param(family, marks=pytest.mark.slow) for family in OTHER_FAMILIES)]
+NEW = ((2, 3), (16, 1), (1, 1), (20, 13))  # the new tokens of two sequences in each of four forwards
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_graphs() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def cached_turns(policy: Policy, forward) -> tuple[list[Tensor], Tensor]:
+    """The hidden states of four forwards over two sequences, and the cache that they filled."""
+    pool = BlockPool(policy.model.config, blocks=12, block_size=8, dtype=torch.float32, device=CPU)
+    pool.cache.zero_()
+    sequences, hidden = [Sequence(0), Sequence(1)], []
+    for turn, counts in enumerate(NEW):
+        for sequence, count in zip(sequences, counts, strict=True):
+            sequence.tokens += [token % 99 for token in tiny.random_tokens(count, seed=turn)]
+            pool.allocate(sequence, len(sequence.tokens))
+        with torch.inference_mode():
+            hidden.append(forward(PagedBatch(dict(zip(sequences, counts, strict=True)), pool)))
+    return hidden, pool.cache
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_one_graph_for_all_batches_and_equals_the_eager_forward(family, tmp_path):
+    """Bit by bit: hidden states, and the keys and values that the forwards wrote to the cache."""
+    layers = {"layer_types": ["sliding_attention", "full_attention"]} if family == "gemma3_text" else {}
+    folder = tiny.save_model(tmp_path, family, num_hidden_layers=2, **layers)
+    policy = load_policy(folder, device=CPU)
+    compiled, compiled_cache = cached_turns(policy, CompiledForward(policy, backend="aot_eager"))
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    eager, eager_cache = cached_turns(policy, policy.hidden_states)
+    assert all(map(torch.equal, compiled, eager))
+    assert torch.equal(compiled_cache, eager_cache) and compiled_cache.count_nonzero() > 1000
+
+
+def play(policy: Policy, forward) -> list[list[int]]:
+    """Six games of three turns that share their openings in pairs."""
+    engine = Engine(
+        policy, stop_ids=frozenset(), max_tokens=128, kv_tokens=400, block_size=16, prefill_tokens=24
+    )
+    engine._forward = forward
+    openings = [tiny.random_tokens(20 + number // 2, seed=number // 2) for number in range(6)]
+    return [game.tokens for game in play_with(engine, openings, turns=2, max_new=9)]
+
+
+def test_the_engine_writes_the_same_tokens_with_two_graphs():
+    policy = tiny.policy()
+    compiled = CompiledForward(policy, backend="aot_eager")
+    assert play(policy, compiled) == play(policy, policy.hidden_states)
+    assert counters["stats"]["unique_graphs"] <= 2, "one for a single token, and one for all other batches"
+
+
+@pytest.mark.slow
+def test_the_engine_writes_the_same_tokens_with_inductor():
+    policy = tiny.policy()
+    assert play(policy, CompiledForward(policy)) == play(policy, policy.hidden_states)
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(**test_engine.WORKLOADS)
+def test_the_compiled_engine_equals_a_naive_computation_over_random_schedules(**workload):
+    """Each engine gets the compiled forward, as on a GPU."""
+
+    class CompiledEngine(Engine):
+        def __init__(self, policy: Policy, **options: object) -> None:
+            super().__init__(policy, **options)
+            self._forward = CompiledForward(policy, backend="aot_eager")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(test_engine, "Engine", CompiledEngine)
+        test_engine.check_schedule(**workload)
+        assert counters["stats"]["unique_graphs"] <= 2
+
+
+def test_a_model_that_cannot_be_compiled_plays_eagerly_with_a_warning():
+    policy = tiny.policy()
+
+    def broken(graph: object, inputs: object) -> None:
+        raise RuntimeError("no such instruction")
+
+    with pytest.warns(UserWarning, match="cannot compile this model .*no such instruction"):
+        tokens = play(policy, CompiledForward(policy, backend=broken))
+    assert tokens == play(policy, policy.hidden_states)
+
+
+def test_without_a_compiler_the_model_is_not_compiled(monkeypatch):
+    def no_compiler(function: object) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    can_compile.cache_clear()
+    with pytest.warns(UserWarning, match="Failed to find C compiler"):
+        assert not can_compile(CPU)
+    can_compile.cache_clear()
+
+
+def test_compiled_norms_and_mlps_change_neither_scores_nor_gradients():
+    """With recomputed activations, as in training, and without gradients, as for the reference."""
+    found = []
+    for compiled in (False, True):
+        policy = tiny.policy()
+        if compiled:
+            compile_norms_and_mlps(policy.model, backend="aot_eager")
+        policy.checkpoint_activations()
+        scores = policy(pack([small_games()], CPU))
+        scores.logprobs.sum().backward()
+        with torch.no_grad():
+            again = policy(pack([small_games()], CPU)).logprobs
+        gradients = [weight.grad for weight in policy.parameters() if weight.grad is not None]
+        found.append([scores.logprobs, again, *gradients])
+    for eager, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, eager, atol=1e-5, rtol=1e-4)
+    assert counters["stats"]["unique_graphs"] >= 2
