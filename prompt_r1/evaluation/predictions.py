@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_r1.errors import UsageError
-from prompt_r1.programs.files import is_finite_number, lock, make_folder
-from prompt_r1.programs.lines import append_line
+from prompt_r1.programs.files import append_line, is_finite_number, lock, make_folder
 from prompt_r1.programs.text import printable_line
 from prompt_r1.types import Question, Spending
 

@@ -8,8 +8,7 @@ In reading order:
     keys           keep keys out of what is printed or written
     progress       progress bars that are also readable in a log file
     tables         tables for the terminal and in Markdown
-    files          write files and folders that are complete or absent; read what others wrote
-    lines          append lines that are complete
+    files          write lines, files and folders that are complete or absent; read what others wrote
     launcher       what torchrun or Slurm tells a process; names of devices
 
 It imports no other room, and no torch.

@@ -2,7 +2,6 @@
 
 import argparse
 import errno
-import gc
 import os
 import shlex
 import signal
@@ -44,11 +43,7 @@ def read_settings(read: Callable[[list[str]], Settings]) -> Settings:
     with errors_explained():
         Path.cwd()  # This raises if the current folder has been deleted.
         settings = read(sys.argv[1:])
-    # While torch is imported, Ctrl-C kills the process (SIG_DFL), because libraries catch KeyboardInterrupt.
-    # `run_program` restores Python's handler. If the shell has ignored SIGINT, as for a process in the
-    # background, it stays ignored.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _let_ctrl_c_kill()  # until `run_program`, while the program imports torch
     if sys.stderr.isatty():  # In a log file the line would be noise.
         print("Loading …", file=sys.stderr, flush=True)
     return settings
@@ -60,16 +55,26 @@ def run_program(main: Callable[[Settings], None], settings: Settings, *, then: s
     Exit codes: 0 done, 1 a bug of ours, 2 wrong usage or out of memory, 75 stopped but resumable, 130 Ctrl-C.
     Every error is printed as one sentence on stderr; only a bug is a traceback, without keys.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # `read_settings` has set it.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if main.__module__ == "__main__":
-        # Each full garbage collection then skips what was imported, which saves a quarter of a second. Inside
-        # another process, such as a test, the objects are not ours to freeze.
-        gc.freeze()
+    _let_ctrl_c_raise()
     with errors_explained(then):
         main(settings)
         sys.stdout.flush()
     sys.exit(0)
+
+
+def _let_ctrl_c_kill() -> None:
+    """Let Ctrl-C kill the process, because libraries that are being imported catch KeyboardInterrupt.
+
+    If the shell has ignored SIGINT, as for a process in the background, it stays ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _let_ctrl_c_raise() -> None:
+    """Undo `_let_ctrl_c_kill`: Ctrl-C raises KeyboardInterrupt again."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
@@ -126,10 +131,17 @@ def exit_with(code: int, reason: str) -> NoReturn:
         null_device = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null_device, sys.stdout.fileno())
     if os.environ.get("WORLD_SIZE", "") not in ("", "1"):
-        # A rank leaves at once. The end of the interpreter would wait for threads and for NCCL, which may
-        # wait for ranks that do not know yet that this one leaves.
-        os._exit(code)
+        _leave_the_other_ranks(code)
     sys.exit(code)
+
+
+def _leave_the_other_ranks(code: int) -> NoReturn:
+    """End this rank at once.
+
+    The end of the interpreter would wait for threads and for NCCL, which may wait for ranks that do not know
+    yet that this one leaves.
+    """
+    os._exit(code)
 
 
 def prepare_standard_streams() -> None:

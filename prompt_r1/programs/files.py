@@ -1,4 +1,4 @@
-"""Files and folders: read only what is sound, and write files that are complete or absent.
+"""Read what others wrote only where it is sound; write lines, files and folders that are complete or absent.
 
 A folder is written under a temporary name, synced to the disk and renamed when it is complete. A kill while
 it is written leaves only the temporary folder, which the next writer beside it removes. If an older folder
@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 
 LFS_POINTER = b"version https://git-lfs"  # the first bytes of a file that Git LFS has not fetched
 LFS_ADVICE = "a pointer of Git LFS: `git lfs pull` fetches the file itself"
-LARGEST = 1e300  # A larger integer may overflow a float.
+MAX_NUMBER = 1e300  # A larger integer may overflow a float.
 TEMPORARY = ".unfinished.tmp"
 MANIFEST = "manifest.json"  # the size in bytes of each file of a sealed folder, by name
 
 
 def is_finite_number(value: object) -> TypeGuard[float]:
     """Whether a value from a file is a number that can be computed with."""
-    return type(value) in (int, float) and -LARGEST < value < LARGEST  # type: ignore[operator]
+    return type(value) in (int, float) and -MAX_NUMBER < value < MAX_NUMBER  # type: ignore[operator]
 
 
 def json_object(text: str | bytes) -> dict[str, Any]:
@@ -56,6 +56,23 @@ def replace_file(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
+def append_line(file: int, line: str) -> None:
+    """Append a line to a file descriptor that was opened with O_RDWR | O_APPEND.
+
+    A disk that is full for a moment writes a part of a line and raises nothing; the rest is then written by
+    another call. If that raises, or the process is killed, the file ends within a line. The next line then
+    begins after a line break, so that only the incomplete line is lost. Raises OSError.
+    """
+    size = os.fstat(file).st_size
+    ends_within_line = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+    rest = line.encode() + b"\n"
+    if ends_within_line:
+        rest = b"\n" + rest
+    while rest:
+        written = os.write(file, rest)
+        rest = rest[written:]
+
+
 def make_folder(folder: Path, holds: Callable[[Path], bool], what: str) -> None:
     """Make the folder of `what` (such as "a run"), or accept a folder that `holds` recognises as such.
 
@@ -65,10 +82,10 @@ def make_folder(folder: Path, holds: Callable[[Path], bool], what: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()) and not holds(folder):
             raise UsageError(
-                f"--out {folder}: there are files in it that are not of {what}; give a new or an empty folder"
+                f"{folder}: there are files in it that are not of {what}; give --out a new or an empty folder"
             )
     except OSError as error:
-        raise UsageError(f"--out {folder}: {error.strerror}; give a folder that can be written") from None
+        raise UsageError(f"{folder}: {error.strerror}; give --out a folder that can be written") from None
 
 
 def lock(file: int | IO[str], path: Path) -> bool:
@@ -150,18 +167,10 @@ def remove_leftovers(parent: Path) -> None:
     for replaced in parent.glob(".*.old"):
         folder = parent / replaced.name.removeprefix(".").removesuffix(".old")
         if folder.exists():
-            _remove(replaced)
+            shutil.rmtree(replaced, ignore_errors=True)
         else:
             os.replace(replaced, folder)
-    _remove(parent / TEMPORARY)
-
-
-def _remove(path: Path) -> None:
-    """Remove a folder, or what stands in its place in a run folder from elsewhere: a file or a link."""
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(parent / TEMPORARY, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

@@ -13,20 +13,18 @@ import yaml
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.files import replace_file
 
-LARGEST = 1e15  # No setting may be larger, because such integers overflow in torch.
+MAX_VALUE = 1e15  # No setting may be larger, because such integers overflow in torch.
 BOOLEANS = {"true": True, "false": False}
 KINDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-# PyYAML does not only raise its own errors: `!!int x`, `!!bool x` or thousands of brackets raise others.
-NOT_YAML = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Range:
     """The values that a numeric setting may take."""
 
-    above: float = -LARGEST
-    at_least: float = -LARGEST
-    below: float = LARGEST
+    above: float = -MAX_VALUE
+    at_least: float = -MAX_VALUE
+    below: float = MAX_VALUE
 
     def __contains__(self, value: float) -> bool:
         return self.above < value < self.below and value >= self.at_least  # This is False for NaN.
@@ -137,12 +135,10 @@ def _texts(f: Field[Any], value: object, name: str) -> tuple[str, ...]:
 
 
 def _check_text(f: Field[Any], text: str, name: str) -> None:
-    """Raise UsageError for a text that is not among the choices, or that cannot be written to a file."""
+    """Raise UsageError for a text that is not among the choices."""
     choices = f.metadata["choices"]
     if choices and text not in choices:
         raise UsageError(f"{name} must be one of {', '.join(choices)}, not {text!r}")
-    if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise UsageError(f"{name} contains a NUL or half a character (a lone surrogate): {text!r}")
 
 
 def check_number(name: str, value: float, allowed: Range) -> None:
@@ -157,7 +153,7 @@ def read_mapping(path: Path) -> dict[str, object]:
         values = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    except NOT_YAML as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} has no `key: value` lines")

@@ -25,7 +25,7 @@ def given_values(kind: type[Any], arguments: list[str], *, presets: Presets) -> 
     Raises UsageError. If a flag does not exist, the error names the flag that is most like it.
     """
     parser = _parser(kind, presets, show_all="--help-all" in arguments)
-    values, unknown = parser.parse_known_args(_with_negative_numbers(arguments))
+    values, unknown = parser.parse_known_args(arguments)
     given = vars(values)
     flags = {flag_of(f.name) for f in settings_of(kind)}
     for word in unknown:
@@ -80,13 +80,8 @@ def _parser(kind: type[Any], presets: Presets, *, show_all: bool) -> Parser:
 
 def _own_first(kind: type[Any]) -> list[Field[Any]]:
     """The settings of a config: first its own settings, then the settings of each base class."""
-    by_name = {f.name: f for f in settings_of(kind)}
-    ordered: dict[str, Field[Any]] = {}
-    for base in kind.__mro__:
-        for name in getattr(base, "__annotations__", {}):
-            if name in by_name:
-                ordered.setdefault(name, by_name[name])
-    return list(ordered.values())
+    names = [name for base in kind.__mro__ for name in getattr(base, "__annotations__", {})]
+    return sorted(settings_of(kind), key=lambda f: names.index(f.name))
 
 
 def _form(f: Field[Any]) -> dict[str, Any]:
@@ -119,22 +114,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _with_negative_numbers(arguments: list[str]) -> list[str]:
-    """Join `--lr -1e-6` to `--lr=-1e-6`, because argparse takes such a negative number for a flag."""
-    joined: list[str] = []
-    for word in arguments:
-        if joined and joined[-1].startswith("--") and _is_negative_number(word):
-            joined[-1] = f"{joined[-1]}={word}"
-        else:
-            joined.append(word)
-    return joined
-
-
-def _is_negative_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return text.startswith("-")

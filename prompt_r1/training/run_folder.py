@@ -31,7 +31,7 @@ def open_run(out: str, resume: str) -> Path:
             raise UsageError(f"--resume never: {run} holds a run already; choose another --out or delete it")
     make_folder(run, _holds_a_run, "a run")
     if not os.access(run, os.W_OK):
-        raise UsageError(f"--out {run}: Permission denied; give a folder that can be written")
+        raise UsageError(f"{run}: Permission denied; give --out a folder that can be written")
     # A run writes its agent and then, with a checkpoint, its report. A report can also be made by hand.
     has_both = (run / "agent").exists() and (run / "report.html").exists()
     if has_both and not checkpoints_of(run):

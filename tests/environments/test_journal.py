@@ -15,7 +15,7 @@ from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Reply
 from prompt_r1.errors import EnvError, UsageError
-from prompt_r1.programs import lines
+from prompt_r1.programs import files
 from prompt_r1.types import Message, Spending
 from tests.support.at_once import at_once
 from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
@@ -225,7 +225,7 @@ def test_a_disk_that_stays_full_loses_no_reply_that_was_paid(room: int, tmp_path
 
     asked = environment(CountingSource(concurrency=8), folder=tmp_path)
     with monkeypatch.context() as full:
-        full.setattr(lines.os, "write", write_while_there_is_room)
+        full.setattr(files.os, "write", write_while_there_is_room)
         calls = [text_of(asked, sample=sample) for sample in range(30)]
         ended = at_once(calls, return_exceptions=True)
     assert {type(one) for one in ended if not isinstance(one, str)} == {OSError}

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, damage in them, and locks."""
+"""Lines, files and folders that are written whole or not at all, damage in them, and locks."""
 
 import errno
 import fcntl
@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.programs import files
-from prompt_r1.programs.files import find_damage, json_object, lock, new_temporary, replace_file, seal
+from prompt_r1.programs.files import (
+    append_line,
+    find_damage,
+    json_object,
+    lock,
+    new_temporary,
+    replace_file,
+    seal,
+)
 
 
 def write_folder(folder: Path, text: str) -> None:
@@ -57,27 +65,6 @@ def test_replacing_a_folder_leaves_nothing_of_the_older_one(tmp_path):
     write_folder(folder, "newer")
     assert find_damage(folder) == "" and (folder / "a.txt").read_text() == "newer"
     assert [path.name for path in tmp_path.iterdir()] == ["agent"]
-
-
-def test_a_link_in_the_place_of_the_temporary_folder_is_removed_and_not_followed(tmp_path):
-    """In a run folder from elsewhere, no checkpoint could be written any more."""
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").touch()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / files.TEMPORARY).symlink_to(tmp_path / "mine")
-    write_folder(tmp_path / "run" / "agent", "new")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["agent"]
-    assert (tmp_path / "mine" / "notes.txt").exists()
-
-
-@pytest.mark.parametrize("name", [files.TEMPORARY, ".agent.old"])
-def test_a_file_in_the_place_of_a_folder_of_ours_is_removed(name, tmp_path):
-    """In a run folder from elsewhere, no checkpoint could be written any more."""
-    write_folder(tmp_path / "agent", "old")
-    (tmp_path / name).touch()
-    write_folder(tmp_path / "agent", "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["agent"]
-    assert (tmp_path / "agent" / "a.txt").read_text() == "new"
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "null", '{"a": 1', "[" * 100_000, b"\xff", '{"a": ' * 5_000])
@@ -137,3 +124,39 @@ def test_a_file_system_without_locks_is_warned_of_once_and_used_without(tmp_path
         assert lock(file, path) and lock(file, path)
     [warning] = caplog.messages
     assert f"{path} cannot be locked (No locks available)" in warning
+
+
+@pytest.fixture
+def file(tmp_path):
+    descriptor = os.open(tmp_path / "lines", os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    yield descriptor
+    os.close(descriptor)
+
+
+def content_of(file: int) -> bytes:
+    return os.pread(file, 10_000, 0)
+
+
+def test_a_line_that_is_written_in_parts_is_completed(file, monkeypatch):
+    """A disk that was full for a moment wrote half a line without an error; the next one was glued to it."""
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, content: write(file, content[:3]))
+    append_line(file, "first line")
+    append_line(file, "second")
+    assert content_of(file) == b"first line\nsecond\n"
+
+
+def test_a_line_after_an_incomplete_one_begins_on_a_line_of_its_own(file, monkeypatch):
+    write = os.write
+
+    def fill_disk(file: int, content: bytes) -> int:
+        if len(content) < 10:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, content[:4])
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", fill_disk)
+        with pytest.raises(OSError, match="No space left"):
+            append_line(file, "0123456789")
+    append_line(file, "next")
+    assert content_of(file) == b"0123\nnext\n"
