@@ -21,24 +21,22 @@ if __name__ == "__main__":  # The imports below take seconds. --help and usage e
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from prompt_r1.data.questions import sample_questions
-from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.specs import Account, open_account, open_environment
+from prompt_r1.environments.specs import open_account, open_environment
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.dry_run import estimate
 from prompt_r1.evaluation.folder_settings import keep_settings
 from prompt_r1.evaluation.methods import METHODS, Setup
 from prompt_r1.evaluation.predictions import FILE, Prediction, PredictionFile, System
-from prompt_r1.evaluation.results_folder import TABLES, write_results
 from prompt_r1.evaluation.scores import score_predictions
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.evaluation.similarity import SentenceEncoder, load_encoder
@@ -49,11 +47,10 @@ from prompt_r1.evaluation.systems import (
     environments_of,
     prices_of,
     resolve_agents,
-    results_folder,
     setup_of,
     trained_on,
 )
-from prompt_r1.evaluation.tables import terminal_table
+from prompt_r1.evaluation.tables import TABLES, terminal_table, write_results
 from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.agent import check_question_lengths, load_codec
 from prompt_r1.pair.trained import NamedAgent, trained_config
@@ -75,7 +72,7 @@ def main(config: EvaluateConfig) -> None:
     encoder = load_encoder(config.ssim_model, device)  # If it is missing, no call is made.
     agents = resolve_agents(config)
     seed = common_seed(config, agents)
-    questions = load_questions(config, seed)
+    questions = questions_of(config, seed)
     datasets = list(dict.fromkeys(question.dataset for question in questions))
     describe_agents(config, agents, seed, questions)
     systems = choose_systems(config, agents)
@@ -83,11 +80,12 @@ def main(config: EvaluateConfig) -> None:
         print(estimate(config, systems, agents, questions, seed=seed))
         return
     prices = prices_of(config, agents)
-    folder = results_folder(config)
+    folder = Path(config.out)
 
     with closing(PredictionFile(folder / FILE)) as file:
-        identifying = experiment_values(config) | {"seed": seed}
-        keep_settings(folder, identifying, digests_of_systems(config, systems))
+        # A folder whose answers have other settings, files or agents is refused.
+        experiment = experiment_values(config) | {"seed": seed}
+        keep_settings(folder, experiment, digests_of_systems(config, systems))
         wanted: list[Repeat] = []
         for question in questions:
             wanted += [(question, sample) for sample in range(config.repeats)]
@@ -95,19 +93,18 @@ def main(config: EvaluateConfig) -> None:
         try:
             # A complete evaluation opens no environment and no journal.
             if missing:
-                account = open_account(config, folder)
-                answers = answer_missing(
-                    missing,
-                    systems,
-                    config,
-                    account,
-                    file,
-                    prices=prices,
-                    datasets=datasets,
-                    device=device,
-                    seed=seed,
+                make_setup = partial(
+                    setup_of, config=config, prices=prices, datasets=datasets, device=device, seed=seed
                 )
-                asyncio.run(answers)
+                open_one = partial(
+                    open_environment,
+                    typed=[*config.env, config.optimizer_env],
+                    others={config.optimizer_env, *(system.environment for system in systems)} - {""},
+                    account=open_account(config, folder),  # All systems share its journal and its budget.
+                    seed=seed,
+                    device=device,
+                )
+                asyncio.run(answer_missing(missing, systems, make_setup, open_one, file))
         finally:
             # If something has failed, the rows that are finished are still shown.
             predictions = file.answers_to(wanted, systems)
@@ -117,10 +114,10 @@ def main(config: EvaluateConfig) -> None:
     if config.tables and not config.method:
         print_left_out(config, systems)
     print(f"\nIn {folder / TABLES}: all datasets, and the paper's tables")
-    raise_for_failed_calls([one for one in predictions if one.system in systems])
+    raise_for_failed_calls([prediction for prediction in predictions if prediction.system in systems])
 
 
-def load_questions(config: EvaluateConfig, seed: int) -> list[Question]:
+def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
     """The questions of --data. With --tables, the mini world also has its questions out of distribution."""
     names = list(config.data)
     if config.tables and names == ["mini"]:
@@ -167,56 +164,36 @@ def missing_answers(
 
 async def answer_missing(
     missing: Mapping[System, Sequence[Repeat]],
-    agents: Mapping[System, NamedAgent],
-    config: EvaluateConfig,
-    account: Account,
+    systems: Mapping[System, NamedAgent],
+    make_setup: Callable[..., Setup],
+    open_one: Callable[..., Environment],
     file: PredictionFile,
-    *,
-    prices: Mapping[str, Price],
-    datasets: Sequence[str],
-    device: torch.device,
-    seed: int,
 ) -> None:
-    """Let each system answer the questions that the file lacks, system by system.
-
-    All systems share the journal and the budget of `account`.
-    """
-    specs = {config.optimizer_env, *(system.environment for system in agents)} - {""}
-
-    async def answer_system(system: System, unanswered: Sequence[Repeat]) -> None:
-        async with AsyncExitStack() as opened:
-
-            def open_one(spec: str, settings: EvaluateConfig, *, prices: Mapping[str, Price]) -> Environment:
-                environment = open_environment(
-                    spec,
-                    settings,
-                    typed=[*config.env, config.optimizer_env],
-                    others=specs,
-                    account=account,
-                    seed=seed,
-                    device=device,
-                    prices=prices,
-                )
-                opened.push_async_callback(environment.close)
-                return environment
-
-            setup = setup_of(
-                system,
-                agents[system],
-                config,
-                open_environment=open_one,
-                prices=prices,
-                datasets=datasets,
-                device=device,
-                seed=seed,
-                folder=results_folder(config),
-            )
-            await answer_all(system, setup, unanswered, file)
-
+    """Let each system answer the questions that the file lacks, system by system."""
     for system, unanswered in missing.items():
         # An environment may be a model in this process. It is a local of the function, and so it is freed
         # before the next system loads a model.
-        await answer_system(system, unanswered)
+        await answer_system(system, systems[system], unanswered, make_setup, open_one, file)
+
+
+async def answer_system(
+    system: System,
+    agent: NamedAgent,
+    unanswered: Sequence[Repeat],
+    make_setup: Callable[..., Setup],
+    open_one: Callable[..., Environment],
+    file: PredictionFile,
+) -> None:
+    """Let a system answer the questions that the file lacks, and close the environments that it opens."""
+    async with AsyncExitStack() as opened:
+
+        def open_until_answered(spec: str, settings: EvaluateConfig, **prices: object) -> Environment:
+            environment = open_one(spec, settings, **prices)
+            opened.push_async_callback(environment.close)
+            return environment
+
+        setup = make_setup(system, agent, open_environment=open_until_answered)
+        await answer_all(system, setup, unanswered, file)
 
 
 async def answer_all(
@@ -231,12 +208,13 @@ async def answer_all(
         await setup.environment.check()  # If the environment does not answer, no agent is loaded.
     answer = await METHODS[system.method].make(setup)
 
-    async def answer_one(question: Question, sample: int) -> None:
-        prediction = await answer(question, sample)
-        file.add(replace(prediction, sample=sample, system=system))
-        bar.update()
-
     with tqdm(total=len(unanswered), desc=str(system), leave=False, **progress_style()) as bar:
+
+        async def answer_one(question: Question, sample: int) -> None:
+            prediction = await answer(question, sample)
+            file.add(replace(prediction, sample=sample, system=system))
+            bar.update()
+
         await run_together(answer_one(question, sample) for question, sample in unanswered)
 
 
@@ -270,7 +248,7 @@ def print_left_out(config: EvaluateConfig, systems: Mapping[System, NamedAgent])
 
 def raise_for_failed_calls(predictions: Sequence[Prediction]) -> None:
     """Raise Resumable if answers are missing because calls failed."""
-    errors = Counter(one.error for one in predictions if one.error)
+    errors = Counter(prediction.error for prediction in predictions if prediction.error)
     if errors:
         raise Resumable(
             f"{errors.total()} answers are missing because calls failed; the same command asks for them "

@@ -23,8 +23,8 @@ from statistics import fmean
 
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.ask_once import task_score
+from prompt_r1.evaluation.intervals import bounds_text, macro_interval, student_interval
 from prompt_r1.evaluation.predictions import FILE, Prediction, read_predictions
-from prompt_r1.evaluation.statistics import bounds_text, macro_interval, student_interval
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.tables import markdown_table
 

@@ -1,18 +1,17 @@
 """Compare: methods on the same questions, scored by the same rules. The program is `evaluate.py`.
 
-predictions.py        an answer, and the file of answers that a repeated evaluation completes
-ask_once.py           `direct` and `cot`; how an answer is requested and read
-games.py              methods that play games
-searches.py           what the prompt optimisers share; opro.py, textgrad.py and gepa.py are their loops
-imitation.py          `sft`, `bc` and `rft`: agents that are fine-tuned first
-methods.py            METHODS, the table of all methods: what each needs, and how it is made
-settings.py           the flags of evaluate.py
-systems.py            which methods, environments and agents an evaluation compares
-folder_settings.py    what all answers in a folder have in common
-dry_run.py            estimate what an evaluation will cost
-scores.py             EM, SM, F1 and SSim (similarity.py), and means with intervals (statistics.py)
-tables.py             the tables; paper_numbers.py has the paper's numbers
-results_folder.py     the files of an evaluation
+    predictions.py        an answer, and the file of answers that a repeated evaluation completes
+    ask_once.py           `direct` and `cot`
+    games.py              methods that play games
+    searches.py           what the prompt optimisers share; opro.py, textgrad.py and gepa.py are their loops
+    imitation.py          `sft`, `bc` and `rft`: agents that are fine-tuned first
+    methods.py            METHODS, the table of all methods: what each needs, and how it is made
+    settings.py           the flags of evaluate.py
+    systems.py            which methods, environments and agents an evaluation compares
+    folder_settings.py    what all answers in a folder have in common
+    dry_run.py            estimate what an evaluation will cost
+    scores.py             EM, SM, F1 and SSim (similarity.py), and means with intervals (intervals.py)
+    tables.py             the tables and files of results; paper_numbers.py has the paper's numbers
 
 It may import every other room.
 """

@@ -1,8 +1,10 @@
-"""`direct` and `cot`, which ask the environment without an agent.
+"""The methods that ask the environment without an agent.
 
-direct   asks the question itself, in one call
-cot      adds "Let's think step by step.", and asks for the answer in a second call (zero-shot, Kojima et al.
-         2022)
+There are two:
+
+    direct   asks the question itself, in one call
+    cot      adds "Let's think step by step.", and asks for the answer in a second call (zero-shot, Kojima et
+             al. 2022)
 """
 
 from collections.abc import Awaitable, Callable

@@ -6,7 +6,7 @@ depend on.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,17 +60,13 @@ def digests_of(files: Iterable[str], specs: Iterable[str], agents: Iterable[str]
 
 def _digest(path: Path) -> str:
     """A digest of a file, or of the files of an agent's folder."""
-    digests = [_file_digest(file) for file in _files_of(path)]
-    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:16]
-
-
-def _files_of(path: Path) -> Sequence[Path]:
     if path.is_file():
-        return [path]
-    folder = path / "agent" if (path / "agent").is_dir() else path
-    return sorted(file for file in folder.iterdir() if file.is_file())
-
-
-def _file_digest(path: Path) -> list[int | str]:
-    with path.open("rb") as file:
-        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+        files = [path]
+    else:
+        folder = path / "agent" if (path / "agent").is_dir() else path
+        files = sorted(file for file in folder.iterdir() if file.is_file())
+    digests = []
+    for name in files:
+        with name.open("rb") as file:
+            digests.append([name.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()])
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:16]

@@ -1,12 +1,14 @@
 """Methods that play games: an agent asks an environment.
 
-prompt-r1    the trained agent
-untrained    the agent before training, in the same game (the paper's "w/o RL")
-agent-only   the trained agent in the same game without an environment ("w/o Env"). Every prompt gets the same
-             sentence in reply, so the answers show what the agent itself knows
-grpo-only    an agent that was trained without an environment (train.py --env none), in games of one turn
-sft          an agent that was fine-tuned on gold answers, in games of one turn
-bc, rft      an agent that was fine-tuned on games that ended right
+They differ in the agent, and in whether there is an environment:
+
+    prompt-r1    the trained agent
+    untrained    the agent before training, in the same game (the paper's "w/o RL")
+    agent-only   the trained agent in the same game without an environment ("w/o Env"). Every prompt gets the
+                 same sentence in reply, so the answers show what the agent itself knows
+    grpo-only    an agent that was trained without an environment (train.py --env none), in games of one turn
+    sft          an agent that was fine-tuned on gold answers, in games of one turn
+    bc, rft      an agent that was fine-tuned on games that ended right
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +23,7 @@ from prompt_r1.types import Question, Spending, Trajectory
 
 @dataclass
 class AgentMethod:
-    """Answers each question by a game. Without an environment, every prompt gets the same empty words."""
+    """Answers each question by a game. Without an environment, every prompt gets the same sentence."""
 
     agent: Agent
     environment: Environment | None

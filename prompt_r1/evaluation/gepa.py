@@ -24,7 +24,8 @@ from prompt_r1.types import Question
 
 BATCH = 3  # the number of training questions in an iteration
 METRIC_CALLS = 150  # No iteration begins after so many calls of the environment.
-FENCE = re.compile("`{3,}")
+# A block ends at a fence that is at least as long as its opening. Shorter fences belong to its text.
+FENCED = re.compile(r"(?<!`)(?P<fence>`{3,}+)(?P<block>.*?)(?P=fence)`*", re.DOTALL)
 LANGUAGE = re.compile("[a-z]+|Text|Plaintext|Markdown|Prompt")
 CLOSED_ON_OWN_LINE = re.compile(r"\n[ \t]*\Z")
 ROLE = "You improve the instructions of language models."
@@ -68,25 +69,22 @@ async def gepa(search: PromptSearch, train: Sequence[Question], validation: Sequ
 def draw_parent(pool: Mapping[str, Sequence[float]], rng: random.Random) -> str:
     """Draw from the Pareto front, in proportion to the validation questions on which a prompt is best.
 
-    `pool`: prompt → its scores, one per validation question. First, from the worst prompt to the best, a
-    prompt is dropped if every question has another prompt that is at least as good.
+    `pool`: prompt → its scores, one per validation question. Each question has a front: the prompts that are
+    best on it. From the worst prompt to the best, a prompt leaves all fronts, unless it is the only prompt of
+    one of them. The parent is drawn from what remains, one entry per front.
     """
-    # For each validation question, the prompts that are best on it.
     fronts = []
     for number in range(len(next(iter(pool.values())))):
         highest = max(scores[number] for scores in pool.values())
         fronts.append([prompt for prompt, scores in pool.items() if scores[number] == highest])
     for prompt in sorted(pool, key=lambda prompt: sum(pool[prompt])):
-        is_needed = any(front == [prompt] for front in fronts)
-        if not is_needed:
-            for front in fronts:
-                if prompt in front:
-                    front.remove(prompt)
+        if [prompt] not in fronts:
+            fronts = [[other for other in front if other != prompt] for front in fronts]
     return rng.choice([prompt for front in fronts for prompt in front])
 
 
 def filled_batches(questions: Sequence[Question], rng: random.Random) -> Iterator[list[Question]]:
-    """Endless shuffled epochs in batches. The last questions of an epoch also fill up its last batch."""
+    """Endless shuffled epochs in batches. The last batch of an epoch is filled up with its last questions."""
     while True:
         order = rng.sample(list(questions), len(questions))
         last_first = itertools.cycle(order[::-1])
@@ -118,18 +116,12 @@ def read_fenced_prompt(reply: str) -> str | None:
 
     Returns None if the prompt is empty, or if a fence is not closed.
     """
-    block = None
-    opening = None
-    for fence in FENCE.finditer(reply):
-        if opening is None:
-            opening = fence
-        elif len(fence[0]) >= len(opening[0]):  # A shorter fence belongs to the text of the block.
-            block = reply[opening.end() : fence.start()]
-            opening = None
-    if opening is not None:
+    if "```" in FENCED.sub("", reply):
         return None
-    if block is None:
+    blocks: list[str] = [match["block"] for match in FENCED.finditer(reply)]
+    if not blocks:
         return reply.strip() or None
+    block = blocks[-1]
     # "```text" names a language if the closing fence is on a line of its own; "```Be short.```" does not.
     first_line, _, rest = block.partition("\n")
     if LANGUAGE.fullmatch(first_line.strip()) and CLOSED_ON_OWN_LINE.search(block):

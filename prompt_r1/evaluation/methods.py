@@ -18,7 +18,7 @@ from prompt_r1.evaluation.searches import Algorithm, PromptSearch, file_name, op
 from prompt_r1.evaluation.textgrad import textgrad
 from prompt_r1.pair.asking import request_of
 from prompt_r1.pair.names import find_agent
-from prompt_r1.pair.trained import NamedAgent, resolve_agent
+from prompt_r1.pair.trained import NamedAgent
 from prompt_r1.types import Question
 
 if TYPE_CHECKING:
@@ -44,11 +44,10 @@ class Setup:
     """What a method is made from. Each method uses the parts that it needs."""
 
     method: str
-    spec: str  # the environment, or the environment of the agent's training if the method needs none
+    spec: str  # the environment's SPEC. Without an environment, the SPEC of the agent's training.
     environment: Environment | None  # None: the method does not need an environment.
     open_optimizer: Callable[[Fields], Environment]  # opens the model that writes prompts
-    agent: NamedAgent  # the user's agent, trained here or not
-    grpo_agent: str
+    agent: NamedAgent  # of --agent or --grpo-agent, trained here or not
     datasets: Sequence[str]  # the datasets of the questions that will be answered
     train: Sequence[Question]
     validation: Sequence[Question]
@@ -107,7 +106,7 @@ async def make_search(setup: Setup, *, algorithm: Algorithm, optimizer_fields: F
 
 
 async def make_trained(setup: Setup) -> Answer:
-    """Play games with the trained agent, or with an agent as it was found."""
+    """Play games with the trained agent, or with an agent as it was found; grpo-only in one turn."""
     return play_with(setup.agent, setup)
 
 
@@ -115,11 +114,6 @@ async def make_untrained(setup: Setup) -> Answer:
     """Play the trained agent's game with the agent as it was before its training."""
     start = find_agent(setup.agent.start, setup.agent.config.seed)
     return play_with(replace(setup.agent, path=start), setup)
-
-
-async def make_grpo_only(setup: Setup) -> Answer:
-    """Play games of one turn with an agent that was trained without an environment."""
-    return play_with(resolve_agent(setup.grpo_agent), setup)
 
 
 async def make_sft(setup: Setup) -> Answer:
@@ -206,7 +200,7 @@ METHODS: dict[str, Method] = {
     ),
     "gepa": Method(VALIDATED_SEARCH, partial(make_search, algorithm=gepa, optimizer_fields={})),
     "sft": Method(Needs(environment=False, agent="start", training=True), make_sft),
-    "grpo-only": Method(Needs(environment=False, agent="own"), make_grpo_only),
+    "grpo-only": Method(Needs(environment=False, agent="own"), make_trained),
     "untrained": Method(Needs(agent="start"), make_untrained, by_default=True),
     "bc": Method(Needs(agent="start"), make_bc, in_paper=False),
     "rft": Method(Needs(agent="start", training=True), make_rft, in_paper=False),

@@ -72,7 +72,9 @@ def meta_prompt(scores: Mapping[str, float], examples: Sequence[Question]) -> st
     good = [instruction for instruction, score in scores.items() if score >= THRESHOLD]
     good.sort(key=lambda instruction: scores[instruction])
     history = [f"instruction:\n{text}\nscore:\n{round(100 * scores[text])}" for text in good[-SHOWN:]]
-    problems = [f"problem:\n<INS>\n{one.text}\nright answer:\n{one.answers[0]}" for one in examples]
+    problems = []
+    for question in examples:
+        problems.append(f"problem:\n<INS>\n{question.text}\nright answer:\n{question.answers[0]}")
     return "\n\n".join([HEADER, *history, USE, *problems, REQUEST])
 
 

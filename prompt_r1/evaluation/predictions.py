@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_r1.errors import UsageError
-from prompt_r1.programs.files import append_line, is_finite_number, lock, make_folder
+from prompt_r1.programs.files import append_line, lock, make_folder
 from prompt_r1.programs.text import printable_line
 from prompt_r1.types import Question, Spending
 
@@ -20,7 +20,7 @@ FILE = "predictions.jsonl"
 
 @dataclass(frozen=True)
 class System:
-    """A method with its environment and its agent, which answers questions ("": the method has none)."""
+    """A method with the names of its environment and its agent, or "" where it has none."""
 
     method: str
     environment: str = ""
@@ -71,11 +71,6 @@ class Prediction:
 # A line of the file has these fields of Prediction and Spending, under the same names:
 STORED_AS_IS = ("raw", "sample", "stop", "error", "turns", "format", "reward")
 AMOUNTS = ("calls", "tokens_in", "tokens_out", "usd")
-# `_from_row` checks the types of all fields. TEXTS are str, COUNTS are at least 0, NUMBERS_OR_NONE are finite
-# or null. It checks `answers` and `prediction` apart.
-TEXTS = ("method", "environment", "agent", "dataset", "kind", "id", "question", "raw", "stop", "error")
-COUNTS = ("sample", "turns", *AMOUNTS)
-NUMBERS_OR_NONE = ("format", "reward")
 
 
 def to_row(prediction: Prediction) -> dict[str, object]:
@@ -96,22 +91,9 @@ def to_row(prediction: Prediction) -> dict[str, object]:
 
 def _from_row(row: Mapping[str, Any]) -> Prediction:
     """The prediction of a line. Raises KeyError or TypeError for a line that `to_row` did not write."""
-    answers = tuple(row["answers"])
-    answer = row["prediction"]
-    texts = [row[name] for name in TEXTS] + list(answers)
-    if answer is not None:
-        texts.append(answer)
-    counts = [row[name] for name in COUNTS]
-    numbers = counts + [row[name] for name in NUMBERS_OR_NONE if row[name] is not None]
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError("a text has another type")
-    if not all(is_finite_number(number) for number in numbers):
-        raise TypeError("a number has another type")
-    if min(counts) < 0:
-        raise TypeError("a count is negative")
     return Prediction(
-        Question(row["id"], row["dataset"], row["question"], answers, row["kind"]),
-        answer,
+        Question(row["id"], row["dataset"], row["question"], tuple(row["answers"]), row["kind"]),
+        row["prediction"],
         spent=Spending(*(row[name] for name in AMOUNTS)),
         system=System(row["method"], row["environment"], row["agent"]),
         **{name: row[name] for name in STORED_AS_IS},

@@ -1,13 +1,17 @@
-"""Score predictions, and average the scores with confidence intervals."""
+"""Score predictions, and average the scores with confidence intervals.
+
+Tables 2 to 5 average over datasets, as the paper does (`macro_average`). The terminal and results.json
+average over questions (`micro_means`).
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED
+from prompt_r1.evaluation.intervals import macro_interval, mean_interval
 from prompt_r1.evaluation.predictions import AMOUNTS, Prediction, System
 from prompt_r1.evaluation.similarity import SentenceEncoder
-from prompt_r1.evaluation.statistics import macro_interval, mean_interval
 from prompt_r1.f1 import exact_match, f1, substring_match
 from prompt_r1.types import Kind, Question
 
@@ -24,9 +28,6 @@ METRICS_OF_KIND: dict[Kind, tuple[str, ...]] = {
     "math": ("em", "sm", "f1"),
     "text": ("f1", "ssim"),
 }
-
-# Numbers that are averaged over the answers, beside the metrics.
-COUNTED = ("format", "turns", *AMOUNTS)
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,11 @@ class Results:
                 repeats.setdefault(prediction.question.id, []).append(prediction.metrics[metric])
         return [fmean(scores) for scores in repeats.values()]
 
-    def average(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
-        """The mean over the datasets that report this metric; None if one of them was not measured."""
+    def macro_average(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
+        """The mean of the datasets' means: each dataset that reports this metric has the same weight.
+
+        None if one of these datasets was not measured.
+        """
         reporting = [name for name in datasets if metric in METRICS_OF_KIND[self.kinds[name]]]
         scores = {name: self.scores(system, name, metric) for name in reporting}
         if not scores or not all(scores.values()):
@@ -88,7 +92,7 @@ class Results:
         mean = fmean(fmean(of_dataset) for of_dataset in scores.values())
         low, high = macro_interval(scores)
         n = sum(len(of_dataset) for of_dataset in scores.values())
-        failed = [one for one in self.predictions(system, reporting) if one.error]
+        failed = [prediction for prediction in self.predictions(system, reporting) if prediction.error]
         return Rate(mean, low, high, n, errors=len(failed))
 
 
@@ -104,18 +108,23 @@ def score_predictions(
     With an `encoder`, free texts are scored by SSim, too. A missing answer is scored as an empty one. Failed
     calls are not scored.
     """
-    scored = [replace(one, metrics=text_metrics(one, official=official)) for one in predictions]
-    for name, metric in (own_metrics or {}).items():
-        for prediction in scored:
-            if not prediction.error:
-                prediction.metrics[name] = metric(prediction.answer or "", prediction.question)
-    texts = [one for one in scored if one.question.kind == "text" and not one.error]
+    scored = []
+    texts = []
+    for prediction in predictions:
+        with_metrics = replace(prediction, metrics=text_metrics(prediction, official=official))
+        scored.append(with_metrics)
+        if prediction.error:
+            continue
+        for name, metric in (own_metrics or {}).items():
+            with_metrics.metrics[name] = metric(prediction.answer or "", prediction.question)
+        if prediction.question.kind == "text":
+            texts.append(with_metrics)
     if encoder is not None and texts:
-        answers = [one.answer or "" for one in texts]
-        golds = [one.question.answers for one in texts]
+        answers = [text.answer or "" for text in texts]
+        golds = [text.question.answers for text in texts]
         similarities = encoder.similarity(answers, golds, official=official)
-        for prediction, ssim in zip(texts, similarities, strict=True):
-            prediction.metrics["ssim"] = ssim
+        for text, ssim in zip(texts, similarities, strict=True):
+            text.metrics["ssim"] = ssim
     return Results(scored)
 
 
@@ -139,7 +148,7 @@ class Means:
     n: int  # questions with an answer
     errors: int  # failed calls, which do not count in any mean
     rates: dict[str, Rate]  # metric → mean, if the metric was measured
-    counts: dict[str, float]  # name of COUNTED → mean per answer, if it is known
+    counts: dict[str, float]  # name of `counts_of` → mean per answer, if it is known
 
     def as_json(self) -> dict[str, float]:
         """One flat object, the form of results.json."""
@@ -151,11 +160,11 @@ class Means:
         return row | self.counts
 
 
-def means_of(results: Results, system: System, datasets: Sequence[str]) -> Means:
+def micro_means(results: Results, system: System, datasets: Sequence[str]) -> Means:
     """The means of everything that was measured on a system's questions of some datasets."""
     predictions = results.predictions(system, datasets)
-    answered = [one for one in predictions if not one.error]
-    questions = {(one.question.dataset, one.question.id) for one in answered}
+    answered = [prediction for prediction in predictions if not prediction.error]
+    questions = {(prediction.question.dataset, prediction.question.id) for prediction in answered}
     errors = len(predictions) - len(answered)
     rates = {}
     for metric in results.labels:
@@ -165,17 +174,16 @@ def means_of(results: Results, system: System, datasets: Sequence[str]) -> Means
         if scores:
             low, high = mean_interval(scores)
             rates[metric] = Rate(fmean(scores), low, high, len(scores), errors)
-    counts = {}
-    for name in COUNTED:
-        values = [_count(one, name) for one in answered]
-        known = [value for value in values if value is not None]
-        if known:
-            counts[name] = fmean(known)
+    known: dict[str, list[float]] = {}
+    for prediction in answered:
+        for name, count in counts_of(prediction).items():
+            if count is not None:
+                known.setdefault(name, []).append(count)
+    counts = {name: fmean(values) for name, values in known.items()}
     return Means(len(questions), errors, rates, counts)
 
 
-def _count(prediction: Prediction, name: str) -> float | None:
-    """The number of a prediction with a name of COUNTED; None if its method has no such number."""
-    holder = prediction.spent if name in AMOUNTS else prediction
-    count: float | None = getattr(holder, name)
-    return count
+def counts_of(prediction: Prediction) -> dict[str, float | None]:
+    """The numbers beside the metrics that are averaged over answers; None if a method lacks one."""
+    amounts = {name: getattr(prediction.spent, name) for name in AMOUNTS}
+    return {"format": prediction.format, "turns": prediction.turns, **amounts}

@@ -85,9 +85,11 @@ class PromptSearch:
         return drawn
 
     def may_go_on(self, step_calls: int, *, authors_stop: bool) -> bool:
-        """Whether to take another step. It makes at most `step_calls` calls until its first prompt is scored.
+        """Whether to take another step.
 
-        `authors_stop`: whether the authors' search would end here. A search with a limit continues.
+        `step_calls`: the most calls that a step makes until it has scored its first new prompt. If the limit
+        does not allow them, the step is not begun. `authors_stop`: whether the authors' search would end
+        here. A search with a limit continues.
         """
         if authors_stop and not self.max_calls:
             return False
@@ -104,7 +106,7 @@ class PromptSearch:
         """The mean score of a prompt. It is scored only once, so `questions` must always be the same."""
         if prompt not in self.scores:
             predictions = await self.try_prompt(prompt, questions)
-            self.scores[prompt] = [task_score(one) for one in predictions]
+            self.scores[prompt] = [task_score(prediction) for prediction in predictions]
         return fmean(self.scores[prompt])
 
     def best(self) -> str:
@@ -126,7 +128,7 @@ class PromptSearch:
         if prompt not in self.tried:
             self.tried.add(prompt)
             self.calls_at_new_prompt = self.calls
-        asked = [direct(self.environment, self.request, one, 0, prompt=prompt) for one in questions]
+        asked = [direct(self.environment, self.request, question, 0, prompt=prompt) for question in questions]
         predictions = await run_together(asked)
         for prediction in predictions:
             if prediction.error:
@@ -170,13 +172,12 @@ async def optimised_prompt(
 ) -> Answer:
     """Search for prompts. Then each question gets one call under the prompt of its dataset.
 
-    Each of `datasets` that has training questions gets a search of its own, with the settings of `search`. If
-    there are validation questions, the dataset must have some of them, too. Prompts are written to `folder`.
+    Each search has the settings of `search`; `searched` names its dataset. Prompts are written to `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     prompts: dict[str, str] = {}
     for name in searched(datasets, train, validation):
-        own_search = replace(search, name=f"{search.name} ({name})")
+        own_search = replace(search, name=f"{search.name} ({name})")  # a new search, whose counters are 0
         found = await algorithm(own_search, of_dataset(name, train), of_dataset(name, validation))
         if found == SEED_PROMPT:
             logger.warning(
@@ -193,7 +194,11 @@ async def optimised_prompt(
 
 
 def searched(datasets: Sequence[str], train: Sequence[Question], validation: Sequence[Question]) -> list[str]:
-    """The datasets that get a search of their own, and ALL if there are others."""
+    """The datasets that get a search of their own, and ALL if there are others.
+
+    A dataset gets its own search if it has training questions and, if any validation questions are given,
+    some of these, too.
+    """
     needed = [train, validation] if validation else [train]
     own = [name for name in datasets if all(of_dataset(name, questions) for questions in needed)]
     return own if len(own) == len(datasets) else [*own, ALL]
@@ -214,7 +219,7 @@ def file_name(text: str) -> str:
 
 def mean_score(predictions: Sequence[Prediction]) -> float:
     """The mean score of at least one prediction."""
-    return fmean(task_score(one) for one in predictions)
+    return fmean(task_score(prediction) for prediction in predictions)
 
 
 def text_between(text: str, opening: str, closing: str) -> str:

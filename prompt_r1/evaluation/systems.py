@@ -58,7 +58,7 @@ def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
             if METHODS[method].needs.validation and not config.val_data:
                 raise UsageError(f"{method} needs validation questions: give --val-data")
 
-    folder = results_folder(config)
+    folder = Path(config.out)
     begun = (folder / FILE).exists()
     if folder.exists():
         make_folder(folder, lambda folder: begun, "an evaluation")
@@ -123,11 +123,6 @@ def methods_of(config: EvaluateConfig) -> Sequence[str]:
     return in_paper
 
 
-def results_folder(config: EvaluateConfig) -> Path:
-    """The folder of --out."""
-    return Path(config.out)
-
-
 def resolve_agents(config: EvaluateConfig) -> dict[str, NamedAgent]:
     """The agents of --agent, by their names."""
     agents = {}
@@ -163,7 +158,7 @@ def prices_of_writer(config: EvaluateConfig, spec: str, prices: Mapping[str, Pri
 
 
 def choose_systems(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[System, NamedAgent]:
-    """The systems to evaluate, in the order of METHODS, each with the user's agent that it belongs to.
+    """The systems to evaluate, in the order of METHODS, each with the agent that the user gave for it.
 
     --tables runs the methods of Table 5 with all environments and agents, and other methods with the first
     environment and the first agent. Searches need a model that writes prompts, which the mini world cannot
@@ -175,6 +170,8 @@ def choose_systems(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> 
     for name in methods_of(config):
         method = METHODS[name]
         environments, agents_of_method = all_environments, all_agents
+        if method.needs.agent == "own":
+            agents_of_method = [(config.grpo_agent, resolve_agent(config.grpo_agent))]
         if config.tables and not method.in_transfer:
             environments, agents_of_method = all_environments[:1], all_agents[:1]
         if not method.needs.environment:
@@ -188,8 +185,8 @@ def choose_systems(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> 
                     )
                 continue
             for agent_name, agent in agents_of_method:
-                answering = _answering_agent(method, agent_name, agent, config)
-                # Agents may share a start, which plays once.
+                answering = _answering_agent(method, agent_name, agent)
+                # Two agents may come from the same untrained model, which is evaluated once.
                 first = systems.setdefault(System(name, environment, answering), agent)
                 if method.needs.agent == "start" and game_of_start(first) != game_of_start(agent):
                     raise UsageError(
@@ -208,15 +205,13 @@ def game_of_start(agent: NamedAgent) -> str:
     return repr(game)
 
 
-def _answering_agent(method: Method, name: str, agent: NamedAgent, config: EvaluateConfig) -> str:
+def _answering_agent(method: Method, name: str, agent: NamedAgent) -> str:
     """The agent that answers, if the user gives the agent `name`; "" for a method without an agent."""
     match method.needs.agent:
-        case "trained":
+        case "trained" | "own":
             return name
         case "start":
             return agent.start
-        case "own":
-            return config.grpo_agent
         case "":
             return ""
 
@@ -274,7 +269,6 @@ def setup_of(
     datasets: Sequence[str],
     device: "torch.device",
     seed: int,
-    folder: Path,
 ) -> Setup:
     """What a system's method is made from. `datasets` has the datasets of all questions."""
     method = METHODS[system.method]
@@ -298,11 +292,10 @@ def setup_of(
         environment=environment,
         open_optimizer=open_optimizer,
         agent=agent,
-        grpo_agent=config.grpo_agent,
         datasets=datasets,
         train=train,
         validation=validation,
-        results=folder,
+        results=Path(config.out),
         device=device,
         seed=seed,
         temperature=config.temperature,

@@ -1,26 +1,49 @@
 """The tables of an evaluation, from scored predictions.
 
-terminal_table    a row for each system
-datasets_table    a row for each system and dataset
-paper_tables      the paper's Tables 2, 3 and 5: a row for each dataset and metric, a column for each system.
-                  The ablations of the paper's Table 4 are columns of Tables 2 and 3
+There are three forms:
+
+    terminal_table    a row for each system
+    datasets_table    a row for each system and dataset
+    paper_tables      the paper's Tables 2, 3 and 5: a row for each dataset and metric, a column for each
+                      system. The ablations of the paper's Table 4 are columns of Tables 2 and 3
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED
+from prompt_r1.evaluation.intervals import bounds_text
 from prompt_r1.evaluation.paper_numbers import paper_number
 from prompt_r1.evaluation.predictions import System, short_names
-from prompt_r1.evaluation.scores import LABELS, METRICS_OF_KIND, Means, Rate, Results, means_of
-from prompt_r1.evaluation.statistics import bounds_text
+from prompt_r1.evaluation.scores import LABELS, METRICS_OF_KIND, Means, Rate, Results, micro_means
 from prompt_r1.miniworld.world import OOD_KINDS
+from prompt_r1.programs.files import replace_file
 from prompt_r1.programs.tables import markdown_table, text_table
 from prompt_r1.programs.text import printable_line
 
+TABLES, RESULTS = "tables.md", "results.json"  # in the folder of an evaluation
 UNKNOWN = "–"
 WIDTH = 80  # of the table for the terminal
 SPARE_COLUMNS = ("tokens", "turns", "format")  # The first is left out first.
+
+
+def write_results(folder: Path, results: Results, trained_with: Mapping[str, str]) -> None:
+    """Write tables.md (all tables but the terminal's) and results.json (means, intervals, costs).
+
+    `trained_with`: agent → the environment of its training.
+    """
+    means = {}
+    for system, name in short_names(results.systems).items():
+        means[name] = micro_means(results, system, list(results.kinds)).as_json()
+    replace_file(folder / RESULTS, (json.dumps(means, indent=1) + "\n").encode())
+
+    parts = [datasets_table(results)]
+    if "text" in results.kinds.values() and "ssim" not in results.labels:
+        parts.append("SSim was not measured: `--ssim-model DIR` names its encoder.")
+    parts += paper_tables(results, trained_with)
+    replace_file(folder / TABLES, ("\n\n".join(parts) + "\n").encode())
 
 
 def terminal_table(results: Results) -> str:
@@ -31,20 +54,20 @@ def terminal_table(results: Results) -> str:
     environments and agents, which are named below the table.
     """
     names = short_names(results.systems)
-    means = [means_of(results, system, list(results.kinds)) for system in results.systems]
-    columns = {"method": list(names.values()), "n": [str(one.n) for one in means]}
-    if any(one.errors for one in means):
-        columns["errors"] = [str(one.errors) for one in means]
+    rows = [micro_means(results, system, list(results.kinds)) for system in results.systems]
+    columns = {"method": list(names.values()), "n": [str(row.n) for row in rows]}
+    if any(row.errors for row in rows):
+        columns["errors"] = [str(row.errors) for row in rows]
     for metric, label in results.labels.items():
         interval = metric == "em" or metric in results.own_metrics
-        columns[label] = [_rate_text(one, metric, interval=interval) for one in means]
+        columns[label] = [_rate_text(row, metric, interval=interval) for row in rows]
     for name in ("format", "turns", "calls"):
-        if any(name in one.counts for one in means):
-            columns[name] = [_count_text(one, name) for one in means]
-    if any(_tokens(one) for one in means):
-        columns["tokens"] = [_tokens_text(one) for one in means]
-    if any(one.counts.get("usd") for one in means):
-        columns["$"] = [_dollars_text(one) for one in means]
+        if any(name in row.counts for row in rows):
+            columns[name] = [_count_text(row, name) for row in rows]
+    if any(_tokens(row) for row in rows):
+        columns["tokens"] = [_tokens_text(row) for row in rows]
+    if any(row.counts.get("usd") for row in rows):
+        columns["$"] = [_dollars_text(row) for row in rows]
     for spare in SPARE_COLUMNS:
         if _width(columns) > WIDTH:
             columns.pop(spare, None)
@@ -54,8 +77,8 @@ def terminal_table(results: Results) -> str:
             if name != system.method:
                 below.append(f"[{len(below) + 1}] {name}")
                 columns["method"][number] = f"{system.method} [{len(below)}]"
-    rows = list(zip(*columns.values(), strict=True))
-    return "\n".join([text_table(list(columns), rows), *below])
+    lines = list(zip(*columns.values(), strict=True))
+    return "\n".join([text_table(list(columns), lines), *below])
 
 
 def _width(columns: Mapping[str, Sequence[str]]) -> int:
@@ -71,9 +94,9 @@ def datasets_table(results: Results) -> str:
     for system in results.systems:
         datasets = [name for name in results.kinds if (system, name) in results.groups]
         for name in datasets:
-            rows.append([names[system], name, *_cells(results, means_of(results, system, [name]))])
+            rows.append([names[system], name, *_cells(results, micro_means(results, system, [name]))])
         if len(datasets) > 1:
-            rows.append([names[system], "**all**", *_cells(results, means_of(results, system, datasets))])
+            rows.append([names[system], "**all**", *_cells(results, micro_means(results, system, datasets))])
     header = ["method", "dataset", "n", "errors", *results.labels.values()]
     header += ["format", "turns", "calls", "tokens", "$"]
     return markdown_table(header, rows, left=2)
@@ -113,8 +136,8 @@ def _dollars_text(means: Means) -> str:
 
 def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]:
     """The tables that the predictions can fill. `trained_with`: agent → the environment of its training."""
-    held_out = [name for name in results.kinds if name in (*OUT_OF_DISTRIBUTION, *OOD_KINDS)]
-    trained = [name for name in results.kinds if name not in held_out]
+    out_of_distribution = [name for name in results.kinds if name in (*OUT_OF_DISTRIBUTION, *OOD_KINDS)]
+    trained = [name for name in results.kinds if name not in out_of_distribution]
     environments = list(dict.fromkeys(system.environment for system in results.systems if system.environment))
     tables = []
     for environment in environments or [""]:
@@ -124,13 +147,14 @@ def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]
         where = f", environment {environment}" if environment else ""
         if trained:
             tables.append(table.markdown(f"Table 2: results{where}", trained))
-        if held_out:
-            tables.append(table.markdown(f"Table 3: results out of distribution{where}", held_out))
+        if out_of_distribution:
+            title = f"Table 3: results out of distribution{where}"
+            tables.append(table.markdown(title, out_of_distribution))
 
-    alone = [system for system in results.systems if system.method == "direct"]
+    direct = [system for system in results.systems if system.method == "direct"]
     full = [system for system in results.systems if system.method == "prompt-r1"]
     if len(full) > 1:
-        own_environments = {system: system.environment for system in (*alone, *full)}
+        own_environments = {system: system.environment for system in (*direct, *full)}
         table = PaperTable(results, own_environments, trained_with)
         homes = ", ".join(f"{agent} was trained with {home}" for agent, home in trained_with.items())
         title = f"Table 5: transfer between environments ({homes})"
@@ -153,15 +177,16 @@ class PaperTable:
         for name in datasets:
             for metric in METRICS_OF_KIND[self.results.kinds[name]]:
                 if metric in self.results.labels:
-                    rows.append(self._row(name, [name], metric))
+                    rows.append(self._row(name, metric, self._rates([name], metric)))
                     rows += self._paper_row([name], metric)
         if len(datasets) > 1:
             # The paper averages over all datasets of a table.
             comparable = set(datasets) in (set(TRAINED), set(OUT_OF_DISTRIBUTION))
             for metric in LABELS:
-                if not any(self._rates(datasets, metric)):
+                rates = self._rates(datasets, metric)
+                if not any(rates):
                     continue
-                rows.append(self._row("Average", datasets, metric))
+                rows.append(self._row("Average", metric, rates))
                 if comparable:
                     rows += self._paper_row(datasets, metric)
         names = short_names(self.systems)
@@ -169,11 +194,10 @@ class PaperTable:
         return f"### {printable_line(title)}\n\n{table}"
 
     def _rates(self, datasets: Sequence[str], metric: str) -> list[Rate | None]:
-        return [self.results.average(system, datasets, metric) for system in self.systems]
+        return [self.results.macro_average(system, datasets, metric) for system in self.systems]
 
-    def _row(self, label: str, datasets: Sequence[str], metric: str) -> list[str]:
+    def _row(self, label: str, metric: str, rates: Sequence[Rate | None]) -> list[str]:
         """A row with our rates in percent. The best is in bold."""
-        rates = self._rates(datasets, metric)
         measured = [rate for rate in rates if rate is not None]
         n = max((rate.n for rate in measured), default=0)
         best = max((rate.mean for rate in measured), default=0.0)

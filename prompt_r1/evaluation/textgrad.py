@@ -1,6 +1,6 @@
 """`textgrad` (Yuksekgonul et al. 2024): a model criticises and rewrites the prompt.
 
-There are 3 epochs of 4 updates, and each update uses 3 training questions. It makes 3 calls of the
+There are 3 epochs of 4 updates, and each update uses 3 training questions. An update makes 3 calls of the
 environment and 7 of the optimiser: two for each question (criticism of the answer, then of the prompt), and
 one to rewrite the prompt. The new prompt is kept if it scores at least as high on the validation questions.
 To score a prompt takes one call for each validation question. The seed prompt is scored once, too.
@@ -44,7 +44,7 @@ async def textgrad(search: PromptSearch, train: Sequence[Question], validation: 
 
 
 def first_batches(train: Sequence[Question], rng: random.Random) -> Iterator[list[Question]]:
-    """Endless epochs. Each has UPDATES batches, from the first of its shuffled training questions."""
+    """Endless epochs. Each shuffles the training questions, and takes UPDATES batches of them."""
     while True:
         order = rng.sample(list(train), len(train))[: UPDATES * BATCH]
         for start in range(0, len(order), BATCH):

@@ -104,11 +104,10 @@ def test_untrained_is_the_agent_that_the_training_started_from_whatever_the_eval
     assert answer("untrained", priced(PricedSource(lambda _: "abc")), agent=trained).turns > 0
 
 
-def test_grpo_only_plays_the_agent_that_was_trained_alone(asking_agent, monkeypatch):
-    alone = {"runs/alone": NamedAgent(asking_agent, CONFIG, start="")}
-    monkeypatch.setattr("prompt_r1.evaluation.methods.resolve_agent", alone.__getitem__)
+def test_grpo_only_plays_the_agent_that_was_trained_alone(asking_agent):
     source = PricedSource(lambda _: "abc")
-    assert answer("grpo-only", priced(source), agent="other", grpo_agent="runs/alone").turns > 0
+    alone = NamedAgent(asking_agent, CONFIG, start="")
+    assert answer("grpo-only", priced(source), agent=alone).turns > 0
     assert source.asked == []
 
 
@@ -117,7 +116,7 @@ def test_fine_tuning_begins_with_the_agent_that_the_training_started_from(name, 
     def stop(name: str, seed: int) -> None:
         raise UsageError(f"{name} {seed}")
 
-    for module in ("training.warm_start", "evaluation.imitation"):
+    for module in ("training.supervised", "evaluation.imitation"):
         monkeypatch.setattr(f"prompt_r1.{module}.find_agent", stop)
     trained = NamedAgent("trained", replace(CONFIG, seed=3), start="mini")
     with pytest.raises(UsageError, match=r"^mini 3$"):

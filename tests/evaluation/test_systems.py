@@ -15,7 +15,7 @@ import torch
 
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import FatalEnvError, UsageError
-from prompt_r1.evaluation import results_folder
+from prompt_r1.evaluation import tables
 from prompt_r1.evaluation.folder_settings import digests_of, keep_settings
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE, System
@@ -70,11 +70,13 @@ def test_by_default_the_environment_is_that_of_the_training(agents):
 
 
 def test_each_method_is_answered_by_its_own_agent(agents, tmp_path):
-    config = EvaluateConfig(method=tuple(METHODS), grpo_agent="runs/alone")
+    alone = str(tmp_path / "alone")
+    save_run(tmp_path / "alone", seed=0, step=1, saved=1, env="none")
+    config = EvaluateConfig(method=tuple(METHODS), grpo_agent=alone)
     first = dict(list(agents.items())[:1])
     answering = {system.method: system.agent for system in choose_systems(config, first)}
     start = str(tmp_path / "start")
-    own = {"grpo-only": "runs/alone", "agent-only": "runs/a", "prompt-r1": "runs/a"}
+    own = {"grpo-only": alone, "agent-only": "runs/a", "prompt-r1": "runs/a"}
     own |= dict.fromkeys(("sft", "untrained", "bc", "rft"), start)
     assert answering == {name: own.get(name, "") for name in METHODS}
 
@@ -95,7 +97,6 @@ def test_a_method_without_environment_opens_none(agents, tmp_path, name):
         datasets=[],
         device=torch.device("cpu"),
         seed=0,
-        folder=tmp_path,
     )
     assert setup.environment is None
 
@@ -139,13 +140,12 @@ def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(agent
         setup = setup_of(
             System(name),
             spec,
-            EvaluateConfig(),
-            open_environment=lambda spec, **_: None,
+            EvaluateConfig(out=str(tmp_path)),
+            open_environment=lambda *_, **__: None,
             prices={},
             datasets=[],
             device=torch.device("cpu"),
             seed=0,
-            folder=tmp_path,
         )
         return setup.folder
 
@@ -287,7 +287,7 @@ def test_finished_rows_are_shown_after_ctrl_c_and_on_a_full_disk(error, disk, tm
     (tmp_path / "own.jsonl").write_text('{"question": "Who?", "answer": "Anna"}\n')
     monkeypatch.setattr(Fails, "error", error, raising=False)
     if disk == "full":
-        monkeypatch.setattr(results_folder, "replace_file", fill_up)
+        monkeypatch.setattr(tables, "replace_file", fill_up)
     line = "--method direct cot --env py:tests.evaluation.test_systems:Fails --device cpu"
     with pytest.raises(OSError if disk == "full" else type(error)):
         run_here("evaluate.py", *line.split(), "--data", tmp_path / "own.jsonl", "--out", tmp_path / "out")

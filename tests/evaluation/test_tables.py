@@ -12,12 +12,11 @@ import pytest
 
 from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED
 from prompt_r1.data.files import kind_of
+from prompt_r1.evaluation.intervals import macro_interval, wilson
 from prompt_r1.evaluation.paper_numbers import PaperColumn, load_numbers
 from prompt_r1.evaluation.predictions import System
-from prompt_r1.evaluation.results_folder import write_results
-from prompt_r1.evaluation.scores import means_of, score_predictions
-from prompt_r1.evaluation.statistics import macro_interval, wilson
-from prompt_r1.evaluation.tables import paper_tables, terminal_table
+from prompt_r1.evaluation.scores import micro_means, score_predictions
+from prompt_r1.evaluation.tables import paper_tables, terminal_table, write_results
 from prompt_r1.types import Spending
 from tests.evaluation.predictions import DIRECT, predict, predict_all, question_of
 from tests.support.paths import SHARED
@@ -62,7 +61,9 @@ def test_repeats_of_a_question_count_as_one_observation():
     """The interval is not narrower if each question is asked five times with the same outcome."""
     once = predict_all({"towns": [True] * 6 + [False] * 4})
     five = [replace(one, sample=sample) for one in once for sample in range(5)]
-    rates = [score_predictions(predictions).average(DIRECT, ["towns"], "em") for predictions in (once, five)]
+    rates = [
+        score_predictions(predictions).macro_average(DIRECT, ["towns"], "em") for predictions in (once, five)
+    ]
     assert rates[0] == rates[1] and rates[0].n == 10
     differing = score_predictions([predict(1), predict(1, "Lyon", sample=1)])
     assert differing.scores(DIRECT, "towns", "em") == [0.5]
@@ -70,9 +71,9 @@ def test_repeats_of_a_question_count_as_one_observation():
 
 def test_failed_calls_are_counted_and_do_not_lower_the_mean():
     results = score_predictions([predict(1), predict(2, "Lyon"), predict(3, None, error="HTTP 500")])
-    rate = results.average(DIRECT, ["towns"], "em")
+    rate = results.macro_average(DIRECT, ["towns"], "em")
     assert (rate.mean, rate.n, rate.errors) == (0.5, 2, 1)
-    means = means_of(results, DIRECT, ["towns"])
+    means = micro_means(results, DIRECT, ["towns"])
     assert (means.n, means.errors, means.rates["em"].mean) == (2, 1, 0.5)
 
 
@@ -91,8 +92,8 @@ def test_an_average_weights_datasets_equally_and_a_pooled_mean_weights_questions
     rows = predict_all({"towns": [True] * 2 + [False] * 6, "rivers": [True] * 4, "XSum": [True] * 5})
     half = predict(answer="Paris Lyon", question=question_of(5, dataset="XSum", kind="text"))  # F1 is 2/3
     results = score_predictions([*rows, half])
-    average = results.average(DIRECT, ["towns", "rivers", "XSum"], "em")  # texts do not report EM
-    pooled = means_of(results, DIRECT, ["towns", "rivers"])
+    average = results.macro_average(DIRECT, ["towns", "rivers", "XSum"], "em")  # texts do not report EM
+    pooled = micro_means(results, DIRECT, ["towns", "rivers"])
     rate = pooled.rates["em"]
     assert (average.mean, average.n, rate.mean, pooled.n) == (0.625, 12, 0.5, 12)
     assert (rate.low, rate.high) == wilson(0.5, 12)
@@ -103,8 +104,8 @@ def test_an_average_weights_datasets_equally_and_a_pooled_mean_weights_questions
 def test_an_average_over_a_dataset_that_was_not_measured_is_none():
     rows = [*predict_all({"towns": [True], "rivers": [True]}), *predict_all({"towns": [True]}, COT)]
     results = score_predictions(rows)
-    assert results.average(COT, ["towns", "rivers"], "em") is None
-    assert results.average(DIRECT, ["towns", "rivers"], "em").mean == 1
+    assert results.macro_average(COT, ["towns", "rivers"], "em") is None
+    assert results.macro_average(DIRECT, ["towns", "rivers"], "em").mean == 1
 
 
 def test_ssim_is_measured_for_texts_and_the_table_says_when_it_was_not(tmp_path):
@@ -116,9 +117,9 @@ def test_ssim_is_measured_for_texts_and_the_table_says_when_it_was_not(tmp_path)
 
     encoder = SimpleNamespace(similarity=similarity)
     with_ssim, without = score_predictions(rows, encoder=encoder), score_predictions(rows)
-    assert with_ssim.average(DIRECT, ["XSum"], "ssim").mean == pytest.approx(0.7)
-    assert with_ssim.average(DIRECT, ["PopQA"], "ssim") is None
-    assert without.average(DIRECT, ["XSum"], "ssim") is None
+    assert with_ssim.macro_average(DIRECT, ["XSum"], "ssim").mean == pytest.approx(0.7)
+    assert with_ssim.macro_average(DIRECT, ["PopQA"], "ssim") is None
+    assert without.macro_average(DIRECT, ["XSum"], "ssim") is None
     texts = []
     for results in (with_ssim, without):
         write_results(tmp_path, results, {})

@@ -72,7 +72,7 @@ def method(
         results=folder,
         device=torch.device("cpu"),
         seed=seed,
-        **{"grpo_agent": "", "temperature": 1.0, "top_p": 1.0, **settings},
+        **{"temperature": 1.0, "top_p": 1.0, **settings},
     )
     return asyncio.run(chosen.make(setup))
 

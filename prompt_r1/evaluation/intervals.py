@@ -1,7 +1,7 @@
 """95 % confidence intervals: Wilson's over questions, Student's t over seeds.
 
-Both intervals are rather too wide than too narrow. Scores between 0 and 1, such as F1, also get Wilson's
-interval, because they never spread more than zeros and ones with the same mean.
+Wilson's interval is made for zeros and ones. Other scores from 0 to 1, such as F1, have at most the variance
+of zeros and ones with the same mean, so for them the interval is only too wide.
 """
 
 from collections.abc import Mapping, Sequence

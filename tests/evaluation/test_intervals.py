@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from prompt_r1.evaluation.statistics import macro_interval, mean_interval, student_interval, wilson
+from prompt_r1.evaluation.intervals import macro_interval, mean_interval, student_interval, wilson
 
 SIMULATIONS = 1_000
 
