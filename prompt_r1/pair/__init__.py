@@ -12,7 +12,8 @@ In reading order:
     playing          open a pair of agent and environment; play one question within limits
     api              `prompt_r1.load(…).ask("…")` and `stream`
     chat_format      OpenAI's chat completions: read a request, write a game or an error
-    server           answer them over HTTP; __main__: the program, `python -m prompt_r1.pair`
+    server           answer them over HTTP; chat.html is its page to chat with
+    __main__         the program, `python -m prompt_r1.pair`
 
 It may import every room but training and evaluation.
 """

@@ -90,7 +90,8 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
     logging.getLogger("prompt_r1.pair.server").setLevel(logging.INFO)
     print(printable(pair.about))
     host = f"[{address}]" if ":" in address else address
-    print(f"{config.model_name} at http://{host}:{port}/v1", flush=True)
+    print(f"{config.model_name} at http://{host}:{port}/v1")
+    print(f"a page to chat with at http://{host}:{port}", flush=True)
     asyncio.run(uvicorn_server(chat).serve(sockets=[listener]))
 
 

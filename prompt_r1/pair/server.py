@@ -2,6 +2,7 @@
 
     POST /v1/chat/completions    a question; with `stream`, also the dialogue while it is played
     GET  /v1/models, /v1/models/NAME    the pair
+    GET  /                       a page to chat with (chat.html)
     GET  /health                 whether the server runs, and how many questions it plays
 
 A request takes these steps: `ChatServer.answer` → `read_request` → `OpenPair.play` → `play_question` →
@@ -23,13 +24,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -52,6 +54,13 @@ from prompt_r1.programs.text import printable, printable_line
 from prompt_r1.types import Trajectory
 
 logger = logging.getLogger(__name__)
+
+PAGE = Path(__file__).with_name("chat.html")
+# The page connects to this server only, loads nothing else, and no other page may frame it.
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 PieceQueue = asyncio.Queue[Piece | None]  # the dialogue of a game; None ends it
 
@@ -87,6 +96,7 @@ class ChatServer:
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
             Route("/health", self.health),
+            Route("/", self.page),
         ]
         handlers = {Failure: _fail, HTTPException: _fail}
         return RequestLog(Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan))
@@ -102,6 +112,11 @@ class ChatServer:
         """Say that the server runs. The request needs no key."""
         self._check_host(request)
         return _json({"status": "ok", "sessions": self.sessions, "max_sessions": self.max_sessions})
+
+    async def page(self, request: Request) -> Response:
+        """The page to chat with. It needs no key: the page itself asks for the key, and sends it."""
+        self._check_host(request)
+        return FileResponse(PAGE, headers={"Content-Security-Policy": PAGE_POLICY})
 
     async def models(self, request: Request) -> Response:
         """List the models. The pair is the only one."""

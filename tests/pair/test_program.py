@@ -76,11 +76,12 @@ def test_sigterm_lets_running_questions_end(asking_agent: Path):
     ) as process:
         try:
             assert process.stdout is not None
-            lines = process.stdout.readline(), process.stdout.readline()
+            lines = [process.stdout.readline() for _ in range(3)]
             assert str(asking_agent) in lines[0] and "environment mini" in lines[0]
             found = re.fullmatch(r"prompt-r1 at (http://127\.0\.0\.1:\d+/)v1\n", lines[1])
             assert found, lines
             url = found[1]
+            assert lines[2] == f"a page to chat with at {url.rstrip('/')}\n"
             body = {"model": "prompt-r1", "messages": [{"role": "user", "content": "Who?"}], "stream": True}
             with httpx.stream("POST", f"{url}v1/chat/completions", json=body, timeout=60) as stream:
                 lines = stream.iter_lines()
