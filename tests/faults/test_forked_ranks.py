@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,24 @@ from tests.support.programs import call, command, wait_for
 pytestmark = pytest.mark.faults
 
 
-def start(folder: Path, arguments: list[str]) -> tuple[subprocess.Popen[str], int]:
-    """Start a run of two ranks, and wait for its first step. Returns rank 0 and the process id of rank 1."""
+def hear_ctrl_c() -> None:
+    """A shell ignores SIGINT for what it runs in the background, and children inherit this."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.fixture
+def started(arguments, tmp_path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A run of two ranks after its first step: the process of rank 0, and the process id of rank 1."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     line = command("train.py", *arguments, "--ranks", "2", "--steps", "400")
-    process = subprocess.Popen(line, cwd=folder, start_new_session=True, **pipes)
-    wait_for(lambda: len(read_metrics(folder / "run")) >= 2, process)
-    return process, int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    process = subprocess.Popen(line, cwd=tmp_path, start_new_session=True, preexec_fn=hear_ctrl_c, **pipes)
+    try:
+        wait_for(lambda: len(read_metrics(tmp_path / "run")) >= 2, process)
+        yield process, int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def has_ended(process: int) -> bool:
@@ -39,13 +52,13 @@ def wait_until_ended(process: int, seconds: float = 30.0) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["to rank 0", "to both, as Ctrl-C"])
-def test_a_signal_saves_one_step_of_all_ranks_and_says_so_once(number, arguments, tmp_path):
-    process, rank_1 = start(tmp_path, arguments)
+def test_a_signal_saves_one_step_of_all_ranks_and_says_so_once(number, started, arguments, tmp_path):
+    process, rank_1 = started
     if number == signal.SIGINT:
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == (130 if number == signal.SIGINT else 75), output
     assert output.count("the same command resumes the run") == 1, output
     assert "Traceback" not in output
@@ -56,16 +69,16 @@ def test_a_signal_saves_one_step_of_all_ranks_and_says_so_once(number, arguments
     assert [row["step"] for row in read_metrics(tmp_path / "run")] == list(range(steps + 2))
 
 
-def test_a_killed_rank_stops_rank_0_which_can_be_resumed(arguments, tmp_path):
-    process, rank_1 = start(tmp_path, arguments)
+def test_a_killed_rank_stops_rank_0_which_can_be_resumed(started):
+    process, rank_1 = started
     os.kill(rank_1, signal.SIGKILL)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 75 and "another rank has died" in output, output
     assert "Traceback" not in output
 
 
-def test_a_killed_rank_0_leaves_no_rank_behind(arguments, tmp_path):
-    process, rank_1 = start(tmp_path, arguments)
+def test_a_killed_rank_0_leaves_no_rank_behind(started):
+    process, rank_1 = started
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     wait_until_ended(rank_1)
