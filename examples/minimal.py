@@ -26,7 +26,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from prompt_r1.f1 import exact_match, f1
 from prompt_r1.miniworld.agent import mini_agent
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.world import make_world, mini_questions
+from prompt_r1.miniworld.questions import mini_questions
+from prompt_r1.miniworld.world import make_world
 from prompt_r1.types import Question
 
 # The algorithm. In brackets: the paper's value, where the toy has another one.

@@ -29,17 +29,8 @@ import torch
 from prompt_r1.miniworld.agent import build_agent, demonstrations
 from prompt_r1.miniworld.demonstrations import ask_clearly, decompose, guess, perform
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.world import (
-    CREW,
-    OWNERS,
-    PERSON_RELATIONS,
-    SIGNS,
-    THINGS,
-    YEARS,
-    Problem,
-    Slots,
-    World,
-)
+from prompt_r1.miniworld.questions import OWNERS, SIGNS, THINGS, Problem, Slots
+from prompt_r1.miniworld.world import CREW, PERSON_RELATIONS, YEARS, World
 from prompt_r1.types import Question, Turn
 
 SHARE_OF_STEPS = 0.65  # the share of the demonstrations "one" and "two"

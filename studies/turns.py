@@ -17,7 +17,8 @@ import torch
 from prompt_r1.errors import UsageError
 from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.world import make_world, mini_questions
+from prompt_r1.miniworld.questions import mini_questions
+from prompt_r1.miniworld.world import make_world
 from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.agent import Agent, load_agent
 from prompt_r1.pair.names import find_agent

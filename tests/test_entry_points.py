@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from prompt_r1.data.files import write_questions
-from prompt_r1.miniworld.world import mini_questions
+from prompt_r1.miniworld.questions import mini_questions
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.training.log import read_metrics
 from tests.support import tiny

@@ -7,7 +7,7 @@ from typing import Any
 from prompt_r1.data.files import as_questions, load_questions, question_key
 from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.world import mini_questions
+from prompt_r1.miniworld.questions import mini_questions
 from prompt_r1.programs.launcher import is_first_rank
 from prompt_r1.programs.text import printable
 from prompt_r1.settings.agent import HELD_OUT, is_mini_data

@@ -18,7 +18,7 @@ from prompt_r1.evaluation.intervals import bounds_text
 from prompt_r1.evaluation.paper_numbers import paper_number
 from prompt_r1.evaluation.predictions import System, short_names
 from prompt_r1.evaluation.scores import LABELS, METRICS_OF_KIND, Means, Rate, Results, micro_means
-from prompt_r1.miniworld.world import OOD_KINDS
+from prompt_r1.miniworld.questions import OOD_KINDS
 from prompt_r1.programs.files import replace_file
 from prompt_r1.programs.tables import markdown_table, text_table
 from prompt_r1.programs.text import printable_line

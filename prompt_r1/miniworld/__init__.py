@@ -4,7 +4,8 @@ A small agent learns to ask an environment of rules, whose facts it cannot know,
 
 In reading order:
 
-    world.py           facts about films, people and cities, and seven kinds of questions about them
+    world.py           films, people and cities, and the facts about them
+    questions.py       seven kinds of questions about these facts, and their gold answers
     environment.py     the environment, rules in place of a large language model, which often err
     wordings.py        the sentences of its replies
     demonstrations.py  imperfect games, from which the agent learns the format

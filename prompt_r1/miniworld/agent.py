@@ -24,7 +24,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 from prompt_r1.miniworld.demonstrations import play_demonstration, record
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.world import Slots, make_questions, make_world
+from prompt_r1.miniworld.questions import Slots, make_questions
+from prompt_r1.miniworld.world import make_world
 from prompt_r1.model.fine_tuning import fine_tune
 from prompt_r1.protocol import INSTRUCTIONS, TAGS, Codec
 from prompt_r1.types import Question, Trajectory, Turn

@@ -12,20 +12,8 @@ from dataclasses import replace
 from functools import partial
 
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.world import (
-    CREW,
-    GENRES,
-    HEROES,
-    Bridge,
-    Compare,
-    Gen,
-    Pop,
-    Problem,
-    Slots,
-    World,
-    question_word,
-    summary,
-)
+from prompt_r1.miniworld.questions import Bridge, Compare, Gen, Pop, Problem, Slots, question_word, summary
+from prompt_r1.miniworld.world import CREW, GENRES, HEROES, World
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.types import Completion, Question, Trajectory, Turn
 

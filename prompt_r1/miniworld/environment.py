@@ -14,16 +14,12 @@ sentences of the reply.
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from prompt_r1.miniworld.wordings import WORDINGS
-from prompt_r1.miniworld.world import (
-    FILM_RELATIONS,
+from prompt_r1.miniworld.questions import (
     GEN_WORDINGS,
-    GENRES,
-    PERSON_RELATIONS,
     POP_WORDINGS,
     SIGNS,
     Bridge,
@@ -31,11 +27,11 @@ from prompt_r1.miniworld.world import (
     Gen,
     Pop,
     Problem,
-    World,
     answer_of,
-    make_world,
     summary,
 )
+from prompt_r1.miniworld.wordings import WORDINGS
+from prompt_r1.miniworld.world import FILM_RELATIONS, GENRES, PERSON_RELATIONS, World, make_world
 from prompt_r1.types import Message
 
 OPPOSITE = {"yes": "no", "no": "yes"}
@@ -211,6 +207,27 @@ class Skills:
     details: float = 0.0  # a full summary for a question that does not name genre, hero and director
 
 
+# The kind of a literal request → the field of Skills that it needs.
+NEEDED_SKILL: Mapping[type, str] = {
+    Lookup: "clear",
+    BeforeYear: "clear",
+    Detailed: "clear",
+    Sum: "sum",
+    Gen: "details",
+    Bridge: "hops",
+    Compare: "compare",
+    Problem: "problem",
+}
+# The kind of a literal request → the key of WORDINGS. Requests for yes or no have their value as a key.
+FORMS_OF_REPLIES: Mapping[type, str] = {
+    Lookup: "fact",
+    Detailed: "summary",
+    Sum: "sum",
+    Gen: "summary",
+    Bridge: "hops",
+    Problem: "problem",
+}
+
 SKILLS = {
     "A": Skills(clear=0.99, sum=1.0, hops=0.15, casual=0.25, compare=0.3, problem=0.15),
     "B": Skills(clear=0.93, sum=0.93, hops=0.3, casual=0.4, compare=0.45, problem=0.35),
@@ -263,7 +280,8 @@ class MiniEnvironment:
         if request is None:
             return MiniReply(rng.choice(wordings["confused"]), "")
         request = interpret(request, self.world, skills, rng)
-        value = believe(request, self.world, self.style, skill_for(request, skills), rng)
+        skill = getattr(skills, NEEDED_SKILL[type(request)])
+        value = believe(request, self.world, self.style, skill, rng)
         asks_for_value_only = question != prompt
         if value and asks_for_value_only:
             return MiniReply(value, value)
@@ -284,42 +302,13 @@ def generator_for(seed: str, prompt: str) -> random.Random:
     return random.Random(text.encode("utf-8", "replace"))  # Lone surrogates have no UTF-8.
 
 
-def skill_for(request: Request, skills: Skills) -> float:
-    """The probability that a literal request is answered right."""
-    match request:
-        case Lookup() | BeforeYear() | Detailed():
-            return skills.clear
-        case Sum():
-            return skills.sum
-        case Gen():
-            return skills.details
-        case Bridge():
-            return skills.hops
-        case Compare():
-            return skills.compare
-        case Problem():
-            return skills.problem
-    raise AssertionError(f"{request} is not literal: `interpret` comes first")
-
-
 def form_of_reply(request: Request, value: str) -> str:
     """The key of WORDINGS under which the sentences for a literal request stand."""
-    match request:
-        case Lookup(_, "year"):
-            return "year"
-        case Lookup():
-            return "fact"
-        case BeforeYear() | Compare():
-            return value or "hedge"
-        case Sum():
-            return "sum"
-        case Gen():
-            return "summary"
-        case Bridge():
-            return "hops"
-        case Problem():
-            return "problem"
-    raise AssertionError(f"{request} is not literal: `interpret` comes first")
+    if isinstance(request, BeforeYear | Compare):
+        return value or "hedge"
+    if isinstance(request, Lookup) and request.relation == "year":
+        return "year"
+    return FORMS_OF_REPLIES[type(request)]
 
 
 def interpret(request: Request, world: World, skills: Skills, rng: random.Random) -> Request:

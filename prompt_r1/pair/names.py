@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prompt_r1.data.files import load_questions
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.world import check_part
+from prompt_r1.miniworld.questions import check_part
 from prompt_r1.model.gguf import gguf_file, gguf_folder
 from prompt_r1.programs.files import LFS_ADVICE, LFS_POINTER, is_finite_number, json_object
 from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, SMOLLM2, STEP_FILE, is_mini_data

@@ -18,7 +18,7 @@ from prompt_r1.data.files import load_questions, question_key, write_questions
 from prompt_r1.data.questions import find_questions, sample_questions, training_and_validation
 from prompt_r1.data.sampler import digest_of, stratified
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.world import TRAINING_MIX, mini_questions
+from prompt_r1.miniworld.questions import TRAINING_MIX, mini_questions
 from prompt_r1.types import Question
 from tests.support.paths import PUBLISHED
 from tests.support.published import parquet, published_row

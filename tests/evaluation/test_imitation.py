@@ -16,7 +16,8 @@ from prompt_r1.evaluation import imitation
 from prompt_r1.f1 import f1
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.world import make_questions, make_world
+from prompt_r1.miniworld.questions import make_questions
+from prompt_r1.miniworld.world import make_world
 from prompt_r1.model.packing import pack
 from prompt_r1.pair.agent import load_agent, load_codec, play_question
 from prompt_r1.pair.names import find_agent

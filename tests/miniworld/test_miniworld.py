@@ -17,7 +17,8 @@ from prompt_r1.miniworld import agent as agent_module
 from prompt_r1.miniworld.agent import EMBEDDED, MiniAgent, build_agent, mini_agent
 from prompt_r1.miniworld.demonstrations import decompose, play_demonstration, record
 from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
-from prompt_r1.miniworld.world import SPLITS, TRAINING_MIX, make_questions, make_world, mini_questions
+from prompt_r1.miniworld.questions import SPLITS, TRAINING_MIX, make_questions, mini_questions
+from prompt_r1.miniworld.world import make_world
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from tests.support.templates import KINDS, tokenizer_of
 

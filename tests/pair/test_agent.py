@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 
 from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import QuestionTooLong, UsageError
-from prompt_r1.miniworld.world import mini_questions
+from prompt_r1.miniworld.questions import mini_questions
 from prompt_r1.pair.agent import check_question_lengths, load_agent
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.settings.train import PRESETS, TrainConfig

@@ -12,7 +12,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE, Prediction, System, to_row
 from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.agent import demonstrations
-from prompt_r1.miniworld.world import TRAINING_MIX
+from prompt_r1.miniworld.questions import TRAINING_MIX
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.training.warm_start import read_games
 from prompt_r1.types import GameSettings, Question, Spending
