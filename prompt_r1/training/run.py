@@ -1,9 +1,10 @@
 """The parts of a training run on this rank, and what the loop of train.py asks of them."""
 
 import asyncio
+import gc
 from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -101,6 +102,19 @@ class Run:
         is_policy = self.reference is self.policy
         with adapters_removed(self.policy.model) if is_policy else nullcontext():
             return self.reference(packed).logprobs
+
+    def end_training(self) -> None:
+        """Free the optimiser, the reference and the KV cache, so that the test can load another agent.
+
+        The last step must be saved.
+        """
+        self.optimizer.state.clear()
+        self.reference = None
+        self.agent = replace(self.agent)  # This copy has no engine yet, so nothing holds the KV cache.
+        gc.collect()  # An engine is in a reference cycle.
+        if self.ranks.device.type == "cuda":
+            # Loading an agent leaves the peak of this process free (`free_memory`): no update comes any more.
+            torch.cuda.reset_peak_memory_stats(self.ranks.device)
 
     def refresh(self) -> None:
         """Play with the weights as they are now. Sharded weights are gathered from all ranks."""

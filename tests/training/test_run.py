@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import weakref
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +14,12 @@ import torch
 from prompt_r1.environments.budget import Budget, OutOfBudget
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.model.distributed import Interrupt
+from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.names import exported_step
 from prompt_r1.programs import files
 from prompt_r1.reward import RULES
 from prompt_r1.settings.train import TrainConfig
+from prompt_r1.training import validation
 from prompt_r1.training.checkpoint import begin_states, tensors_of
 from prompt_r1.training.log import Log, read_metrics
 from prompt_r1.training.record import IDLE_STEPS, Record
@@ -307,3 +310,29 @@ def test_a_warm_up_leaves_weights_gradients_and_optimiser_as_they_were(base, tmp
         assert torch.equal(weight, before[name]) and weight.grad is None, name
     for name, value in tensors_of(run.policy, run.optimizer).items():
         assert torch.equal(value, states[name]), name
+
+
+def test_the_test_loads_its_agents_without_optimizer_reference_and_cache_in_memory(
+    base, tmp_path, monkeypatch
+):
+    """Qwen3-8B on eight GPUs of 80 GB: beside the training there was no room for the agents of the test."""
+    record = resume(tmp_path, base, steps=1)
+    run = record.run
+    run.questions.test = QUESTIONS[:1]
+    run.agent = load_agent(base, CONFIG, ONE_RANK.device)
+    run.reference = tiny.policy()
+    record.steps(2)  # The first is step 0, the validation of the start.
+    moments = [value for state in run.optimizer.state.values() for value in state.values()]
+    held = [weakref.ref(thing) for thing in (run.agent.engine._pool.cache, run.reference, *moments)]
+    del moments
+    alive: list[bool] = []
+
+    def no_room(path: Path, config: TrainConfig, device: torch.device) -> None:
+        alive.extend(reference() is not None for reference in held)
+        raise UsageError("no room")
+
+    monkeypatch.setattr(validation, "load_agent", no_room)
+    monkeypatch.setattr(run, "config", replace(run.config, env="none"))
+    with pytest.raises(UsageError, match="no room"):
+        record.test()
+    assert len(alive) > 4 and not any(alive)
