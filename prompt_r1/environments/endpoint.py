@@ -13,8 +13,10 @@ import os
 import re
 import socket
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import median
 
 import httpx
 
@@ -39,6 +41,10 @@ logger = logging.getLogger(__name__)
 
 OPENAI_URL = "https://api.openai.com/v1"
 CONNECT_SECONDS = 30.0
+# A request is slow, and is sent again, after four times the median of the last 200 replies, but not within 10
+# seconds. Before there are 50 replies, the median is not used.
+SLOW_FACTOR, MIN_SLOW_SECONDS = 4.0, 10.0
+MEDIAN_WINDOW, MEDIAN_MIN_REPLIES = 200, 50
 MAX_BYTES = 2_000_000  # the largest response; more than most models can write
 MAX_REASON_CHARACTERS = 300  # characters of a provider's error message
 MAX_PORT = 65535
@@ -49,7 +55,7 @@ class Endpoint(Source):
 
     `system` opens every dialogue that has no system message. `fields` (temperature, max_tokens, …) are added
     to every request; a field that the server does not know is dropped for the rest of the run. `timeout` is
-    the time for a request and its response, in seconds.
+    the longest time for a request and its response, in seconds.
     """
 
     needs_check = True
@@ -77,6 +83,7 @@ class Endpoint(Source):
         self.samples = self.fields.get("temperature") != 0
         self._transport = transport
         self._client: httpx.AsyncClient | None = None
+        self._reply_seconds: deque[float] = deque(maxlen=MEDIAN_WINDOW)
 
     def __str__(self) -> str:
         return f"{self.name} at {self.base_url}"
@@ -88,7 +95,7 @@ class Endpoint(Source):
         while True:
             fields = self.fields  # While this call waits, another call may drop a field from `self.fields`.
             try:
-                reply = await self._send({"model": self.name, "messages": messages, **fields})
+                reply = await self._send({"model": self.name, "messages": messages, **fields}, caller.repeats)
                 break
             except Refused as refused:
                 refused.reason = self._shown(refused.reason)
@@ -108,20 +115,33 @@ class Endpoint(Source):
         tokens_out = reply.tokens_out or math.ceil(written / BILLED_CHARACTERS_PER_TOKEN)
         return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
 
-    async def _send(self, request: Mapping[str, object]) -> Reply:
+    def _time_limit(self, repeats: int) -> float:
+        """How many seconds a request may take that its call has sent `repeats` times before.
+
+        All games of a step wait for the slowest call, so a slow request is sent again early. The limit
+        doubles with each repeat: a server that all requests slow down must not get twice as many of them.
+        """
+        if is_loopback(self.base_url) or len(self._reply_seconds) < MEDIAN_MIN_REPLIES:
+            return self.timeout
+        slow = max(MIN_SLOW_SECONDS, SLOW_FACTOR * median(self._reply_seconds))
+        return min(self.timeout, slow * 2.0 ** min(repeats, 10))
+
+    async def _send(self, request: Mapping[str, object], repeats: int) -> Reply:
         """Send a request and read its response. Raises Busy and Refused."""
+        loop = asyncio.get_running_loop()
+        begin, limit = loop.time(), self._time_limit(repeats)
         client = self._client = self._client or self._open_client()
         content = json.dumps(request)  # json.dumps escapes lone surrogates, which have no UTF-8.
         url, body = self.base_url + "/chat/completions", bytearray()
         try:
-            async with asyncio.timeout(self.timeout), client.stream("POST", url, content=content) as response:
+            async with asyncio.timeout(limit), client.stream("POST", url, content=content) as response:
                 # The raw body is not decompressed, because a few kilobytes may stand for gigabytes.
                 async for chunk in response.aiter_raw():
                     body += chunk
                     if len(body) > MAX_BYTES:
                         raise NoText(f"a response of over {MAX_BYTES:,} bytes")
         except TimeoutError:
-            reason = f"no complete response within {self.timeout:g} s"
+            reason = f"no complete response within {limit:g} s"
             raise Busy(reason, may_be_billed=True) from None
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
             said = str(error) or type(error).__name__
@@ -132,7 +152,9 @@ class Endpoint(Source):
             raise NoText(f"the response is encoded ({encoding[:40]}), though the request allows no encoding")
         if len(self.key) >= MIN_SECRET_LENGTH:
             body = body.replace(self.key.encode(), b"[key]")  # Some servers send the key back.
-        return read_reply(response.status_code, response.headers, bytes(body), now=time.time())
+        reply = read_reply(response.status_code, response.headers, bytes(body), now=time.time())
+        self._reply_seconds.append(loop.time() - begin)
+        return reply
 
     def reply_limit(self) -> int | None:
         """The limit of the requests as they are sent now: the server may have rejected the user's limit."""

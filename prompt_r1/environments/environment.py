@@ -221,6 +221,7 @@ class Environment:
             wait = max(wait, member.paused_until - loop.time())
             if wait > 0:
                 await self._sleep(wait)
+            call.caller.repeats = failures
             try:
                 return await self._request(call)
             except Busy as busy:

@@ -40,6 +40,10 @@ END_TOKEN = re.compile(
 )
 MAX_END_TOKEN = 60  # characters
 
+# A call of a user's object may take half an hour, with its wait for a thread. Other ranks wait an hour for a
+# rank (`start_ranks`).
+OWN_CALL_SECONDS = 1800.0
+
 
 @dataclass
 class Caller:
@@ -56,6 +60,7 @@ class Caller:
     charged_usd: float = 0.0  # What its requests were charged, also those without a reply.
     max_usd: float = math.inf  # No request starts that may take `charged_usd` above this limit.
     finish: str = ""  # Why the last reply ended: "length" if a limit of tokens cut it.
+    repeats: int = 0  # How often the request of the current call has been sent before.
 
 
 @dataclass(frozen=True)
@@ -217,7 +222,11 @@ class OwnSource(Source):
         arguments = {name: known[name] for name in self._takes}
         # The user's code gets a copy, which it may change.
         copies = [Message(role=message["role"], content=message["content"]) for message in messages]
-        text = await self._call(copies, **arguments)
+        try:
+            async with asyncio.timeout(OWN_CALL_SECONDS):
+                text = await self._call(copies, **arguments)
+        except TimeoutError:
+            raise EnvError(f"{self.name} did not reply within {OWN_CALL_SECONDS:g} s") from None
         if not isinstance(text, str):
             raise UsageError(f"the environment {self.name} returned {type(text).__name__}, not a string")
         reply = reply_of(text)

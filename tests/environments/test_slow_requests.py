@@ -1,0 +1,97 @@
+"""Requests that take much longer than others are sent again, against a server with a clock of its own."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+
+from prompt_r1.environments import sources
+from prompt_r1.errors import EnvError
+from tests.support.clock import run_jumping
+from tests.support.providers import OK, environment_of, environment_over, reply
+
+
+@dataclass
+class SlowServer:
+    """Replies after the next of these seconds; then, and at first, after `usual` seconds."""
+
+    usual: float = 2.0
+    next_seconds: list[float] = field(default_factory=list)
+    requests: int = 0
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests += 1
+        await asyncio.sleep(self.next_seconds.pop(0) if self.next_seconds else self.usual)
+        return httpx.Response(200, content=OK.content)
+
+
+def seconds_of_a_call(
+    server: SlowServer, slow: list[float], *, replies: int = 60, **settings: object
+) -> float:
+    """How long a call takes after some replies, if its requests take so long. All requests are charged."""
+    asked = environment_over(server, sleep=asyncio.sleep, **settings)
+
+    async def play() -> float:
+        for _ in range(replies):
+            await reply(asked)
+        server.next_seconds = list(slow)
+        begin = asyncio.get_running_loop().time()
+        await reply(asked)
+        return asyncio.get_running_loop().time() - begin
+
+    seconds = run_jumping(play())
+    metrics = asked.take_metrics()
+    assert asked.budget.spent.calls == server.requests, "each request is charged"
+    assert metrics["env/paid"] + metrics["env/lost"] == server.requests, "and each repeat is counted as lost"
+    return seconds
+
+
+def test_a_slow_request_is_sent_again_after_four_times_the_median():
+    server = SlowServer(usual=5.0)
+    # 20 seconds, at most half a second of back-off, and the second request
+    assert 25 <= seconds_of_a_call(server, [100.0]) <= 26
+    assert server.requests == 60 + 2
+
+
+def test_a_request_has_at_least_ten_seconds():
+    assert seconds_of_a_call(SlowServer(), [9.9]) == pytest.approx(9.9)
+    assert 12 <= seconds_of_a_call(SlowServer(), [100.0]) <= 13
+
+
+def test_the_limit_doubles_with_each_repeat():
+    """A server that became ten times slower under our own requests gets three of a call, not five."""
+    server = SlowServer(usual=5.0)
+    assert 20 + 40 + 50 <= seconds_of_a_call(server, [50.0, 50.0, 50.0]) <= 112
+    assert server.requests == 60 + 3
+
+
+@pytest.mark.parametrize(
+    "settings", [{"replies": 49}, {"base_url": "http://localhost:8000/v1"}], ids=["few replies", "loopback"]
+)
+def test_without_a_median_or_on_this_machine_a_request_has_its_whole_time(settings):
+    server = SlowServer()
+    assert seconds_of_a_call(server, [119.0], **settings) == pytest.approx(119)
+
+
+def test_no_request_has_more_than_the_whole_time():
+    assert 120 < seconds_of_a_call(SlowServer(usual=50.0), [130.0]) <= 171
+
+
+class HangingObject:
+    """An environment of the user that never replies."""
+
+    async def ask(self, messages: list[object]) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+
+def test_a_hanging_object_of_the_user_fails_its_call_after_half_an_hour():
+    """A single rank waited for it forever."""
+
+    async def seconds() -> float:
+        with pytest.raises(EnvError, match="HangingObject did not reply within 1800 s"):
+            await reply(environment_of(HangingObject()))
+        return asyncio.get_running_loop().time()
+
+    assert run_jumping(seconds()) == pytest.approx(sources.OWN_CALL_SECONDS)
