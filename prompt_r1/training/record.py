@@ -143,14 +143,14 @@ class Record:
     def is_best(self, metrics: dict[str, float]) -> bool:
         """Whether the agent of this step is the best so far, by validation.
 
-        EM decides, and between agents of equal EM the reward. A user's own reward decides before EM, because
-        EM may know only one of several right answers. Of equal agents the first stays the best: a later
-        agent may have collapsed.
+        EM decides, in which broken games count as wrong, and between agents of equal EM the reward. A user's
+        own reward decides before EM, because EM may know only one of several right answers. Of equal agents
+        the first stays the best: a later agent may have collapsed.
         """
         if "val/em" not in metrics:
             return False
         state = self.state
-        em = metrics["val/em"]
+        em = em_with_broken_games(metrics)
         reward = metrics.get("val/reward", 0.0)
         if self.run.config.reward:
             is_better = (reward, em) > (state.best_reward, state.best_em)
@@ -166,7 +166,7 @@ class Record:
                 run.policy, str(run.start), run.config, run.folder / "agent", metrics=metrics, ranks=run.ranks
             )
         self.state.best_step = self.state.trained_step
-        self.state.best_em = metrics.get("val/em", -1.0)
+        self.state.best_em = em_with_broken_games(metrics) if "val/em" in metrics else -1.0
         self.state.best_reward = metrics.get("val/reward", 0.0)
 
     def save(self) -> None:
@@ -242,6 +242,16 @@ class Record:
         if not isinstance(error, OutOfBudget):  # Its own sentence says that a larger limit is needed.
             sentence += ", the same command resumes the run"
         return kind(sentence)
+
+
+def em_with_broken_games(metrics: dict[str, float]) -> float:
+    """EM of a validation, in which the games that the environment broke count as wrong.
+
+    Games of hard questions make more calls, so they break more often. val/em leaves them out. If it decided
+    which agent is the best, an outage could make an agent the best that has answered only the easy questions.
+    """
+    intact, broken = metrics["val/n"], metrics["val/errors"]
+    return metrics["val/em"] * intact / (intact + broken)
 
 
 def check_same_origin(checkpoint: Path, saved: State, now: State, start: Path | str) -> None:

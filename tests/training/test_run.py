@@ -72,7 +72,7 @@ class ScriptedRecord(Record):
         number = self.state.trained_step + is_logged
         with torch.no_grad():
             next(self.run.policy.parameters())[0, 0] = number
-        line, self.validation = {"step": number, **HEALTHY}, {}
+        line, self.validation = {"step": number, **HEALTHY}, {"val/n": 10, "val/errors": 0}
         for name, value in metrics.items():
             if name.startswith("val_"):
                 self.validation[name.replace("_", "/")] = value
@@ -143,6 +143,16 @@ def test_the_best_agent_is_the_best_by_em_or_by_the_users_own_reward(base, tmp_p
     assert record.state.best_step == best == exported_step(tmp_path / "agent")
 
 
+def test_an_outage_that_breaks_the_hard_games_of_a_validation_makes_no_agent_the_best(base, tmp_path):
+    """A bug: val/em leaves broken games out, so 8 right answers of 10 lost against 7 of 8."""
+    record = resume(tmp_path, base)
+    record.step(val_em=8 / 10, val_reward=0.5, val_n=10, val_errors=0)
+    record.step(val_em=7 / 8, val_reward=0.6, val_n=8, val_errors=2)
+    assert record.state.best_step == 0 == exported_step(tmp_path / "agent")
+    record.step(val_em=9 / 9, val_reward=0.4, val_n=9, val_errors=1)  # at least 9 of 10 are right
+    assert record.state.best_step == 2 == exported_step(tmp_path / "agent")
+
+
 def test_a_full_disk_in_an_export_stops_the_run_which_exports_the_step_when_it_is_resumed(base, tmp_path):
     """The error of the safetensors library ended the run with a traceback."""
     record = resume(tmp_path, base)
@@ -158,7 +168,7 @@ def test_a_full_disk_in_an_export_stops_the_run_which_exports_the_step_when_it_i
     resumed = resume(tmp_path, base)
     assert resumed.state.trained_step == 1 and resumed.state.unlogged_metrics["step"] == 1
     assert [line["step"] for line in read_metrics(tmp_path)] == [0]
-    resumed.validation = {"val/em": 0.5}
+    resumed.validation = {"val/em": 0.5, "val/n": 10, "val/errors": 0}
     resumed.finish_step()
     assert exported_step(tmp_path / "agent") == 1
 
