@@ -197,6 +197,8 @@ class Endpoint(Source):
         if name == "max_tokens":  # OpenAI's newer models have another name for it.
             fields.setdefault("max_completion_tokens", value)
         self.fields = fields
+        if name == "temperature":  # The server samples at its own temperature, even if 0 was given.
+            self.samples = True
         logger.warning("%s does not accept %s; continuing without: %s", self.name, name, reason)
 
     def _shown(self, reason: str) -> str:

@@ -1,6 +1,7 @@
 """What follows from a server's answer: a table, played through `Environment.ask`. No network, no clock."""
 
 import asyncio
+import itertools
 import json
 from email.utils import formatdate
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.environment import INITIAL_SLOTS, LONG_REPLY, Environment
 from prompt_r1.environments.responses import requested_wait
-from prompt_r1.environments.sources import Reply, reply_of
+from prompt_r1.environments.sources import Caller, Reply, reply_of
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable
 from tests.support.at_once import at_once
 from tests.support.paths import ROOT
@@ -408,6 +409,21 @@ def test_a_field_that_the_server_does_not_know_is_left_out_of_all_later_requests
     plain = {"model": "large", "messages": HELLO, "seed": 1}
     assert provider.requests == [{**plain, **fields}, {**plain, **left}, {**plain, **left}]
     assert sleep == [] and asked.budget.spent.lost_usd == 0
+
+
+def test_games_share_no_reply_of_a_server_that_rejects_the_temperature_0(tmp_path) -> None:
+    """A bug: the five games of a group shared one reply, which the server had sampled at temperature 1."""
+    sampled = itertools.count(1)
+
+    async def reasoning_model(request: httpx.Request) -> httpx.Response:
+        if "temperature" in json.loads(request.content):
+            return response_of(400, error_of("no", param="temperature", code="unsupported_value"))
+        return response_of(200, body_of(f"reply {next(sampled)}"))
+
+    asked = environment_over(reasoning_model, fields={"temperature": 0}, folder=tmp_path)
+    asyncio.run(asked.check())  # its reply is the first
+    replies = at_once(asked.ask(HELLO, Caller("q", sample)) for sample in range(5))
+    assert sorted(replies) == [f"reply {number}" for number in range(2, 7)]
 
 
 def test_without_its_rejected_limit_a_request_is_estimated_as_one_without_a_limit() -> None:
