@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_r1.errors import UsageError, first_line
+from prompt_r1.programs.files import json_object
 
 Fields = Mapping[str, Any]
 NumberedRows = Iterable[tuple[int, object]]  # Rows with their numbers, from 1.
@@ -125,7 +126,7 @@ def _parquet(path: Path) -> NumberedRows:
     try:
         with pq.ParquetFile(path) as file:
             batches = file.iter_batches(batch_size=BATCH)
-            rows = (row for batch in batches for row in batch.to_pylist())
+            rows = (row for batch in batches for row in _rows_of_batch(batch))
             yield from enumerate(rows, start=1)
     except Exception as error:  # pyarrow's own errors, or a value that Python has no type for
         raise UsageError(
@@ -157,7 +158,25 @@ def _hub_rows(name: str) -> Iterator[object]:
         ) from error
     # The rows are read as Arrow, so that images and sounds among the columns are not decoded.
     for batch in table.with_format("arrow").iter(batch_size=BATCH):
-        yield from batch.to_pylist()
+        yield from _rows_of_batch(batch)
+
+
+def _rows_of_batch(batch: Any) -> list[dict[str, Any]]:
+    """The rows of an Arrow batch.
+
+    The package `datasets` stores a column of labels as numbers, and the names of the labels beside the
+    schema. The rows have the names; a number without a name becomes None.
+    """
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    note = json_object((batch.schema.metadata or {}).get(b"huggingface", b""))
+    features = note.get("info", {}).get("features", {})
+    for column in batch.schema.names:
+        feature = features.get(column)
+        if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel":
+            names = dict(enumerate(feature["names"]))
+            for row in rows:
+                row[column] = names.get(row[column])
+    return rows
 
 
 def _prompts_and_stories(path: Path) -> NumberedRows:
@@ -201,12 +220,21 @@ def text_field(row: Fields, field: str) -> str:
 
 
 def text_or_number(value: object, field: str) -> str:
-    """A text that is not blank, or a number; 1945.0 is 1945. Raises BadRow for anything else."""
+    """A text that is not blank, or a number; 1945.0 is 1945. Raises BadRow for anything else.
+
+    A number that a person has written has at most 15 digits. More come from arithmetic (0.1 + 0.2), or from a
+    column of 32 bits, whose 1.1 is 1.100000023841858; no agent would write them.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     if isinstance(value, float) and math.isfinite(value):
+        if float(f"{value:.15g}") != value:
+            raise BadRow(
+                f"the field {field} contains {value!r}, whose last digits come from rounding: write it as a "
+                "text, with the digits that an answer should have"
+            )
         return repr(float(value))
     if not isinstance(value, str):
         raise BadRow(f"the field {field} must contain texts or numbers, not {describe(value)}")

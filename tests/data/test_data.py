@@ -261,6 +261,7 @@ def test_the_first_field_of_answers_that_is_not_empty_counts(tmp_path: Path) -> 
         ("It is 6.\n#### 6", "a whole solution with ####: .*data convert --from gsm8k --in FILE"),
         (["It is 6.\n#### 6"], "a whole solution with ####"),
         (True, "not bool"),
+        (0.1 + 0.2, "contains 0.30000000000000004, whose last digits come from rounding: write it as a text"),
     ],
 )
 def test_an_answer_that_is_none_by_its_form_is_refused(tmp_path: Path, answer: object, reason: str) -> None:
@@ -277,6 +278,7 @@ def test_an_answer_that_is_none_by_its_form_is_refused(tmp_path: Path, answer: o
         (pa.array([1_234_567_891], pa.timestamp("ns", tz="Europe/Paris")), "as parquet|not Timestamp"),
         (pa.array([2**62], pa.duration("s")), ": not readable as parquet"),
         (pa.array([datetime.date(1, 2, 3)]), "answer must contain texts or numbers, not date"),
+        (pa.array([1.1], pa.float32()), "contains 1.100000023841858, whose last digits come from rounding"),
     ],
 )
 def test_columns_of_answers_that_are_none_are_refused(tmp_path, column, reason):
@@ -285,6 +287,19 @@ def test_columns_of_answers_that_are_none_are_refused(tmp_path, column, reason):
     pq.write_table(table, tmp_path / "own.parquet")
     with pytest.raises(UsageError, match=reason):
         load_questions(tmp_path / "own.parquet")
+
+
+def test_labels_that_are_stored_as_numbers_are_read_by_their_names(tmp_path):
+    """A bug: in files of the package `datasets`, the gold of MMLU's answer C was 2."""
+    labels = {"names": ["A", "B", "C", "D"], "_type": "ClassLabel"}
+    note = {"info": {"features": {"question": {"dtype": "string", "_type": "Value"}, "answer": labels}}}
+    table = pa.table({"question": ["Which?", "What?"], "answer": [2, 0]})
+    pq.write_table(
+        table.replace_schema_metadata({"huggingface": json.dumps(note)}), tmp_path / "mmlu.parquet"
+    )
+    assert [question.answers for question in load_questions(tmp_path / "mmlu.parquet")] == [("C",), ("A",)]
+    pq.write_table(table, tmp_path / "numbers.parquet")
+    assert [question.answers for question in load_questions(tmp_path / "numbers.parquet")] == [("2",), ("0",)]
 
 
 def test_a_published_row_becomes_a_question(tmp_path: Path) -> None:
