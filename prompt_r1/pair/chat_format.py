@@ -93,6 +93,8 @@ def read_request(content: bytes) -> ChatRequest:
     given = json_object(content)
     if not given:
         raise bad_request("the body is not a JSON object with fields")
+    if given.get("tool_choice") == "none":  # The client lists its tools, and forbids their use.
+        given.pop("tools", None)
     for name, usual in UNSUPPORTED.items():
         if given.get(name) and given[name] != usual:
             raise bad_request(f"`{name}` is not supported: the pair answers one question with text", name)

@@ -34,6 +34,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from prompt_r1.pair.chat_format import (
     Body,
@@ -362,9 +363,21 @@ class RequestLog:
 
 def uvicorn_server(chat: ChatServer) -> uvicorn.Server:
     """Make the HTTP server of a pair. At its end, the server waits for the games that run."""
+
+    class Connection(H11Protocol):
+        """uvicorn's connection, which is closed if the head of its first request does not arrive in time."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.loop.call_later(chat.arrival_seconds, self.close_without_request)
+
+        def close_without_request(self) -> None:
+            if self.cycle is None:  # No request has begun.
+                self.transport.close()
+
     settings = uvicorn.Config(
         chat.app(),
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="on",
         log_level="warning",

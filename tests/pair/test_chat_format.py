@@ -26,6 +26,7 @@ def read(**fields: object) -> ChatRequest:
 def test_a_request_without_options_is_neither_streamed_nor_seeded():
     plain = ChatRequest("pair", "Who?", False, None, None)
     assert read() == read(stream=None, stream_options=None, tools=[], seed=None, user="me") == plain
+    assert read(tools=[{"type": "function"}], tool_choice="none") == plain
     assert read(response_format={"type": "text"}, n=1, logprobs=False) == plain
     assert read(stream=True, temperature=0, seed=7) == ChatRequest("pair", "Who?", True, 0, 7)
 
@@ -38,6 +39,7 @@ def message(content: object, *, role: str = "user") -> dict[str, object]:
     ("fields", "field", "sentence"),
     [
         ({"tools": [{}]}, "tools", "`tools` is not supported"),
+        ({"tools": [{}], "tool_choice": "auto"}, "tools", "`tools` is not supported"),
         ({"functions": [{}]}, "functions", "`functions` is not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "is not supported"),
         ({"stop": "x"}, "stop", "is not supported"),

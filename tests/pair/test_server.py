@@ -268,6 +268,16 @@ def test_a_body_that_does_not_arrive_in_time_is_given_up():
         assert ask(url).status_code == 200
 
 
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat", HEAD], ids=["nothing", "half a line", "half a head"])
+def test_a_connection_without_a_whole_request_is_closed_in_time(sent):
+    """A bug: half-sent requests held 150 descriptors without end."""
+    with serving(chat_server(arrival_seconds=1)) as url, connect(url) as client:
+        client.sendall(sent)
+        client.settimeout(20)
+        assert client.recv(10_000) == b"", "the connection was not closed"
+        assert ask(url).status_code == 200
+
+
 def test_two_requests_that_are_sent_at_once_are_both_answered():
     """A bug: the connection was closed under the second game, because its request had arrived before."""
     with (
