@@ -20,6 +20,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.pair.dialogue import Dialogue, game_as_json
@@ -96,7 +97,8 @@ async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig
     except asyncio.CancelledError:  # The user pressed Ctrl-C.
         view.note("no answer", "interrupted")
         raise
-    game.spent = pair.environment.budget.spent - before  # Requests without a reply count too.
+    # `game.spent` has the cost of the replies. Here requests without a reply count too.
+    game = replace(game, spent=pair.environment.budget.spent - before)
     if config.json:
         names = {"agent": pair.path, "environment": pair.environment.name}
         print(json.dumps(game_as_json(game, names, priced=any(config.env_price))), flush=True)

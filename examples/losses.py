@@ -23,7 +23,7 @@ from torch import Tensor
 
 from prompt_r1.grpo import Loss, LossColumns
 
-LONGEST = 1024  # Dr. GRPO divides by this number of tokens. Any constant does.
+MAX_TOKENS = 1024  # Dr. GRPO divides by this number of tokens. Any constant does.
 DUAL_CLIP = 3.0
 
 
@@ -52,7 +52,7 @@ def dr_grpo(
 
         r = π_θ / π_old
         s = min(r Â, clip(r, 1 - ε, 1 + ε_high) Â)
-        w = 1 / (M LONGEST)
+        w = 1 / (M MAX_TOKENS)
 
     The mean over a game's tokens makes a token of a long game weigh less than a token of a short game, so
     that long wrong games cost little. Here all tokens weigh the same, whatever the other games are.
@@ -61,7 +61,7 @@ def dr_grpo(
     unclipped = ratio * columns.advantages
     surrogate = torch.minimum(unclipped, clamp(ratio, clip, clip_high) * columns.advantages)
     is_clipped = unclipped > surrogate
-    of_a_token = columns.weights * tokens_of_game(columns) / LONGEST
+    of_a_token = columns.weights * tokens_of_game(columns) / MAX_TOKENS
     columns = replace(columns, weights=of_a_token)
     return loss_of(surrogate, is_clipped, logprobs, columns, kl_coef, importance_cap)
 

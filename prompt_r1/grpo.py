@@ -127,13 +127,16 @@ def grpo_loss(
     advantages, weights = columns.advantages, columns.weights
     ratio = (logprobs - columns.old).exp()
     unclipped = ratio * advantages
-    clipped = ratio.clamp(1 - clip, 1 + (clip_high or clip)) * advantages
+    upper = 1 + (clip_high or clip)
+    clipped = ratio.clamp(1 - clip, upper) * advantages
     surrogate = torch.minimum(unclipped, clipped)
     # Without a reference, the KL to π_old is measured.
     reference = columns.old if columns.reference is None else columns.reference
     log_ratio = reference - logprobs
     kl = log_ratio.exp() - log_ratio - 1
-    importance = (columns.old - columns.sampled).exp().clamp(max=importance_cap) if importance_cap else 1.0
+    importance = torch.ones_like(ratio)
+    if importance_cap:
+        importance = (columns.old - columns.sampled).exp().clamp(max=importance_cap)
     total = (weights * (-importance * surrogate + kl_coef * kl)).sum()
     clip_frac = (weights * (unclipped > surrogate)).sum()
     return Loss(total, (weights * kl).sum().detach(), clip_frac.detach(), kl.detach())

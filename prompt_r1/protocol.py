@@ -43,16 +43,17 @@ details → refine → check).\N{SPACE}
 
 ANSWER_IN_TAGS = "Write the final answer, and nothing but the final answer, between <answer> and </answer>."
 
-INSTRUCTIONS = {
+# For an agent without an environment: it plays only the last step of the paper's instruction.
+INSTRUCTION_WITHOUT_ENVIRONMENT = """\
+Think about the question, then answer it. Write:
+   <think>(your reasoning)</think>
+   <answer>(final answer for the question)</answer>"""
+
+INSTRUCTIONS = {  # by their names for --instruction
     # Table 1 of the paper. The published prompts end with exactly these bytes.
     "paper": PAPER_INSTRUCTION,
     # For the mini agent: half a million parameters cannot follow the paper's instruction.
     "short": "Ask the assistant step by step, then answer.",
-    # For an agent without an environment: it plays only the last step of the paper's instruction.
-    "alone": """\
-Think about the question, then answer it. Write:
-   <think>(your reasoning)</think>
-   <answer>(final answer for the question)</answer>""",
     # For supervised fine-tuning. Methods that ask an environment once use the same sentence.
     "answer": ANSWER_IN_TAGS,
 }

@@ -33,7 +33,7 @@ class Rule:
     own: Callable[[Trajectory, Reward], float] | None = None
 
 
-RULES = {
+RULES = {  # by their names for --rule
     # Appendix G. The gate opens with two good turns and a perfect final turn, or with four good turns and
     # any answer that is not empty. Without an answer a game of five turns collects at most 1.0, because the
     # prompt of the fifth is not sent. The cap extends this to longer games: by eq. 12 seven turns would open
@@ -44,12 +44,12 @@ RULES = {
     # without an answer; here such a game collects at most epsilon - (beta + gamma + delta). docs/paper.md
     # has the other differences.
     "release": Rule(alpha=0.4, beta=0.25, gamma=0.25, delta=0.1, epsilon=1.0, unanswered_cap=0.4),
-    # Training without an environment (GRPO alone). The agent cannot ask, so α = 0. The other coefficients of
-    # "release" add up to 0.6. Here they are divided by 0.6, so that a perfect final turn reaches ε = 1.
-    "alone": Rule(
-        alpha=0.0, beta=0.25 / 0.6, gamma=0.25 / 0.6, delta=0.1 / 0.6, epsilon=1.0, unanswered_cap=0.0
-    ),
 }
+# Training without an environment (GRPO alone). The agent cannot ask, so α = 0. The other coefficients of
+# "release" add up to 0.6. Here they are divided by 0.6, so that a perfect final turn reaches ε = 1.
+RULE_WITHOUT_ENVIRONMENT = Rule(
+    alpha=0.0, beta=0.25 / 0.6, gamma=0.25 / 0.6, delta=0.1 / 0.6, epsilon=1.0, unanswered_cap=0.0
+)
 
 TOLERANCE = 1e-9  # A sum of these floats may miss the cap by a rounding error.
 

@@ -91,7 +91,7 @@ async def run_together(work: Iterable[Awaitable[Result]]) -> list[Result]:
     The first error cancels the others. It is raised when all of them have ended, so that none of them goes on
     alone, or fails where nobody sees its error. (A TaskGroup would raise an ExceptionGroup.)
     """
-    tasks = [asyncio.ensure_future(one) for one in work]
+    tasks = [asyncio.ensure_future(task) for task in work]
     try:
         return await asyncio.gather(*tasks)
     finally:

@@ -32,7 +32,7 @@ from studies.seeds import Scores, percent
 Table = dict[tuple[str, int], Scores]
 """(agent, interactions) → scores."""
 
-MOST = 3  # the most interactions
+MAX_INTERACTIONS = 3
 # The warm-start demonstrations end with these thoughts, so the agent knows how to continue after them.
 THOUGHT_BEFORE_ASKING = "<think>I think I know this.</think>\n<answer>"
 THOUGHT_AFTER_ASKING = "<think>Now I know the answer.</think>\n<answer>"
@@ -82,7 +82,7 @@ def scores_of_run(folder: Path, number: int, limit: int) -> Table:
     table: Table = {}
     for name, path in paths.items():
         agent = load_agent(path, config, pick_device("cpu"))
-        for interactions in range(MOST + 1):
+        for interactions in range(MAX_INTERACTIONS + 1):
             scores = table[name, interactions] = {}
             for game in asyncio.run(play_and_answer(agent, environment, questions, interactions)):
                 question = game.question
@@ -93,8 +93,8 @@ def scores_of_run(folder: Path, number: int, limit: int) -> Table:
 
 def rows_of(table: Table) -> list[list[str]]:
     """Rows for both agents on all questions, and for the trained agent on each kind of question."""
-    untrained = [table["untrained", interactions] for interactions in range(MOST + 1)]
-    trained = [table["trained", interactions] for interactions in range(MOST + 1)]
+    untrained = [table["untrained", interactions] for interactions in range(MAX_INTERACTIONS + 1)]
+    trained = [table["trained", interactions] for interactions in range(MAX_INTERACTIONS + 1)]
     rows = [
         ["untrained, all", *(percent(scores) for scores in untrained)],
         ["trained, all", *(percent(scores) for scores in trained)],
@@ -108,7 +108,7 @@ def rows_of(table: Table) -> list[list[str]]:
 
 
 def main(arguments: list[str]) -> None:
-    """Print EM in percent after 0 to MOST interactions, with 95 % intervals."""
+    """Print EM in percent after 0 to MAX_INTERACTIONS interactions, with 95 % intervals."""
     parser = argparse.ArgumentParser("python -m studies.turns", description=__doc__)
     parser.add_argument("run", type=Path, nargs="+", help="folders of mini runs, one for each seed")
     parser.add_argument("--limit", type=int, default=320, help="test questions (320: all)")
@@ -118,7 +118,7 @@ def main(arguments: list[str]) -> None:
     for number, folder in enumerate(given.run):
         for cell, scores in scores_of_run(folder, number, given.limit).items():
             table.setdefault(cell, {}).update(scores)
-    header = [f"after {interactions} interactions" for interactions in range(MOST + 1)]
+    header = [f"after {interactions} interactions" for interactions in range(MAX_INTERACTIONS + 1)]
     print(markdown_table(["agent, questions", *header], rows_of(table)))
 
 

@@ -29,12 +29,12 @@ def loss_of(batch: Batch, logprobs: torch.Tensor, **changes) -> Loss:
     """The loss of a batch, with the engine's log-probabilities as the old ones and as the reference."""
     sampled = batch.sampled_logprobs
     columns = LossColumns(
-        changes.pop("old", sampled),
-        changes.pop("ref", sampled),
-        sampled,
-        batch.advantages,
-        batch.weights,
-        batch.game,
+        old=changes.pop("old", sampled),
+        reference=changes.pop("ref", sampled),
+        sampled=sampled,
+        advantages=batch.advantages,
+        weights=batch.weights,
+        game=batch.game,
     )
     settings = {"clip": CLIP, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": 0.0}
     return grpo_loss(logprobs, columns, **settings | changes)

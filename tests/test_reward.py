@@ -2,7 +2,7 @@
 
 import pytest
 
-from prompt_r1.reward import RULES, Rule, score, well_formed
+from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT, RULES, Rule, score, well_formed
 from tests.support.games import GOOD, HALF, RIGHT, WRONG, game_of_turns
 from tests.support.tiny import think
 
@@ -44,10 +44,12 @@ TABLE = [
     ("alone", [GOOD], 0.0, -1.0),  # interactions earn nothing without an environment
 ]
 
+ALL_RULES = {**RULES, "alone": RULE_WITHOUT_ENVIRONMENT}
+
 
 @pytest.mark.parametrize(("rule", "turns", "format_reward", "total"), TABLE)
 def test_the_reward_is_what_the_equations_say(rule, turns, format_reward, total):
-    reward = score(game_of_turns(*turns), rule=RULES[rule])
+    reward = score(game_of_turns(*turns), rule=ALL_RULES[rule])
     assert reward.format == pytest.approx(format_reward)
     assert reward.total == pytest.approx(total)
 

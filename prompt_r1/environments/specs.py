@@ -16,7 +16,7 @@ from prompt_r1.environments.environment import Environment, parse_weights
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Answering, MuteEnvironment, OwnSource, Source
 from prompt_r1.errors import UsageError
-from prompt_r1.model.gguf import gguf_file
+from prompt_r1.model.gguf import gguf_file, is_gguf
 from prompt_r1.settings.agent import MINI_ENVIRONMENTS, SMOLLM2, EnvironmentConfig
 from prompt_r1.settings.functions import OBJECT_PREFIX, import_object
 
@@ -144,7 +144,9 @@ def _check_name(name: str, typed: Collection[str]) -> None:
     """Raise UsageError for a name that stands for no environment. No model is loaded."""
     if _is_local(name):
         folder = name.removeprefix("hf:")
-        if not gguf_file(folder) and not (Path(folder) / "config.json").exists():
+        if is_gguf(folder):
+            gguf_file(folder)  # This raises UsageError if the file cannot be used.
+        elif not (Path(folder) / "config.json").exists():
             raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
     elif name.startswith(OBJECT_PREFIX):
         if name not in _names(typed):

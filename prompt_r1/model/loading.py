@@ -59,9 +59,10 @@ def load_policy(
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
     _check_config(path, config, max_tokens)
     stored = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))  # 0 for a model on the Hub
-    stored_dtype = getattr(torch, str(config.dtype).split(".")[-1], torch.float32)
+    stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32  # None: not said
     gc.collect()  # Earlier engines and models are in reference cycles, so only the collector frees them.
-    check_memory(path, needed=stored * weights.itemsize // stored_dtype.itemsize, free=free_memory(device))
+    needed = stored * weights.itemsize // stored_dtype.itemsize
+    check_memory(path, needed=needed, free=free_memory(device))
     model = _load_weights(path, config, weights)
     embedded = len(next(model.get_input_embeddings().parameters()))
     if vocabulary > embedded:

@@ -226,13 +226,18 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for rows in _chunks(hidden):
             slope = _slope(hidden[rows], head, targets[rows], ctx.scale)
             grad_hidden[rows] = (slope @ head).mul_(-scaled_grad[rows, None])
-            if grad_weight is not None and grad_weight.dtype == hidden.dtype:
-                # In place, so that no second matrix of this size is needed.
-                grad_head.addmm_(slope.T, scaled_hidden[rows], alpha=-1)
-            elif grad_weight is not None:
-                grad_head -= slope.T @ scaled_hidden[rows]
+            if grad_weight is not None:
+                _subtract_product(grad_head, slope.T, scaled_hidden[rows])
             del slope  # Its memory is free before the next chunk needs as much.
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
+
+
+def _subtract_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total -= left @ right, if possible without a second matrix as large as `total`."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right, alpha=-1)
+    else:  # addmm_ takes only equal dtypes.
+        total -= left @ right
 
 
 def _chunks(hidden: Tensor) -> Iterator[slice]:

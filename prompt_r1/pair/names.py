@@ -7,7 +7,7 @@ from pathlib import Path
 from prompt_r1.data.files import load_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.questions import check_part
-from prompt_r1.model.gguf import gguf_file, gguf_folder
+from prompt_r1.model.gguf import gguf_file, gguf_folder, is_gguf
 from prompt_r1.programs.files import LFS_ADVICE, LFS_POINTER, is_finite_number, json_object
 from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, SMOLLM2, STEP_FILE, is_mini_data
 from prompt_r1.settings.functions import OBJECT_PREFIX
@@ -25,8 +25,9 @@ def find_agent(name: str, seed: int) -> str | Path:
         from prompt_r1.miniworld.agent import mini_agent  # it imports torch, which takes seconds
 
         return mini_agent(seed, RUNS / "cache")
-    file = gguf_file(name)
-    return find_weights(name) if file is None else gguf_folder(file)
+    if is_gguf(name):
+        return gguf_folder(gguf_file(name))
+    return find_weights(name)
 
 
 def check_agent(name: str) -> str | Path:
@@ -34,7 +35,10 @@ def check_agent(name: str) -> str | Path:
 
     Returns the folder or hub id or, for an agent that must first be built or converted, its name.
     """
-    if name == MINI_AGENT or gguf_file(name) is not None:
+    if name == MINI_AGENT:
+        return name
+    if is_gguf(name):
+        gguf_file(name)  # This raises UsageError if the file cannot be used.
         return name
     return find_weights(name)
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
-from prompt_r1.protocol import ENVIRONMENT_SYSTEM, INSTRUCTIONS
-from prompt_r1.reward import RULES, Rule
+from prompt_r1.protocol import ENVIRONMENT_SYSTEM, INSTRUCTION_WITHOUT_ENVIRONMENT, INSTRUCTIONS
+from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT, RULES, Rule
 from prompt_r1.settings.fields import ANY, POSITIVE, Range, setting
 from prompt_r1.settings.functions import import_reward
 from prompt_r1.types import GameSettings
@@ -117,13 +117,13 @@ class AgentConfig(EnvironmentConfig):
     def instruction_text(self) -> str:
         """The instruction that tells the agent what to do with the question."""
         if self.without_environment and self.instruction == "paper":
-            return INSTRUCTIONS["alone"]
+            return INSTRUCTION_WITHOUT_ENVIRONMENT
         return INSTRUCTIONS[self.instruction]
 
     @property
     def base_rule(self) -> Rule:
         """The rule of the reward, without a reward of the user."""
-        return RULES["alone" if self.without_environment else self.rule]
+        return RULE_WITHOUT_ENVIRONMENT if self.without_environment else RULES[self.rule]
 
     @property
     def reward_rule(self) -> Rule:

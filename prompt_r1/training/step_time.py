@@ -10,7 +10,7 @@ mini-batches but the first, take one each. None of this was measured: it says ho
 import re
 from dataclasses import dataclass
 
-from prompt_r1.model.gguf import gguf_file
+from prompt_r1.model.gguf import is_gguf
 from prompt_r1.pair.names import find_agent
 from prompt_r1.programs.launcher import launcher_number
 from prompt_r1.settings.agent import MINI_AGENT
@@ -93,7 +93,7 @@ def count_parameters(agent: str) -> int:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    if gguf_file(agent):
+    if is_gguf(agent):
         return 0
     try:
         config = AutoConfig.from_pretrained(find_agent(agent, seed=0), local_files_only=True)

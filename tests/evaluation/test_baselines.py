@@ -14,7 +14,7 @@ from prompt_r1.miniworld.world import make_world
 from prompt_r1.pair.asking import ANSWER_ONLY, IN_TAGS, read_answer
 from prompt_r1.pair.trained import NamedAgent
 from prompt_r1.protocol import INSTRUCTIONS, Codec
-from prompt_r1.reward import RULES
+from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT, RULES
 from prompt_r1.types import GameSettings, Question
 from studies.advice import AdvisedEnvironment
 from tests.support import tiny
@@ -78,11 +78,11 @@ class OneTurnAgent(ScriptedAgent):
     game = GameSettings(max_turns=1)
 
 
-@pytest.mark.parametrize(("rule", "reward"), [("alone", 1.0), ("release", -0.4)])
+@pytest.mark.parametrize(("rule", "reward"), [(RULE_WITHOUT_ENVIRONMENT, 1.0), (RULES["release"], -0.4)])
 def test_a_game_is_rewarded_by_the_rule_of_the_method(rule, reward):
-    """A perfect turn without an interaction opens the gate of "alone", but not that of "release"."""
+    """A perfect turn without an interaction opens the gate of an agent alone, but not of "release"."""
     agent = OneTurnAgent([think("so", answer="Anna")])
-    played = AgentMethod(agent, None, RULES[rule], temperature=0.0, top_p=1.0, seed=0)
+    played = AgentMethod(agent, None, rule, temperature=0.0, top_p=1.0, seed=0)
     prediction = asyncio.run(played(ANNA, 0))
     assert prediction.reward == pytest.approx(reward) and prediction.format == 1.0
 

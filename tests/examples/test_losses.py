@@ -93,7 +93,7 @@ def loss_in_a_loop(name: str, games: list[list[Token]], *, cap: float, token_mea
     for game in games:
         mean_log_ratio = sum(token.new - token.old for token in game) / len(game)
         if name == "dr_grpo":
-            weight = 1 / (len(games) * losses.LONGEST)
+            weight = 1 / (len(games) * losses.MAX_TOKENS)
         elif token_mean:
             weight = 1 / sum(map(len, games))
         else:
@@ -194,7 +194,7 @@ def test_the_clip_fraction_is_the_weight_of_the_clipped_tokens():
     )
     new = torch.tensor([0.5, 0.5, 1.5])
     settings = {"clip": 0.2, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": 0.0}
-    expected = {"dr_grpo": 0.5 / losses.LONGEST, "gspo": 0.5, "dual_clip": 0.7, "cispo": 1.0}
+    expected = {"dr_grpo": 0.5 / losses.MAX_TOKENS, "gspo": 0.5, "dual_clip": 0.7, "cispo": 1.0}
     for name, clip_frac in expected.items():
         loss = getattr(losses, name)(new, columns, **settings)
         assert loss.clip_frac.item() == pytest.approx(clip_frac), name

@@ -12,7 +12,7 @@ from tests.support.fault_harness import Fault, ProcessRun, games_of, metrics_of,
 pytestmark = pytest.mark.faults
 
 KILLS = 10  # the least number of kills with each number of ranks
-MOST_KILLS = 30
+MAX_KILLS = 30
 KILLS_OF_A_RUN = 5
 TARGET_PHASES = "rollout backward step save seal backward step validation export".split()
 # A kill may land in a later phase than the one it is aimed at: kills go on until each of these was hit.
@@ -28,7 +28,7 @@ def test_a_run_that_is_killed_repeatedly_ends_like_an_uninterrupted_one(harness,
     phases_hit = Counter[str]()
     runs = 0
     while phases_hit.total() < KILLS or missed_phases(phases_hit):
-        assert phases_hit.total() < MOST_KILLS, f"kills hit these phases only: {dict(phases_hit)}"
+        assert phases_hit.total() < MAX_KILLS, f"kills hit these phases only: {dict(phases_hit)}"
         runs += 1
         folder = tmp_path / f"run{runs}"
         for _ in range(KILLS_OF_A_RUN):

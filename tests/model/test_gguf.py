@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from prompt_r1.errors import UsageError
-from prompt_r1.model.gguf import gguf_file, gguf_folder
+from prompt_r1.model.gguf import gguf_folder, is_gguf
 from prompt_r1.model.packing import pack
 from prompt_r1.pair.agent import Agent, load_agent
 from prompt_r1.pair.names import find_agent
@@ -43,7 +43,7 @@ def test_without_the_package_one_sentence_has_the_command_that_installs_it(call_
 
 def test_a_name_that_is_no_gguf_file_is_said_so(tmp_path):
     (tmp_path / "text.gguf").write_text("no model")
-    assert gguf_file("HuggingFaceTB/SmolLM2-135M-Instruct") is None
+    assert not is_gguf("HuggingFaceTB/SmolLM2-135M-Instruct")
     with pytest.raises(UsageError, match=r"text\.gguf is no GGUF file"):
         find_agent(str(tmp_path / "text.gguf"), seed=0)
     with pytest.raises(UsageError, match=r"none\.gguf: there is no such file"):

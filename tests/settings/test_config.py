@@ -7,8 +7,8 @@ import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.protocol import INSTRUCTIONS
-from prompt_r1.reward import RULES
+from prompt_r1.protocol import INSTRUCTION_WITHOUT_ENVIRONMENT, INSTRUCTIONS
+from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
 from prompt_r1.settings.agent import HELD_OUT
 from prompt_r1.settings.fields import Range, check_number, read_yaml, write_yaml
 from prompt_r1.settings.train import TrainConfig, train_config, warnings_of
@@ -178,16 +178,16 @@ def test_the_learning_rate_of_the_toy_agent_is_warned_of_with_any_other_agent():
 @pytest.mark.parametrize(
     ("flags", "game"),
     [
-        ("", ("short", 48)),
-        ("--instruction paper --max-new 99", ("alone", 99)),
-        ("--config paper --data mini", ("alone", 8192)),
-        ("--config paper --data mini --instruction answer", ("answer", 8192)),
+        ("", (INSTRUCTIONS["short"], 48)),
+        ("--instruction paper --max-new 99", (INSTRUCTION_WITHOUT_ENVIRONMENT, 99)),
+        ("--config paper --data mini", (INSTRUCTION_WITHOUT_ENVIRONMENT, 8192)),
+        ("--config paper --data mini --instruction answer", (INSTRUCTIONS["answer"], 8192)),
     ],
 )
 def test_without_an_environment_the_agent_is_told_to_answer_in_one_turn_as_long_as_a_game(flags, game):
     config = train_config(["--env", "none", *flags.split()])
-    assert config.game.max_turns == 1 and config.base_rule is RULES["alone"]
-    assert (config.instruction_text, config.game.max_new) == (INSTRUCTIONS[game[0]], game[1])
+    assert config.game.max_turns == 1 and config.base_rule is RULE_WITHOUT_ENVIRONMENT
+    assert (config.instruction_text, config.game.max_new) == game
     assert config.out == ("runs/paper-alone-seed0" if "paper --data" in flags else "runs/mini-alone-seed0")
 
 

@@ -60,7 +60,7 @@ def test_the_table_of_turns_has_both_agents_and_the_kinds_of_the_trained_one():
     cells = {
         (name, count): {(0, "pop"): {"p": float(count > 0 and name == "trained")}, (0, "math"): {"m": 0.0}}
         for name in ("untrained", "trained")
-        for count in range(turns.MOST + 1)
+        for count in range(turns.MAX_INTERACTIONS + 1)
     }
     rows = {name: [cell.split(" ")[0] for cell in columns] for name, *columns in turns.rows_of(cells)}
     assert rows == {

@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # TRL raises warnings of its own
 ]
-LONGEST = 64  # max_completion_length
+MAX_TOKENS = 64  # max_completion_length
 
 
 def stale_games(policy: Policy) -> list[ScoredGame]:
@@ -65,7 +65,7 @@ def test_loss_and_gradient_equal_those_of_trl(loss_type, kl_coef, cap):
 
     def weight(game: Trajectory) -> float:
         if loss_type == "dr_grpo":
-            return 1 / (6 * LONGEST)
+            return 1 / (6 * MAX_TOKENS)
         return weight_of(game, games, token_mean=loss_type == "dapo")
 
     settings = {"clip": 0.2, "clip_high": 0.0}
@@ -89,7 +89,7 @@ def test_loss_and_gradient_equal_those_of_trl(loss_type, kl_coef, cap):
 def test_the_losses_of_the_examples_equal_those_of_trl(name, options, cap, monkeypatch):
     """TRL's `delta` is the dual clip, and its `epsilon_high` of CISPO is 1 + ε_high."""
     pytest.importorskip("trl")
-    monkeypatch.setattr(losses, "LONGEST", LONGEST)
+    monkeypatch.setattr(losses, "MAX_TOKENS", MAX_TOKENS)
     monkeypatch.setattr(losses, "DUAL_CLIP", 1.3)
     policy = tiny.policy()
     games = stale_games(policy)
@@ -146,7 +146,7 @@ def both_losses(
         references = [reference(pack([[game.trajectory]], CPU)).logprobs for game in games]
 
     trainer = trl_trainer(
-        theirs, rows=3, batches=2, kl_coef=kl_coef, max_completion_length=LONGEST, **options
+        theirs, rows=3, batches=2, kl_coef=kl_coef, max_completion_length=MAX_TOKENS, **options
     )
     rows = [padded(games[start : start + 3], references[start : start + 3]) for start in (0, 3)]
     for micro_batch in rows:

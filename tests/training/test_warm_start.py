@@ -16,7 +16,7 @@ from prompt_r1.model.lora import adapters_removed, add_lora
 from prompt_r1.pair.agent import Agent, load_agent, play_question
 from prompt_r1.pair.trained import resolve_agent, trained_config
 from prompt_r1.protocol import Codec, parse
-from prompt_r1.reward import RULES
+from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
 from prompt_r1.training.supervised import (
     batch_size_for,
     cut,
@@ -274,7 +274,7 @@ def test_the_method_sft_fine_tunes_only_once(start, tmp_path):
         game is not None
         and game.without_environment
         and game.game.max_turns == 1
-        and game.base_rule is RULES["alone"]
+        and game.base_rule is RULE_WITHOUT_ENVIRONMENT
     )
 
 
