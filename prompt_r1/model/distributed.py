@@ -165,15 +165,25 @@ def pick_device(name: str) -> torch.device:
 def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 3600.0) -> Ranks:
     """Join the process group of torchrun. Without torchrun, this process is the only rank.
 
-    `parallel` is ddp, fsdp or auto, which is fsdp on several GPUs. A collective raises an error after
-    `timeout` seconds. Raises UsageError if the processes do not find each other.
+    `parallel` is one of these:
+
+        ddp    weights are replicated on all ranks
+        fsdp   sharded over all ranks
+        hsdp   sharded over the ranks of a node, and replicated over the nodes: a forward then gathers weights
+               within a node, and only gradients are summed over the network
+        auto   hsdp on GPUs, ddp on CPUs. On a single node, hsdp is fsdp
+
+    A collective raises an error after `timeout` seconds. Raises UsageError if the processes do not find each
+    other.
     """
     device = pick_device(device_name)
     count = launcher_number("WORLD_SIZE", default=1)
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
-    sharded = parallel == "fsdp" or (parallel == "auto" and on_gpu and count > 1)
+    if parallel == "auto":
+        parallel = "hsdp" if on_gpu else "ddp"
+    sharded = parallel != "ddp"
     # Offloaded weights are in CPU memory. Their norm is a collective on the CPU, which nccl does not have.
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     if count > 1:
@@ -186,8 +196,19 @@ def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 36
             ) from None
     elif sharded:  # FSDP needs a process group even for one rank.
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    mesh = init_device_mesh(device.type, (count,), mesh_dim_names=("shard",)) if sharded else None
     rank = dist.get_rank() if count > 1 else 0
+    if not sharded:
+        return Ranks(rank, count, device)
+    # Ranks of a node have consecutive numbers. Weights are sharded over all ranks if nodes have unequally
+    # many of them, or only one.
+    local_counts = Ranks(rank, count, device).gather(launcher_number("LOCAL_WORLD_SIZE", default=count))
+    of_node = local_counts[0]
+    is_regular = set(local_counts) == {of_node} and count % of_node == 0
+    if parallel == "hsdp" and is_regular and 1 < of_node < count:
+        shape, names = (count // of_node, of_node), ("replicate", "shard")
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    else:
+        mesh = init_device_mesh(device.type, (count,), mesh_dim_names=("shard",))
     return Ranks(rank, count, device, mesh)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_r1.errors import UsageError
+from prompt_r1.programs.launcher import launcher_number
 from prompt_r1.settings.agent import (
     HELD_OUT,
     MINI_AGENT,
@@ -83,7 +84,9 @@ class TrainConfig(AgentConfig):
         Range(at_least=0, below=257),
     )
     parallel: str = machine_setting(
-        "auto", "weights replicated (ddp) or sharded (fsdp)", ("auto", "ddp", "fsdp")
+        "auto",
+        "weights replicated (ddp) or sharded: over all ranks (fsdp) or in each node (hsdp)",
+        ("auto", "ddp", "fsdp", "hsdp"),
     )
     offload: bool = machine_setting(False, "keep sharded weights and AdamW's states in CPU memory")
     tokens_per_batch: int = machine_setting(
@@ -100,8 +103,14 @@ class TrainConfig(AgentConfig):
 
     @property
     def layout(self) -> str:
-        """--parallel. With adapters, `auto` means ddp, because they need whole weights on every rank."""
-        return "ddp" if self.adapter_rank and self.parallel == "auto" else self.parallel
+        """--parallel. Adapters need whole weights on every rank, so `auto` means ddp with them.
+
+        It also means ddp in float32 on a single rank, where agent and learner share their weights.
+        """
+        shares_weights = self.dtype == "float32" and launcher_number("WORLD_SIZE", default=1) == 1
+        if self.parallel == "auto" and (self.adapter_rank or shares_weights):
+            return "ddp"
+        return self.parallel
 
 
 def has_own_questions(config: TrainConfig) -> bool:
@@ -221,12 +230,12 @@ def check_training(config: TrainConfig) -> None:
     """Raise UsageError for settings with which no training is possible."""
     if not config.data:
         raise UsageError("no training questions: give --data FILE … (JSONL or parquet), or --data mini")
-    if config.adapter_rank and (config.parallel == "fsdp" or config.offload):
+    if config.adapter_rank and (config.parallel in ("fsdp", "hsdp") or config.offload):
         raise UsageError(
             "--adapter-rank trains beside whole weights on every GPU, which cannot be sharded or offloaded: "
             "give --parallel ddp (or auto) without --offload"
         )
-    if config.offload and config.parallel != "fsdp":
+    if config.offload and config.parallel not in ("fsdp", "hsdp"):
         raise UsageError("--offload is for sharded weights: give --parallel fsdp")
     if config.skip_no_spread and config.kl_coef:
         raise UsageError(

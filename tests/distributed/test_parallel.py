@@ -68,6 +68,7 @@ CASES = {
         "fsdp", tied=False, recompute=True, loss_function=GSPO
     ),
     "fsdp, kept in CPU memory": Case("fsdp", offload=True),
+    "hsdp": Case("hsdp"),
     "fsdp, bfloat16 products": Case("fsdp", compute=torch.bfloat16),
 }
 
@@ -161,6 +162,7 @@ def train_on_rank(rank: int, count: int, ports: dict[str, int], folder: Path) ->
     """Train one case after the other on one of `count` ranks; rank 0 saves the outcomes."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
+    os.environ["LOCAL_WORLD_SIZE"] = "2"  # Four ranks are two nodes.
     for name, port in ports.items():
         case = CASES[name]
         os.environ["MASTER_PORT"] = str(port)
@@ -258,7 +260,11 @@ def test_adapters_on_two_ranks_train_like_those_of_one_process(tmp_path):
 def test_four_ranks_train_like_one_process(tmp_path):
     """In step 2 there are three games, so one of the ranks has none."""
     one = four_steps(Case("none"), ONE_RANK)
-    check_same_training(on_ranks(4, ["fsdp"], tmp_path)["fsdp"], one)
+    four = on_ranks(4, ["fsdp", "hsdp"], tmp_path)
+    for outcome in four.values():
+        check_same_training(outcome, one)
+    assert one.local_weights == pytest.approx(4 * four["fsdp"].local_weights, rel=0.05)
+    assert one.local_weights == pytest.approx(2 * four["hsdp"].local_weights, rel=0.05), "shards of a node"
 
 
 def lost_rank(work: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints that go from two ranks to one and back."""
+"""Checkpoints that go from several ranks to one and back."""
 
 import os
 from pathlib import Path
@@ -24,15 +24,20 @@ from tests.support.json_server import free_ports
 
 pytestmark = pytest.mark.faults
 
-# For each of two, one and two ranks: the value of --parallel.
-ROUTES = {"ddp": ("ddp", "auto", "ddp"), "fsdp": ("fsdp", "auto", "fsdp"), "adapters": ("ddp", "auto", "ddp")}
+# For each of several, one and several ranks: the value of --parallel.
+ROUTES = {
+    "ddp": ("ddp", "auto", "ddp"),
+    "fsdp": ("fsdp", "auto", "fsdp"),
+    "hsdp": ("hsdp", "auto", "hsdp"),
+    "adapters": ("ddp", "auto", "ddp"),
+}
 
 
 def train_or_resume(rank: int, count: int, parallel: str, port: int, folder: Path, adapted: bool) -> None:
     """Begin a run and save it, or load it, compare it with what was saved, and save it as the next step."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
-    os.environ["MASTER_PORT"] = str(port)
+    os.environ |= {"MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(min(2, count))}
     ranks = start_ranks("cpu", parallel)
     begins = not (folder / "tensors.pt").exists()
     policy = Policy(tiny.model(seed=0 if begins or adapted else 1), compute_dtype=torch.float32)
@@ -65,8 +70,10 @@ def train_or_resume(rank: int, count: int, parallel: str, port: int, folder: Pat
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_weights_and_moments_are_bit_equal_from_two_ranks_to_one_and_back(route, tmp_path):
-    for count, parallel in zip((2, 1, 2), ROUTES[route], strict=True):
+def test_weights_and_moments_are_bit_equal_from_several_ranks_to_one_and_back(route, tmp_path):
+    """With hsdp, from two nodes of two ranks."""
+    several = 4 if route == "hsdp" else 2
+    for count, parallel in zip((several, 1, several), ROUTES[route], strict=True):
         [port] = free_ports(1)
         arguments = (count, parallel, port, tmp_path, route == "adapters")
         mp.start_processes(train_or_resume, arguments, nprocs=count, start_method="fork")
