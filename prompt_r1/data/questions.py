@@ -10,7 +10,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.questions import mini_questions
 from prompt_r1.programs.launcher import is_first_rank
 from prompt_r1.programs.text import printable
-from prompt_r1.settings.agent import HELD_OUT, is_mini_data
+from prompt_r1.settings.agent import HELD_OUT, all_mini_data, is_mini_data
 from prompt_r1.settings.functions import OBJECT_PREFIX, described, import_object
 from prompt_r1.types import Question
 
@@ -52,7 +52,7 @@ def sample_questions(names: Sequence[str], split: str, seed: int, limit: int) ->
     world are in random order already.
     """
     questions = find_questions(names, split, seed)
-    if any(not is_mini_data(name) for name in names):
+    if not all_mini_data(names):
         questions = stratified(questions)
     return questions[:limit] if limit else questions
 

@@ -21,7 +21,7 @@ from prompt_r1.pair.trained import NamedAgent, newest_mini_run, resolve_agent, t
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.launcher import check_device
-from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, AgentConfig, is_mini, is_mini_data
+from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, AgentConfig, all_mini_data, is_mini, is_mini_data
 from prompt_r1.settings.fields import experiment_values
 from prompt_r1.settings.flags import parse_arguments
 from prompt_r1.settings.functions import OBJECT_PREFIX, import_metric
@@ -51,7 +51,7 @@ def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
     if config.ssim_model not in ("", "auto") and not (encoder / "config.json").is_file():
         raise UsageError(f"--ssim-model {config.ssim_model}: not a folder with a config.json")
     check_data([*config.data, *config.train_data, *config.val_data])
-    if not _asks_mini_world(config):
+    if not all_mini_data(config.data):
         for method in methods:
             if METHODS[method].needs.training and not config.train_data:
                 raise UsageError(f"{method} needs training questions: give --train-data")
@@ -97,15 +97,10 @@ def _check_grpo_agent(name: str) -> None:
 
 def preparation_questions(config: EvaluateConfig, seed: int) -> tuple[list[Question], list[Question]]:
     """Training and validation questions. The mini world has its own."""
-    own = ("mini",) if _asks_mini_world(config) else ()
+    own = ("mini",) if all_mini_data(config.data) else ()
     train = find_questions(config.train_data or own, "train", seed)
     validation = sample_questions(config.val_data or own, "validation", seed, 0)
     return train, validation
-
-
-def _asks_mini_world(config: EvaluateConfig) -> bool:
-    """Whether all questions are questions of the mini world, which has its own training questions."""
-    return all(is_mini_data(name) for name in config.data)
 
 
 def methods_of(config: EvaluateConfig) -> Sequence[str]:

@@ -1,5 +1,6 @@
 """Settings of an agent, its game and its environment; the names that stand for the mini world."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,6 +28,11 @@ def is_mini(spec: str) -> bool:
 def is_mini_data(name: str) -> bool:
     """Whether a name of --data stands for questions of the mini world."""
     return name.partition(":")[0] == "mini"
+
+
+def all_mini_data(names: Sequence[str]) -> bool:
+    """Whether all names of --data stand for questions of the mini world."""
+    return all(is_mini_data(name) for name in names)
 
 
 # Each makes a setting under one heading of --help-all.

@@ -14,6 +14,7 @@ from prompt_r1.settings.agent import (
     MINI_AGENT,
     SMOLLM2,
     AgentConfig,
+    all_mini_data,
     instrument_setting,
     is_mini,
     is_mini_data,
@@ -113,14 +114,9 @@ class TrainConfig(AgentConfig):
         return self.parallel
 
 
-def has_own_questions(config: TrainConfig) -> bool:
-    """Whether a run trains on other questions than the questions of the mini world."""
-    return not all(map(is_mini_data, config.data))
-
-
 def warnings_of(config: TrainConfig) -> list[str]:
     """What a user should know before a run starts: a toy beside real parts, or the toy's learning rate."""
-    toys = {"--agent mini": config.agent == MINI_AGENT, "--data mini": not has_own_questions(config)}
+    toys = {"--agent mini": config.agent == MINI_AGENT, "--data mini": all_mini_data(config.data)}
     if not config.without_environment:
         toys["--env mini"] = is_mini(config.env)
     warnings = []
@@ -205,7 +201,7 @@ def train_config(arguments: list[str]) -> TrainConfig:
         given["epochs"] = 0
     config = TrainConfig(**given, env_from_file=is_file and "env" in base)
     # A real model on real questions must not train with the settings of a toy that nobody asked for.
-    if named is None and has_own_questions(config) and config.agent != MINI_AGENT:
+    if named is None and not all_mini_data(config.data) and config.agent != MINI_AGENT:
         raise UsageError(
             f"--agent {config.agent} with {config.data[0]}: say how it learns and plays: --config paper or "
             "small (for real models), --config mini (the settings of the toy agent) or a YAML file"
@@ -256,7 +252,7 @@ def run_name(start: str, config: TrainConfig, base: Mapping[str, Any], flags: Ma
     the preset or the file.
     """
     parts = {"agent": config.agent, "env": "alone" if config.without_environment else config.env}
-    if has_own_questions(config):
+    if not all_mini_data(config.data):
         parts["data"] = config.data[0]
     names = [start]
     for part, value in parts.items():
