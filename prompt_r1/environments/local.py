@@ -74,6 +74,8 @@ class LocalEnvironment(Source):
             self._accepts_system = "\u2402" in render(tokenizer, dialogue)
         except UsageError:  # Gemma's template, for example, has no system role.
             self._accepts_system = False
+        # Llama 3's template and Gemma's leave out white space around a message.
+        self._trims = "b\t" not in render(tokenizer, [{"role": "user", "content": "b\t"}])
         self._opened = opened_think(render(tokenizer, [{"role": "user", "content": "b"}]))
         added = tokenizer.added_tokens_decoder.values()
         self._specials = [token.content for token in added if token.special]
@@ -121,6 +123,8 @@ class LocalEnvironment(Source):
         if messages[0]["role"] == "system" and not self._accepts_system:
             system, first, *others = messages
             messages = [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *others]
+        if self._trims:
+            messages = [{**message, "content": message["content"].strip()} for message in messages]
         # Render the template with placeholders, and encode each text where its placeholder is. The order of
         # the placeholders may differ: some templates write the system message before the last message.
         marked: list[Message] = [

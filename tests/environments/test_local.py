@@ -13,6 +13,7 @@ import torch
 from prompt_r1.environments.local import LocalEnvironment, load_local
 from prompt_r1.environments.sources import Caller
 from prompt_r1.errors import UsageError
+from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 from prompt_r1.types import Completion, Message
 from tests.support import tiny
 from tests.support.games import CPU
@@ -92,6 +93,22 @@ def test_the_system_text_is_a_system_message_or_part_of_the_first_message() -> N
         strict.chat_template = first_line + tiny.QWEN3_LIKE_TEMPLATE
         environment = LocalEnvironment(tiny.policy(), strict, name="x", system="Be brief.")
         assert strict.decode(environment.encode(HELLO)).startswith("<|im_start|>user\nBe brief.\n\nWhere is")
+
+
+@pytest.mark.parametrize("content", ["message.content", "message.content | trim"])
+def test_white_space_around_a_message_is_left_out_if_the_template_leaves_it_out(content: str) -> None:
+    """A bug: Llama 3's template does, and the model read the space that ends our system message."""
+    tokenizer = tiny.tokenizer.__wrapped__()
+    tokenizer.chat_template = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ "
+        + content
+        + " }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    dialogue: list[Message] = [{"role": "system", "content": ENVIRONMENT_SYSTEM}, *HELLO]
+    rendered = tokenizer.apply_chat_template(dialogue, add_generation_prompt=True)["input_ids"]
+    environment = LocalEnvironment(tiny.policy(), tokenizer, name="x", system=ENVIRONMENT_SYSTEM)
+    assert environment.encode(HELLO) == rendered
 
 
 def test_a_template_may_write_the_system_message_before_the_last_question() -> None:
