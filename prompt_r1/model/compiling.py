@@ -17,7 +17,7 @@ from prompt_r1.errors import first_line
 INDUCTOR_OPTIONS: dict[str, Any] = {"emulate_precision_casts": True}
 # All norms of a model share one compiled function. It has a variant for each dtype of weights and number of
 # dimensions, with and without gradients, and for one token. By default, torch stops after 8 variants.
-MOST_VARIANTS = 64
+MAX_VARIANTS = 64
 
 
 @cache
@@ -43,7 +43,7 @@ def compile_norms_and_mlps(model: PreTrainedModel, **how: Any) -> None:
     """
     # The compiler itself looks at this attribute of activations, and torch warns of it.
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_VARIANTS)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_VARIANTS)
     for module in model.modules():
         if type(module).__name__.endswith(("RMSNorm", "MLP")):
             module.compile(dynamic=True, **(how or {"options": INDUCTOR_OPTIONS}))

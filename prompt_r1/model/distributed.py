@@ -58,7 +58,7 @@ class Ranks:
     mesh: DeviceMesh | None = None  # the ranks over which weights are sharded; None: weights are not sharded
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         """Whether this is rank 0, which writes files and prints messages."""
         return self.rank == 0
 
@@ -100,7 +100,7 @@ class Ranks:
 
     def on_first_rank(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0, and return its result or raise its error on every rank."""
-        made = self.on_every_rank(lambda: make() if self.first else None)
+        made = self.on_every_rank(lambda: make() if self.is_first else None)
         return self.gather(made)[0]  # type: ignore[return-value]
 
     def sum_gradients(self, module: nn.Module) -> None:

@@ -7,7 +7,6 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -54,15 +53,17 @@ def import_function(
     function = import_object(name, where=flag)
     if not callable(function) or inspect.isclass(function):
         raise UsageError(f"{where}: not a function")
-    keywords = parameters_of(function).intersection(may_take)
-    with suppress(ValueError):  # A function that is written in C may have no signature.
-        try:
-            inspect.signature(function).bind(*takes, **dict.fromkeys(keywords))
-        except TypeError:
-            arguments = f"{len(takes)} arguments, " if len(takes) > 1 else "1 argument, "
-            also = f", and may take {', '.join(may_take)}" if may_take else ""
-            raise UsageError(f"{where}: must take {arguments}{' and '.join(takes)}{also}") from None
-    assert callable(function)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # A function that is written in C may have no signature. Then it is not checked.
+        return function
+    keywords = signature.parameters.keys() & set(may_take)
+    try:
+        signature.bind(*takes, **dict.fromkeys(keywords))
+    except TypeError:
+        arguments = "1 argument" if len(takes) == 1 else f"{len(takes)} arguments"
+        also = f", and may take {', '.join(may_take)}" if may_take else ""
+        raise UsageError(f"{where}: must take {arguments}, {' and '.join(takes)}{also}") from None
     return function
 
 

@@ -240,7 +240,7 @@ def resumable_writes(folder: Path, ranks: Ranks) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, dcp.CheckpointException) as error:
-        if ranks.first:
+        if ranks.is_first:
             files.remove_leftovers(folder.parent)
         cause = _cause(error)
         reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else first_line(cause)

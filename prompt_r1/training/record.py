@@ -181,7 +181,7 @@ class Record:
     def update_report(self) -> None:
         """Write report.html. A failure does not stop the run, because the report can be made later."""
         run = self.run
-        if not run.ranks.first:
+        if not run.ranks.is_first:
             return
         from prompt_r1.training.report import write_report  # It imports jinja2, which is slow.
 

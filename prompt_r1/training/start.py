@@ -97,7 +97,7 @@ def open_parts(
     games_per_step = len(questions.of_rank(1, ranks)) * config.group_size
     log = Log(
         folder,
-        first=ranks.first,
+        first=ranks.is_first,
         games=config.steps * games_per_step,
         priced=any(config.env_price),
         wandb=config.wandb,

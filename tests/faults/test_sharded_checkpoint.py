@@ -59,7 +59,7 @@ def train_or_resume(rank: int, count: int, parallel: str, port: int, folder: Pat
         newest = ranks.on_first_rank(lambda: newest_checkpoint(folder, say=print))
         step += load_checkpoint(newest, policy, optimizer, config, ranks).trained_step
     tensors = {name: full_tensor(tensor).clone() for name, tensor in tensors_of(policy, optimizer).items()}
-    if begins and ranks.first:
+    if begins and ranks.is_first:
         torch.save(tensors, folder / "tensors.pt")
     ranks.barrier()
     saved = torch.load(folder / "tensors.pt")
