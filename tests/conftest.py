@@ -14,9 +14,9 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests compare what a CPU computes
 import hypothesis
 import pytest
 
-# The time of an example depends on the load of the machine: no deadline.
-hypothesis.settings.register_profile("no-deadline", deadline=None)
-hypothesis.settings.load_profile("no-deadline")
+# Every run tries the same examples. Their time depends on the load of the machine, so there is no deadline.
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("suite")
 
 
 # torch is imported in the fixtures: the process that only distributes the tests does not need it.

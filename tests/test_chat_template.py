@@ -74,13 +74,13 @@ def test_a_turn_ends_at_the_templates_control_token(name, tokenizer_name):
 @pytest.mark.parametrize("name", THINKING)
 def test_a_game_can_earn_the_full_reward_where_the_template_opens_the_think_block(name, tokenizer_name):
     """A bug: `parse` found no opening tag in any turn, so that the gate stayed shut for ever."""
-    game = play_game(codec_of(name, tokenizer_name))
+    game = play_two_turns(codec_of(name, tokenizer_name))
     assert [turn.action.think for turn in game.turns] == ["hm", "so"] and game.stop == "answered"
     assert all(turn.action.clean for turn in game.turns)
     assert score(game, rule=RULES["release"]).total == 1.0
 
 
-def play_game(codec: Codec) -> Trajectory:
+def play_two_turns(codec: Codec) -> Trajectory:
     """A game of two turns, in which the agent closes the think block that the template has opened."""
     turns = [
         "hm</think>\n<interaction_prompt>Who?</interaction_prompt>",

@@ -64,15 +64,10 @@ def test_parse_reads_ugly_turns_as_the_table_says(text, think, prompt, answer, c
 
 @pytest.mark.parametrize("tags", [TAGS, ("<think>",), ("<answer>", "</think>"), ("<think></think><answer>",)])
 def test_parse_takes_linear_time_on_two_hundred_thousand_tags(tags):
-    text = "".join(tags) * (200_000 // len(tags))
-    parse("warm up")
-    assert min(seconds_to_parse(text) for _ in range(3)) < 0.05
-
-
-def seconds_to_parse(text: str) -> float:
+    """It takes milliseconds. Looking for each tag's partner anew would take minutes."""
     begin = time.perf_counter()
-    parse(text)
-    return time.perf_counter() - begin
+    parse("".join(tags) * (200_000 // len(tags)))
+    assert time.perf_counter() - begin < 5
 
 
 def codec() -> Codec:

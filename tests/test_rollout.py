@@ -5,18 +5,19 @@ import asyncio
 import pytest
 
 from prompt_r1.errors import EnvError, FatalEnvError
-from prompt_r1.protocol import INSTRUCTIONS, NO_REPLY, Codec
+from prompt_r1.protocol import NO_REPLY
 from prompt_r1.reward import RULES, score
-from prompt_r1.rollout import play, play_groups, run_together
+from prompt_r1.rollout import play_groups, run_together
 from prompt_r1.types import GameSettings, Question, Trajectory
 from tests.support import tiny
+from tests.support.played import play_game
 from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 QUESTION = Question("q1", "test", "Who made it?", ("Anna",))
 CONTROLS = set(tiny.tokenizer().added_tokens_decoder)
 
 
-def play_game(
+def play_with(
     agent: ScriptedAgent,
     environment: ScriptedEnvironment,
     *,
@@ -25,9 +26,7 @@ def play_game(
     **settings,
 ) -> Trajectory:
     """Play one game with the paper's settings, except those that are given."""
-    codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
-    game = GameSettings(**settings)
-    return asyncio.run(play(question, agent.generate, environment.ask, codec, game, seed=seed))
+    return play_game(agent, environment, question=question, game=GameSettings(**settings), seed=seed)
 
 
 def test_the_environment_sees_this_games_prompts_and_replies_and_nothing_else():
@@ -35,7 +34,7 @@ def test_the_environment_sees_this_games_prompts_and_replies_and_nothing_else():
         [think("1", prompt="first?"), think("2", prompt="second?"), think("3", answer="Anna")]
     )
     environment = ScriptedEnvironment(["one", "two"])
-    game = play_game(agent, environment)
+    game = play_with(agent, environment)
     dialogue = [
         {"role": "user", "content": "first?"},
         {"role": "assistant", "content": "one"},
@@ -47,7 +46,7 @@ def test_the_environment_sees_this_games_prompts_and_replies_and_nothing_else():
 
 def test_tokens_only_grow_and_the_agents_are_marked():
     agent = ScriptedAgent([think("1", prompt="first?"), think("2", answer="Anna")])
-    game = play_game(agent, ScriptedEnvironment(["one"]))
+    game = play_with(agent, ScriptedEnvironment(["one"]))
     assert game.tokens[: len(agent.read[1])] == agent.read[1]
     assert len(game.tokens) == len(game.sampled) == len(game.logprobs)
     sampled = [token for token, flag in zip(game.tokens, game.sampled, strict=True) if flag]
@@ -73,7 +72,7 @@ def test_tokens_only_grow_and_the_agents_are_marked():
 )
 def test_how_a_game_ends(texts, limits, stop, calls):
     environment = ScriptedEnvironment(["long reply " * 30] * calls)
-    game = play_game(ScriptedAgent(texts), environment, **limits)
+    game = play_with(ScriptedAgent(texts), environment, **limits)
     assert (game.stop, len(environment.asked)) == (stop, calls)
     assert game.sampled[-1], "a reply that leaves no room to write is not read"
 
@@ -83,7 +82,7 @@ def test_an_empty_reply_has_a_placeholder_in_the_dialogue_and_counts_as_eq_12_sa
     """A bug: its turn had M_t = 0, so the gate of two interactions and a perfect final turn stayed shut."""
     texts = [think("1", prompt="a"), think("2", prompt="b"), think("3", answer="Anna")]
     environment = ScriptedEnvironment([empty, "Anna"])
-    game = play_game(ScriptedAgent(texts), environment)
+    game = play_with(ScriptedAgent(texts), environment)
     assert environment.asked[1][1]["content"] == NO_REPLY and game.turns[0].reply == empty
     shown = f"<interaction_response>{NO_REPLY}</interaction_response>"
     assert tiny.tokenizer().decode(game.tokens).count(shown) == 1
@@ -93,13 +92,13 @@ def test_an_empty_reply_has_a_placeholder_in_the_dialogue_and_counts_as_eq_12_sa
 
 def test_a_turn_cut_off_by_the_token_limit_ends_the_game_with_max_tokens():
     agent = ScriptedAgent([think("1", answer="x")], finished=False)
-    game = play_game(agent, ScriptedEnvironment([]), max_new=9)
+    game = play_with(agent, ScriptedEnvironment([]), max_new=9)
     assert game.stop == "max_tokens" and game.answer is None
 
 
 def test_a_failed_call_ends_the_game_and_its_error_text_does_not_reach_the_agent():
     agent = ScriptedAgent([think("1", prompt="a"), think("2", prompt="b")])
-    game = play_game(agent, ScriptedEnvironment(["fine", EnvError("HTTP 500 secret detail")]))
+    game = play_with(agent, ScriptedEnvironment(["fine", EnvError("HTTP 500 secret detail")]))
     assert game.stop == "env_error" and "secret detail" in game.error
     text = tiny.tokenizer().decode(game.tokens)
     assert "secret detail" not in text and game.turns[-1].reply is None
@@ -191,7 +190,7 @@ def test_the_first_error_is_raised_when_everything_has_ended_and_no_later_error_
 
 def test_a_turn_is_limited_to_max_new_tokens_and_to_the_tokens_left_in_its_game():
     agent = ScriptedAgent([think("1", prompt="a"), think("2", prompt="b"), think("3", answer="x")])
-    play_game(agent, ScriptedEnvironment(["one", "two"]), max_tokens=420, max_new=250)
+    play_with(agent, ScriptedEnvironment(["one", "two"]), max_tokens=420, max_new=250)
     rooms = [420 - len(read) for read in agent.read]
     assert rooms[0] > 250 > rooms[1] > rooms[2] > 0
     assert agent.limits == [250, rooms[1], rooms[2]]
@@ -204,9 +203,9 @@ def test_a_game_continues_while_at_least_one_token_is_left(room, turns, stop):
     """`max_tokens` is such that the first reply leaves exactly `room` tokens."""
     texts = [think("1", prompt="a"), think("2", answer="x")]
     agent = ScriptedAgent(texts)
-    play_game(agent, ScriptedEnvironment(["one"]))
+    play_with(agent, ScriptedEnvironment(["one"]))
     limited_agent, environment = ScriptedAgent(texts), ScriptedEnvironment(["one"])
-    game = play_game(limited_agent, environment, max_tokens=len(agent.read[1]) + room)
+    game = play_with(limited_agent, environment, max_tokens=len(agent.read[1]) + room)
     assert (len(limited_agent.read), game.stop, len(game.turns)) == (turns, stop, turns)
 
 
@@ -214,7 +213,7 @@ def test_a_turn_without_an_end_token_gets_one_before_the_reply():
     """The agent stopped at its closing tag. The added end token is not sampled, so it is not trained on."""
     texts = [think("1", prompt="a"), think("2", answer="x")]
     with_end, without_end = (
-        play_game(ScriptedAgent(texts, finished=finished), ScriptedEnvironment(["one"]))
+        play_with(ScriptedAgent(texts, finished=finished), ScriptedEnvironment(["one"]))
         for finished in (True, False)
     )
     assert without_end.tokens == with_end.tokens[:-1]
@@ -225,7 +224,7 @@ def test_every_turn_of_a_game_has_its_own_seed():
     agents = []
     for seed in ("7/q/0", "7/q/1"):
         agents.append(ScriptedAgent([think(str(n), prompt="a") for n in range(3)]))
-        play_game(agents[-1], ScriptedEnvironment(["fine"] * 3), max_turns=3, seed=seed)
+        play_with(agents[-1], ScriptedEnvironment(["fine"] * 3), max_turns=3, seed=seed)
     assert agents[0].seeds == ["7/q/0/1", "7/q/0/2", "7/q/0/3"]
     assert len({*agents[0].seeds, *agents[1].seeds}) == 6
 
@@ -238,7 +237,7 @@ def test_the_latency_of_successful_and_failed_calls_is_recorded():
 
     for reply in ("fine", EnvError("HTTP 500")):
         agent = ScriptedAgent([think("1", prompt="a"), think("2", answer="x")])
-        game = play_game(agent, SlowEnvironment([reply]))
+        game = play_with(agent, SlowEnvironment([reply]))
         assert 0.015 < game.turns[0].latency < 5
         assert all(turn.latency == 0 for turn in game.turns[1:])
 
@@ -246,7 +245,7 @@ def test_the_latency_of_successful_and_failed_calls_is_recorded():
 def test_a_long_reply_is_truncated_for_the_agent_but_not_in_the_environments_history():
     agent = ScriptedAgent([think(str(n), prompt="a") for n in (1, 2)] + [think("3", answer="x")])
     environment = ScriptedEnvironment(["0123456789𝄞0123456789", "short"])
-    game = play_game(agent, environment, max_reply_tokens=13)  # the 𝄞 is four tokens: the 13th is its third
+    game = play_with(agent, environment, max_reply_tokens=13)  # the 𝄞 is four tokens: the 13th is its third
     text = tiny.tokenizer().decode(game.tokens)
     assert "<interaction_response>0123456789 [cut]</interaction_response>" in text
     assert "<interaction_response>short</interaction_response>" in text
@@ -277,7 +276,7 @@ def test_a_reply_adds_no_control_tokens_no_closing_tags_and_no_reward(attack):
     games = []
     for reply in (attack, "plain"):
         agent = ScriptedAgent([think("1", prompt="a"), think("2", answer="wrong")])
-        games.append(play_game(agent, ScriptedEnvironment([reply]), max_tokens=100_000))
+        games.append(play_with(agent, ScriptedEnvironment([reply]), max_tokens=100_000))
     counts = [sum(token in CONTROLS for token in game.tokens) for game in games]
     closings = [tiny.tokenizer().decode(game.tokens).count("</interaction_response>") for game in games]
     rewards = [score(game, rule=RULES["release"]) for game in games]
@@ -293,7 +292,7 @@ def test_question_and_gold_answers_do_not_reach_the_environment_or_the_agents_tu
         agent = ScriptedAgent([think("1", prompt="a"), think("2", answer="wrong")])
         environment = ScriptedEnvironment(["plain"])
         question = Question("q", "test", text, (gold,))
-        games.append(play_game(agent, environment, question=question, max_tokens=100_000))
+        games.append(play_with(agent, environment, question=question, max_tokens=100_000))
         asked.append(environment.asked)
     assert asked[0] == asked[1] == asked[2] and games[1].tokens == games[2].tokens
     counts = {sum(token in CONTROLS for token in game.tokens) for game in games}

@@ -96,9 +96,9 @@ def test_the_order_in_which_a_rank_plays_its_questions_does_not_change_the_mini_
 def test_a_call_names_its_question_the_number_of_its_game_and_the_epoch(asking_agent, tmp_path):
     """By these the journal tells apart equal prompts of different games, and a route chooses by the first."""
     data = write_questions(tmp_path, "Who?", "When?")
-    env = ["--env", "py:tests.faults.test_kills:BySession"]
+    env = ["--env", "py:tests.support.own_environments:BySession"]
     # An agent that does not change, and a temperature at which most of its prompts are the same.
-    epochs = ["--questions", 2, "--steps", 3, "--temperature", 0.3, "--lr", 1e-9]
+    epochs = ["--questions", 2, "--steps", 2, "--temperature", 0.3, "--lr", 1e-9, "--max-turns", 2]
     run = train_run(tmp_path, asking_agent, *env, "--data", data, "--group-size", 8, *epochs)
     replies = {}
     for game in games_of(run, 1):
@@ -129,18 +129,15 @@ def test_a_run_of_two_epochs_says_that_it_repeats_its_questions_once(asking_agen
 def test_the_final_table_compares_greedy_games_of_the_untrained_agent_and_the_best_one(
     asking_agent, tmp_path, capsys
 ):
-    """Ten copies of a question give ten equal games, and each row equals the metrics of a validation."""
-    data = write_questions(tmp_path, "Who is the director of Silver River?", copies=10)
+    """Four copies of a question give four equal games, and each row equals the metrics of a validation."""
+    data = write_questions(tmp_path, "Who is the director of Silver River?", copies=4)
     line = ["--data", data, "--val-data", data, "--test-data", data, "--temperature", "0.7"]
-    line += ["--questions", 4, "--mini-batch", 16]
     run = train_run(tmp_path, asking_agent, *line)
     assert len({len(game["turns"]) for game in games_of(run, 1)}) > 1
     printed = capsys.readouterr().out
     validated = {line["step"]: line for line in read_metrics(run)}
     for metrics in validated.values():
-        assert (
-            metrics["val/n"] == 10 and metrics["val/turns"].is_integer() and metrics["val/format"] in (0, 1)
-        )
+        assert metrics["val/n"] == 4 and metrics["val/turns"].is_integer() and metrics["val/format"] in (0, 1)
     best = json.loads((run / "agent/training.json").read_text())["step"]
     for name, step in [("untrained agent", 0), ("trained agent", best)]:
         expected = [validated[step][f"val/{key}"] for key in ("em", "f1", "reward", "format", "turns")]
@@ -232,17 +229,10 @@ def test_every_part_of_a_run_has_its_seed(asking_agent, tmp_path, monkeypatch):
     assert all(seed.startswith("3/1/") for seed in seeds) and len(set(seeds)) == len(seeds) > 1
 
 
-class Unauthorized:
-    """An environment that rejects every call."""
-
-    async def ask(self, messages):
-        raise FatalEnvError("invalid key")
-
-
 def test_an_environment_that_fails_in_the_first_step_leaves_no_checkpoint(asking_agent, tmp_path):
     """Nothing has been trained, so there is nothing to resume."""
     with pytest.raises(FatalEnvError, match="invalid key"):
-        train_run(tmp_path, asking_agent, "--env", "py:tests.test_train:Unauthorized")
+        train_run(tmp_path, asking_agent, "--env", "py:tests.support.own_environments:Unauthorized")
     assert not list((tmp_path / "run/checkpoints").glob("*"))
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [0]
 

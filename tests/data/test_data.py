@@ -22,6 +22,7 @@ from prompt_r1.miniworld.questions import TRAINING_MIX, mini_questions
 from prompt_r1.types import Question
 from tests.support.paths import PUBLISHED
 from tests.support.published import parquet, published_row
+from tests.support.questions import ids
 
 
 def jsonl(folder: Path, *rows: object) -> Path:
@@ -354,10 +355,6 @@ def test_all_published_test_files_load() -> None:
 
 
 QUESTIONS = [Question(str(number), "d", f"Question {number}?", ("x",)) for number in range(10)]
-
-
-def ids(questions: list[Question]) -> list[str]:
-    return [question.id for question in questions]
 
 
 def test_the_digest_depends_on_the_questions_their_answers_and_their_order() -> None:

@@ -35,7 +35,7 @@ from tests.support import tiny
 from tests.support.exports import locked
 from tests.support.games import CPU, ONE_RANK, Learner, record_logprobs_of, siblings
 from tests.support.json_server import free_ports
-from tests.training.thread_ranks import on_each_rank
+from tests.support.thread_ranks import on_each_rank
 
 GSPO = "examples.losses:gspo"
 GROUP_SIZE = 4

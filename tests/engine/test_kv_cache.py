@@ -17,8 +17,8 @@ from prompt_r1.engine.kv_cache import (
     can_use_flash,
 )
 from prompt_r1.errors import UsageError
-from tests.model.test_attention import naive_attention
 from tests.support import tiny
+from tests.support.naive_attention import naive_attention
 
 LENGTHS = (37, 16, 5, 1)  # tokens of the sequences, the new ones included
 NEW = (1, 7, 5, 1)

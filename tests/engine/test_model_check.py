@@ -13,7 +13,6 @@ from prompt_r1.model.attention import UnsupportedAttention, attend
 from prompt_r1.model.loading import load_policy, longest_game
 from prompt_r1.model.packing import Packed, pack
 from prompt_r1.model.policy import Policy
-from tests.model.test_model_types import LONG_ROPE
 from tests.support import tiny
 from tests.support.games import CPU, naive_logprobs, siblings, small_games
 
@@ -115,7 +114,7 @@ def test_an_unknown_keyword_of_attention_is_refused_unless_it_is_none():
     "rope",
     [
         {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0},
-        LONG_ROPE | {"original_max_position_embeddings": 64},
+        tiny.LONG_ROPE | {"original_max_position_embeddings": 64},
     ],
 )
 def test_rope_that_depends_on_the_length_is_refused_past_the_original_context(tmp_path, rope):

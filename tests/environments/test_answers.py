@@ -481,7 +481,7 @@ def test_a_value_that_is_wrong_is_refused_and_no_field_is_dropped(body: object) 
     assert follows == "refused"
 
 
-@settings(max_examples=100, derandomize=True)
+@settings(max_examples=100)
 @given(st.integers(100, 599), st.binary() | JSON_BODIES)
 def test_any_response_is_a_reply_or_a_sentence(status: int, body: bytes) -> None:
     came = read_body(status, body)
@@ -489,7 +489,6 @@ def test_any_response_is_a_reply_or_a_sentence(status: int, body: bytes) -> None
 
 
 @given(st.text())
-@settings(derandomize=True)
 def test_any_retry_after_header_can_be_read(value: str) -> None:
     wait = requested_wait({"retry-after": value, "retry-after-ms": value}, now=NOW)
     assert wait is None or 0 < wait <= 120

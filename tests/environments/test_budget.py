@@ -13,13 +13,13 @@ from prompt_r1.environments.sources import Busy, Caller, Refused, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.types import Message, Spending
 from tests.support.at_once import at_once
-from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
-from tests.support.providers import Provider, body_of, endpoint, error_of, open_environment
+from tests.support.counting import PRICE, CountingSource, environment
+from tests.support.providers import HELLO, Provider, ask, body_of, endpoint, error_of, open_environment, reply
 
 
 def forty_calls(asked: Environment) -> list[str | BaseException]:
     """The reply or the exception of each of forty concurrent calls."""
-    calls = (text_of(asked, sample=number) for number in range(40))
+    calls = (reply(asked, sample=number) for number in range(40))
     return at_once(calls, seconds=5, return_exceptions=True)  # one that is never released blocks the others
 
 
@@ -174,7 +174,7 @@ def test_a_reply_without_believable_usage_is_in_the_budget_at_its_estimate(usage
     response = httpx.Response(200, json={**body, **usage})
     asked = environment(endpoint(Provider(response), system="Be brief."), price=PRICE)
     ask(asked)
-    assert asked.budget.spent == Spending(1, 5, 6, pytest.approx(65e-6))  # a token has three characters
+    assert asked.budget.spent == Spending(1, 10, 6, pytest.approx(70e-6))  # a token has three characters
 
 
 def test_a_request_that_is_refused_for_its_content_costs_no_tokens() -> None:
@@ -201,8 +201,8 @@ def test_an_exhausted_budget_raises_resumable_and_is_still_exhausted_after_a_res
 
 async def cancel_first(asked: Environment) -> str:
     """Cancel the first of two calls while it runs, and return the reply to the second."""
-    first = asyncio.create_task(text_of(asked))
-    second = asyncio.create_task(text_of(asked, sample=1))
+    first = asyncio.create_task(reply(asked))
+    second = asyncio.create_task(reply(asked, sample=1))
     while not asked.members[0].source.running:
         await asyncio.sleep(0)
     first.cancel()

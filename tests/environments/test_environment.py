@@ -9,8 +9,8 @@ from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.environments.sources import Refused, Reply
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Message
-from tests.support.counting import HELLO, CountingSource, environment
-from tests.support.providers import open_environment
+from tests.support.counting import CountingSource, environment
+from tests.support.providers import HELLO, open_environment
 
 DOWN = EnvError("large did not reply: HTTP 500")
 REFUSED = Refused("HTTP 400: Content Exists Risk")

@@ -18,7 +18,8 @@ from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.programs import files
 from prompt_r1.types import Message, Spending
 from tests.support.at_once import at_once
-from tests.support.counting import HELLO, PRICE, CountingSource, ask, environment, text_of
+from tests.support.counting import PRICE, CountingSource, environment
+from tests.support.providers import HELLO, ask, reply
 
 
 def test_calls_share_a_reply_only_where_nothing_that_shapes_it_differs(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_calls_share_a_reply_only_where_nothing_that_shapes_it_differs(tmp_path:
 def test_equal_concurrent_calls_are_paid_for_once_if_there_is_a_journal(has_journal, tmp_path) -> None:
     """A bug: without one, the second call replaced the first in the table of running calls: KeyError."""
     asked = environment(CountingSource(), folder=tmp_path if has_journal else None)
-    both = at_once(text_of(asked) for _ in range(2))
+    both = at_once(reply(asked) for _ in range(2))
     assert both == ["reply 1", "reply 1" if has_journal else "reply 2"]
 
 
@@ -62,7 +63,7 @@ def test_of_many_that_wait_for_a_call_that_is_cancelled_one_is_sent_and_the_othe
     asked = environment(source, folder=tmp_path)
 
     async def cancel_first() -> list[str]:
-        games = [asyncio.create_task(text_of(asked)) for _ in range(4)]
+        games = [asyncio.create_task(reply(asked)) for _ in range(4)]
         await asyncio.sleep(0)
         games[0].cancel()
         return await asyncio.gather(*games[1:])
@@ -93,8 +94,8 @@ def test_a_kill_at_any_byte_of_the_journal_loses_no_reply_and_hides_no_cost(tmp_
     """What was recorded is not sent again; a call that the kill cut off is charged at its estimate."""
     whole = recorded(tmp_path / "whole")
     estimate = environment(CountingSource(max_tokens=20)).members[0].estimate(HELLO)
-    reply, failed = PRICE.of_call(10, 5), Spending(1)
-    charges = [reply, failed, reply, reply]
+    paid, failed = PRICE.of_call(10, 5), Spending(1)
+    charges = [paid, failed, paid, paid]
     ends = [number for number, byte in enumerate(whole) if byte == ord("\n")]
     assert len(ends) == 8
     places = {0, *(end + step for end in ends for step in (-3, 0, 1))}
@@ -226,7 +227,7 @@ def test_a_disk_that_stays_full_loses_no_reply_that_was_paid(room: int, tmp_path
     asked = environment(CountingSource(concurrency=8), folder=tmp_path)
     with monkeypatch.context() as full:
         full.setattr(files.os, "write", write_while_there_is_room)
-        calls = [text_of(asked, sample=sample) for sample in range(30)]
+        calls = [reply(asked, sample=sample) for sample in range(30)]
         ended = at_once(calls, return_exceptions=True)
     assert {type(one) for one in ended if not isinstance(one, str)} == {OSError}
     again = CountingSource()

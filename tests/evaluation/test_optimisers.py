@@ -395,7 +395,7 @@ def test_a_dataset_needs_training_and_validation_questions_for_a_search_of_its_o
 
 
 @pytest.fixture
-def endpoint() -> Iterator[tuple[str, list[dict]]]:
+def wrong_endpoint() -> Iterator[tuple[str, list[dict]]]:
     """An endpoint that answers every question wrongly, and the bodies that were sent to it."""
     bodies: list[dict] = []
 
@@ -411,9 +411,11 @@ def endpoint() -> Iterator[tuple[str, list[dict]]]:
 
 
 @pytest.mark.parametrize("own", [{}, {"temperature": 0.7, "max_tokens": 64}])
-def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(endpoint, tmp_path, own, monkeypatch):
+def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(
+    wrong_endpoint, tmp_path, own, monkeypatch
+):
     """A bug: the task calls of the optimisers had no temperature, and --env-args was one for all methods."""
-    spec, bodies = endpoint
+    spec, bodies = wrong_endpoint
     monkeypatch.setattr(methods, "PromptSearch", search := Mock(wraps=PromptSearch))
     file = tmp_path / "one.jsonl"
     file.write_text(json.dumps({"id": "1", "question": "Who?", "answers": ["Anna"]}) + "\n")

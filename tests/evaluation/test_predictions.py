@@ -18,7 +18,7 @@ from prompt_r1.evaluation.predictions import (
     to_row,
 )
 from prompt_r1.types import Spending
-from tests.evaluation.predictions import DIRECT, predict, question_of
+from tests.support.predictions import DIRECT, predict, question_of
 
 
 def write(path: Path, *predictions: Prediction) -> None:

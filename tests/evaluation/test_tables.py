@@ -18,8 +18,8 @@ from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.scores import micro_means, score_predictions
 from prompt_r1.evaluation.tables import paper_tables, terminal_table, write_results
 from prompt_r1.types import Spending
-from tests.evaluation.predictions import DIRECT, predict, predict_all, question_of
 from tests.support.paths import SHARED
+from tests.support.predictions import DIRECT, predict, predict_all, question_of
 
 PAPER_TEXT = SHARED / "paper" / "paper_full_text.txt"
 DATASETS = (*TRAINED, *OUT_OF_DISTRIBUTION)

@@ -10,7 +10,7 @@ import pytest
 from examples.turn_advantages import LAMBDA, by_turn
 from prompt_r1.types import Question, ScoredGame
 from tests.support.paths import ROOT
-from tests.support.played import play_game
+from tests.support.played import play_script
 from tests.support.tiny import think
 
 QUESTION = Question("q", "d", "Who?", answers=("Anna",))
@@ -20,7 +20,7 @@ ANSWER = think("so", answer="Bob")
 
 
 def game_of(advantage: float, *turns: str, replies: Sequence[str] = ("Anna.",) * 3) -> ScoredGame:
-    return ScoredGame(play_game(QUESTION, turns, list(replies)), None, advantage)
+    return ScoredGame(play_script(QUESTION, turns, list(replies)), None, advantage)
 
 
 def test_a_turn_is_compared_with_the_same_turn_of_the_games_that_ask_in_it():

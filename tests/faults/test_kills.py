@@ -62,17 +62,9 @@ def missed_phases(phases_hit: Counter[str]) -> list[str]:
     return [phases[0] for phases in PHASES_TO_HIT if not any(phases_hit[phase] for phase in phases)]
 
 
-BY_SESSION = "py:tests.faults.test_kills:BySession"
-
-
-class BySession:
-    """An environment of one's own, whose replies differ from game to game."""
-
-    async def ask(self, messages, session, sample, seed):
-        return f"Anna, says {session} in game {sample} of run {seed} after {len(messages)} messages."
-
-
-@pytest.mark.parametrize(("env", "phase"), [(BY_SESSION, "save"), ("hf:", "rollout")])
+@pytest.mark.parametrize(
+    ("env", "phase"), [("py:tests.support.own_environments:BySession", "save"), ("hf:", "rollout")]
+)
 def test_a_killed_run_with_an_environment_that_takes_sessions_or_a_model_ends_the_same(
     harness, arguments, tmp_path, asking_agent, env, phase
 ):

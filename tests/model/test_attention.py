@@ -8,24 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from prompt_r1.model import attention
 from prompt_r1.model.attention import attend, attend_in_window
 from prompt_r1.model.packing import Group, Packed, pack
 from tests.support.games import CPU, siblings
-
-
-def naive_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-    """One query and one head at a time."""
-    out, cached = torch.empty_like(query), key.shape[1] - query.shape[1]
-    for head in range(len(query)):
-        own = head // (len(query) // len(key))
-        for row in range(query.shape[1]):
-            visible = slice(max(0, cached + row + 1 - (window or 1000)), cached + row + 1)
-            shares = (key[own, visible] @ query[head, row] * scale).softmax(0)
-            out[head, row] = shares @ value[own, visible]
-    return out
+from tests.support.naive_attention import naive_attention
 
 
 @pytest.mark.parametrize("block", [5, 256])

@@ -13,18 +13,8 @@ from prompt_r1.model.lora import LoRA, adapters_of, adapters_removed, add_lora
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
 from tests.support import tiny
+from tests.support.adapters import TOKENS, with_random_adapters
 from tests.support.games import CPU, siblings
-
-TOKENS = torch.tensor([tiny.random_tokens(30, seed=1)])
-
-
-def with_random_adapters(model, *, rank: int = 8, alpha: float = 16):
-    """Add adapters whose B is not zero."""
-    add_lora(model, rank=rank, alpha=alpha)
-    generator = torch.Generator().manual_seed(1)
-    for layer in adapters_of(model).values():
-        torch.nn.init.normal_(layer.b, std=0.1, generator=generator)
-    return model
 
 
 def test_an_adapter_starts_with_the_initial_values_of_a_linear_layer():

@@ -21,7 +21,6 @@ from prompt_r1.types import Trajectory
 from tests.support import tiny
 from tests.support.games import CPU, naive_logprobs, play_with, small_games
 
-LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 # Variants of a type that its default config does not have. The keys are the names in the table.
 VARIANTS: dict[str, dict[str, object]] = {
     "cohere with larger logits": {"logit_scale": 0.3},
@@ -43,7 +42,7 @@ VARIANTS: dict[str, dict[str, object]] = {
         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
     },
     "phi3 with RoPE longrope": {
-        "rope_parameters": LONG_ROPE | {"original_max_position_embeddings": 64},
+        "rope_parameters": tiny.LONG_ROPE | {"original_max_position_embeddings": 64},
         "head_dim": 8,
     },
     "qwen2 with windows": {"use_sliding_window": True, "max_window_layers": 2},

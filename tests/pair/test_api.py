@@ -23,10 +23,10 @@ from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.types import Message, Question
-from tests.pair.running import echo_pair
 from tests.support.counting import CountingSource
 from tests.support.counting import environment as counted_environment
 from tests.support.echo_agent import EchoAgent, Shouting, paid_environment
+from tests.support.pair_server import echo_pair
 from tests.support.paths import ROOT
 from tests.support.providers import environment_of
 

@@ -6,9 +6,9 @@ import threading
 import httpx
 import pytest
 
-from tests.pair.running import chat_server, echo_pair, serving
 from tests.support.browser import CHROMIUM, browser
 from tests.support.echo_agent import EchoAgent, paid_environment
+from tests.support.pair_server import chat_server, echo_pair, serving_pair
 from tests.support.providers import environment_of
 
 needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium")
@@ -37,7 +37,7 @@ class Waiting:
 
 
 def test_the_page_needs_no_key_but_the_name_of_this_machine():
-    with serving(chat_server(key="secret")) as url:
+    with serving_pair(chat_server(key="secret")) as url:
         page = httpx.get(url.removesuffix("/v1"))
         assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
         policy = page.headers["content-security-policy"]
@@ -51,7 +51,7 @@ def test_the_page_shows_the_dialogue_while_it_is_played_and_then_answer_and_cost
     """By keyboard alone. Texts of models are shown as texts, whatever HTML they have."""
     environment = Waiting()
     question = "<img src=x onerror=\"document.title='run'\"> & who?"
-    with serving(chat_server(echo_pair(environment=environment_of(environment)))) as url:
+    with serving_pair(chat_server(echo_pair(environment=environment_of(environment)))) as url:
         chromium.open(url.removesuffix("v1"))
         chromium.wait_for("document.title === 'prompt-r1'")
         chromium.type(question)
@@ -74,7 +74,7 @@ def test_the_page_shows_the_dialogue_while_it_is_played_and_then_answer_and_cost
 @pytest.mark.slow
 def test_the_page_asks_for_the_key_of_the_server_and_shows_what_a_question_cost(chromium):
     pair = echo_pair(environment=paid_environment())
-    with serving(chat_server(pair, key="secret")) as url:
+    with serving_pair(chat_server(pair, key="secret")) as url:
         chromium.open(url.removesuffix("v1"))
         chromium.wait_for("!document.getElementById('key-row').hidden")
         chromium.type("Who?")
@@ -94,7 +94,7 @@ def test_the_page_asks_for_the_key_of_the_server_and_shows_what_a_question_cost(
 @pytest.mark.slow
 def test_escape_stops_the_game_on_the_server(chromium):
     chat = chat_server(echo_pair(EchoAgent(seconds=600)))
-    with serving(chat) as url:
+    with serving_pair(chat) as url:
         chromium.open(url.removesuffix("v1"))
         chromium.type("Who?")
         chromium.press("Enter")
@@ -115,7 +115,7 @@ def test_escape_stops_the_game_on_the_server(chromium):
 def test_the_page_fits_its_window_in_light_and_dark(chromium, width, scheme, tmp_path):
     """A long word is broken; the contrast of texts is at least 4.5, as WCAG AA asks."""
     question = "2: Who directed " + "Silent" * 40 + " and many other films of this invented world?"
-    with serving(chat_server()) as url:
+    with serving_pair(chat_server()) as url:
         chromium.show(width=width, scheme=scheme)
         chromium.open(url.removesuffix("v1"))
         chromium.type(question)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.pair.running import chat_server, serving
+from tests.support.pair_server import chat_server, serving_pair
 
 # Warnings of their dependencies are none of ours.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -16,7 +16,7 @@ QUESTION = "Who is it?"
 
 @pytest.fixture(scope="module")
 def url():
-    with serving(chat_server()) as url:
+    with serving_pair(chat_server()) as url:
         yield url
 
 

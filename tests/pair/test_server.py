@@ -18,8 +18,8 @@ import pytest
 from prompt_r1.errors import EnvError
 from prompt_r1.pair.playing import Limits
 from prompt_r1.pair.server import SPARE_CONNECTIONS, RequestLog
-from tests.pair.running import chat_server, echo_pair, serving
 from tests.support.echo_agent import EchoAgent, paid_environment
+from tests.support.pair_server import chat_server, echo_pair, serving_pair
 from tests.support.providers import environment_of
 
 MODEL = "prompt-r1"
@@ -28,7 +28,7 @@ HELLO = [{"role": "user", "content": "Who is Anna?"}]
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with serving(chat_server()) as started:
+    with serving_pair(chat_server()) as started:
         yield started
 
 
@@ -91,7 +91,7 @@ def test_every_event_of_a_stream_says_something(url):
 def test_a_request_samples_with_its_own_temperature_and_seed():
     """A bug: without a seed it was sampled with 0, not with that of `--seed`."""
     agent = EchoAgent()
-    with serving(chat_server(echo_pair(agent, seed=3, temperature=0.7))) as url:
+    with serving_pair(chat_server(echo_pair(agent, seed=3, temperature=0.7))) as url:
         for fields in ({}, {"temperature": 0, "seed": 3}, {"temperature": 1.5, "seed": 4}, {"seed": 0}):
             assert ask(url, **fields).status_code == 200
     seeds, temperatures, _ = zip(*agent.sampled_with[::2], strict=True)  # the first of two turns
@@ -134,7 +134,7 @@ def test_a_web_page_of_another_site_cannot_ask(url):
 
 
 def test_with_a_key_only_requests_that_have_it_are_answered():
-    with serving(chat_server(key="secret")) as url:
+    with serving_pair(chat_server(key="secret")) as url:
         with client_of(url, key="secret") as client:
             assert client.chat.completions.create(model=MODEL, messages=HELLO).choices[0].message.content
         with client_of(url, key="wrong") as client, pytest.raises(openai.AuthenticationError):
@@ -147,14 +147,14 @@ def test_with_a_key_only_requests_that_have_it_are_answered():
 
 def test_a_key_with_an_umlaut_is_accepted_as_curl_sends_it() -> None:
     """A bug: no request had the right key."""
-    with serving(chat_server(key="schlüssel")) as url:
+    with serving_pair(chat_server(key="schlüssel")) as url:
         headers = {"Authorization": "Bearer schlüssel".encode()}
         assert httpx.get(f"{url}/models", headers=headers).status_code == 200
 
 
 def test_a_full_server_answers_429_and_the_client_comes_back():
     agent = EchoAgent(seconds=0.2)
-    with serving(chat_server(echo_pair(agent), max_sessions=2)) as url:
+    with serving_pair(chat_server(echo_pair(agent), max_sessions=2)) as url:
         with ThreadPoolExecutor() as clients:
             responses = list(clients.map(ask, [url] * 3))
         assert sorted(response.status_code for response in responses) == [200, 200, 429]
@@ -183,7 +183,7 @@ def test_a_failed_environment_is_an_error_with_a_type_and_never_an_answer(
     error, kind, sentence, capfd, caplog
 ):
     """A bug: the error left the application, and the log had 40 lines of traceback."""
-    with serving(chat_server(echo_pair(environment=environment_of(Failing(error))))) as url:
+    with serving_pair(chat_server(echo_pair(environment=environment_of(Failing(error))))) as url:
         response = ask(url)
         assert response.status_code == 502 and response.json()["error"]["type"] == kind
         assert sentence in response.json()["error"]["message"]
@@ -203,7 +203,7 @@ def test_a_bug_is_logged_with_its_traceback_but_without_keys(monkeypatch, caplog
         async def generate(self, tokens, **options):
             raise ZeroDivisionError("sent sk-0123456789abcdef")
 
-    with serving(chat_server(echo_pair(Broken()))) as url:
+    with serving_pair(chat_server(echo_pair(Broken()))) as url:
         response = ask(url)
     assert response.status_code == 500 and response.json()["error"]["type"] == "internal_error"
     assert "the server's log has the traceback" in response.json()["error"]["message"]
@@ -214,7 +214,7 @@ def test_each_request_is_logged_as_one_line(monkeypatch, caplog):
     """Also an expected error, and without what could be a secret or move the cursor of a terminal."""
     monkeypatch.setenv("PROMPT_R1_API_KEY", "a-long-server-key")
     caplog.set_level(logging.INFO, "prompt_r1.pair.server")
-    with serving(chat_server(key="a-long-server-key", limits=Limits(turns=1))) as url:
+    with serving_pair(chat_server(key="a-long-server-key", limits=Limits(turns=1))) as url:
         headers = {"Authorization": "Bearer a-long-server-key"}
         body = {"model": MODEL, "messages": HELLO}
         post(url, body, **headers)
@@ -243,7 +243,7 @@ def test_a_question_that_is_encoded_does_not_stop_the_server():
         return opening(question)
 
     agent.codec.opening = slow_opening
-    with serving(chat_server(echo_pair(agent))) as url, ThreadPoolExecutor() as clients:
+    with serving_pair(chat_server(echo_pair(agent))) as url, ThreadPoolExecutor() as clients:
         asked = clients.submit(ask, url)
         try:
             assert encoding.wait(20)
@@ -260,7 +260,7 @@ WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 
 def test_a_body_that_does_not_arrive_in_time_is_given_up():
     """A bug: 150 of them held their connections without end, also with a byte from time to time."""
-    with serving(chat_server(arrival_seconds=1)) as url, connect(url) as client:
+    with serving_pair(chat_server(arrival_seconds=1)) as url, connect(url) as client:
         client.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
         while not (received := read_for_a_moment(client)):
             client.sendall(b"x")
@@ -271,7 +271,7 @@ def test_a_body_that_does_not_arrive_in_time_is_given_up():
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat", HEAD], ids=["nothing", "half a line", "half a head"])
 def test_a_connection_without_a_whole_request_is_closed_in_time(sent):
     """A bug: half-sent requests held 150 descriptors without end."""
-    with serving(chat_server(arrival_seconds=1)) as url, connect(url) as client:
+    with serving_pair(chat_server(arrival_seconds=1)) as url, connect(url) as client:
         client.sendall(sent)
         client.settimeout(20)
         assert client.recv(10_000) == b"", "the connection was not closed"
@@ -281,7 +281,7 @@ def test_a_connection_without_a_whole_request_is_closed_in_time(sent):
 def test_two_requests_that_are_sent_at_once_are_both_answered():
     """A bug: the connection was closed under the second game, because its request had arrived before."""
     with (
-        serving(chat_server(echo_pair(EchoAgent(seconds=1)), arrival_seconds=1)) as url,
+        serving_pair(chat_server(echo_pair(EchoAgent(seconds=1)), arrival_seconds=1)) as url,
         connect(url) as client,
     ):
         client.sendall(WHOLE * 2)
@@ -294,7 +294,7 @@ def test_two_requests_that_are_sent_at_once_are_both_answered():
 
 
 def test_requests_beyond_the_most_connections_are_refused():
-    with serving(chat_server(max_sessions=1)) as url, ExitStack() as stack:
+    with serving_pair(chat_server(max_sessions=1)) as url, ExitStack() as stack:
         clients = [stack.enter_context(connect(url)) for _ in range(SPARE_CONNECTIONS)]
         assert ask(url).status_code == 503
         clients.pop().close()
@@ -315,7 +315,7 @@ def read_for_a_moment(client: socket.socket) -> bytes:
 
 
 def test_no_question_makes_more_calls_than_the_server_allows():
-    with serving(chat_server(limits=Limits(turns=3))) as url:
+    with serving_pair(chat_server(limits=Limits(turns=3))) as url:
         reply = ask(url, "9: more than it may").json()
     assert reply["usage"]["environment"]["calls"] == 2
     choice = reply["choices"][0]
@@ -325,9 +325,9 @@ def test_no_question_makes_more_calls_than_the_server_allows():
 
 def test_limits_in_dollars_and_seconds_are_errors_that_the_client_does_not_repeat():
     pool = paid_environment(max_usd=0.1)
-    with serving(chat_server(echo_pair(EchoAgent(seconds=1.0)), limits=Limits(seconds=0.01))) as url:
+    with serving_pair(chat_server(echo_pair(EchoAgent(seconds=1.0)), limits=Limits(seconds=0.01))) as url:
         slow = ask(url)
-    with serving(chat_server(echo_pair(environment=pool), limits=Limits(usd=0.05))) as url:
+    with serving_pair(chat_server(echo_pair(environment=pool), limits=Limits(usd=0.05))) as url:
         assert ask(url, "1: a").json()["usage"]["environment"]["usd"] == pytest.approx(0.02)
         dear = ask(url, "3: a")
         statuses = [ask(url, "1: a").status_code for _ in range(3)]
@@ -364,7 +364,7 @@ def test_a_client_that_leaves_before_its_stream_is_read_pays_for_nothing():
 def test_a_client_that_disconnects_ends_its_game_quietly(capfd):
     """The server logged a traceback for each of them."""
     agent = EchoAgent(seconds=30)
-    with serving(chat_server(echo_pair(agent))) as url:
+    with serving_pair(chat_server(echo_pair(agent))) as url:
         for stream in (False, True):
             with pytest.raises(httpx.ReadTimeout):
                 body = {"model": MODEL, "messages": HELLO, "stream": stream}

@@ -12,7 +12,7 @@ from prompt_r1.reward import RULES, score, score_games
 from prompt_r1.settings.functions import import_advantages, import_metric, import_reward
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.types import Question, ScoredGame
-from tests.support.played import play_game
+from tests.support.played import play_script
 from tests.support.providers import attempt, open_environment
 from tests.support.tiny import think
 
@@ -93,7 +93,7 @@ def own(tmp_path, monkeypatch):
 
 def test_the_users_reward_replaces_the_papers_and_is_called_once_for_each_unbroken_game(own):
     question = Question("q", "d", "Who?", answers=("Anna",))
-    games = [play_game(question, GOOD_TURNS, [reply]) for reply in ("Anna.", EnvError("down"))]
+    games = [play_script(question, GOOD_TURNS, [reply]) for reply in ("Anna.", EnvError("down"))]
     own_rule = TrainConfig(rule="release", reward="own_code:frugal").reward_rule
     paper, own_reward = score(games[0], rule=RULES["release"]), score_games(games, rule=own_rule)
     assert paper.total == 1.0 and own_reward == [replace(paper, total=9.0), None]
@@ -124,7 +124,7 @@ def test_an_error_in_the_users_reward_is_one_sentence(own, name, sentence):
     (own / "typo.py").write_text("def f(:\n")
     (own / "crash.py").write_text("1 / 0\n")
     (own / "script.py").write_text("raise SystemExit('usage: TOKEN')\n")
-    game = play_game(Question("q", "d", "Who?", answers=("Anna",)), GOOD_TURNS, ["Anna."])
+    game = play_script(Question("q", "d", "Who?", answers=("Anna",)), GOOD_TURNS, ["Anna."])
     with pytest.raises(UsageError, match=f"^--reward.*{sentence}") as refused:
         score(game, rule=replace(RULES["release"], own=import_reward(name)))
     assert "\n" not in str(refused.value)
@@ -154,7 +154,7 @@ def test_an_error_in_the_users_environment_is_one_sentence(own):
 
 def two_games() -> list[ScoredGame]:
     """Games of two turns with their rewards and advantages."""
-    game = play_game(Question("q", "d", "Who?", answers=("Anna",)), GOOD_TURNS, ["Anna."])
+    game = play_script(Question("q", "d", "Who?", answers=("Anna",)), GOOD_TURNS, ["Anna."])
     reward = score(game, rule=RULES["release"])
     return [ScoredGame(game, reward, advantage) for advantage in (0.7, -0.7)]
 

@@ -9,7 +9,6 @@ from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Reply, Source
 from prompt_r1.types import Message
 
-HELLO: list[Message] = [{"role": "user", "content": "Where?"}]
 PRICE = Price(1.0, 10.0)  # dollars per million tokens
 
 
@@ -64,13 +63,3 @@ def environment(
     return Environment(
         sources, journal=journal, budget=budget, prices=[price] * len(sources), sleep=no_sleep, **options
     )
-
-
-async def text_of(asked: Environment, *, sample: int = 0) -> str:
-    """The reply's text of one call."""
-    return await asked.ask(HELLO, Caller("q1", sample))
-
-
-def ask(asked: Environment, *, sample: int = 0) -> str:
-    """The reply's text of one call, in an event loop of its own."""
-    return asyncio.run(text_of(asked, sample=sample))

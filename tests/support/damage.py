@@ -10,6 +10,16 @@ WRONG = [None, True, -1, 2.5, 10**400, "", "x" * 100_000, "\ud800\x1b[2J", [], [
 WRONG += [float("nan"), float("inf")]
 
 
+class Attack:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self):
+        return Path.write_text, (self.target, "executed")
+
+
 def flip_a_bit(path: Path, rng: random.Random) -> None:
     content = bytearray(path.read_bytes() or b"\0")
     content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)

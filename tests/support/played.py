@@ -30,11 +30,22 @@ HOSTILE = [
 GAME = GameSettings(max_turns=4, max_tokens=10**6, max_new=10**6, max_reply_tokens=0)
 
 
-def play_game(question: Question, texts: list[str], replies: list[str | EnvError]) -> Trajectory:
-    """One game in which the agent writes these texts and the environment gives these replies."""
-    agent, environment = ScriptedAgent(list(texts)), ScriptedEnvironment(list(replies))
+def play_game(
+    agent: ScriptedAgent,
+    environment: ScriptedEnvironment,
+    *,
+    question: Question,
+    game: GameSettings = GAME,
+    seed: str = "0",
+) -> Trajectory:
+    """One game of a scripted agent with a scripted environment."""
     codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
-    return asyncio.run(play(question, agent.generate, environment.ask, codec, GAME, seed="0"))
+    return asyncio.run(play(question, agent.generate, environment.ask, codec, game, seed=seed))
+
+
+def play_script(question: Question, texts: list[str], replies: list[str | EnvError]) -> Trajectory:
+    """One game in which the agent writes these texts and the environment gives these replies."""
+    return play_game(ScriptedAgent(texts), ScriptedEnvironment(replies), question=question)
 
 
 def group_of(question: Question, *, reply: str = "It is Anna.") -> list[Trajectory]:
@@ -42,8 +53,8 @@ def group_of(question: Question, *, reply: str = "It is Anna.") -> list[Trajecto
     right, wrong = think("so", answer=question.answers[0]), think("so", answer="nobody")
     bare = f"<answer>{question.answers[0]}</answer>"
     ask = think("hm", prompt="Who?")
-    games = [play_game(question, [ask, last], [reply]) for last in (right, wrong, bare)]
-    return [*games, play_game(question, [ask], [EnvError("HTTP 500")])]
+    games = [play_script(question, [ask, last], [reply]) for last in (right, wrong, bare)]
+    return [*games, play_script(question, [ask], [EnvError("HTTP 500")])]
 
 
 def write_run(folder: Path, groups_by_step: list[list[list[Trajectory]]]) -> Path:

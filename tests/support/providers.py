@@ -112,14 +112,14 @@ async def attempt(source: Source, messages: list[Message] = HELLO, *, sample: in
     return await source.attempt(messages, Caller("q", sample))
 
 
-async def reply(asked: Environment, messages: list[Message] = HELLO) -> str:
+async def reply(asked: Environment, messages: list[Message] = HELLO, *, sample: int = 0) -> str:
     """The text of one call. Raises as a game's call does."""
-    return await asked.ask(messages, Caller("q"))
+    return await asked.ask(messages, Caller("q", sample))
 
 
-def ask(asked: Environment, messages: list[Message] = HELLO) -> str:
+def ask(asked: Environment, messages: list[Message] = HELLO, *, sample: int = 0) -> str:
     """The text of one call, in an event loop of its own."""
-    return asyncio.run(reply(asked, messages))
+    return asyncio.run(reply(asked, messages, sample=sample))
 
 
 def environment_of(own: object) -> Environment:

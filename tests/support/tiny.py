@@ -112,6 +112,8 @@ SIZES: dict[str, object] = {
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
     "initializer_range": 0.2,
 }  # fmt: skip
+# Rotary embeddings that are scaled by one factor in short sequences, and by another in long ones.
+LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 # Fields whose default is None, but which have other values in published models.
 OPTIONAL = {"num_key_value_heads", "head_dim"}
 

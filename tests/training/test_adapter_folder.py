@@ -15,8 +15,8 @@ from prompt_r1.model.policy import Policy
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.log import read_metrics
 from prompt_r1.training.run_folder import checkpoints_of
-from tests.model.test_lora import TOKENS, with_random_adapters
 from tests.support import tiny
+from tests.support.adapters import TOKENS, with_random_adapters
 from tests.support.exports import export, load_tensors
 from tests.support.programs import run_here
 

@@ -30,8 +30,8 @@ from prompt_r1.training.checkpoint import (
 )
 from prompt_r1.training.report import write_report
 from prompt_r1.training.run_folder import checkpoints_of, open_run
-from tests.model.test_loading import Attack
 from tests.support import tiny
+from tests.support.damage import Attack
 from tests.support.exports import file_size_limit, locked
 from tests.support.games import ONE_RANK
 

@@ -10,9 +10,9 @@ from prompt_r1.reward import RULES, Rule
 from prompt_r1.training.metrics import SCORED, Row, game_metrics, metrics_of_game, spending, step_metrics
 from prompt_r1.types import Question, Reward, ScoredGame, Spending, Trajectory
 from tests.support.games import GOOD, HALF, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
-from tests.support.played import play_game
+from tests.support.played import play_script
+from tests.support.thread_ranks import on_each_rank
 from tests.support.tiny import think
-from tests.training.thread_ranks import on_each_rank
 
 RULE = RULES["release"]
 QUESTION = Question("q7", "bridge", "Who made it?", ("Anna Keller",))
@@ -30,7 +30,7 @@ def row(game: Trajectory) -> Row:
 
 
 def test_the_metrics_of_a_game_count_its_turns_calls_and_tokens():
-    game = play_game(
+    game = play_script(
         QUESTION,
         [think("a", prompt="Who?"), think("b", prompt="Who else?"), think("c", answer="Keller")],
         ["Bob.", "Anna."],
@@ -50,7 +50,7 @@ def test_the_metrics_of_a_game_count_its_turns_calls_and_tokens():
 
 def test_a_game_that_the_environment_broke_has_its_failed_call_but_no_score():
     texts = [think("a", prompt="Who?"), think("b", prompt="Who?")]
-    broken = row(play_game(QUESTION, texts, ["Bob.", EnvError("HTTP 500")]))
+    broken = row(play_script(QUESTION, texts, ["Bob.", EnvError("HTTP 500")]))
     assert (broken["stop/env_error"], broken["env/errors"], broken["env/calls"]) == (1.0, 1, 2)
     assert not set(SCORED) & set(broken) and broken["tokens/sampled"] > 0
 

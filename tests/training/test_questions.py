@@ -15,6 +15,7 @@ from prompt_r1.training.questions import RunQuestions, repetition_note, with_ste
 from prompt_r1.types import Question
 from tests.support import tiny
 from tests.support.games import ONE_RANK
+from tests.support.questions import ids
 
 QUESTIONS = [Question(str(number), "d", "?" * (1 + number % 3), ("a",)) for number in range(7)]
 
@@ -55,10 +56,6 @@ def test_a_run_says_how_often_it_repeats_its_questions():
     paper = TrainConfig()
     assert repetition_note(paper, 8 * 5120) == ""
     assert "320 steps of 128 draw each of the 3 questions 13,653.3 times" in repetition_note(paper, 3)
-
-
-def ids(questions: list[Question]) -> list[str]:
-    return [question.id for question in questions]
 
 
 def steps(count: int, steps: int, *, seed: int = 0) -> list[str]:

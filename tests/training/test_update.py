@@ -23,7 +23,7 @@ from tests.support.games import (
     random_scored_games,
     record_logprobs_of,
 )
-from tests.training.thread_ranks import on_each_rank
+from tests.support.thread_ranks import on_each_rank
 
 
 def policy_and_games(count: int) -> tuple[Policy, list[ScoredGame]]:

@@ -13,8 +13,8 @@ from prompt_r1.training.validation import ask_directly, mean_metrics, table_by_d
 from prompt_r1.types import Question
 from tests.support.games import GOOD, RIGHT, WRONG, game_of_turns, score_and_compare
 from tests.support.methods import method, priced
+from tests.support.thread_ranks import on_each_rank
 from tests.support.tiny import ScriptedEnvironment
-from tests.training.thread_ranks import on_each_rank
 
 
 def test_a_failed_call_is_counted_as_an_error_and_left_out_of_the_means():

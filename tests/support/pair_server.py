@@ -52,7 +52,7 @@ def chat_server(
 
 
 @contextmanager
-def serving(chat: ChatServer) -> Iterator[str]:
+def serving_pair(chat: ChatServer) -> Iterator[str]:
     """Serve; yields the URL, which ends with /v1."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     port = listener.getsockname()[1]
