@@ -13,13 +13,24 @@ from tests.support.exports import load_tensors
 from tests.support.programs import run_here
 
 
-@pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_steps_on_one_page_are_those_of_the_package(tmp_path: Path, steps: int) -> None:
-    """Train both for some steps of the mini world, and compare every step, and the weights at the end."""
+@pytest.mark.parametrize(
+    ("steps", "questions"), [(1, 4), pytest.param(2, minimal.QUESTIONS, marks=pytest.mark.slow)]
+)
+def test_steps_on_one_page_are_those_of_the_package(
+    tmp_path: Path, steps: int, questions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Train both for some steps of the mini world, and compare every step, and the weights at the end.
+
+    A step has two mini-batches.
+    """
+    mini_batch = questions * minimal.GROUP_SIZE // 2
+    monkeypatch.setattr(minimal, "QUESTIONS", questions)
+    monkeypatch.setattr(minimal, "MINI_BATCH", mini_batch)
     run = tmp_path / "run"
     torch.set_num_threads(1)
     line = f"--out {run} --steps {steps} --val-data none --test-data none --save-every {steps}"
-    run_here("train.py", *line.split())
+    sizes = f"--questions {questions} --mini-batch {mini_batch}"
+    run_here("train.py", *line.split(), *sizes.split())
     training = minimal.Training(seed=0)
     for number, metrics in enumerate(read_metrics(run)[1:], start=1):
         step = training.step(number)
