@@ -1,20 +1,27 @@
 """The first five minutes on a CUDA machine: is it right, how fast is it, and does it fit?
 
-    python -m benchmarks.gpu_check          # on a CPU the same code checks a tiny model
+    python -m benchmarks.gpu_check                               # on a CPU the same code checks a tiny model
+    torchrun --nproc-per-node 8 --module benchmarks.gpu_check    # also the network between the ranks
 
 It prints a line for each check: PASS or FAIL (a wrong result, or an error), and what was measured. The
 weights are random, in the shape of Qwen3-4B on GPUs of more than 60 GB, and of Qwen3-0.6B on smaller GPUs.
-The exit code is 1 if a check failed.
+The exit code is 1 if a check failed. The last line is calculated from what was measured before: the memory
+and the minutes of a step of the paper.
 """
 
 import asyncio
+import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from transformers import Qwen3Config
 
 from benchmarks.measuring import clock, memory
-from benchmarks.workload import learn_from, plan, random_games, random_model
+from benchmarks.workload import CPU, learn_from, plan, random_games, random_model
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.kv_cache import (
     BLOCK_SIZE,
@@ -23,152 +30,352 @@ from prompt_r1.engine.kv_cache import (
     Sequence,
     _flash,
     _sequence_by_sequence,
+    can_use_flash,
+    shape_of_a_token,
 )
 from prompt_r1.engine.model_check import check_model
 from prompt_r1.model import attention
-from prompt_r1.model.distributed import pick_device
+from prompt_r1.model.compiling import can_compile, compile_norms_and_mlps
+from prompt_r1.model.distributed import Ranks, start_ranks, stop_ranks
+from prompt_r1.model.loading import free_memory
+from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
+from prompt_r1.programs.launcher import launcher_number
+from prompt_r1.types import Completion, Question, Trajectory
 
 # The largest mean difference in nats between log-probabilities that rounding explains.
 GAP_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+QWEN3_4B = 4.02e9  # parameters
+# A step of the paper in a simulation: 640 games in 4,000 decode steps, 45 % of which have a few games, and an
+# update of 1.17 million packed tokens. For each token and parameter, an update takes 8 FLOP, and reference
+# and π_old take 2 FLOP each.
+PAPER_GAMES, PAPER_DECODES, FEW_GAMES, PAPER_TOKENS = 640, 4000, 0.45, 1.17e6
+PAPER_FORWARDS = 1 + 2 * 2 / 8
 
 
-def random_policy() -> Policy:
+@dataclass
+class Machine:
+    """What the first checks measured, for the later ones."""
+
+    ranks: Ranks
+    flops: float = 0.0  # per second, of a large matrix product
+    bandwidth: float = 0.0  # bytes per second that a copy reads and writes
+    decode_ms: tuple[float, float] = (0.0, 0.0)  # of a decode step of one game, and of many games
+    many_games: int = 1  # the number of these games
+    utilisation: float = 0.0  # MFU of the update
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.ranks.device.type == "cuda"
+
+
+def random_policy(machine: Machine) -> Policy:
     """A policy with random weights, as large as the device allows."""
     attention.register()
-    if not torch.cuda.is_available():
+    if not machine.on_gpu:
         return Policy(random_model(attention=attention.NAME), compute_dtype=torch.float32)
-    device = pick_device("auto")  # the rank's own GPU, with the allocator's settings of a training
+    device = machine.ranks.device
     large = torch.cuda.get_device_properties(device).total_memory > 60e9
     shape = "Qwen3-4B" if large else "Qwen3-0.6B"
     model = random_model(shape, attention=attention.NAME, dtype=torch.bfloat16, device=device)
+    if can_compile(device):
+        compile_norms_and_mlps(model)
     return Policy(model, compute_dtype=torch.bfloat16)
 
 
-def paged_attention(policy: Policy) -> str:
-    """Compare FlashAttention with a block table and SDPA, which computes sequence by sequence."""
-    torch.manual_seed(0)
-    pool = BlockPool(
-        policy.model.config,
-        blocks=64,
-        block_size=BLOCK_SIZE["cuda"],
-        dtype=policy.compute_dtype,
-        device=policy.device,
+def header(machine: Machine) -> str:
+    """What there is, and which paths it takes."""
+    device = machine.ranks.device
+    local = launcher_number("LOCAL_WORLD_SIZE", default=1)
+    host = (
+        f"{len(os.sched_getaffinity(0)) / local:.0f} cores and {free_memory(CPU) / 1e9:.0f} GB for each rank"
     )
-    pool.keys.normal_()
-    pool.values.normal_()
+    if not machine.on_gpu:
+        return f"CPU, torch {torch.__version__}, {host}"
+    major, minor = torch.cuda.get_device_capability(device)
+    flash = can_use_flash(device, torch.bfloat16, head_dim=128, block_size=BLOCK_SIZE["cuda"])
+    return (
+        f"{torch.cuda.get_device_name(device)} (SM {major}.{minor}), torch {torch.__version__}, CUDA "
+        f"{torch.version.cuda}, {free_memory(device) / 1e9:.0f} GB free, {machine.ranks.count} ranks, "
+        f"{host}; "
+        f"FlashAttention {'yes' if flash else 'no'}, torch.compile {'yes' if can_compile(device) else 'no'}"
+    )
+
+
+def seconds_of(work: Callable[[], object], *, times: int) -> float:
+    """The mean seconds of one call, after a first one that is not counted."""
+    work()
+    start = clock()
+    for _ in range(times):
+        work()
+    return (clock() - start) / times
+
+
+def machine_speed(policy: Policy, machine: Machine) -> str:
+    """Measure a large matrix product, a copy, and the launch of a kernel that does almost nothing."""
+    size = 8192 if machine.on_gpu else 256
+    matrix = torch.randn(size, size, device=policy.device, dtype=policy.compute_dtype)
+    machine.flops = 2 * size**3 / seconds_of(lambda: matrix @ matrix, times=10)
+    source = torch.empty(2**30 if machine.on_gpu else 2**24, dtype=torch.uint8, device=policy.device)
+    target = torch.empty_like(source)
+    machine.bandwidth = 2 * len(source) / seconds_of(lambda: target.copy_(source), times=10)
+    one = torch.zeros(1, device=policy.device)
+    launch = seconds_of(lambda: one.add_(1), times=1000)
+    return (
+        f"{machine.flops / 1e12:,.3g} TFLOP/s, {machine.bandwidth / 1e9:,.3g} GB/s, "
+        f"a launch {launch * 1e6:.1f} µs"
+    )
+
+
+def paged_attention(policy: Policy, machine: Machine) -> str:
+    """Compare FlashAttention with a block table and SDPA, over head sizes, groups, windows and blocks.
+
+    Alone, a sequence must have the same bits as in the batch: `num_splits=1` guards that in torch 2.13.
+    """
+    lengths = (8192, 1500, 513, 256, 40, 1) if machine.on_gpu else (600, 513, 256, 40, 1)
     worst = 0.0
-    for counts in ((1, 1, 1), (1, 300, 40)):
-        sequences = [Sequence(number, [0] * length) for number, length in enumerate((700, 513, 40))]
-        for sequence in sequences:
-            pool.allocate(sequence, len(sequence.tokens))
-        batch = PagedBatch(dict(zip(sequences, counts, strict=True)), pool)
-        heads = policy.model.config.num_attention_heads
-        query = torch.randn(
-            sum(counts), heads, pool.keys.shape[4], device=policy.device, dtype=pool.keys.dtype
-        )
-        scale = query.shape[2] ** -0.5
-        found = _flash(0, query, batch, scale, None)
-        difference = (found - _sequence_by_sequence(0, query, batch, scale, None)).abs().max()
-        worst = max(worst, float(difference))
+    for dim in (64, 128, 256):
+        for group in (1, 4, 8):
+            config = Qwen3Config(
+                num_hidden_layers=1, num_attention_heads=8, num_key_value_heads=8 // group, head_dim=dim
+            )
+            for counts in ([1] * len(lengths), [min(length, 300) for length in lengths]):
+                for window in (None, 100):
+                    worst = max(worst, _attention_error(policy, config, lengths, counts, window))
     assert worst < 2e-2, f"the outputs differ by up to {worst:.2g}"
-    return f"outputs differ by at most {worst:.2g}"
+    return f"outputs differ by at most {worst:.2g}; alone and in a batch bit-equal"
 
 
-def model(policy: Policy) -> str:
+def _attention_error(
+    policy: Policy, config: Qwen3Config, lengths: tuple[int, ...], counts: list[int], window: int | None
+) -> float:
+    """The largest difference from SDPA over random keys. Raises if a batch changes a sequence."""
+    torch.manual_seed(0)
+    blocks = sum(length // BLOCK_SIZE["cuda"] + 1 for length in lengths)
+    pool = BlockPool(
+        config, blocks=blocks, block_size=BLOCK_SIZE["cuda"], dtype=policy.compute_dtype, device=policy.device
+    )
+    pool.cache.normal_()
+    attend = _flash if pool.flash else _sequence_by_sequence
+    sequences = [Sequence(number, [0] * length) for number, length in enumerate(lengths)]
+    for sequence in sequences:
+        pool.allocate(sequence, len(sequence.tokens))
+    new_tokens = dict(zip(sequences, counts, strict=True))
+    query = torch.randn(sum(counts), 8, config.head_dim, device=policy.device, dtype=policy.compute_dtype)
+    scale = config.head_dim**-0.5
+    batch = PagedBatch(new_tokens, pool)
+    found = attend(0, query, batch, scale, window)
+    expected = _sequence_by_sequence(0, query, batch, scale, window)
+    assert not found.isnan().any(), "the output has NaN"
+    for sequence, queries, part in zip(sequences, query.split(counts), found.split(counts), strict=True):
+        if len(queries) == 1 < batch.max_new:
+            continue  # Alone, a single query is computed by another kernel.
+        alone = attend(0, queries, PagedBatch({sequence: len(queries)}, pool), scale, window)
+        assert torch.equal(alone, part), f"a batch changes a sequence of {len(sequence.tokens)} tokens"
+    return float((found - expected).abs().max())
+
+
+def model(policy: Policy, machine: Machine) -> str:
     """Compare packed rows and cached turns with the model's own forward."""
     return f"log-probabilities differ by at most {check_model(policy):.2g} nats"
 
 
-def play(engine: Engine, games: int, new: int) -> list[tuple[list[int], Tensor]]:
-    """Play games of two turns, five games of each question.
+def play(engine: Engine, games: int, new: int, *, prompt: int = 60) -> list[Trajectory]:
+    """Play games of two turns, five games of each question."""
 
-    Returns the tokens of each game, and the engine's log-probabilities (NaN for tokens that were not
-    sampled).
-    """
-
-    async def one(number: int) -> tuple[list[int], Tensor]:
-        tokens, found = [100 + number // 5] * 60, []
-        with engine.new_sequence() as game:
+    async def one(number: int) -> Trajectory:
+        game = Trajectory(Question("q", "d", "?", ("a",)), stop="answered")
+        game.add_context([100 + number // 5] * prompt)
+        with engine.new_sequence() as sequence:
             for turn in range(2):
                 seed = f"{number}/{turn}"
-                completion = await engine.generate(tokens, max_new=new, seed=seed, sequence=game)
-                found.append((len(tokens), completion))
-                tokens = [*tokens, *completion.tokens, 7, 8, 9]
-        logprobs = torch.full((len(tokens),), torch.nan)
-        for start, completion in found:
-            logprobs[start : start + len(completion.tokens)] = torch.tensor(completion.logprobs)
-        return tokens, logprobs
+                completion = await engine.generate(game.tokens, max_new=new, seed=seed, sequence=sequence)
+                game.add_sampled(Completion(completion.tokens, completion.logprobs, True))
+                game.add_context([7, 8, 9])
+        return game
 
-    async def everyone() -> list[tuple[list[int], Tensor]]:
+    async def everyone() -> list[Trajectory]:
         return await asyncio.gather(*map(one, range(games)))
 
     return asyncio.run(everyone())
 
 
-@torch.no_grad()
-def engine(policy: Policy) -> str:
-    """Compare the engine (on a GPU with CUDA graphs) and one forward over each game."""
-    gaps: list[Tensor] = []
-    played = play(Engine(policy, stop_ids=frozenset(), max_tokens=512, kv_tokens=20_000), games=20, new=40)
-    for tokens, found in played:
-        row = torch.tensor([tokens], device=policy.device)
-        logits = policy.logits(policy.model.base_model(row).last_hidden_state[0])
-        expected = torch.log_softmax(logits[:-1], -1).gather(1, row[0, 1:, None])[:, 0].cpu()
-        gaps.append((found[1:] - expected)[~found[1:].isnan()].abs())
-    mean, largest = float(torch.cat(gaps).mean()), float(torch.cat(gaps).max())
-    assert mean < GAP_LIMIT[policy.compute_dtype], (
-        f"the mean gap is {mean:.2g} nats, the largest {largest:.2g}"
+def small_engine(policy: Policy) -> Engine:
+    """An engine whose cache is too small for 80 games, so that it preempts some."""
+    return Engine(
+        policy, stop_ids=frozenset(), max_tokens=768, kv_tokens=20_480, block_size=BLOCK_SIZE["cuda"]
     )
-    return f"{len(torch.cat(gaps))} tokens: mean gap {mean:.2g} nats, largest {largest:.2g}"
 
 
-def decode(policy: Policy) -> str:
-    """Measure how many tokens a rollout samples per second."""
-    games, new, kv_tokens = (128, 200, 0) if policy.device.type == "cuda" else (10, 20, 20_000)
-    rollout = Engine(policy, stop_ids=frozenset(), max_tokens=1024, kv_tokens=kv_tokens)
-    play(rollout, games, new)  # This captures the graphs.
-    start = clock()
-    played = play(rollout, games, new)
-    seconds = clock() - start
-    speed = sum(int((~logprobs.isnan()).sum()) for _, logprobs in played) / seconds
+def gap_of(games: list[Trajectory], logprobs_of: Callable[[Trajectory], Tensor], policy: Policy) -> str:
+    """The gap between the engine's log-probabilities and others. Raises if it is too large."""
+    differences = []
+    for game in games:
+        sampled = torch.tensor(game.logprobs)[torch.tensor(game.sampled)]
+        differences.append((logprobs_of(game).cpu() - sampled).abs())
+    gap = torch.cat(differences)
+    shown = f"{len(gap)} tokens: mean gap {gap.mean():.2g} nats, largest {gap.max():.2g}"
+    assert gap.mean() < GAP_LIMIT[policy.compute_dtype], shown
+    return shown
+
+
+@torch.no_grad()
+def engine(policy: Policy, machine: Machine) -> str:
+    """Compare the engine (on a GPU compiled and with CUDA graphs) and one forward over each game.
+
+    The games cross the edges of blocks, and are as many as the sizes of several graphs.
+    """
+
+    def own(game: Trajectory) -> Tensor:
+        row = torch.tensor([game.tokens], device=policy.device)
+        logits = policy.logits(policy.model.base_model(row).last_hidden_state[0])
+        logprobs = torch.log_softmax(logits[:-1], -1).gather(1, row[0, 1:, None])[:, 0].cpu()
+        return logprobs[torch.tensor(game.sampled[1:])]
+
+    games: list[Trajectory] = []
+    for count in (1, 5, 17, 80, 256) if machine.on_gpu else (1, 5, 17):
+        for prompt in (250, 510):
+            played = play(small_engine(policy), count, 40 if machine.on_gpu else 8, prompt=prompt)
+            games += played[:: max(1, count // 10)]
+    return gap_of(games, own, policy)
+
+
+def decode(policy: Policy, machine: Machine) -> str:
+    """Measure a decode step of few and many games, beside the time in which memory can be read."""
+    counts, prompts = ((1, 80, 256), (128, 1500)) if machine.on_gpu else ((1, 4), (128,))
+    rollout = Engine(policy, stop_ids=frozenset(), max_tokens=2048, kv_tokens=0 if machine.on_gpu else 20_000)
+    weights = sum(weight.nbytes for weight in policy.parameters())
+    bytes_of_token = 2 * shape_of_a_token(policy.model.config).numel() * policy.compute_dtype.itemsize
+    shown: list[str] = []
+    ms: dict[tuple[int, int], float] = {}
+    for count in counts:
+        for prompt in prompts:
+            play(rollout, count, 4, prompt=prompt)  # This captures the graphs.
+            seconds = []
+            for new in (4, 20):
+                start = clock()
+                play(rollout, count, new, prompt=prompt)
+                seconds.append(clock() - start)
+            # Both plays compute the same prompts, and the second has 16 more steps in each of two turns.
+            ms[count, prompt] = 1000 * (seconds[1] - seconds[0]) / 32
+            floor = 1000 * (weights + count * prompt * bytes_of_token) / machine.bandwidth
+            shown.append(f"{count} games at {prompt}: {ms[count, prompt]:.1f} ms (floor {floor:.1f})")
+    machine.many_games = counts[1]
+    machine.decode_ms = ms[1, prompts[-1]], ms[counts[1], prompts[-1]]
     cached = rollout._pool.count * rollout._pool.block_size
-    return f"{speed:,.0f} sampled tokens/s, {games} games at once; the KV cache holds {cached:,} tokens"
+    return f"{'; '.join(shown)}; the KV cache holds {cached:,} tokens"
 
 
-def update(policy: Policy) -> str:
-    """Measure how many tokens an optimiser step computes per second, and its peak of memory."""
-    shape, questions = ("Qwen3-0.6B", 8) if policy.device.type == "cuda" else ("small", 1)
+@torch.no_grad()
+def training_gap(policy: Policy, machine: Machine) -> str:
+    """Compare the engine with a learner of float32 weights, whose packed rows are scored as in training."""
+    shape = "Qwen3-0.6B" if machine.on_gpu else "small"
+    learner = Policy(
+        random_model(shape, attention=attention.NAME, device=policy.device),
+        compute_dtype=policy.compute_dtype,
+    )
+    player = random_model(shape, attention=attention.NAME, dtype=policy.compute_dtype, device=policy.device)
+    playing = Policy(player, compute_dtype=policy.compute_dtype)
+    playing.copy_weights_from(learner)
+    games = play(small_engine(playing), 10, 20, prompt=200)
+    return gap_of(games, lambda game: learner(pack([[game]], policy.device)).logprobs, policy)
+
+
+def update(policy: Policy, machine: Machine) -> str:
+    """Measure an optimiser step: packed tokens per second, their share of the machine's peak, and memory."""
+    shape, questions = ("Qwen3-0.6B", 8) if machine.on_gpu else ("small", 1)
+    before = memory(reset=True)
     model = random_model(shape, attention=attention.NAME, device=policy.device)
+    if machine.on_gpu and can_compile(policy.device):
+        compile_norms_and_mlps(model)
     learner = Policy(model, compute_dtype=policy.compute_dtype)
     learner.checkpoint_activations()
     games = random_games(plan(questions, 5, seed=1), vocabulary=1000)
+    # Openings are packed once for the five games of a question.
+    packed = sum(
+        len(pack([[game.trajectory for game in games[start : start + 5]]], CPU).tokens)
+        for start in range(0, len(games), 5)
+    )
     optimizer = torch.optim.AdamW(learner.trained_parameters(), lr=1e-6, fused=True)
     learn_from(games, learner, optimizer, tokens_per_batch=16_384)
-    memory(reset=True)
     start = clock()
     metrics = learn_from(games, learner, optimizer, tokens_per_batch=16_384)
-    speed = sum(len(game.trajectory.tokens) for game in games) / (clock() - start)
+    seconds = clock() - start
     assert metrics["grad_norm"] > 0, "the gradient is zero"
-    return f"{speed:,.0f} tokens/s ({shape}), peak {memory():,.0f} MB"
+    parameters = sum(weight.numel() for weight in learner.parameters())
+    machine.utilisation = 6 * parameters * packed / seconds / machine.flops
+    return (
+        f"{packed / seconds:,.0f} packed tokens/s ({shape}), MFU {machine.utilisation:.1%} of the measured "
+        f"peak, {memory() - before:,.0f} MB"
+    )
+
+
+def network(policy: Policy, machine: Machine) -> str:
+    """Measure the sum of a gradient over all ranks, and the exchange of small objects."""
+    ranks = machine.ranks
+    gradient = torch.ones(2**28 if machine.on_gpu else 2**20, device=ranks.device)
+    seconds = seconds_of(lambda: dist.all_reduce(gradient), times=5)
+    gather = seconds_of(lambda: ranks.gather(ranks.rank), times=20)
+    assert ranks.gather(ranks.rank) == list(range(ranks.count)), "an object is lost"
+    return f"all_reduce {gradient.nbytes / seconds / 1e9:.3g} GB/s, gather {gather * 1000:.1f} ms"
+
+
+def gigabytes_of_4b(ranks: int) -> float:
+    """GB of each GPU in a training of Qwen3-4B by the paper's preset, without the KV cache (calculated)."""
+    weights_and_moments = 16 * QWEN3_4B / ranks
+    reference = 2 * QWEN3_4B / ranks
+    engines_copy = 2 * QWEN3_4B
+    return (weights_and_moments + reference + engines_copy) / 1e9 + 9.9
+
+
+def minutes_of_a_step(machine: Machine) -> float:
+    """Minutes of a step of the paper, without the time of its environment (calculated).
+
+    A decode step of more games is assumed to take proportionally longer.
+    """
+    few_ms, many_ms = machine.decode_ms
+    games = PAPER_GAMES / machine.ranks.count
+    decode_ms = FEW_GAMES * few_ms + (1 - FEW_GAMES) * many_ms * max(1.0, games / machine.many_games)
+    speed = machine.utilisation * machine.flops * machine.ranks.count
+    update_seconds = PAPER_FORWARDS * 6 * QWEN3_4B * PAPER_TOKENS / speed
+    return (PAPER_DECODES * decode_ms / 1000 + update_seconds) / 60
+
+
+def paper(policy: Policy, machine: Machine) -> str:
+    """Calculate from the measurements what the paper's preset takes on this machine."""
+    needed = gigabytes_of_4b(machine.ranks.count)
+    minutes = minutes_of_a_step(machine)
+    there = ""
+    if machine.on_gpu:
+        total = torch.cuda.get_device_properties(machine.ranks.device).total_memory / 1e9
+        there = f" of {total:.0f}"
+    return (
+        f"calculated: Qwen3-4B takes {needed:.0f}{there} GB beside its KV cache, and {minutes:.3g} minutes a "
+        "step, without the time of its environment"
+    )
 
 
 def main() -> None:
     """Run all checks, and print a line for each."""
-    policy = random_policy()
-    name = torch.cuda.get_device_name() if policy.device.type == "cuda" else "CPU"
+    machine = Machine(start_ranks("auto", "ddp"))
+    first = machine.ranks.is_first
+    policy = random_policy(machine)
     parameters = sum(weight.numel() for weight in policy.parameters())
-    print(
-        f"{name}, torch {torch.__version__}, {parameters:,} parameters in {policy.compute_dtype}", flush=True
-    )
+    if first:
+        print(f"{header(machine)}; {parameters:,} parameters in {policy.compute_dtype}", flush=True)
+    checks = [machine_speed, paged_attention, model, engine, decode, training_gap, update]
+    if machine.ranks.count > 1:
+        checks.append(network)
     failed = False
-    kernels = (paged_attention,) if policy.device.type == "cuda" else ()  # FlashAttention needs a GPU.
-    for check in (*kernels, model, engine, decode, update):
+    for check in (*checks, paper):
         try:
-            verdict, measured = "PASS", check(policy)
+            verdict, measured = "PASS", check(policy, machine)
         except Exception as error:
             verdict, measured, failed = "FAIL", f"{type(error).__name__}: {error}", True
-        print(f"{verdict}  {check.__name__:16} {measured}", flush=True)
+        if first:
+            print(f"{verdict}  {check.__name__:16} {measured}", flush=True)
+    failed = any(machine.ranks.gather(failed))
+    stop_ranks(machine.ranks)
     sys.exit(int(failed))
 
 
