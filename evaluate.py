@@ -208,7 +208,7 @@ async def answer_all(
         await setup.environment.check()  # If the environment does not answer, no agent is loaded.
     answer = await METHODS[system.method].make(setup)
 
-    with tqdm(total=len(unanswered), desc=str(system), leave=False, **progress_style()) as bar:
+    with tqdm(total=len(unanswered), desc=str(system), **progress_style()) as bar:
 
         async def answer_one(question: Question, sample: int) -> None:
             prediction = await answer(question, sample)

@@ -16,7 +16,10 @@ class _Lines(io.TextIOBase):
 
 
 def progress_style() -> dict[str, Any]:
-    """Arguments of tqdm. Without a terminal, a line is written after every ten seconds."""
+    """Arguments of tqdm. The last state of a bar stays, so that a wait ends at 100 %.
+
+    Without a terminal, a line is written after every ten seconds; a shorter wait writes none.
+    """
     if sys.stderr.isatty():
         return {}
     return {"file": _Lines(), "mininterval": 10, "delay": 10}

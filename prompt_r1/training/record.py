@@ -222,6 +222,7 @@ class Record:
         if run.questions.test:
             assert self.state == self.saved, "after the last step, a checkpoint is saved"
             run.end_training()
+            run.log.progress.close()  # The test has a bar of its own.
             run.log.say("\n" + compare_on_test(run, run.questions.test))
         self.update_report()  # It shows the table of the test.
         run.log.say("\n" + summary(run.folder, self.state.best_step, run.config))

@@ -105,7 +105,7 @@ def train_weights(
 
     return fine_tune(
         trainable,
-        tqdm(batches, desc="fine-tuning", unit="step", leave=False, **progress_style()),
+        tqdm(batches, desc="fine-tuning", unit="step", **progress_style()),
         partial(negative_log_likelihood, policy),
         rate=lambda step: config.lr * schedule(step, len(batches)),
         betas=(0.9, 0.999),

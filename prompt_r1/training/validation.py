@@ -1,13 +1,16 @@
 """Greedy games of held-out questions: the validation of a run, and the test after its last step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
+
+from tqdm import tqdm
 
 from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.errors import EnvError
 from prompt_r1.f1 import exact_match, f1
 from prompt_r1.pair.agent import Agent, load_agent, play_question
 from prompt_r1.pair.asking import read_answer, request_of
+from prompt_r1.programs.progress import progress_style
 from prompt_r1.programs.tables import markdown_table, text_table
 from prompt_r1.reward import Rule, score_games
 from prompt_r1.rollout import play_groups, run_together
@@ -23,12 +26,22 @@ COLUMNS = ["n", "errors", *(LABELS.get(name, name) for name in METRICS)]
 
 
 async def play_greedily(
-    agent: Agent, environment: Environment, questions: Sequence[Question], rule: Rule
+    agent: Agent,
+    environment: Environment,
+    questions: Sequence[Question],
+    rule: Rule,
+    *,
+    after_each: Callable[[], object] = lambda: None,
 ) -> list[ScoredGame]:
-    """Play and score a game of each question, in which the agent takes the most likely tokens."""
+    """Play and score a game of each question, in which the agent takes the most likely tokens.
+
+    `after_each` is called when a game has ended, so that a progress bar can count the games.
+    """
 
     async def play_one(question: Question, *, number: int, sample: int) -> Trajectory:
-        return await play_question(agent, environment, question, seed=f"{question.id}/{sample}")
+        game = await play_question(agent, environment, question, seed=f"{question.id}/{sample}")
+        after_each()
+        return game
 
     games_PG = await play_groups(dict(enumerate(questions)), 1, play_one)
     trajectories = [group[0] for group in games_PG]
@@ -39,8 +52,17 @@ async def play_greedily(
     ]
 
 
-async def ask_directly(questions: Sequence[Question], environment: Environment, spec: str) -> list[Row]:
-    """Ask the environment of a SPEC alone, as the method `direct` of evaluate.py does."""
+async def ask_directly(
+    questions: Sequence[Question],
+    environment: Environment,
+    spec: str,
+    *,
+    after_each: Callable[[], object] = lambda: None,
+) -> list[Row]:
+    """Ask the environment of a SPEC alone, as the method `direct` of evaluate.py does.
+
+    `after_each` is called after each question.
+    """
     request = request_of(spec)
 
     async def ask_one(question: Question) -> Row:
@@ -49,20 +71,30 @@ async def ask_directly(questions: Sequence[Question], environment: Environment, 
             reply = await environment.ask(messages, Caller(question.id))
         except EnvError:
             return {"env/errors": 1}
+        finally:
+            after_each()
         answer, _ = read_answer(reply, request)
         return {"em": exact_match(answer, question.answers), "f1": f1(answer, question.answers)}
 
     return await run_together(map(ask_one, questions))
 
 
-def play_share(run: Run, agent: Agent, questions: Sequence[Question], *, name: str) -> list[Row]:
+def play_share(
+    run: Run,
+    agent: Agent,
+    questions: Sequence[Question],
+    *,
+    name: str,
+    after_each: Callable[[], object] = lambda: None,
+) -> list[Row]:
     """Play a greedy game of each question: each rank plays its share. Called by every rank.
 
     Returns on every rank the metrics of all games, in the order of the questions. Each rank writes its games
-    to trajectories/NAME-rankN.jsonl.
+    to trajectories/NAME-rankN.jsonl, and calls `after_each` after each of them.
     """
     own = run.ranks.share(questions)
-    games = run.wait_for(play_greedily(agent, run.environment, own, run.config.reward_rule))
+    rule = run.config.reward_rule
+    games = run.wait_for(play_greedily(agent, run.environment, own, rule, after_each=after_each))
     agent.engine.begin_rollout()  # drops the KV cache of these games
     file = f"{name}-rank{run.ranks.rank}"
     run.ranks.on_every_rank(lambda: run.log.write_games(file, [[game] for game in games]))
@@ -75,14 +107,18 @@ def compare_on_test(run: Run, questions: Sequence[Question]) -> str:
     Writes the rows by dataset to TEST_FILE in the run folder. Returns the table for a terminal.
     """
     rows: dict[str, list[Row]] = {}
-    if run.config.env != "none":
-        own = run.ranks.share(questions)
-        alone = run.wait_for(ask_directly(own, run.environment, run.config.env))
-        rows["environment alone"] = run.ranks.gather_lists(alone)
-    for name, path in [("untrained", run.start), ("trained", run.folder / "agent")]:
-        agent = load_agent(path, run.config, run.ranks.device)
-        rows[f"{name} agent"] = play_share(run, agent, questions, name=f"test-{name}")
-        del agent  # Its memory is free before the next agent is loaded.
+    own = run.ranks.share(questions)
+    spec = run.config.env
+    asked = len(own) * (2 if spec == "none" else 3)
+    with tqdm(total=asked, desc="test", disable=not run.ranks.first, **progress_style()) as bar:
+        if spec != "none":
+            alone = run.wait_for(ask_directly(own, run.environment, spec, after_each=bar.update))
+            rows["environment alone"] = run.ranks.gather_lists(alone)
+        for name, path in [("untrained", run.start), ("trained", run.folder / "agent")]:
+            agent = load_agent(path, run.config, run.ranks.device)
+            test_name = f"test-{name}"
+            rows[f"{name} agent"] = play_share(run, agent, questions, name=test_name, after_each=bar.update)
+            del agent  # Its memory is free before the next agent is loaded.
     by_dataset = table_by_dataset(rows, [question.dataset for question in questions]) + "\n"
     run.ranks.on_first_rank(lambda: (run.folder / TEST_FILE).write_text(by_dataset, "utf-8"))
     return table_of_methods(rows)

@@ -51,11 +51,12 @@ def test_output_that_its_encoding_lacks_is_escaped_and_not_an_error(monkeypatch)
     assert narrow.buffer.getvalue() == b"\\xe9"
 
 
-def test_without_a_terminal_progress_is_a_line_every_ten_seconds(monkeypatch, capsys):
+def test_without_a_terminal_progress_is_a_line_every_ten_seconds_up_to_100_percent(monkeypatch, capsys):
+    """A bug: the lines in a log file ended at 80 %."""
     now = [0.0]
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])
-    for seconds, expected in [(1, []), (6, [2, 4])]:  # steps that take a second, or six
-        for _ in tqdm(range(5), desc="games", leave=False, **progress_style()):
+    for seconds, expected in [(1, []), (6, [2, 4, 5])]:  # steps that take a second, or six
+        for _ in tqdm(range(5), desc="games", **progress_style()):
             now[0] += seconds
         error = capsys.readouterr().err
         assert [line.split("|")[2].split()[0] for line in error.splitlines()] == [f"{n}/5" for n in expected]
