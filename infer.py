@@ -22,7 +22,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.errors import NoAnswer, Resumable, UsageError
 from prompt_r1.pair.dialogue import Dialogue, game_as_json
 from prompt_r1.pair.playing import OpenPair, open_pair
 from prompt_r1.pair.settings import InferConfig
@@ -56,6 +56,9 @@ def main(config: InferConfig) -> None:
             f"the environment {pair.environment.name} failed in {len(broken)} of {len(games)} dialogues: "
             f"{broken[0].error}; try again later"
         )
+    without_answer = sum(game.answer is None for game in games)
+    if without_answer:
+        raise NoAnswer(f"{without_answer} of {len(games)} questions got no answer")
 
 
 def given_questions(question: str) -> list[str]:

@@ -29,6 +29,10 @@ class Resumable(Exception):
     """The run stopped early but can be resumed: one sentence that says why it stopped (exit code 75)."""
 
 
+class NoAnswer(Exception):
+    """A game ended without an answer (exit code 3 of infer.py)."""
+
+
 class SignalBeforeTraining(KeyboardInterrupt):
     """A signal came before training began (exit code 75; 130 for Ctrl-C).
 

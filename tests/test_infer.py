@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +23,10 @@ from hypothesis import strategies as st
 import infer
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Busy, OwnSource
-from prompt_r1.errors import EnvError, Resumable, UsageError
+from prompt_r1.errors import EnvError, NoAnswer, Resumable, UsageError
 from prompt_r1.pair.dialogue import Dialogue, Pieces
 from prompt_r1.pair.settings import InferConfig
+from prompt_r1.programs.command_line import explain
 from prompt_r1.protocol import parse
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.types import Question, Trajectory, Turn
@@ -70,7 +72,8 @@ def ask(agent, tmp_path, monkeypatch, capsys):
             content = io.BytesIO(typed.encode("utf-8", "surrogateescape"))
             typed = io.TextIOWrapper(content, "utf-8", "surrogateescape")
         monkeypatch.setattr("sys.stdin", typed)
-        run_here("infer.py", "--agent", agent, "--env", "mini", "--device", "cpu", *flags)
+        with suppress(NoAnswer):  # an agent of a few training steps, which does not always answer
+            run_here("infer.py", "--agent", agent, "--env", "mini", "--device", "cpu", *flags)
         return capsys.readouterr().out
 
     return call
@@ -129,6 +132,15 @@ def test_an_agent_that_knows_the_format_is_not_said_to_lack_it_after_one_malform
     pair = SimpleNamespace(play=play, path="agent", environment=Environment([]))
     asyncio.run(infer.ask("Who?", pair, Dialogue(written.append), InferConfig()))
     assert "the game ended: malformed" in "".join(written) and "format;" not in "".join(written)
+
+
+def test_the_exit_code_says_whether_there_is_an_answer(agent):
+    """A bug: a game that ended without an answer exited with 0, so a script took the empty answer for one."""
+    common = ["infer.py", "--agent", agent, "--env", "mini", "--device", "cpu", "--question"]
+    with pytest.raises(NoAnswer, match="1 of 1 questions got no answer"):
+        run_here(*common, "Who is the star of Silent Valley?", "--max-new", "1", "--max-turns", "1")
+    assert explain(NoAnswer("…"))[0] == 3
+    run_here(*common, "Who is the star of Silent Valley?")
 
 
 def test_several_questions_end_with_their_total_cost(ask):

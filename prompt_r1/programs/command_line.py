@@ -15,6 +15,7 @@ from typing import NoReturn, TypeVar
 from prompt_r1.errors import (
     FatalEnvError,
     Interrupted,
+    NoAnswer,
     Resumable,
     SignalBeforeTraining,
     UsageError,
@@ -97,6 +98,8 @@ def explain(error: BaseException, *, then: str = "") -> tuple[int, str]:
     match error:
         case UsageError() | FatalEnvError():
             return 2, str(error)
+        case NoAnswer():
+            return 3, str(error)
         case Interrupted():
             return 130, str(error)
         case Resumable():

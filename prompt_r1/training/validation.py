@@ -110,7 +110,7 @@ def compare_on_test(run: Run, questions: Sequence[Question]) -> str:
     own = run.ranks.share(questions)
     spec = run.config.env
     asked = len(own) * (2 if spec == "none" else 3)
-    with tqdm(total=asked, desc="test", disable=not run.ranks.first, **progress_style()) as bar:
+    with tqdm(total=asked, desc="test", disable=not run.ranks.is_first, **progress_style()) as bar:
         if spec != "none":
             alone = run.wait_for(ask_directly(own, run.environment, spec, after_each=bar.update))
             rows["environment alone"] = run.ranks.gather_lists(alone)
