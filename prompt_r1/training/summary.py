@@ -15,10 +15,13 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
     unseen = ("mini:ood",) if mini else config.test_data or validated
     # A folder names no code to import, so the command names the user's own objects again.
     own_objects = ["--env", config.env] if OBJECT_PREFIX in config.env else []
+    agent = f"{folder}/agent: the agent of step {best_step}, a Hugging Face folder"
+    if best_step == 0:
+        agent += "; it is not trained: no later validation was better"
     text = [
         "Where it is",
         f"  {folder}/report.html: counts, curves and games, to open in a browser",
-        f"  {folder}/agent: the agent of step {best_step}, a Hugging Face folder",
+        f"  {agent}",
         f"  {folder}/metrics.jsonl: the curves; trajectories/: every game",
     ]
     if config.test_data:

@@ -80,3 +80,10 @@ def test_the_whole_summary_of_a_run(tmp_path):
     own = summary(tmp_path, 0, TrainConfig(env="py:my_llm:Oracle", data=("a.csv",), val_data=("b.csv",)))
     assert own.endswith(f"evaluate.py --agent {tmp_path} --env py:my_llm:Oracle --data b.csv")
     assert f"infer.py --agent {tmp_path} --env py:my_llm:Oracle" in own
+
+
+def test_a_run_whose_best_agent_is_the_start_says_so(tmp_path):
+    """A user asked the agent of a short run, and did not know that it was the untrained one."""
+    sentence = "the agent of step 0, a Hugging Face folder; it is not trained"
+    assert sentence in summary(tmp_path, 0, TrainConfig(env="mini"))
+    assert "not trained" not in summary(tmp_path, 1, TrainConfig(env="mini"))
