@@ -113,7 +113,7 @@ def main(config: EvaluateConfig) -> None:
 
     if config.tables and not config.method:
         print_left_out(config, systems)
-    print(f"\nIn {folder / TABLES}: all datasets, and the paper's tables")
+    print(f"\nIn {folder / TABLES}: each dataset, also in the form of the paper's tables")
     raise_for_failed_calls([prediction for prediction in predictions if prediction.system in systems])
 
 
