@@ -75,6 +75,7 @@ def main(config: EvaluateConfig) -> None:
     questions = questions_of(config, seed)
     datasets = list(dict.fromkeys(question.dataset for question in questions))
     describe_agents(config, agents, seed, questions)
+    environments = environments_of(config, agents)
     systems = choose_systems(config, agents)
     if config.dry_run:
         print(estimate(config, systems, agents, questions, seed=seed))
@@ -94,7 +95,13 @@ def main(config: EvaluateConfig) -> None:
             # A complete evaluation opens no environment and no journal.
             if missing:
                 make_setup = partial(
-                    setup_of, config=config, prices=prices, datasets=datasets, device=device, seed=seed
+                    setup_of,
+                    config=config,
+                    environments=environments,
+                    prices=prices,
+                    datasets=datasets,
+                    device=device,
+                    seed=seed,
                 )
                 open_one = partial(
                     open_environment,

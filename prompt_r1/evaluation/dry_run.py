@@ -23,7 +23,7 @@ from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System, short_names
 from prompt_r1.evaluation.searches import VALIDATED_ON, of_dataset, searched
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.evaluation.systems import preparation_questions, prices_of, prices_of_writer
+from prompt_r1.evaluation.systems import environments_of, preparation_questions, prices_of, prices_of_writer
 from prompt_r1.pair.asking import request_of
 from prompt_r1.pair.trained import NamedAgent
 from prompt_r1.training.dry_run import Case, cases_of, cost_table, mean_bytes, notes_of_calls
@@ -138,8 +138,7 @@ def estimate(
     prices = prices_of(config, agents)
     learning = any(METHODS[system.method].needs.training for system in systems)
     train, validation = preparation_questions(config, seed) if learning else ([], [])
-    asked = Asked(config, questions, train, validation)
-    own_fields = parse_fields(config.env_args)
+    environments = environments_of(config, agents)
     names = short_names(systems)
     parts = {}
     for system, agent in systems.items():
@@ -147,7 +146,9 @@ def estimate(
         spec = system.environment or agent.config.env
         writer = prices_of_writer(config, spec, prices)[0] if method.needs.optimizer else FREE
         price_list = [prices[name] for name in system.environment.split(",") if name] or [FREE]
-        fields = {**own_fields, **method.fields}
+        settings = environments[system.environment] if method.needs.environment else config
+        asked = Asked(settings, questions, train, validation)
+        fields = {**parse_fields(settings.env_args), **method.fields}
         of_method = {}
         for case in cases_of(agent.config.game, mean_bytes(questions), fields, price_list):
             spent = asked.answers(system.method, case, spec)
@@ -158,5 +159,6 @@ def estimate(
             of_method[case.name] = spent
         parts[names[system]] = of_method
     at_once = len(questions) * config.repeats
-    notes = notes_of_calls(parts, config, limited=limit_in(own_fields) is not None, at_once=at_once)
+    limits = [limit_in(parse_fields(settings.env_args)) for settings in environments.values()]
+    notes = notes_of_calls(parts, config, limited=None not in limits, at_once=at_once)
     return "\n".join([cost_table(parts, priced=any(config.env_price)), "", *notes])

@@ -17,7 +17,13 @@ from prompt_r1.evaluation.methods import METHODS, Fields, Method, Setup
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.names import check_agent, check_data
-from prompt_r1.pair.trained import NamedAgent, newest_mini_run, resolve_agent, trained_config
+from prompt_r1.pair.trained import (
+    NamedAgent,
+    environment_settings,
+    newest_mini_run,
+    resolve_agent,
+    trained_config,
+)
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.launcher import check_device
@@ -127,9 +133,24 @@ def resolve_agents(config: EvaluateConfig) -> dict[str, NamedAgent]:
     return agents
 
 
-def environments_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> Sequence[str]:
-    """The environments of --env, or the environments of the agents' training."""
-    return config.env or tuple(dict.fromkeys(agent.config.env for agent in agents.values()))
+def environments_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[str, EvaluateConfig]:
+    """The environments of --env, or of the agents' training, each with the settings by which it is asked.
+
+    Raises UsageError if agents were trained with the same environment, but with other settings of it.
+    """
+    if config.env:
+        return dict.fromkeys(config.env, config)
+    environments: dict[str, EvaluateConfig] = {}
+    for name, agent in agents.items():
+        spec = agent.config.env
+        settings = environment_settings("", agent.config, config)
+        if environments.setdefault(spec, settings) != settings:
+            raise UsageError(
+                f"{name} was trained with the environment {spec}, and so was another --agent, but with "
+                f"other --env-args, --env-system or --route: give --env {spec} and these flags, or evaluate "
+                "the agents one by one"
+            )
+    return environments
 
 
 def prices_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[str, Price]:
@@ -159,7 +180,7 @@ def choose_systems(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> 
     environment and the first agent. Searches need a model that writes prompts, which the mini world cannot
     do. There --tables leaves them out, and --method raises UsageError for them.
     """
-    all_environments = environments_of(config, agents)
+    all_environments = list(environments_of(config, agents))
     all_agents = list(agents.items()) or [("", NO_AGENT)]
     systems: dict[System, NamedAgent] = {}
     for name in methods_of(config):
@@ -259,24 +280,31 @@ def setup_of(
     agent: NamedAgent,
     config: EvaluateConfig,
     *,
+    environments: Mapping[str, EvaluateConfig],
     open_environment: Callable[..., Environment],
     prices: Mapping[str, Price],
     datasets: Sequence[str],
     device: "torch.device",
     seed: int,
 ) -> Setup:
-    """What a system's method is made from. `datasets` has the datasets of all questions."""
+    """What a system's method is made from.
+
+    `environments` has the settings by which each environment is asked, and `datasets` the datasets of all
+    questions.
+    """
     method = METHODS[system.method]
     spec = system.environment or agent.config.env
     environment = None
     if method.needs.environment:
-        fields = {**parse_fields(config.env_args), **method.fields}
-        asking = replace(config, env_args=json.dumps(fields))
-        environment = open_environment(system.environment, asking, prices=prices)
+        settings = environments[spec]
+        fields = {**parse_fields(settings.env_args), **method.fields}
+        asking = replace(settings, env_args=json.dumps(fields))
+        environment = open_environment(spec, asking, prices=prices)
 
     def open_optimizer(fields: Fields) -> Environment:
         writer = config.optimizer_env or spec
-        writing = replace(config, env_args=json.dumps(fields))
+        settings = config if config.optimizer_env else environments[spec]
+        writing = replace(settings, env_args=json.dumps(fields))
         own_prices = dict(zip(writer.split(","), prices_of_writer(config, spec, prices), strict=True))
         return open_environment(writer, writing, prices=own_prices)
 

@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -15,8 +15,7 @@ from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.agent import Agent, check_question_lengths, load_agent, load_codec, play_question
 from prompt_r1.pair.dialogue import Piece, Pieces
 from prompt_r1.pair.settings import PairConfig
-from prompt_r1.pair.trained import resolve_agent
-from prompt_r1.protocol import ENVIRONMENT_SYSTEM
+from prompt_r1.pair.trained import environment_settings, resolve_agent
 from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
 from prompt_r1.types import Question, Trajectory
 
@@ -127,8 +126,5 @@ def open_for_agent(
     `given` are the user's settings. `trained` are the settings of the agent's training. They were read from
     the agent's folder, which may come from anyone, so for a SPEC in them no key is sent and no code imported.
     """
-    # The settings of the training hold unless the user gave others.
-    user_gave_system = given.env_system != ENVIRONMENT_SYSTEM
-    system = given.env_system if user_gave_system else trained.env_system
-    settings = replace(given, env_args=given.env_args or trained.env_args, env_system=system)
+    settings = environment_settings(spec, trained, given)
     return open_environment(spec or trained.env, settings, typed=[spec], seed=seed, device=device)

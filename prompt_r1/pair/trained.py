@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.names import RUNS, exported_step, find_agent
 from prompt_r1.programs.command_line import command
-from prompt_r1.settings.agent import GAME_FILE, MINI_AGENT, AgentConfig
+from prompt_r1.settings.agent import GAME_FILE, MINI_AGENT, AgentConfig, EnvironmentConfig
 from prompt_r1.settings.fields import read_yaml, settings_of
 from prompt_r1.settings.train import PRESETS, preset_of
+
+Given = TypeVar("Given", bound=EnvironmentConfig)
 
 
 def trained_config(path: str | Path) -> AgentConfig | None:
@@ -24,6 +27,23 @@ def agent_preset(name: str) -> AgentConfig:
     """How the agent of a preset plays."""
     known = {f.name for f in settings_of(AgentConfig)}
     return AgentConfig(**{name: value for name, value in PRESETS[name].items() if name in known})
+
+
+def environment_settings(spec: str, trained: AgentConfig, given: Given) -> Given:
+    """How the environment is asked that a user names by `spec`, or for "" the environment of the training.
+
+    An environment that the user names has the user's settings, `given`. The environment of the training has
+    the system message, the fields of requests and the route of the training, unless the user gave others.
+    """
+    if spec:
+        return given
+    default = EnvironmentConfig()
+    return replace(
+        given,
+        env_system=trained.env_system if given.env_system == default.env_system else given.env_system,
+        env_args=given.env_args or trained.env_args,
+        route=trained.route if given.route == default.route else given.route,
+    )
 
 
 def newest_mini_run() -> Path:

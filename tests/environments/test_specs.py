@@ -15,6 +15,7 @@ from prompt_r1.environments.specs import open_account
 from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.pair.playing import open_for_agent
+from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
 from prompt_r1.types import Message, Spending
 from tests.support.providers import HELLO, KEY, open_environment
@@ -127,18 +128,23 @@ def test_the_settings_of_the_command_line_reach_the_source(asking_agent, monkeyp
     assert {"system": "Own.", "slots": 3, "seed": 7}.items() <= local.call_args.kwargs.items()
 
 
+LARGE = "large@http://localhost:8000/v1"
+
+
 @pytest.mark.parametrize(
-    ("given", "sent"),
+    ("spec", "given", "sent"),
     [
-        ({}, {"system": "As trained.", "top_p": 0.5}),
-        ({"env_system": "Own.", "env_args": '{"seed": 1}'}, {"system": "Own.", "seed": 1}),
+        ("", {}, {"system": "As trained.", "top_p": 0.5}),
+        ("", {"env_system": "Own.", "env_args": '{"seed": 1}'}, {"system": "Own.", "seed": 1}),
+        (LARGE, {}, {"system": ENVIRONMENT_SYSTEM}),
+        (LARGE, {"env_system": "Own."}, {"system": "Own."}),
     ],
 )
-def test_system_message_and_fields_of_the_training_are_sent_unless_the_user_gives_others(given, sent) -> None:
-    spec, args = "large@http://localhost:8000/v1", '{"top_p": 0.5}'
-    trained = AgentConfig(env=spec, env_system="As trained.", env_args=args)
+def test_settings_of_the_training_are_sent_to_its_own_environment_only(spec, given, sent) -> None:
+    """A bug: fields of the training were sent to an environment that the user named, which refused them."""
+    trained = AgentConfig(env=LARGE, env_system="As trained.", env_args='{"top_p": 0.5}')
     calls = EnvironmentConfig(**given)
-    [member] = open_for_agent("", trained, calls, seed=0, device=torch.device("cpu")).members
+    [member] = open_for_agent(spec, trained, calls, seed=0, device=torch.device("cpu")).members
     shown = {name: member.source.parameters.get(name) for name in ("system", "top_p", "seed")}
     assert shown == {"top_p": None, "seed": None} | sent
 

@@ -3,16 +3,19 @@
 import errno
 import gc
 import json
+import shutil
 import sys
 import weakref
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+import evaluate
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import FatalEnvError, UsageError
 from prompt_r1.evaluation import tables
@@ -29,6 +32,7 @@ from prompt_r1.evaluation.systems import (
     setup_of,
 )
 from prompt_r1.pair.trained import NamedAgent
+from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.train import TrainConfig
 from tests.support.exports import save_run
@@ -92,6 +96,7 @@ def test_a_method_without_environment_opens_none(agents, tmp_path, name):
         System(name),
         agents["runs/a"],
         EvaluateConfig(),
+        environments={},
         open_environment=refuse,
         prices={},
         datasets=[],
@@ -141,6 +146,7 @@ def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(agent
             System(name),
             spec,
             EvaluateConfig(out=str(tmp_path)),
+            environments={"large": EvaluateConfig()},
             open_environment=lambda *_, **__: None,
             prices={},
             datasets=[],
@@ -153,6 +159,38 @@ def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(agent
     starts = ["runs/a-b", "runs/a/b", "mini", str(tmp_path / "start")]
     assert folder(first) == folder(same)
     assert len({folder(replace(first, start=start)) for start in starts}) == len(starts)
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_settings_of_the_training_are_those_of_its_environment(asking_agent, tmp_path, monkeypatch, is_named):
+    """A bug: the environment of the training was asked without the settings of the training.
+
+    An environment that the user names has the user's settings.
+    """
+    agent = tmp_path / "agent"
+    shutil.copytree(asking_agent, agent)
+    trained = "env: large@http://localhost:8000/v1\nenv_system: As trained.\nenv_args: '{\"top_p\": 0.5}'\n"
+    (agent / GAME_FILE).write_text(trained)
+    opened = Mock(side_effect=UsageError("seen"))
+    monkeypatch.setattr(evaluate, "open_environment", opened)
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    line = ["--agent", agent, "--method", "direct", "--limit", "1", "--out", tmp_path / "out"]
+    with pytest.raises(UsageError, match="seen"):
+        run_here("evaluate.py", *line, *(["--env", f"hf:{asking_agent}"] if is_named else []))
+    _, settings = opened.call_args.args
+    if is_named:
+        assert (settings.env_system, json.loads(settings.env_args)) == (ENVIRONMENT_SYSTEM, {})
+    else:
+        assert (settings.env_system, json.loads(settings.env_args)) == ("As trained.", {"top_p": 0.5})
+
+
+def test_agents_with_other_settings_of_one_environment_are_not_compared(agents):
+    """A bug: both were asked with the default settings, with which neither was trained."""
+    other = TrainConfig(env="large", env_system="")
+    agents["runs/b"] = replace(agents["runs/b"], config=other)
+    with pytest.raises(UsageError, match="runs/b was trained with the environment large"):
+        choose_systems(EvaluateConfig(), agents)
+    assert choose_systems(EvaluateConfig(env=("large",)), agents)
 
 
 @pytest.mark.parametrize("name", ["mini", "py:own_sums:sums"])
