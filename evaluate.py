@@ -103,6 +103,7 @@ def main(config: EvaluateConfig) -> None:
                     device=device,
                     seed=seed,
                 )
+                # Only specs that the user typed may get the key. `others` are all specs that this run opens.
                 open_one = partial(
                     open_environment,
                     typed=[*config.env, config.optimizer_env],
@@ -178,8 +179,8 @@ async def answer_missing(
 ) -> None:
     """Let each system answer the questions that the file lacks, system by system."""
     for system, unanswered in missing.items():
-        # An environment may be a model in this process. It is a local of the function, and so it is freed
-        # before the next system loads a model.
+        # An environment may be a model in this process. `answer_system` holds it in local variables, so it
+        # is freed when the function returns, before the next system loads a model.
         await answer_system(system, systems[system], unanswered, make_setup, open_one, file)
 
 
@@ -194,12 +195,12 @@ async def answer_system(
     """Let a system answer the questions that the file lacks, and close the environments that it opens."""
     async with AsyncExitStack() as opened:
 
-        def open_until_answered(spec: str, settings: EvaluateConfig, **prices: object) -> Environment:
+        def open_and_close_later(spec: str, settings: EvaluateConfig, **prices: object) -> Environment:
             environment = open_one(spec, settings, **prices)
             opened.push_async_callback(environment.close)
             return environment
 
-        setup = make_setup(system, agent, open_environment=open_until_answered)
+        setup = make_setup(system, agent, open_environment=open_and_close_later)
         await answer_all(system, setup, unanswered, file)
 
 
@@ -232,7 +233,7 @@ def show_results(
     encoder: SentenceEncoder | None,
     folder: Path,
 ) -> None:
-    """Score the predictions, print the table, and write all tables, for which the disk may have no room."""
+    """Score the predictions, print the table, then write all tables."""
     results = score_predictions(
         predictions,
         official=config.metrics == "official",
@@ -240,7 +241,7 @@ def show_results(
         own_metrics={name: import_metric(name) for name in config.metric},
     )
     trained_with = {name: agent.config.env for name, agent in agents.items() if trained_config(agent.path)}
-    print(terminal_table(results))
+    print(terminal_table(results))  # Printed first, because the disk may be full.
     write_results(folder, results, trained_with)
 
 
@@ -250,7 +251,7 @@ def print_left_out(config: EvaluateConfig, systems: Mapping[System, NamedAgent])
         train = command("train.py", "--env", "none")
         print(f"\ngrpo-only is left out: `{train}` trains its agent for --grpo-agent RUN")
     if not any(METHODS[system.method].needs.optimizer for system in systems):
-        print("\nSearches are left out: the mini world writes no prompts; --optimizer-env names what does")
+        print("\nSearches are left out: they need an LLM that writes prompts; name it with --optimizer-env")
 
 
 def raise_for_failed_calls(predictions: Sequence[Prediction]) -> None:

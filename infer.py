@@ -69,7 +69,8 @@ def given_questions(question: str) -> list[str]:
         return []
     try:
         text = sys.stdin.read()
-        text.encode()  # Python may have read a byte that is not UTF-8 as half a character, which fails here.
+        # A byte that is not UTF-8 was read as a lone surrogate. encode() raises an error for it.
+        text.encode()
     except UnicodeError:
         raise UsageError("standard input is not UTF-8") from None
     questions = [line.strip() for line in text.split("\n") if line.strip()]

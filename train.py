@@ -61,7 +61,8 @@ def train(run: Run, record: Record) -> None:
         importance_cap=importance_cap(policy),
     )
     for step in record.remaining_steps():
-        # Play. This rank has P questions, by their numbers in the step, and plays G games of each.
+        # Play. `questions` maps the number of a question in the step to the question. This rank has P of
+        # them, and plays G games of each.
         questions = run.questions.of_rank(step, ranks)
         with run.log.phase("rollout"):
             trajectories_PG = run.wait_for(play_step(run, step, questions))  # a signal cancels the games
@@ -82,7 +83,7 @@ def train(run: Run, record: Record) -> None:
         with run.log.phase("update"):
             stats = StepStats()
             mini_batches = run.mini_batches(games_PG)
-            old_logprobs = old_logprobs_of(policy, mini_batches)  # before any of them moves the weights
+            old_logprobs = old_logprobs_of(policy, mini_batches)  # before an optimiser step moves the weights
             for batches, old_of_batches in zip(mini_batches, old_logprobs, strict=True):
                 # FSDP forwards are collective: every rank has equally many micro-batches.
                 for batch, old in zip(batches, old_of_batches, strict=True):
@@ -100,6 +101,7 @@ def train(run: Run, record: Record) -> None:
                     loss = loss_of(scores.logprobs, columns)
                     loss.total.backward()
                     stats.add(batch, scores, loss)
+                # `gap_limit`: how far the log-probabilities of engine and policy may differ.
                 optimizer_step(policy, run.optimizer, ranks, stats, gap_limit=run.gap_limit)
             run.refresh()  # play the next games with the new weights
 

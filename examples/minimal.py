@@ -44,9 +44,7 @@ MAX_TOKENS = 320  # of the whole dialogue [8192]
 INSTRUCTION = "Ask the assistant step by step, then answer."  # [Table 1]
 # The reward: the coefficients of the released code [.25, .3, .4, .3, 1.5].
 ALPHA, BETA, GAMMA, DELTA, EPSILON = 0.4, 0.25, 0.25, 0.1, 1.0
-UNANSWERED = (
-    0.4  # the largest format reward of a game without an answer; an answer that is not empty adds 0.5
-)
+UNANSWERED = EPSILON - (BETA + GAMMA + DELTA)  # 0.4, the largest format reward of a game without an answer
 
 
 # ------------------------------ the game (eqs 1-11) ------------------------------
@@ -107,7 +105,8 @@ def encode(tokenizer, *texts: str) -> list[int]:
 
 def play(games: list[Game], model, tokenizer, environment: MiniEnvironment, *, greedy: bool = False) -> None:
     """Play all games, turn by turn. The environment sees the agent's prompts, but not the question."""
-    end, agents_turn = tokenizer.eos_token_id, "<|im_end|>\n<|im_start|>assistant\n"  # end is <|im_end|> too
+    end = tokenizer.eos_token_id  # The eos token of this tokenizer is <|im_end|>.
+    agents_turn = "<|im_end|>\n<|im_start|>assistant\n"
     for game in games:
         asked = [f" {game.question.text}", f"\n{INSTRUCTION}{agents_turn}"]
         game.add(encode(tokenizer, "<|im_start|>user\nQuestion:", *asked), sampled=False)
@@ -153,8 +152,8 @@ def sample(model, games: list[Game], number: int, end: int, greedy: bool) -> lis
         else:  # The new token is where the cumulative weights exceed a random share of their sum.
             cumulative = (logits - logits.amax(-1, keepdim=True)).exp().cumsum(-1)
             uniform = torch.tensor([[generator.random()] for generator in generators])
-            # Without the last column, the result is at most V - 1, even if the share is rounded up to the
-            # sum.
+            # searchsorted over V - 1 columns returns 0 … V - 1, which is always a token, even if the share is
+            # rounded up to the sum.
             below = cumulative[:, :-1].contiguous()
             new = torch.searchsorted(below, uniform * cumulative[:, -1:], right=True)[:, 0]
         for row, token in enumerate(new.tolist()):
@@ -332,6 +331,7 @@ def show(step: Step, tokenizer) -> None:
         False
     )  # of the first turn: up to a token that was not sampled
     for place in range(first, first + length):
+        # The row of the game in the second mini-batch. Column t of the loss belongs to token t + 1.
         at = (chosen - MINI_BATCH, place - 1)
         numbers = [part[at].item() for part in (loss.ratio, loss.surrogate, loss.kl, loss.weights)]
         token = repr(tokenizer.decode([game.tokens[place]]))

@@ -93,7 +93,7 @@ def frame_of(tokenizer: "PreTrainedTokenizerBase", first_message: str) -> Frame:
     mark = re.compile("␂.␂")
     if mark.findall(text) != marks:
         raise no_frame
-    # The text around the marks: before_user a … b between c … d between e generation
+    # The text around the marks: before_user [a] _ [b] between [c] _ [d] between [e] generation
     before_user, _, between, _, second_between, generation = mark.split(text)
     rendered = render(tokenizer, [{"role": "user", "content": first_message}])
     if between != second_between or rendered != before_user + first_message + generation:
@@ -129,11 +129,11 @@ class PieceEncoder:
             if token.special or (len(token.content) > 1 and re.search(r"[^\w\s]", token.content))
         }
         names = "|".join(re.escape(name) for name in control.values() if len(name) > 1)
-        # Text may give the id of unk, because it stands for all unknown characters.
+        # Untrusted text may become the unk token, which stands for all unknown characters.
         self._control_ids = control.keys() - {tokenizer.unk_token_id}
         # A lookahead also finds names that overlap. "(?!)" matches nowhere.
         self._control = re.compile(f"(?={names})" if names else "(?!)")
-        # If the tokenizer writes a space before every text, the tokens of "ab", twice, decode to "ab ab".
+        # If the tokenizer writes a space before every text, start("ab") + start("ab") decodes to "ab ab".
         joined = text_of(tokenizer, self.start("ab") + self.start("ab"))
         needs_guard = joined != text_of(tokenizer, self.start("abab"))
         self._guard = "\x01" if needs_guard else ""
@@ -185,19 +185,26 @@ def closing_tokens(
 ) -> list[int]:
     """The tokens that close the agent's message: the first tokens of `between`, up to an end token.
 
-    `between` are the tokens from the end of an assistant's message to the next message. The end token is the
-    first control token (<|im_end|>), and only white space may precede it. If the template writes plain text
-    first ("### User:"), or one of our `tags`, the end token is eos. If the template writes no eos, no token
-    closes the message: the list is empty.
+    `between` are the tokens from the end of an assistant's message to the next message.
 
-    Raises UsageError if the end token is eos, and the tokenizer has none.
+        `between` begins, after white space, with          the message is closed by the tokens
+        a control token (<|im_end|>) or eos                up to this token
+        plain text ("### User:"), bos or one of `tags`     up to eos; none if `between` has no eos
+
+    Raises UsageError in the second case if the tokenizer has no eos token.
     """
     added, eos = tokenizer.added_tokens_decoder, tokenizer.eos_token_id
+
+    def is_end_token(token: int) -> bool:
+        if token == eos:
+            return True
+        if token not in added or token == tokenizer.bos_token_id:
+            return False
+        name = added[token].content
+        return name.strip() != "" and name not in tags
+
     for position, token in enumerate(between):
-        name = added[token].content if token in added else ""
-        is_tag, is_start = name in tags, token == tokenizer.bos_token_id
-        is_control = name.strip() != "" and not is_tag and not is_start
-        if is_control or token == eos:
+        if is_end_token(token):
             return between[: position + 1]
         if text_of(tokenizer, [token]).strip():
             break

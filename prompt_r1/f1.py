@@ -14,7 +14,8 @@ carries a value:
 
 Other punctuation between two digits separates two numbers ("18-20", "3:2"), except commas of thousands.
 Blanks around an operator do not count ("x + 1"). Typographic forms of a character equal its plain form. A
-hyphen in a name is no minus ("F-16", "COVID-19"), so only a lower-case letter beside a number is a variable.
+minus needs a number or a lower-case letter before it: "x-1" keeps its minus, but in names ("F-16",
+"COVID-19") the hyphen is no minus.
 Brackets, "!", "|" and "%" are not kept: "[0,1]" equals "(0,1)", and "5!" equals "5".
 
 An empty prediction scores 0. If normalisation leaves nothing of a gold answer ("a", "$"), only the same text
@@ -47,9 +48,9 @@ LEADING_MINUS = re.compile(r"^\s*-\s+(?=[\d.$\\])")  # "- 5"
 LETTER = r"[^\W\d_]"
 VARIABLE = rf"(?<!{LETTER})[a-z](?!{LETTER})"  # a lower-case letter alone: x, and the x of 2x
 # An operator between operands: x + 1, and MathQA's 33 1 / 3. The letter "a" may be an article.
-OPERATOR = re.compile(
-    rf"(?:(?<=[\d)}}\]])|(?<={VARIABLE})(?<!a))\s*([-+/=<>≤≥≠^])\s*(?=-?[\d({{\\]|(?!a){VARIABLE})"
-)
+OPERAND_BEFORE = rf"(?:(?<=[\d)}}\]])|(?<={VARIABLE})(?<!a))"  # It ends with a digit or bracket, or is x.
+OPERAND_AFTER = rf"(?=-?[\d({{\\]|(?!a){VARIABLE})"  # It begins like 2, -2, (2 or \frac, or is x.
+OPERATOR = re.compile(rf"{OPERAND_BEFORE}\s*([-+/=<>≤≥≠^])\s*{OPERAND_AFTER}")
 BLANK_AFTER_COMPARISON = re.compile(r"(?<=[<>≤≥≠])\s+(?=[\d.-])")  # "< 5"
 THOUSANDS = re.compile(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))")  # 1,234 and, in India, 1,00,000
 KEPT = "|".join(
@@ -70,8 +71,9 @@ KEPT = "|".join(
         rf"(?<={LETTER})#",  # C#
     )
 )
-# Other punctuation between two digits: all ASCII punctuation but + . / < > ^, which may be kept.
-SEPARATOR = r"(?<=\d)[!-*,\-:;=?@\[-\]_`{-~]+?(?=-?\d)|(?<=\w),(?=\w)"
+# Other punctuation between two digits separates them. These characters may be kept instead: + . / < > ^
+OTHER = re.escape("".join(mark for mark in string.punctuation if mark not in "+./<>^"))
+SEPARATOR = rf"(?<=\d)[{OTHER}]+?(?=-?\d)|(?<=\w),(?=\w)"
 PUNCTUATION = re.compile(f"(?P<kept>{KEPT})|(?P<separator>{SEPARATOR})|[{re.escape(string.punctuation)}]")
 
 
@@ -123,7 +125,7 @@ def _plain_form(character: str) -> str:
     if category == "Pd":  # dashes
         return "-"
     if category.startswith("P"):
-        return '"'  # Other punctuation is dropped later, as quotes are, so it becomes a quote.
+        return '"'  # Any ASCII mark that is dropped later would do.
     return character
 
 

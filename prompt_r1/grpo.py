@@ -117,8 +117,8 @@ def grpo_loss(
 
     `logprobs` (N,) are log π_θ of the policy that learns. No other tensor has a gradient. The weights w are
     1 / (M · |u|) for M games in the optimiser step and |u| agent tokens in the token's game (see
-    `training.batches`). `clip_high` 0 stands for ε. So eq. 17 stands in the paper's later version; the first
-    version has neither ratio nor clip: Â weights log π_θ.
+    `training.batches`). `clip_high` 0 stands for ε. This is eq. 17 of the paper's later version. In the
+    first version, the policy term is -w Â log π_θ, without ratio and clip.
 
     In 16 bits engine and policy round differently, so the tokens were sampled from a slightly other
     distribution than π_old. c corrects the policy term for this difference (truncated importance sampling,

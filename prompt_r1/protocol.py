@@ -18,6 +18,7 @@ from prompt_r1.types import Action
 if TYPE_CHECKING:  # `--help` reads this file, and the import takes seconds.
     from transformers import PreTrainedTokenizerBase
 
+# The published prompt has a blank at the end of one line (\N{SPACE}).
 PAPER_INSTRUCTION = """\
 First, provide a simple explanation of the question and give it to the large language model for a more \
 accurate answer. Focus on explaining the question without deep reasoning in the first step. After \
@@ -87,8 +88,8 @@ def parse(text: str) -> Action:
 
     The first think block is the thought. The action is the first complete prompt or answer block after it; if
     there is no think block, the first one of the turn. A block ends at its first closing tag, and begins at
-    the last opening tag before this closing tag. `text` must be the agent's own, because tags in a reply of
-    the environment mean nothing.
+    the last opening tag before this closing tag: in "<think>a<think>b</think>" the thought is b.
+    `text` must be the agent's own, because tags in a reply of the environment mean nothing.
     """
     think, think_end = _block(text, "think", 0)
     prompt, prompt_end = _block(text, "interaction_prompt", think_end)
@@ -142,7 +143,8 @@ class Codec:
         self.opened = opened_think(self.frame.generation)
         self.encoder = PieceEncoder(tokenizer)
         # From the end of the agent's turn to the reply: <|im_end|>\n<|im_start|>user\n<interaction_response>.
-        # The agent writes the end token itself. If its turn was cut off, `_close` adds it.
+        # It has two parts. `_close` ends the agent's message, with the end token. The agent usually writes it
+        # itself, so `_close` is only added if the turn was cut off. `_reply_head` is the rest.
         before_reply = self.encoder.trusted(self.frame.between + "<interaction_response>")
         self._close = closing_tokens(before_reply, tokenizer, tags=TAGS)
         self._reply_head = before_reply[len(self._close) :]
@@ -175,6 +177,7 @@ class Codec:
         pieces = text_of(self.tokenizer, opening + turn + self.reply("Bob.", after=turn[-1]))
         whole = text_of(self.tokenizer, self.encoder.start(first + tags + second))
         same_opening = text_of(self.tokenizer, opening) == text_of(self.tokenizer, self.encoder.start(first))
+        # Compare only the text after the last tag: the reply of the environment.
         end_of_turn = TAGS[-1]
         same_reply = pieces.rpartition(end_of_turn)[2] == whole.rpartition(end_of_turn)[2]
         if not (same_opening and same_reply):

@@ -36,8 +36,8 @@ class Rule:
 RULES = {  # by their names for --rule
     # Appendix G. The gate opens with two good turns and a perfect final turn, or with four good turns and
     # any answer that is not empty. Without an answer a game of five turns collects at most 1.0, because the
-    # prompt of the fifth is not sent. The cap extends this to longer games: by eq. 12 seven turns would open
-    # the gate, and a game that never answers would earn as much as a wrong answer.
+    # prompt of the fifth is not sent. In a longer game, six sent prompts would open the gate without an
+    # answer (6 α = 1.5 = ε), and the game would earn as much as with a wrong answer. The cap forbids this.
     "paper": Rule(alpha=0.25, beta=0.3, gamma=0.4, delta=0.3, epsilon=1.5, unanswered_cap=1.0),
     # The coefficients of the released code. The gate opens with one good turn and a perfect final turn, or
     # with two good turns and any answer that is not empty. In the release three good turns open it even

@@ -81,8 +81,8 @@ def dapo(row: Fields) -> Draft:
 def booksum(row: Fields) -> Draft:
     """BookSum: book and chapter → summary written by people.
 
-    The authors of Prompt-R1 let a model write a title and a text for each chapter. The dump does not have
-    these, but the published files of Prompt-R1 do.
+    These are not the paper's questions, which have a title and a text that a model wrote for each chapter.
+    Only the published files of Prompt-R1 have them. Here the id of the book is the title.
     """
     if "summary_text" not in row:  # The file of Salesforce/booksum has the paths of the texts instead.
         raise BadRow("the field summary_text is missing; give a CSV of kmfoda/booksum, which has the texts")

@@ -1,7 +1,7 @@
 """Batched generation with a KV cache, on an unmodified Hugging Face model.
 
-Each call of `generate` passes all tokens of a game. Its `sequence` is only a handle to the tokens that are
-cached, so that the others alone are computed. A game without cached tokens starts from the cached sequence
+Each call of `generate` passes all tokens of a game. Its `sequence` knows which of them are cached, so only
+the rest is computed. A game without cached tokens starts from the cached sequence
 with the longest common prefix. A step has three parts:
 
     schedule   choose the tokens of the step: one for each job that decodes, and prompt tokens in chunks
@@ -87,7 +87,7 @@ class Engine:
     def new_sequence(self) -> Iterator[Sequence]:
         """The sequence of a new game. Its cache is dropped at the end of the context.
 
-        When the last game has ended, the limits are restored that were halved if memory ran out.
+        After the last game, the limits that were halved when memory ran out are restored.
         """
         sequence = Sequence(next(self._sequence_numbers))
         self._playing += 1

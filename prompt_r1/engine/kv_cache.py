@@ -316,9 +316,9 @@ def _sequence_by_sequence(
     """Attend with one call of torch's SDPA for each sequence, on any device. (T, H, D) → (T, H, D)."""
     pool = batch.pool
     kv_heads = pool.keys.shape[3]
-    # (new tokens, Hkv, G, D) for each sequence: G query heads share a key head. With one new token, SDPA gets
-    # the G query heads as if they were G query positions of this key head. So no key is repeated, which is
-    # far slower on a CPU.
+    # (new tokens, Hkv, G, D) for each sequence: G query heads share a key head. With one new token, SDPA
+    # computes G heads with 1 query each as 1 head with G queries. The result is the same, and no key is
+    # copied, which is far slower on a CPU.
     grouped = query.unflatten(1, (kv_heads, -1)).split([*batch.new_tokens.values()])
     outs: list[Tensor] = []
     for sequence, first_block, queries in zip(batch.new_tokens, batch.first_blocks, grouped, strict=True):

@@ -145,7 +145,7 @@ class Scheduler:
         else:
             pool.truncate(sequence, 0)
             self._fork_if_it_fits(source, job, shared, needed)
-        # A forked job has room already. Other jobs make room now, and may evict the source, too.
+        # After a fork, the missing blocks are free already. Otherwise evict more sequences, even the source.
         has_room = self._make_room(needed - len(sequence.block_table), job)
         if not has_room:
             return False
@@ -216,9 +216,12 @@ class Scheduler:
         return False
 
     def _victims(self, job: Job, keep: Sequence | None) -> list[Sequence]:
-        """The sequences that a job may evict: newer before older, waiting before running, the newest first.
+        """The sequences that a job may evict, in the order in which they are evicted.
 
-        Older sequences may be evicted only if no other job runs.
+        1. Sequences that are newer than the job's come before older ones. Older ones are evicted only if no
+           other job runs.
+        2. Then sequences that do not run come before running ones.
+        3. Then newer ones come before older ones.
         """
         own = job.sequence.number
         running = {other.sequence for other in self.running}

@@ -116,10 +116,10 @@ class Endpoint(Source):
         return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
 
     def _time_limit(self, repeats: int) -> float:
-        """How many seconds a request may take that its call has sent `repeats` times before.
+        """The time limit of a request, in seconds, after `repeats` failures of its call.
 
         All games of a step wait for the slowest call, so a slow request is sent again early. The limit
-        doubles with each repeat: a server that all requests slow down must not get twice as many of them.
+        doubles with each repeat: if the server is slow because of load, more requests would make it slower.
         """
         if is_loopback(self.base_url) or len(self._reply_seconds) < MEDIAN_MIN_REPLIES:
             return self.timeout
@@ -167,7 +167,7 @@ class Endpoint(Source):
             await client.aclose()
 
     def _open_client(self) -> httpx.AsyncClient:
-        # At INFO, they log the line in which a server sends its status and a reason. It may repeat the key.
+        # At INFO, httpx and httpcore log the server's status line. Its reason may contain the key.
         for name in ("httpx", "httpcore"):
             logging.getLogger(name).setLevel(logging.WARNING)
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}

@@ -93,7 +93,7 @@ class Member:
         return self.price.of_call(characters // BILLED_CHARACTERS_PER_TOKEN, longest)
 
     def open_slots(self, *, limits_usd: bool) -> None:
-        """Make the slots. If dollars are limited and nothing bounds a reply, the first replies are few."""
+        """Make the slots: only INITIAL_SLOTS at first if dollars are limited and nothing bounds a reply."""
         self.slot_count = self.source.concurrency
         if limits_usd and self.source.reply_limit() is None:
             self.slot_count = min(self.slot_count, INITIAL_SLOTS)
@@ -251,8 +251,7 @@ class Environment:
         member, source, counts = call.member, call.member.source, call.member.counts
         self.journal.check_room()
         estimate = await self.budget.reserve(call.estimate)
-        # Until the outcome is known, assume the worst: no reply, but billed. So it is if the request is
-        # cancelled.
+        # Until the outcome is known, assume the worst: no reply, but billed. A cancelled request stays so.
         cost, may_be_billed = lost(estimate), True
         reply: Reply | None = None
         try:
@@ -293,7 +292,7 @@ class Environment:
                 await self._check(member)
             finally:
                 await member.source.close()  # Games may be played in another event loop.
-            # The server may have rejected the limit of the request, which has been dropped then.
+            # If the server rejected `max_tokens`, the source has dropped it. So count the slots again.
             member.open_slots(limits_usd=self.budget.limits_usd)
             member.counts.clear()  # The metrics count the calls of games.
 

@@ -122,8 +122,8 @@ def billed_tokens(usage: object) -> tuple[int, int]:
 
     Some servers do not count the cached part of the prompt as prompt, or the thinking as completion. This
     shows if there are more cached than prompt tokens, if there is more thinking than completion, or if the
-    total is larger than the sum. Tokens that only the total has are input up to the number of cached tokens,
-    and output beyond.
+    total is larger than the sum. Then the missing tokens
+    (total - prompt - completion) are input up to the number of cached tokens, and the rest is output.
 
         the server counts                                            billed
         prompt 100 (80 of them cached), completion 20, total 120     100, 20

@@ -44,7 +44,8 @@ SEARCH_TEXTS = {
     "likely": SearchTexts(100, 1000, 250),
     "high": SearchTexts(2000, 20_000, 2000),
 }
-# The optimiser's highest share of the calls: half of what it proposes cannot be used.
+# In the high estimate, half of all calls go to the optimiser: a proposal that cannot be used costs a call,
+# and the environment is not asked.
 HIGHEST_SHARE = 0.5
 
 
@@ -66,6 +67,8 @@ def calls_of_search(method: str, scored: int) -> SearchCalls:
         update = textgrad.BATCH + textgrad.UPDATE_CALLS + scored
         most = scored + textgrad.EPOCHS * textgrad.UPDATES * update
         return SearchCalls(scored, most, textgrad.UPDATE_CALLS / update)
+    # Parent and child answer a batch, the optimiser is called once, and one child in ten is scored. The last
+    # iteration may go beyond METRIC_CALLS.
     iteration = 2 * gepa.BATCH + 1 + scored / 10
     return SearchCalls(scored, gepa.METRIC_CALLS + round(iteration), 1 / iteration)
 

@@ -7,9 +7,8 @@ best mean validation score wins.
 
 Calls: the seed prompt, and each child that joins the pool, take one call per validation question. An
 iteration makes 6 calls of the environment and 1 of the optimiser; if the parent is perfect, only 3 of the
-environment. As in the original, the search ends before the first iteration that would begin after 150 calls
-of the environment, so the last iteration may exceed this number. A limit of the user (--optimize-calls) is
-never exceeded.
+environment. As in the original, no iteration begins after 150 calls of the environment, but the last
+iteration may exceed this number. A limit of the user (--optimize-calls) is never exceeded.
 """
 
 import itertools
@@ -70,8 +69,8 @@ def draw_parent(pool: Mapping[str, Sequence[float]], rng: random.Random) -> str:
     """Draw from the Pareto front, in proportion to the validation questions on which a prompt is best.
 
     `pool`: prompt → its scores, one per validation question. Each question has a front: the prompts that are
-    best on it. From the worst prompt to the best, a prompt leaves all fronts, unless it is the only prompt of
-    one of them. The parent is drawn from what remains, one entry per front.
+    best on it. Then go through the prompts, the worst first, and remove a prompt from all fronts if every
+    front keeps another prompt. The parent is drawn from what remains, one entry per front.
     """
     fronts = []
     for number in range(len(next(iter(pool.values())))):

@@ -106,7 +106,7 @@ async def make_search(setup: Setup, *, algorithm: Algorithm, optimizer_fields: F
 
 
 async def make_trained(setup: Setup) -> Answer:
-    """Play games with the trained agent, or with an agent as it was found; grpo-only in one turn."""
+    """Play games with the trained agent, or with a model that was not trained here; grpo-only in one turn."""
     return play_with(setup.agent, setup)
 
 

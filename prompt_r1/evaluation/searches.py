@@ -89,7 +89,8 @@ class PromptSearch:
 
         `step_calls`: the most calls that a step makes until it has scored its first new prompt. If the limit
         does not allow them, the step is not begun. `authors_stop`: whether the authors' search would end
-        here. A search with a limit continues.
+        here. So does ours, unless --optimize-calls gives a limit. Then it goes on until the limit, or until
+        no prompt can be better.
         """
         if authors_stop and not self.max_calls:
             return False
@@ -187,8 +188,9 @@ async def optimised_prompt(
         prompts[name] = found
 
     async def answer(question: Question, sample: int) -> Prediction:
-        searched = question.dataset if question.dataset in prompts else ALL
-        return await direct(search.environment, search.request, question, sample, prompt=prompts[searched])
+        search_name = question.dataset if question.dataset in prompts else ALL
+        prompt = prompts[search_name]
+        return await direct(search.environment, search.request, question, sample, prompt=prompt)
 
     return answer
 

@@ -202,7 +202,8 @@ def choose_systems(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> 
                 continue
             for agent_name, agent in agents_of_method:
                 answering = _answering_agent(method, agent_name, agent)
-                # Two agents may come from the same untrained model, which is evaluated once.
+                # Two --agent from one untrained model give one system, because it is evaluated once. If their
+                # games differ, one evaluation cannot stand for both.
                 first = systems.setdefault(System(name, environment, answering), agent)
                 if method.needs.agent == "start" and game_of_start(first) != game_of_start(agent):
                     raise UsageError(

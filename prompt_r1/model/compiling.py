@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from prompt_r1.errors import first_line
 
-# Fused operations round to 16 bits between them, as the operations one by one do.
+# With this option a fused kernel rounds to 16 bits after each operation, as separate kernels do.
 INDUCTOR_OPTIONS: dict[str, Any] = {"emulate_precision_casts": True}
 # All norms of a model share one compiled function. It has a variant for each dtype of weights and number of
 # dimensions, with and without gradients, and for one token. By default, torch stops after 8 variants.

@@ -17,10 +17,11 @@ import torch
 from prompt_r1.errors import UsageError
 from prompt_r1.model.distributed import RankLost, pick_device
 
-# By itself a run starts no more ranks than leave each this many questions of a step, because a rank
-# that plays few games at once decodes them slowly.
+# Without --ranks, each rank gets at least this many questions of a step, because a rank that plays few
+# games at once decodes them slowly.
 QUESTIONS_PER_RANK = 4
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # microseconds of CPU time, or "max"; per microseconds
+# The file has two numbers, both in microseconds: the CPU time (or "max") per period, and the period.
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 
 @contextmanager

@@ -171,7 +171,7 @@ def _layer_of(name: str) -> str:
 def longest_game(config: PretrainedConfig) -> int | None:
     """The longest game, in tokens, that leaves other games of its row unchanged; None: any length is safe.
 
-    A model with learned positions has none beyond this length. With a RoPE of a kind in LENGTH_DEPENDENT, a
+    The learned positions of a model end at this length. With a RoPE of a kind in LENGTH_DEPENDENT, a
     longer game changes the frequencies of the whole row, and so all games in the row or in the cache.
     """
     text = config.get_text_config()

@@ -97,8 +97,10 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
             for position, sampled in enumerate(game.sampled):
                 if sampled:
                     source = position - 1  # The token before predicts the sampled token.
-                    column = group_start + source if source < start else first_added + source - start
-                    sources.append(column)
+                    if source < start:  # in the opening, which the games of the group share
+                        sources.append(group_start + source)
+                    else:  # among the tokens that this game adds
+                        sources.append(first_added + source - start)
                     targets.append(game.tokens[position])
             tokens += game.tokens[start:end]
             positions += range(start, end)

@@ -62,8 +62,8 @@ def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> A
         max_tokens=config.max_tokens,
     )
     check_model(policy)
-    # A turn also ends at the end tokens that only the model names. Of these, only special tokens are used: if
-    # the model has no generation config, transformers may name the id of an ordinary token.
+    # The model's generation config may list more end tokens than the tokenizer. A turn ends at them too, but
+    # only at special tokens: without a generation config, transformers may list an ordinary token.
     added = codec.tokenizer.added_tokens_decoder
     codec.stop_ids |= {end for end in policy.end_ids if end in added and added[end].special}
     return Agent(policy, codec, config.game)
@@ -113,8 +113,8 @@ async def play_question(
     """Play one game of a question, for training, evaluation and people. Many games may run at once.
 
     `sample` (the game in its group) and `epoch` (from 0) identify the game: an environment that samples its
-    replies gives each game its own. `max_turns` can only lower the agent's own limit. LimitReached is raised
-    before a request that may take the costs of the calls above `max_usd`.
+    replies gives each game a reply of its own. `max_turns` can only lower the agent's own limit. LimitReached
+    is raised before a request that may take the costs of the calls above `max_usd`.
 
     `on_token` gets each token of the agent when it is sampled, and `on_reply` each reply.
     """

@@ -174,7 +174,9 @@ class ChatServer:
         self.sessions -= 1
         pieces.put_nowait(None)
         if not playing.cancelled():
-            playing.exception()  # If the client has left, nobody else looks at it, and asyncio would log it.
+            # If the client has left, nobody else fetches the exception, and asyncio would log that it was
+            # "never retrieved".
+            playing.exception()
 
     def _about(self) -> Body:
         return {"id": self.model_name, "object": "model", "created": 0, "owned_by": "prompt-r1"}
@@ -214,7 +216,8 @@ def _is_this_machine(host: str) -> bool:
 def _check_content_type(request: Request) -> None:
     """Raise Failure for anything but JSON.
 
-    For a page of another site, browsers send other types without first asking the server whether they may.
+    When a page of another site sends JSON, the browser asks the server first (CORS preflight). It does not
+    ask for other types.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0]
     if media_type.strip().lower() != "application/json":

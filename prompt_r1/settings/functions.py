@@ -46,8 +46,8 @@ def import_function(
 ) -> Callable[..., Any]:
     """The function MODULE:FUNCTION that a flag names. Raises UsageError if it does not take these arguments.
 
-    `takes` are positional arguments, by what an error calls them. Of `may_take` it takes the keywords that it
-    has as parameters.
+    `takes` are the positional arguments, by their names in error messages. `may_take` are keywords that the
+    function may have as parameters.
     """
     where = f"{flag} {name}"
     function = import_object(name, where=flag)
