@@ -57,10 +57,13 @@ def learned_from(
 ) -> list[list[ScoredGame]]:
     """The games of each group of this rank that enter the loss. Called by every rank.
 
-    Games without an advantage do not. With `mask_truncated`, games that a limit of tokens cut off do not,
-    either (DAPO, Yu et al. 2025, arXiv 2503.14476). Their rewards still count in mean and std of their group.
-    With `skip_no_spread`, groups without any advantage other than 0 do not, whose policy gradient is 0. If
-    no group of any rank has one, all groups stay, so that the step has an update and its metrics.
+    These games are left out:
+
+    1. games without an advantage
+    2. with `mask_truncated`, games that a limit of tokens cut off (DAPO, Yu et al. 2025, arXiv 2503.14476).
+       Their rewards still count in mean and std of their group.
+    3. with `skip_no_spread`, groups whose advantages are all 0, because their policy gradient is 0. If this
+       would leave out all groups of all ranks, it leaves out none, so that the step has an update.
 
     The means of the loss are over the games that enter it.
     """
@@ -219,8 +222,8 @@ def balance(parts: Sequence[RowPlan], *, ranks: int, per_rank: int, limit: int) 
 def _size_with(row: RowPlan, part: RowPlan) -> tuple[int, int]:
     """The columns of a row with one more part and, to decide between equally large rows, the row's games.
 
-    A game whose agent wrote a single token may add no column. By size alone, all such games would go into one
-    row.
+    A game whose agent wrote a single token adds no column after the opening, because its last token is only a
+    target. By size alone, all such games would go into one row.
     """
     return (row + part).size, len(row.games)
 

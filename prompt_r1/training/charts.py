@@ -46,7 +46,7 @@ PLANS = (
     Plan("Seconds of a step", "", {"time/rollout": "rollout", "time/update": "update"}),
 )
 LEFT, RIGHT, TOP, BOTTOM = 40, 331, 9, 151  # the ends of the axes in page.html, in pixels
-# The end of an axis begins with one of these digits. Half of each has few digits too, and labels the middle.
+# The end of an axis begins with one of these numbers. So its middle is a short number too.
 TOP_DIGITS = (1, 2, 4, 6, 8, 10)
 
 

@@ -95,7 +95,8 @@ def save_checkpoint(
 def _file_numbers(tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, int]:
     """Number the files from 1, and return each tensor's file. A file has about FILE_BYTES.
 
-    Of sharded tensors, whose `nbytes` counts all shards, each rank writes its own file of every number.
+    The `nbytes` of a sharded tensor counts all shards. Each rank writes its own file of every number, so the
+    tensors of a number may have FILE_BYTES for each rank.
     """
     writers = 1 if ranks.mesh is None else ranks.count
     numbers = {}
@@ -191,7 +192,7 @@ def tensors_of(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def begin_states(optimizer: Optimizer) -> None:
-    """Give Adam its states before its first step: zeros, as this step would make them itself.
+    """Give Adam its states before its first step: zeros, the same that Adam makes in its first step.
 
     They must exist before the first step, for two reasons: the KV cache takes a share of the memory that they
     leave free, and a checkpoint is loaded into them. torch's `get_optimizer_state_dict` would make them by an

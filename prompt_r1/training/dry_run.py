@@ -5,7 +5,7 @@ reply is billed once as output, and again as input in each later call. Three est
 assume:
 
              low                        likely                        high
-    calls    one in 9 of 10 games       half of what the turns allow  as many as the turns allow
+    calls    one; none in 1 game of 10  half of what the turns allow  as many as the turns allow
     prompt   SHORT_PROMPT tokens        as long as a question         as long as a turn (--max-new)
     reply    SHORT_REPLY tokens         REPLY tokens                  max_tokens of --env-args
     token    5 bytes of text            4 bytes                       3 bytes
@@ -79,7 +79,7 @@ class Case:
 def cases_of(
     game: GameSettings, question: int, fields: Mapping[str, object], prices: Sequence[Price]
 ) -> list[Case]:
-    """The three cases. `question`: the mean number of bytes of a question; `fields`: of each request."""
+    """The three cases. `question`: the mean bytes of a question. `fields`: --env-args, sent in each call."""
     longest = limit_in(fields) or LONG_REPLY
     short, usual = min(SHORT_REPLY, longest), min(REPLY, longest)
     prompt = min(max(question // 4, SHORT_PROMPT), game.max_new)

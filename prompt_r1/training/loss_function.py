@@ -17,8 +17,9 @@ from prompt_r1.training.update import IMPORTANCE_CAP
 def import_loss(name: str) -> Callable[..., Loss]:
     """The function MODULE:FUNCTION as a loss, which is called like `grpo_loss`.
 
-    Of the keywords it gets those that it has as parameters. Raises UsageError, also when it is called, if it
-    raises an error or returns anything but a finite loss of these tokens.
+    The function gets only the keywords that are among its parameters. Raises UsageError if it cannot be
+    imported. The loss raises UsageError if the function raises an error or returns anything but a finite loss
+    of these tokens.
     """
     function = import_loss_function(name)
     where = f"--loss-function {name}"

@@ -31,7 +31,7 @@ def is_scored(row: Row) -> bool:
 
 def is_compared(row: Row) -> bool:
     """Whether a game has an advantage. If too many games of a group broke, no game of the group has one."""
-    return "advantage" in row
+    return "has_spread" in row
 
 
 def metrics_of_game(game: ScoredGame) -> Row:
@@ -49,12 +49,12 @@ def metrics_of_game(game: ScoredGame) -> Row:
     row["env/errors"] = errors
     row["usd"] = trajectory.spent.usd  # of every game; "game/usd" has a mean over the scored games
     if game.advantage is not None:
-        row["advantage"] = float(game.has_advantage)
+        row["has_spread"] = float(game.has_advantage)  # whether its advantage is not 0
     if game.reward is None:
         return row
     answer, answers = trajectory.answer or "", trajectory.question.answers
     return row | {
-        "reward/mean": game.reward.total,
+        "reward/mean": game.reward.total,  # named as the mean over games that it enters
         "reward/format": game.reward.format,
         "reward/answer": game.reward.answer,
         "gate": 1.0 if game.reward.gate_is_open else 0.0,
@@ -101,7 +101,7 @@ def game_metrics(rows_PG: Sequence[Sequence[Row]], latencies: Sequence[float]) -
         metrics[name] = float(sum(row[name] for row in rows))
     metrics["games"] = float(len(rows))
     metrics["env/latency"] = median(latencies) if latencies else 0.0
-    metrics |= _rewards_beside_broken_games(rows_PG)
+    metrics |= _reward_by_kind_of_group(rows_PG)
     # This is pass@k, where k is the number of a question's games; "em" is pass@1.
     metrics["em/any"] = _mean([float(any(row["em"] == 1 for row in group)) for group in scored_PG])
     if len(scored_PG) > 1:  # a single question gives no interval
@@ -113,7 +113,7 @@ def game_metrics(rows_PG: Sequence[Sequence[Row]], latencies: Sequence[float]) -
     return metrics
 
 
-def _rewards_beside_broken_games(rows_PG: Sequence[Sequence[Row]]) -> dict[str, float]:
+def _reward_by_kind_of_group(rows_PG: Sequence[Sequence[Row]]) -> dict[str, float]:
     """The mean reward in groups with broken games and in whole groups; {} if no game broke.
 
     Games of hard questions make more calls, so they break more often, and the games that remain may be too
@@ -135,7 +135,7 @@ def group_metrics(rows_PG: Sequence[Sequence[Row]]) -> dict[str, float]:
     Also what the calls of the groups without spread have cost, because nothing is learned from them.
     """
     kept = [group for group in rows_PG if any(map(is_compared, group))]
-    no_spread = [group for group in kept if not any(row.get("advantage") for row in group)]
+    no_spread = [group for group in kept if not any(row.get("has_spread") for row in group)]
     pairs = [pair for group in rows_PG for pair in ranked_pairs(group)]
     return {
         "reward/misranked": pairs.count(False) / max(len(pairs), 1),

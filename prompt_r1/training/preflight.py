@@ -16,9 +16,8 @@ def read_train_config(arguments: list[str]) -> TrainConfig:
     """Read the settings of a training. Raises UsageError for a training that cannot start."""
     config = train_config(arguments)
     if config.loss_function:
-        from prompt_r1.training.loss_function import (
-            try_loss,
-        )  # It imports torch, as the user's function does.
+        # This imports torch, as the user's function does.
+        from prompt_r1.training.loss_function import try_loss
 
         try_loss(config)
     _check_rank()

@@ -44,7 +44,7 @@ class RunQuestions:
 
 
 def with_steps(config: TrainConfig, count: int) -> TrainConfig:
-    """The settings with --epochs over `count` training questions as --steps, rounded up."""
+    """Replace --epochs by the number of steps that it means for `count` training questions, rounded up."""
     if not config.epochs:
         return config
     steps = math.ceil(config.epochs * count / config.questions)

@@ -101,7 +101,10 @@ class Record:
         self.stop_if_idle(stats, environment_failed=measured["groups/dropped"] == 1)
 
     def finish_unlogged_step(self) -> None:
-        """Finish step 0, or a step whose update is in the checkpoint but whose metrics are not logged."""
+        """Finish step 0, or a step whose update is in the checkpoint but whose metrics are not logged.
+
+        A run that is stopped during validation saves such a checkpoint.
+        """
         if self.state.logged_step < self.state.trained_step:
             self.finish_step()
 
@@ -143,9 +146,9 @@ class Record:
     def is_best(self, metrics: dict[str, float]) -> bool:
         """Whether the agent of this step is the best so far, by validation.
 
-        EM decides, in which broken games count as wrong, and between agents of equal EM the reward. A user's
-        own reward decides before EM, because EM may know only one of several right answers. Of equal agents
-        the first stays the best: a later agent may have collapsed.
+        Higher EM wins, where broken games count as wrong. If EM is equal, higher reward wins. A user's own
+        reward decides before EM, because EM may know only one of several right answers. Of equal agents the
+        first stays the best: a later agent may have collapsed.
         """
         if "val/em" not in metrics:
             return False
@@ -248,8 +251,8 @@ class Record:
 def em_with_broken_games(metrics: dict[str, float]) -> float:
     """EM of a validation, in which the games that the environment broke count as wrong.
 
-    Games of hard questions make more calls, so they break more often. val/em leaves them out. If it decided
-    which agent is the best, an outage could make an agent the best that has answered only the easy questions.
+    Games of hard questions make more calls, so they break more often. val/em leaves them out. If it decided,
+    then after an outage an agent that answered only the easy questions could become the best.
     """
     intact, broken = metrics["val/n"], metrics["val/errors"]
     return metrics["val/em"] * intact / (intact + broken)

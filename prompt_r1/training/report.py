@@ -1,7 +1,7 @@
 """Write the report of a run: `python -m prompt_r1.training.report runs/mini-seed0`.
 
-The report is one HTML file, made from an autoescaped template, which loads nothing. It shows the metrics as
-static SVG charts, and games from the files of the run.
+The report is one HTML file, made from an autoescaped template. It loads no other file, so it needs no
+network. It shows the metrics as static SVG charts, and games from the files of the run.
 """
 
 if __name__ == "__main__":  # Check before the imports below, which fail where a package is missing.

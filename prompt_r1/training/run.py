@@ -40,10 +40,14 @@ class Run:
     environment: Environment
     start: Path | str  # the agent that the run starts from: the folder or hub id of its weights
     agent: Agent  # It plays. Each rank has a whole copy of its weights, in the compute dtype.
-    # It learns. It is the agent's policy with adapters, or the agent's policy itself if that has float32
-    # weights, or else a copy with float32 weights, perhaps sharded.
+    # The policy learns. The reference is the frozen start, for the KL.
+    #
+    #     the agent's weights       policy                                    reference
+    #     frozen, with adapters     the agent's policy with adapters          `policy` without its adapters
+    #     float32, not sharded      the agent's policy itself                 a frozen copy
+    #     16 bits, or sharded       a copy with float32 weights               a frozen copy
     policy: Policy
-    reference: Policy | None  # the frozen start, for the KL. If it is `policy`, it is used without adapters.
+    reference: Policy | None  # None: no KL
     questions: RunQuestions
     optimizer: Optimizer
     games_per_step: int  # of this rank
@@ -57,8 +61,8 @@ class Run:
     def warm_up(self) -> None:
         """Compute one full micro-batch of made-up games, before the KV cache takes its memory.
 
-        On GPUs the cache takes a share of the memory that this process's peak leaves free
-        (`engine.kv_cache`), so an update must reach its peak once before. Adam has its states by now. The
+        On GPUs the cache takes a share of the memory that has been free even at this process's peak
+        (`engine.kv_cache`). So one update runs first: then the peak is known. Adam has its states by now. The
         policy is not changed: the games count 0 in the loss, and the gradients are dropped.
         """
         game_tokens = self.config.max_tokens
@@ -113,7 +117,7 @@ class Run:
         self.agent = replace(self.agent)  # This copy has no engine yet, so nothing holds the KV cache.
         gc.collect()  # An engine is in a reference cycle.
         if self.ranks.device.type == "cuda":
-            # Loading an agent leaves the peak of this process free (`free_memory`): no update comes any more.
+            # `free_memory` keeps room for the peak of this process. No update follows, so forget the peak.
             torch.cuda.reset_peak_memory_stats(self.ranks.device)
 
     def refresh(self) -> None:

@@ -34,6 +34,7 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
     ranks_of_cpu = forked_ranks(config.ranks, device=config.device, questions=config.questions)
     with ranks_of_cpu, Interrupt() as interrupt:
         ranks = start_ranks(config.device, config.layout)
+        # A collective may fail because another rank has died. Then this is reported as RankLost.
         with errors_as_rank_lost(ranks):
             folder = ranks.on_first_rank(lambda: open_run(config.out, config.resume))
             with (folder / LOCK).open("a+") as lock, asyncio.Runner() as runner:
@@ -72,7 +73,7 @@ def open_parts(
         # The adapters stand beside the agent's frozen weights. Without them, the policy is the reference.
         policy = agent.policy
         add_lora(policy.model, rank=config.adapter_rank, alpha=ADAPTER_ALPHA, seed=config.seed)
-        check_model(policy)  # Again, because layers that read their own weights would pass the adapters by.
+        check_model(policy)  # Again, because a layer that uses its own weight directly ignores the adapters.
         if config.kl_coef:
             reference = policy
     else:

@@ -45,7 +45,7 @@ GPUS = (
 def step_time(config: TrainConfig, *, question: int, calls: int, reply: int) -> str:
     """A line about the time of a step; "" for a toy, and for a model or GPU that is not known here.
 
-    `question`: the bytes of a question; `calls` of a game; `reply`: its tokens.
+    `question`: bytes of a question. `calls`: calls of a game. `reply`: tokens of a reply.
     """
     if config.agent == MINI_AGENT:
         return ""

@@ -13,7 +13,7 @@ def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
     mini = config.env == "mini" and set(config.data) <= {"mini"}
     validated = tuple(name for name in config.val_data if name != HELD_OUT)
     unseen = ("mini:ood",) if mini else config.test_data or validated
-    # A folder names no code to import, so the command names the user's own objects again.
+    # The settings in a folder may not import code, so the user types --env MODULE:OBJECT again.
     own_objects = ["--env", config.env] if OBJECT_PREFIX in config.env else []
     agent = f"{folder}/agent: the agent of step {best_step}, a Hugging Face folder"
     if best_step == 0:

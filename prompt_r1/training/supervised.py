@@ -125,12 +125,12 @@ def cut(example: Trajectory, most: int) -> Trajectory:
     lengths = [len(list(run)) for _, run in groupby(example.sampled)]  # read, written, read, written, …
     start = 0
     for read, written in zip(lengths[::2], lengths[1::2], strict=True):
-        reads, writes = lengths_within(read, written, most - len(kept.tokens))
-        if writes == 0:
+        kept_read, kept_written = lengths_within(read, written, most - len(kept.tokens))
+        if kept_written == 0:
             break
         first = start + read
-        last = first + writes
-        kept.add_context(example.tokens[start : start + reads])
+        last = first + kept_written
+        kept.add_context(example.tokens[start : start + kept_read])
         kept.add_sampled(Completion(example.tokens[first:last], example.logprobs[first:last], finished=False))
         start = first + written
     return kept

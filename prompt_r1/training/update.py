@@ -47,8 +47,10 @@ def limit_of(policy: Policy) -> Limit:
         bfloat16        mean         0.001 to 0.022    0.053 to 0.38     0.05          0.5
 
     In float32, rounding errors add up over the layers: with SmolLM2's first 8, 15 and 30 layers, the mean gap
-    is 8e-7, 3e-6 and 5e-6. So the alarm grows too, by 2.5e-5 for each layer. In bfloat16 a single token may
-    be far off, so the limit is on the mean, which does not grow: it is 0.009 with SmolLM2's 30 layers.
+    is 8e-7, 3e-6 and 5e-6. So the alarm grows too, by 2.5e-5 for each layer.
+
+    In bfloat16 a single token may be far off, so the limit is on the mean. It does not depend on the number
+    of layers: with SmolLM2's 30 layers, the mean gap is 0.009.
     """
     if policy.compute_dtype.itemsize >= 4:
         return Limit(GAP, max(1e-4, 2.5e-5 * len(layers_of(policy.model))), 1e-2)
@@ -86,9 +88,9 @@ def importance_cap(policy: Policy) -> float:
 class BatchStats:
     """The measurements of a micro-batch."""
 
-    # Loss, kl, clip_frac and entropy. Their sums over the micro-batches and ranks of an optimiser step are
-    # the values of the step.
-    shares: dict[str, float]
+    # Loss, kl, clip_frac and entropy. The sums over the micro-batches and ranks of an optimiser step are the
+    # values of the step.
+    summands: dict[str, float]
     difference: Tensor  # (N,) log π_θ - log π_engine
     token_kl: Tensor  # (N,) k3 of each agent token
     weights_moved: bool  # whether an optimiser step of this training step was taken before
@@ -114,14 +116,14 @@ class StepStats:
     def add(self, batch: Batch, scores: TokenScores, loss: Loss) -> None:
         """Add a micro-batch, after its backward."""
         difference = scores.logprobs.detach() - batch.sampled_logprobs
-        shares = {
+        summands = {
             "loss": loss.total.item(),
             "kl": loss.kl.item(),
             "clip_frac": loss.clip_frac.item(),
             "entropy": (batch.weights * scores.entropy).sum().item(),
         }
         self.pending.append(
-            BatchStats(shares, difference.cpu(), loss.token_kl.cpu(), weights_moved=self.taken > 0)
+            BatchStats(summands, difference.cpu(), loss.token_kl.cpu(), weights_moved=self.taken > 0)
         )
 
     def end_step(self, *, taken: bool, grad_norm: float) -> None:
@@ -140,7 +142,7 @@ class StepStats:
         steps = max(1, self.taken)
         means = {}
         for name in ("loss", "kl", "clip_frac", "entropy"):
-            means[name] = sum(batch.shares[name] for batch in used) / steps
+            means[name] = sum(batch.summands[name] for batch in used) / steps
         moved = [batch.difference.double() for batch in used if batch.weights_moved]
         tokens = sum(map(len, moved))
         token_kl = torch.cat([torch.zeros(0), *(batch.token_kl for batch in used)])
@@ -148,6 +150,7 @@ class StepStats:
             **means,
             "grad_norm": self.grad_norms / steps,
             "update/skipped": float(self.skipped),
+            # Estimates KL(policy that sampled || policy now) from the sampled tokens.
             "update/kl": -sum(difference.sum().item() for difference in moved) / max(tokens, 1),
             **self.gap,
             "kl_median": token_kl.median().item() if len(token_kl) else 0.0,
@@ -170,7 +173,7 @@ def optimizer_step(
     ranks.sum_gradients(policy)
     # The norm over all weights and ranks, before it is clipped.
     grad_norm = full_tensor(clip_grad_norm_(policy.parameters(), GRADIENT_LIMIT)).item()
-    loss = sum(batch.shares["loss"] for batch in stats.pending)
+    loss = sum(batch.summands["loss"] for batch in stats.pending)
     is_broken = not math.isfinite(grad_norm + loss)
     taken = not any(ranks.gather(is_broken))
     if taken:

@@ -66,7 +66,7 @@ def learn_games(source: str, config: SftConfig, out: Path) -> Path:
         return [record(question, without_opened_think(turns, codec), codec) for question, turns in games]
 
     preset = agent_preset(preset_of(config.agent, default=config.preset))
-    # The settings beside the agent name this folder as its agent, because train.py will start from it.
+    # game.yaml in the agent's folder names this folder as `agent`, because train.py will start from it.
     trained_as = replace(preset, agent=str(out / "agent"), seed=config.seed)
     return fine_tune_agent(examples, config, trained_as, out)
 
