@@ -167,10 +167,18 @@ def remove_leftovers(parent: Path) -> None:
     for replaced in parent.glob(".*.old"):
         folder = parent / replaced.name.removeprefix(".").removesuffix(".old")
         if folder.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
+            _remove(replaced)
         else:
             os.replace(replaced, folder)
-    shutil.rmtree(parent / TEMPORARY, ignore_errors=True)
+    _remove(parent / TEMPORARY)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or the file or link that stands in its place in a run folder from elsewhere."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Command-line flags: one for each setting of a config."""
 
 import argparse
+import re
 from collections.abc import Mapping
 from dataclasses import Field
 from typing import Any, TypeVar, get_origin
@@ -63,6 +64,8 @@ def _parser(kind: type[Any], presets: Presets, *, show_all: bool) -> Parser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
+    # argparse knows -1 as a number, but takes -1e-6 for a flag.
+    parser._negative_number_matcher = re.compile(r"-(\d|\.\d|inf)")
     if presets:
         names = "|".join([*presets, "FILE"])
         parser.add_argument("--config", metavar=names, help="preset or YAML file (default: mini)")

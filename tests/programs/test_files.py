@@ -31,6 +31,26 @@ def write_folder(folder: Path, text: str) -> None:
     seal(temporary, folder)
 
 
+def test_a_link_in_the_place_of_the_temporary_folder_is_removed_and_not_followed(tmp_path):
+    """In a run folder from elsewhere, no checkpoint could be written any more."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / files.TEMPORARY).symlink_to(tmp_path / "mine")
+    write_folder(tmp_path / "run" / "agent", "new")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["agent"]
+    assert (tmp_path / "mine" / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("name", [files.TEMPORARY, ".agent.old"])
+def test_a_file_in_the_place_of_a_folder_of_ours_is_removed(name, tmp_path):
+    write_folder(tmp_path / "agent", "old")
+    (tmp_path / name).touch()
+    write_folder(tmp_path / "agent", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["agent"]
+    assert (tmp_path / "agent" / "a.txt").read_text() == "new"
+
+
 def test_a_sealed_folder_lists_its_files_and_their_sizes(tmp_path):
     write_folder(tmp_path / "agent", "four")
     listed = json.loads((tmp_path / "agent" / files.MANIFEST).read_text())
