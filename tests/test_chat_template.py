@@ -181,7 +181,7 @@ def test_a_tokenizer_that_writes_blanks_into_tags_is_refused():
         Codec(tokenizer, INSTRUCTION)
 
 
-ALTERED = "does not write the same text around every message, or changes the messages: not supported"
+ALTERED = "the same text around every message"
 REFUSED = {
     "{% for m in messages %}{{ 'THIRD ' if loop.index == 5 }}{{ m.content }}</s>{% endfor %}": ALTERED,
     "{% for m in messages %}{{ m.content | replace('<think>', '') }}</s>{% endfor %}": ALTERED,

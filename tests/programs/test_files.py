@@ -21,6 +21,7 @@ from prompt_r1.programs.files import (
     replace_file,
     seal,
 )
+from tests.support.paths import ROOT
 
 
 def write_folder(folder: Path, text: str) -> None:
@@ -121,9 +122,8 @@ with path.open("w") as file:
 
 def test_the_lock_of_a_process_that_is_killed_is_free_again(tmp_path):
     path = tmp_path / "lock"
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True
-    ) as holder:
+    line = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "True\n"
         with path.open("w") as file:
             assert not lock(file, path)

@@ -251,11 +251,7 @@ def test_a_report_that_was_made_before_the_first_checkpoint_hinders_no_start(tmp
 def test_a_full_disk_keeps_the_older_checkpoint_and_the_next_save_tries_again(saved, tmp_path, step):
     run = saved if step else TinyRun(tmp_path / "new")
     run.folder.mkdir(exist_ok=True)
-    sentence = (
-        f"step-00000{step} could not be written: File too large: make room, and the same command goes on "
-        "from the last checkpoint, if there is one$"
-    )
-    with file_size_limit(100_000), pytest.raises(Resumable, match=sentence):
+    with file_size_limit(100_000), pytest.raises(Resumable, match=f"step-00000{step} .*File too large"):
         run.save(step)
     left = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
     assert left == (["step-000001", "step-000002"] if step else [])
