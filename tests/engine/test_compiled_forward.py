@@ -42,6 +42,7 @@ def cached_turns(policy: Policy, forward) -> tuple[list[Tensor], Tensor]:
     return hidden, pool.cache
 
 
+@pytest.mark.slow  # Compiling takes ten seconds.
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_one_graph_for_all_batches_and_equals_the_eager_forward(family, tmp_path):
     """Bit by bit: hidden states, and the keys and values that the forwards wrote to the cache."""
@@ -66,6 +67,7 @@ def play(policy: Policy, forward) -> list[list[int]]:
     return [game.tokens for game in play_with(engine, openings, turns=2, max_new=9)]
 
 
+@pytest.mark.slow  # Compiling takes ten seconds.
 def test_the_engine_writes_the_same_tokens_with_two_graphs():
     policy = tiny.policy()
     compiled = CompiledForward(policy, backend="aot_eager")
