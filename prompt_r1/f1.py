@@ -15,7 +15,9 @@ carries a value:
 Other punctuation between two digits separates two numbers ("18-20", "3:2"), except commas of thousands.
 Blanks around an operator do not count ("x + 1"). Typographic forms of a character equal its plain form. A
 minus needs a number or a lower-case letter before it: "x-1" keeps its minus, but in names ("F-16",
-"COVID-19") the hyphen is no minus.
+"COVID-19") the hyphen is no minus. The letter "a" beside an operator is a variable and no article ("a-5",
+"a = 5"), also where a reader might see an article before a negative number: "a -5 degree slope" is not
+"-5 degree slope".
 Brackets, "!", "|" and "%" are not kept: "[0,1]" equals "(0,1)", and "5!" equals "5".
 
 An empty prediction scores 0. If normalisation leaves nothing of a gold answer ("a", "$"), only the same text
@@ -35,6 +37,7 @@ Metric = Callable[[str, str], float]
 """Compares a prediction with one gold answer, both normalised."""
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
+STRICT_ARTICLES = re.compile(r"\b(an|the|(?<![-+/=^<>≤≥≠*])a(?!\s*[-+/=^<>≤≥≠*#]))\b")
 DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 # NFKC, Unicode's compatibility form, lacks these plain forms: minus, two slashes, times, two apostrophes.
@@ -47,9 +50,10 @@ COMPARISONS = {"<=": "≤", ">=": "≥", "!=": "≠"}
 LEADING_MINUS = re.compile(r"^\s*-\s+(?=[\d.$\\])")  # "- 5"
 LETTER = r"[^\W\d_]"
 VARIABLE = rf"(?<!{LETTER})[a-z](?!{LETTER})"  # a lower-case letter alone: x, and the x of 2x
-# An operator between operands: x + 1, and MathQA's 33 1 / 3. The letter "a" may be an article.
-OPERAND_BEFORE = rf"(?:(?<=[\d)}}\]])|(?<={VARIABLE})(?<!a))"  # It ends with a digit or bracket, or is x.
-OPERAND_AFTER = rf"(?=-?[\d({{\\]|(?!a){VARIABLE})"  # It begins like 2, -2, (2 or \frac, or is x.
+SINGLE_LETTER = rf"(?<!{LETTER}){LETTER}(?!{LETTER})"
+# An operator between operands: x + 1, and MathQA's 33 1 / 3. In "5 - a prime", the letter "a" is an article.
+OPERAND_BEFORE = rf"(?:(?<=[\d)}}\]])|(?<={SINGLE_LETTER}))"  # It ends with a digit or bracket, or is x.
+OPERAND_AFTER = rf"(?=-?[\d({{\\]|(?!a\s+\w){VARIABLE})"  # It begins like 2, -2, (2 or \frac, or is x.
 OPERATOR = re.compile(rf"{OPERAND_BEFORE}\s*([-+/=<>≤≥≠^])\s*{OPERAND_AFTER}")
 BLANK_AFTER_COMPARISON = re.compile(r"(?<=[<>≤≥≠])\s+(?=[\d.-])")  # "< 5"
 THOUSANDS = re.compile(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))")  # 1,234 and, in India, 1,00,000
@@ -82,8 +86,11 @@ def normalise(text: str, *, official: bool = False) -> str:
 
     The strict rules keep the punctuation that carries a value, and make typographic characters plain.
     """
-    text = text.lower().translate(DROP_PUNCTUATION) if official else _drop_punctuation(text)
-    return " ".join(ARTICLES.sub(" ", text).split())
+    if official:
+        text = ARTICLES.sub(" ", text.lower().translate(DROP_PUNCTUATION))
+    else:
+        text = STRICT_ARTICLES.sub(" ", _drop_punctuation(text))
+    return " ".join(text.split())
 
 
 def _drop_punctuation(text: str) -> str:

@@ -137,6 +137,30 @@ def test_spellings_of_the_same_answer_are_equal(left: str, right: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("with_a", "without"),
+    [("a-5", "-5"), ("a-1", "-1"), ("a^2", "^2"), ("a**2", "**2"), ("a = 5", "5"), ("A = 5", "5"),
+     ("a/2", "/2"), ("5 + a", "5"), ("x = a", "x"), ("x = a + 1", "x = 1"), ("-a", "-"), ("a < 5", "<5"),
+     ("A+", "+"), ("A#", "#"), ("a -5 degree slope", "-5 degree slope")],
+)  # fmt: skip
+def test_the_letter_a_beside_an_operator_is_a_variable_and_no_article(with_a: str, without: str) -> None:
+    """A bug: the variable was dropped, so "a-5" equalled "-5"; with "b" for "a", the texts differed."""
+    for prediction, gold in ((with_a, without), (without, with_a)):
+        assert exact_match(prediction, [gold]) == 0 and f1(prediction, [gold]) < 1
+    with_b = with_a.replace("a", "b").replace("A", "B")
+    assert normalise(with_a) == normalise(with_b).replace("b", "a")
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [("a cat", "cat"), ("It is a 5.", "It is 5"), ("the -5 degrees", "-5 degrees"),
+     ("5 = a prime", "5 = prime"), ("an x-ray", "x-ray"), ("a $5 bill", "$5 bill"),
+     ("a .5 share", ".5 share")],
+)  # fmt: skip
+def test_an_article_before_a_word_does_not_count(left: str, right: str) -> None:
+    assert_equal(left, right)
+
+
+@pytest.mark.parametrize(
     ("typographic", "plain"),
     [("Schindler’s List", "Schindler's List"), ("“Heroes”", '"Heroes"'), ("«Heroes»", "Heroes"),
      ("「Heroes」", "Heroes"), ("Heroes…", "Heroes..."), ("¡Three Amigos!", "Three Amigos"),
