@@ -32,9 +32,13 @@ CLOSED = rf"[<\[◁]/{THINK}[>\]▷]"
 THINKING = re.compile(rf"\s*{OPENED}(.*?)(?:{CLOSED}|\Z)", re.DOTALL | re.IGNORECASE)
 LONE_END = re.compile(rf"((?:(?!{OPENED}).)*?){CLOSED}", re.DOTALL | re.IGNORECASE)
 # A control token that a server leaves at the end of a reply: <|im_end|>, <｜end▁of▁sentence｜>, </s>,
-# [|endofturn|], [EOS]
+# [|endofturn|], [EOS]. Only known names count, because "<|x|>" and "[|x - y|]" are mathematics.
+END_NAMES = (
+    "im_end|role_end|eot|eot_id|eom_id|eos|pad|return|user|observation|end|endoftext|endofturn"
+    "|end[_▁]of[_▁](?:text|turn|turn_token|sentence|msg)|end_response"
+)
 END_TOKEN = re.compile(
-    r"(?:[<\[][|｜][^<>\[\]\n]{1,40}[|｜][>\]]|</s>|<(?:eos|eod|eot|pad|end_of_\w{1,40}|turn\|)>"
+    rf"(?:[<\[][|｜](?:{END_NAMES})[|｜][>\]]|</s>|<(?:eos|eod|eot|pad|end_of_\w{{1,40}}|turn\|)>"
     r"|\[(?:EOS|PAD|/INST)\])\Z",
     re.IGNORECASE,
 )
