@@ -24,11 +24,17 @@ WRONG_FOR_ALL = (401, 402, 403)  # key, credit, permission
 FILTERED_CODES = ("content_filter", "content_policy_violation")
 REPLY_LIMITS = ("max_tokens", "max_completion_tokens")
 UNKNOWN_FIELD_CODES = ("unsupported_parameter", "unsupported_value", "unknown_parameter", "extra_forbidden")
-# context_length_exceeded, "maximum prompt length is 9", "input is too long", …
+# How servers say that a dialogue is too long. Other errors also name a length or a limit ("max_length must be
+# positive"), so only whole phrases count.
 TOO_LONG = re.compile(
-    r"(context|tokens?).?(length|window|size|limit)|too.?(long|large|many tokens)"
-    r"|max.{0,9}((prompt|model|input).?)?length|must have less than"
-    r"|(prompt|input).{0,30}(length|tokens?.{0,30}(exceed|limit|must|max))",
+    r"context.?(length|window|size|limit).{0,10}exceeded"  # also the code context_length_exceeded
+    r"|exceed.{0,40}context.?(length|window|size|limit)"  # also the code exceed_context_size_error
+    r"|exceed\w* (the )?model('s)? token limit"
+    r"|(prompt|inputs?).{0,20}(length|tokens?).{0,30}exceed|tokens in the prompt cannot exceed"
+    r"|(prompt|inputs?|context|conversation)( is| are)? too (long|large)|too (long|large) for .{0,12}model"
+    r"|longer than the (model|maximum model|maximum context|context)"
+    r"|maximum (context|prompt|input|model) length (is|of) \d"
+    r"|range of input length|inputs`.{0,40} must (be <=|have less than) \d",
     re.IGNORECASE,
 )
 # If a reply has no ordinary end, its finish_reason in lower case contains one of these words.
@@ -72,7 +78,7 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: flo
     # OpenAI: "max_tokens is too large". The user's limit is wrong, unless the context has no room for it.
     is_wrong_limit = fields.get("param") in REPLY_LIMITS and "context" not in said
     texts = " ".join([*codes, said])
-    is_too_long = status in (400, 422, 500) and TOO_LONG.search(texts) is not None
+    is_too_long = status in (400, 422) and TOO_LONG.search(texts) is not None
     if (is_too_long and not unknown_field and not is_wrong_limit) or status == 413:
         return Reply("", label="context_length", reason=reason)
     if status in BUSY_STATUSES or status >= 500:

@@ -45,11 +45,19 @@ TOO_LONG = [
     (400, "too many tokens: total number of tokens in the prompt cannot exceed 4081"),  # Cohere
     (400, "Range of input length should be [1, 30720]"),  # DashScope
     (400, "The decoder prompt (length 5000) is longer than the maximum model length of 4096"),  # vLLM
-    (500, "the request exceeds the available context size. try increasing the context size"),  # llama.cpp
+    (400, "the request exceeds the available context size. try increasing the context size"),  # llama.cpp
     (400, "prompt is too long: 208310 tokens > 200000 maximum"),  # Anthropic
     (400, "Input tokens exceeds limit"),  # Baichuan
     (400, "Your request exceeded model token limit: 8192"),  # Moonshot
     (422, "Input validation error: `inputs` must have less than 1024 tokens. Given: 1100"),  # TGI
+    (400, "The input (5000 tokens) is longer than the model's context length (4096 tokens)."),  # SGLang
+    (
+        400,
+        "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
+    ),  # Gemini
+    (400, "Input is too long for requested model."),  # Bedrock
+    (400, "Prompt contains 40000 tokens, too large for model with 32768 maximum context length"),  # Mistral
+    (400, "input length and `max_tokens` exceed context limit: 199000 + 8192 > 200000"),  # Anthropic
 ]
 
 
@@ -109,7 +117,13 @@ REPLIES = [
     (body_of("Anna.[|endofturn|]"), "Anna."),
     (body_of("Anna.[PAD][PAD]"), "Anna."),
     (body_of("Anna.<|eot_id|>\n</s>"), "Anna."),
-    # These are ordinary text.
+    (body_of("Anna.<|im_end|>"), "Anna."),
+    (body_of("Anna.<｜end▁of▁sentence｜>"), "Anna."),
+    (body_of("Anna.<|END_OF_TURN_TOKEN|>"), "Anna."),
+    # These are ordinary text. A bug: norms and absolute values were cut off, as if they were end tokens.
+    (body_of("The distance is [|x - y|]"), "The distance is [|x - y|]"),
+    (body_of("Norm: <|x|>"), "Norm: <|x|>"),
+    (body_of("The energy is <|psi|>"), "The energy is <|psi|>"),
     (body_of("A <thought> of hers: [1|2]"), "A <thought> of hers: [1|2]"),
     (body_of("I am thinking of </div>"), "I am thinking of </div>"),
     (body_of("<thoughtful> Anna."), "<thoughtful> Anna."),
@@ -149,6 +163,7 @@ def test_refusals_and_limits_are_labelled_replies(status: int, body: object, lab
         *(response_of(status, b"") for status in (408, 409, 425, 429, 500, 502, 503, 504, 529)),
         response_of(429, error_of("too many tokens per minute")),
         response_of(500, error_of("DeadlineExceeded desc = context deadline exceeded")),  # no length
+        response_of(500, error_of("token limit service down")),
         response_of(200, error_of("Provider returned error", code=502)),
         response_of(200, error_of("slow down", code="429")),
         response_of(200, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}),
@@ -174,6 +189,12 @@ def test_after_a_temporary_failure_the_request_is_sent_again(answer: httpx.Respo
     ("status", "body", "words"),
     [
         (400, error_of("Content Exists Risk"), "HTTP 400: Content Exists Risk"),
+        # A bug: these were read as dialogues that are too long, so the game went on without a reply.
+        (400, error_of("max_length must be positive"), "max_length must be positive"),
+        (400, error_of("max_tokens must be <= 8192"), "max_tokens must be <= 8192"),
+        (400, error_of("the stop sequence is too long"), "the stop sequence is too long"),
+        (422, error_of("invalid input: token_limit is unknown"), "token_limit is unknown"),
+        (400, error_of("context_window is no parameter"), "context_window is no parameter"),
         (400, error_of("inappropriate", code="data_inspection_failed"), "HTTP 400: inappropriate"),
         (404, error_of("The model `larg` does not exist", code="model_not_found"), "`larg`"),
         (404, b"<html>nginx</html>", "nginx"),
