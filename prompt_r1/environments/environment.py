@@ -218,9 +218,7 @@ class Environment:
         failures = without_text = 0
         wait = 0.0
         while True:
-            wait = max(wait, member.paused_until - loop.time())
-            if wait > 0:
-                await self._sleep(wait)
+            await self._pause(member, wait)
             call.caller.repeats = failures
             try:
                 return await self._request(call)
@@ -239,6 +237,20 @@ class Environment:
                         f"{busy.reason}"
                     ) from None
                 self._note_wait(member, busy, wait)
+
+    async def _pause(self, member: Member, wait: float) -> None:
+        """Sleep for so many seconds, and until the server accepts calls again.
+
+        The server may ask for a longer pause, in its response to another call, while this call sleeps.
+        """
+        loop = asyncio.get_running_loop()
+        wait = max(wait, member.paused_until - loop.time())
+        while wait > 0:
+            known = member.paused_until
+            await self._sleep(wait)
+            if member.paused_until == known:
+                break
+            wait = member.paused_until - loop.time()
 
     async def _request(self, call: Call) -> Reply:
         """Send one request of a call: reserve, begin, attempt, settle.

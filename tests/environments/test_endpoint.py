@@ -111,6 +111,30 @@ def test_a_requested_wait_delays_all_calls() -> None:
     assert sleep == pytest.approx([20, 20, 20], abs=1)
 
 
+def test_a_requested_wait_also_delays_a_call_that_is_sleeping_already() -> None:
+    """A bug: a call that slept for its own back-off was sent in the middle of the requested 20 seconds."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        while len(slept) < 2:  # The first call sleeps until the second one has been asked to wait.
+            await asyncio.sleep(0)
+
+    busy = httpx.Response(503, headers={"Retry-After": "20"})
+    environment = environment_over(Provider(httpx.Response(503), busy, OK, OK), sleep=sleep)
+
+    async def two_calls() -> None:
+        first = asyncio.create_task(reply(environment))
+        while not slept:
+            await asyncio.sleep(0)
+        await reply(environment)
+        await first
+
+    asyncio.run(two_calls())
+    back_off_of_first, *requested = slept
+    assert back_off_of_first <= 0.5 and requested == pytest.approx([20, 20], abs=1)
+
+
 def test_waiting_for_a_slot_does_not_count_against_the_deadline() -> None:
     """A call starts its ten minutes when it gets a slot: six calls through one take longer than that."""
     busy = httpx.Response(503, headers={"Retry-After": "110"})
