@@ -56,9 +56,8 @@ COMMANDS = {
     'python infer.py --agent runs/smollm2 --question "How far back does Gentle Kingdom go?"': "{SAME}",
     "python -m examples.minimal": "{SAME} --steps 1",
     'python infer.py --question "…"': "{SAME}",
-    "python train.py --data mine.jsonl": f"{{SAME}} {TINY} --out runs/data",
-    "python train.py --config paper --agent path/to/model --data mine.jsonl": (
-        f"{{SAME}} --env mini {TINY} --instruction short --out runs/model"
+    "python train.py --config paper --agent path/to/model --env gpt-4o-mini --data mine.jsonl": (
+        f"OPENAI_API_KEY=k OPENAI_BASE_URL={{URL}} {{SAME}} {TINY} --instruction short --out runs/model"
     ),
     "--env gpt-4o-mini": "OPENAI_API_KEY=k OPENAI_BASE_URL={URL} python infer.py --question Who? {SAME}",
     "--env MODEL@http://host:port/v1": "python infer.py --question Who? --env gpt-4o-mini@{URL}",
@@ -130,7 +129,7 @@ def test_the_commands_run_in_their_order(tmp_path):
     with_server(asyncio.to_thread(run_all), server)
     first = next(iter(output.values()))
     assert "Writing model shards" not in first.stdout + first.stderr
-    for name in ("mini-seed0", "data", "model", "reward", "loss", "ranks"):
+    for name in ("mini-seed0", "model", "reward", "loss", "ranks"):
         assert [line["step"] for line in read_metrics(folder / "runs" / name)] == [0, 1], name
     shown = output['python infer.py --question "…"']
     assert "agent runs/mini-seed0, step" in shown.stdout + shown.stderr
