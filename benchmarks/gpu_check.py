@@ -23,17 +23,9 @@ from transformers import Qwen3Config
 from benchmarks.measuring import clock, memory
 from benchmarks.workload import CPU, learn_from, plan, random_games, random_model
 from prompt_r1.engine.engine import Engine
-from prompt_r1.engine.kv_cache import (
-    BLOCK_SIZE,
-    BlockPool,
-    PagedBatch,
-    Sequence,
-    _flash,
-    _sequence_by_sequence,
-    can_use_flash,
-    shape_of_a_token,
-)
+from prompt_r1.engine.kv_cache import BLOCK_SIZE, BlockPool, Sequence, can_use_flash, shape_of_a_token
 from prompt_r1.engine.model_check import check_model
+from prompt_r1.engine.paged_attention import PagedBatch, _flash, _sequence_by_sequence
 from prompt_r1.model import attention
 from prompt_r1.model.compiling import can_compile, compile_norms_and_mlps
 from prompt_r1.model.distributed import Ranks, start_ranks, stop_ranks

@@ -4,7 +4,8 @@ In reading order:
 
     engine        `generate`: tokens in, sampled tokens out; the loop of schedule, run and sample
     scheduler     which jobs run, how many tokens each computes, and which sequences lose their blocks
-    kv_cache      sequences, their block tables, the pool of blocks, and attention over it
+    kv_cache      sequences, their block tables, and the pool of blocks
+    paged_attention  attention of new tokens over these blocks
     sampling      one token for each row of logits: temperature and top-p
     cuda_graphs   decode steps that a GPU replays
     compiled_forward  the forward over the cache, compiled into one graph for all batches

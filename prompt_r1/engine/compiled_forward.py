@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
-from prompt_r1.engine.kv_cache import PagedBatch
+from prompt_r1.engine.paged_attention import PagedBatch
 from prompt_r1.errors import first_line
 from prompt_r1.model.attention import Window
 from prompt_r1.model.compiling import INDUCTOR_OPTIONS

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prompt_r1.engine.kv_cache import BlockPool, PagedBatch, Sequence
+from prompt_r1.engine.kv_cache import BlockPool, Sequence
+from prompt_r1.engine.paged_attention import PagedBatch
 
 # The sizes of batches. A single game is padded to 2, because torch.compile would make another graph for one
 # token.

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from prompt_r1.engine.compiled_forward import CompiledForward
 from prompt_r1.engine.cuda_graphs import Capture, CudaGraphs, DecodeGraphs, Forward
-from prompt_r1.engine.kv_cache import PagedBatch, Sequence, allocate_pool, upload
+from prompt_r1.engine.kv_cache import Sequence, allocate_pool
+from prompt_r1.engine.paged_attention import PagedBatch, upload
 from prompt_r1.engine.sampling import draw
 from prompt_r1.engine.scheduler import Job, Scheduler
 from prompt_r1.errors import Resumable

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from prompt_r1.engine.kv_cache import BLOCK_SIZE, BlockPool, PagedBatch, Sequence
+from prompt_r1.engine.kv_cache import BLOCK_SIZE, BlockPool, Sequence
+from prompt_r1.engine.paged_attention import PagedBatch
 from prompt_r1.errors import first_line
 from prompt_r1.model import attention
 from prompt_r1.model.attention import UnsupportedAttention

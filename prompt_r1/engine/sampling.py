@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from prompt_r1.engine.kv_cache import upload
+from prompt_r1.engine.paged_attention import upload
 
 
 def draw(

@@ -9,7 +9,9 @@ In reading order:
     lora          low-rank adapters beside frozen weights
     loading       models and tokenizers from folders and the Hub, or the reason why they are refused
     gguf          GGUF files, which are converted into folders
-    distributed   ranks: what they exchange, and weights that are replicated or sharded over them
+    distributed   ranks: their devices, and what they exchange
+    sharding      weights that are sharded over the ranks
+    signals       what a signal cancels, and when it ends the run
     forked_ranks  ranks without torchrun, on a CPU
     fine_tuning   supervised training
 

@@ -1,4 +1,4 @@
-"""Attention of packed rows (packing.py) and of sequences in the paged KV cache (kv_cache.py).
+"""Attention of packed rows (packing.py) and of sequences in the KV cache (paged_attention.py).
 
 `attend` is registered with transformers' `AttentionInterface`, so Hugging Face models run unmodified.
 transformers passes unknown keywords of a model's forward on to the attention of every layer. We pass

@@ -1,47 +1,25 @@
-"""The ranks of a run (the processes that torchrun starts): collectives, sharded weights (FSDP2) and signals.
+"""The ranks of a run (the processes that torchrun starts), their devices and their collectives.
 
-Every collective is called by all ranks or by none. With `--parallel fsdp` each rank learns with a shard of
-the weights (`shard`), and plays with a whole copy. After each update `Policy.copy_weights_from` gathers the
-shards into this copy, one weight at a time.
+Every collective is called by all ranks or by none.
 """
 
-import asyncio
 import os
-import signal
-import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from types import FrameType
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
-from prompt_r1.errors import (
-    FatalEnvError,
-    Interrupted,
-    Resumable,
-    SignalBeforeTraining,
-    UsageError,
-    first_line,
-    is_out_of_memory,
-)
+from prompt_r1.errors import FatalEnvError, Resumable, UsageError, first_line, is_out_of_memory
+from prompt_r1.model.sharding import full_tensor
 from prompt_r1.programs.launcher import check_device, launcher_number
 
 T = TypeVar("T")
-
-# Slurm announces a time limit by SIGTERM or SIGUSR1, submitit by SIGUSR2. A terminal that closes sends
-# SIGHUP.
-SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
-# A terminal sends Ctrl-C to torchrun and to its ranks, and torchrun sends it to the ranks again. Within this
-# many seconds both count as one.
-SAME_CTRL_C = 1.0
 
 
 class RankLost(Resumable):
@@ -236,102 +214,3 @@ def errors_as_rank_lost(ranks: Ranks) -> Iterator[None]:
             f"rank {ranks.rank} of {ranks.count} could not communicate ({first_line(error)}): another rank "
             "has died or hangs; the same command resumes from the last checkpoint"
         ) from None
-
-
-def shard(
-    root: nn.Module,
-    layers: Iterable[nn.Module],
-    *,
-    mesh: DeviceMesh,
-    compute_dtype: torch.dtype,
-    offload: bool,
-) -> None:
-    """Shard a module in place over the ranks of `mesh` (FSDP2), on the device of the mesh.
-
-    The weights of a layer are gathered for its forward and its backward, and freed afterwards. Every forward
-    and backward is therefore called by all ranks or by none. Shards have the dtype of the module, gathered
-    weights have `compute_dtype`, and gradients are summed in float32. With `offload` the shards are in CPU
-    memory, where AdamW updates them.
-    """
-    stored = next(root.parameters()).dtype
-    precision = MixedPrecisionPolicy(
-        param_dtype=None if stored == compute_dtype else compute_dtype, reduce_dtype=torch.float32
-    )
-    offload_policy = OffloadPolicy()
-    if offload:
-        offload_policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-    # The root comes last. It gets the weights outside the layers: embedding, last norm, and head.
-    for module in (*layers, root):
-        sharded = fully_shard(
-            module,
-            mesh=mesh,
-            # Otherwise the root keeps its gathered weights after a forward. After the next update, its
-            # forward would use the old weights.
-            reshard_after_forward=True,
-            mp_policy=precision,
-            offload_policy=offload_policy,
-        )
-        # The loss is a weighted sum over all ranks, so gradients are summed, not averaged. Gloo cannot
-        # average anyway.
-        sharded.set_gradient_divide_factor(1.0)
-        sharded.set_force_sum_reduction_for_comms(True)
-
-
-def full_tensor(tensor: Tensor) -> Tensor:
-    """Gather a sharded tensor from all ranks; return any other tensor unchanged. Called by every rank."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-class Interrupt:
-    """Inside `with`, the first signal that comes (one of SIGNALS) stops the run in an orderly way.
-
-    Before training begins, the signal ends the run at once. Afterwards it cancels the games that are running,
-    but an update is finished. The ranks agree on the step that they save, and exit. A second Ctrl-C ends the
-    run at once, without saving.
-    """
-
-    def __init__(self) -> None:
-        self.stop: Resumable | None = None  # The error that ends the run; None: no signal has been received.
-        self.received_at = 0.0  # monotonic seconds of the first signal
-        self.training_began = False  # Set by the run. From then on there is something to save.
-        self._cancel: Callable[[], object] = lambda: None
-
-    def __enter__(self) -> "Interrupt":
-        # A signal that is ignored stays ignored: SIGHUP under nohup, Ctrl-C of a job in a shell's background.
-        handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._receive) for number in handled}
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    async def guard(self, work: Coroutine[None, None, T]) -> T:
-        """Await the work. A signal cancels it, and then Resumable is raised."""
-        loop = asyncio.get_running_loop()
-        task = asyncio.ensure_future(work)
-        # The signal may come while the loop sleeps; only the thread-safe call wakes it up.
-        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-        if self.stop:
-            task.cancel()
-        try:
-            return await task
-        except asyncio.CancelledError:
-            if self.stop:
-                raise self.stop from None
-            raise
-        finally:
-            self._cancel = lambda: None
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self.stop and number == signal.SIGINT and now - self.received_at > SAME_CTRL_C:
-            raise KeyboardInterrupt
-        reason = f"{signal.Signals(number).name} was received"
-        if not self.training_began:
-            exit_code = 130 if number == signal.SIGINT else 75
-            raise SignalBeforeTraining(f"{reason} before training began", exit_code=exit_code)
-        if not self.stop:
-            self.stop = Interrupted(reason) if number == signal.SIGINT else Resumable(reason)
-            self.received_at = now
-        self._cancel()

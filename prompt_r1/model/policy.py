@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from prompt_r1.model.attention import Row, RowAttention
-from prompt_r1.model.distributed import full_tensor, shard
 from prompt_r1.model.packing import Packed
+from prompt_r1.model.sharding import full_tensor, shard
 
 # The number of tokens whose logits are computed at a time. The logits of 128 tokens fit into a CPU's cache,
 # and the logits of 1,024 keep a GPU busy.

@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from prompt_r1.environments.environment import Environment
-from prompt_r1.model.distributed import Interrupt, Ranks
+from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.lora import adapters_removed
 from prompt_r1.model.packing import Packed
 from prompt_r1.model.policy import Policy
+from prompt_r1.model.signals import Interrupt
 from prompt_r1.pair.agent import Agent
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.batches import Batch, make_batch, make_mini_batches

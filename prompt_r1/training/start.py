@@ -9,11 +9,12 @@ import torch
 
 from prompt_r1.engine.model_check import check_model
 from prompt_r1.environments.specs import open_account, open_environment
-from prompt_r1.model.distributed import Interrupt, Ranks, errors_as_rank_lost, start_ranks, stop_ranks
+from prompt_r1.model.distributed import Ranks, errors_as_rank_lost, start_ranks, stop_ranks
 from prompt_r1.model.forked_ranks import forked_ranks
 from prompt_r1.model.loading import load_policy
 from prompt_r1.model.lora import ADAPTER_ALPHA, add_lora
 from prompt_r1.model.policy import Policy
+from prompt_r1.model.signals import Interrupt
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.names import find_agent
 from prompt_r1.settings.train import TrainConfig

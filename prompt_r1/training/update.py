@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss
-from prompt_r1.model.distributed import Ranks, full_tensor
+from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy, TokenScores, layers_of
+from prompt_r1.model.sharding import full_tensor
 from prompt_r1.training.batches import Batch
 
 GRADIENT_LIMIT = 1.0  # the largest norm of a gradient

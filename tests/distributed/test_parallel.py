@@ -21,7 +21,6 @@ from prompt_r1.model.distributed import (
     RankLost,
     Ranks,
     errors_as_rank_lost,
-    full_tensor,
     pick_device,
     start_ranks,
     stop_ranks,
@@ -29,6 +28,7 @@ from prompt_r1.model.distributed import (
 from prompt_r1.model.lora import add_lora
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
+from prompt_r1.model.sharding import full_tensor
 from prompt_r1.training.batches import mini_batches_of
 from prompt_r1.types import Reward, ScoredGame, Trajectory
 from tests.support import tiny

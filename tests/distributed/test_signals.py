@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from prompt_r1.errors import Interrupted, Resumable, SignalBeforeTraining
-from prompt_r1.model.distributed import SIGNALS, Interrupt
+from prompt_r1.model.signals import SIGNALS, Interrupt
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.programs.command_line import explain
 from prompt_r1.settings.train import train_config

@@ -8,7 +8,8 @@ from torch._dynamo.utils import counters
 
 from prompt_r1.engine.compiled_forward import CompiledForward
 from prompt_r1.engine.engine import Engine
-from prompt_r1.engine.kv_cache import BlockPool, PagedBatch, Sequence
+from prompt_r1.engine.kv_cache import BlockPool, Sequence
+from prompt_r1.engine.paged_attention import PagedBatch
 from prompt_r1.model.compiling import can_compile, compile_norms_and_mlps
 from prompt_r1.model.loading import load_policy
 from prompt_r1.model.packing import pack

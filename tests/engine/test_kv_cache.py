@@ -6,16 +6,8 @@ import pytest
 import torch
 
 from prompt_r1.engine import kv_cache
-from prompt_r1.engine.kv_cache import (
-    BlockPool,
-    PagedBatch,
-    Sequence,
-    _flash,
-    _sequence_by_sequence,
-    allocate_pool,
-    cache_bytes,
-    can_use_flash,
-)
+from prompt_r1.engine.kv_cache import BlockPool, Sequence, allocate_pool, cache_bytes, can_use_flash
+from prompt_r1.engine.paged_attention import PagedBatch, _flash, _sequence_by_sequence
 from prompt_r1.errors import UsageError
 from tests.support import tiny
 from tests.support.naive_attention import naive_attention

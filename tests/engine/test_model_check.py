@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import PretrainedConfig
 
-from prompt_r1.engine.kv_cache import PagedBatch
 from prompt_r1.engine.model_check import FLOAT32_LIMIT, check_model
+from prompt_r1.engine.paged_attention import PagedBatch
 from prompt_r1.errors import UsageError
 from prompt_r1.model.attention import UnsupportedAttention, attend
 from prompt_r1.model.loading import load_policy, longest_game

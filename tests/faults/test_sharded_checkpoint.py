@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from prompt_r1.model.distributed import full_tensor, start_ranks, stop_ranks
+from prompt_r1.model.distributed import start_ranks, stop_ranks
 from prompt_r1.model.lora import add_lora
 from prompt_r1.model.policy import Policy
+from prompt_r1.model.sharding import full_tensor
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.checkpoint import (
     State,

@@ -9,9 +9,10 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from prompt_r1.environments.environment import Caller
 from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.model.distributed import Interrupt, Ranks
+from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.lora import adapters_of
 from prompt_r1.model.packing import pack
+from prompt_r1.model.signals import Interrupt
 from prompt_r1.pair import agent as agent_file
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.run import Run

@@ -1,0 +1,161 @@
+"""Attention of new tokens over the blocks of the KV cache."""
+
+import functools
+from collections.abc import Collection, Mapping
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from prompt_r1.engine.kv_cache import BlockPool, Sequence
+from prompt_r1.model.attention import Window, attend_in_window, causal_mask
+
+
+def upload(
+    numbers: Collection[int] | Collection[Collection[float]], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Copy numbers, or rows of numbers, to the device. The host does not wait for the copy."""
+    pinned = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
+    return pinned.to(device, non_blocking=True)
+
+
+class PagedBatch:
+    """A packed row of the T new tokens of B sequences, and the blocks that hold these sequences."""
+
+    def __init__(self, new_tokens: Mapping[Sequence, int], pool: BlockPool, *, longest: int = 0) -> None:
+        """`new_tokens`: how many of the last tokens of each sequence are new.
+
+        `longest`: how many tokens a row of the block tables has room for; 0: the longest of these sequences.
+        """
+        self.new_tokens, self.pool = new_tokens, pool
+        self.mask = functools.cache(causal_mask)  # All layers share their masks.
+        self.max_new = max(new_tokens.values())  # the most new tokens of a sequence
+        self.longest = max(longest, *(len(sequence.tokens) for sequence in new_tokens))
+        table_length = pool.blocks_for(self.longest)
+
+        # For each sequence: its new tokens, and where their keys and values are written.
+        tokens: list[int] = []
+        positions: list[int] = []
+        blocks: list[int] = []
+        rows: list[int] = []
+        starts = [0]
+        lengths: list[int] = []
+        block_tables: list[list[int]] = []
+        for sequence, count in new_tokens.items():
+            length, table = len(sequence.tokens), sequence.block_table
+            new = range(length - count, length)
+            tokens += sequence.tokens[new.start :]
+            positions += new
+            blocks += [table[position // pool.block_size] for position in new]
+            rows += [position % pool.block_size for position in new]
+            starts.append(len(tokens))
+            lengths.append(length)
+            # While a prompt is computed in chunks, its sequence already has blocks for the whole prompt.
+            used = table[:table_length]
+            block_tables.append(used + [pool.spare] * (table_length - len(used)))
+
+        # (T,) each: the new tokens, their positions, and the block and row that each token is written to.
+        columns = upload([tokens, positions, blocks, rows], torch.int64, pool.device)
+        self.tokens, self.positions, self.blocks, self.rows = columns
+        # (B + 1,) the first column of each sequence, then T
+        self.starts = upload(starts, torch.int32, pool.device)
+        self.lengths = upload(lengths, torch.int32, pool.device)  # (B,) tokens, the new ones included
+        self.block_tables = upload(block_tables, torch.int32, pool.device)  # (B, blocks of `longest`)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that a CUDA graph reads."""
+        row = [self.tokens, self.positions, self.blocks, self.rows]
+        return [*row, self.starts, self.lengths, self.block_tables]
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window
+    ) -> Tensor:
+        """Write a layer's new keys and values (Hkv, T, D) to the cache, and attend to the whole sequences.
+
+        Queries (H, T, D) → (T, H, D).
+        """
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        keys[self.blocks, self.rows] = key.transpose(0, 1).to(keys.dtype)
+        values[self.blocks, self.rows] = value.transpose(0, 1).to(values.dtype)
+        query = query.transpose(0, 1).to(keys.dtype)
+        if self.pool.flash:
+            return _flash(layer, query, self, scale, window)
+        return _sequence_by_sequence(layer, query, self, scale, window)
+
+    @cached_property
+    def first_blocks(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """Views of each sequence's first block, for each layer: keys and values (Hkv, rows, D).
+
+        They are made once for a step, because slicing the cache in every layer would take longer than
+        attention to a short game.
+        """
+        views: list[list[tuple[Tensor, Tensor]]] = []
+        for sequence in self.new_tokens:
+            cached = self.pool.cache[:, :, sequence.block_table[0], : len(sequence.tokens)]
+            keys, values = cached.transpose(2, 3)  # (layers, Hkv, rows, D) each
+            views.append(list(zip(keys, values, strict=True)))
+        return views
+
+
+def _flash(layer: int, query: Tensor, batch: PagedBatch, scale: float, window: Window) -> Tensor:
+    """Attend to all sequences in one call of FlashAttention. (T, H, D) → (T, H, D).
+
+    `num_splits=1` is needed for right results. With any other value the kernel of torch 2.13 may leave rows
+    of a packed batch unwritten, or write NaN. It also makes the result of a sequence independent of the other
+    sequences of the batch.
+    """
+    from torch.nn.attention.varlen import varlen_attn  # Where torch has no CUDA, this import compiles code.
+
+    # A single query is the last token and sees all keys. Without a causal mask the kernel is faster.
+    causal = batch.max_new > 1 or window is not None
+    left = -1 if window is None else window - 1
+    right = 0 if causal else -1
+    out = varlen_attn(
+        query,
+        batch.pool.keys[layer],
+        batch.pool.values[layer],
+        batch.starts,
+        batch.starts,  # The starts of the keys are required, but not read: see `seqused_k` and `block_table`.
+        batch.max_new,
+        batch.longest,
+        scale=scale,
+        window_size=(left, right),
+        enable_gqa=True,
+        seqused_k=batch.lengths,
+        block_table=batch.block_tables,
+        num_splits=1,
+    )
+    assert isinstance(out, Tensor), "the log-sum-exp was not requested"
+    return out
+
+
+def _sequence_by_sequence(
+    layer: int, query: Tensor, batch: PagedBatch, scale: float, window: Window
+) -> Tensor:
+    """Attend with one call of torch's SDPA for each sequence, on any device. (T, H, D) → (T, H, D)."""
+    pool = batch.pool
+    kv_heads = pool.keys.shape[3]
+    # (new tokens, Hkv, G, D) for each sequence: G query heads share a key head. With one new token, SDPA
+    # computes G heads with 1 query each as 1 head with G queries. The result is the same, and no key is
+    # copied, which is far slower on a CPU.
+    grouped = query.unflatten(1, (kv_heads, -1)).split([*batch.new_tokens.values()])
+    outs: list[Tensor] = []
+    for sequence, first_block, queries in zip(batch.new_tokens, batch.first_blocks, grouped, strict=True):
+        length = len(sequence.tokens)
+        if length <= pool.block_size:
+            key, value = first_block[layer]  # (Hkv, length, D)
+        else:
+            blocks = sequence.block_table[: pool.blocks_for(length)]
+            copied = pool.cache[:, layer, blocks].flatten(1, 2)[:, :length]  # (2, length, Hkv, D)
+            key, value = copied.transpose(1, 2)
+        if len(queries) == 1:
+            if window is not None:
+                key, value = key[:, -window:], value[:, -window:]
+            outs.append(F.scaled_dot_product_attention(queries, key[None], value[None], scale=scale))
+        else:
+            heads_first = queries.flatten(1, 2).transpose(0, 1)  # (H, new tokens, D)
+            part = attend_in_window(heads_first, key, value, scale, window, batch.mask)
+            outs.append(part.transpose(0, 1).view(queries.shape))
+    return torch.cat(outs).flatten(1, 2)
