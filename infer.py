@@ -53,8 +53,8 @@ def main(config: InferConfig) -> None:
     broken = [game for game in games if game.stop == "env_error"]
     if broken:
         raise Resumable(
-            f"the environment {pair.environment.name} failed in {len(broken)} of {len(games)} dialogues: "
-            f"{broken[0].error}; try again later"
+            f"the environment {pair.environment.name} failed in {len(broken)} of {len(games)} dialogues; "
+            f"the first: {broken[0].error}; try again later"
         )
     without_answer = sum(game.answer is None for game in games)
     if without_answer:

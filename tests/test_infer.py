@@ -152,7 +152,7 @@ def test_several_questions_end_with_their_total_cost(ask):
 def test_an_environment_that_fails_in_one_of_two_games_ends_with_a_resumable_error(ask, monkeypatch, capsys):
     outcomes = chain([EnvError("HTTP 500")], repeat("Anna"))
     monkeypatch.setattr(Environment, "ask", AsyncMock(side_effect=outcomes))
-    with pytest.raises(Resumable, match="failed in 1 of 2 dialogues: HTTP 500; try again later"):
+    with pytest.raises(Resumable, match="failed in 1 of 2 dialogues; the first: HTTP 500; try again later"):
         ask("--json", "--temperature", "1", "--seed", "0", typed="abc def?\nabc def?\n")
     game, _ = map(json.loads, capsys.readouterr().out.splitlines())
     assert (game["stop"], game["error"], game["answer"]) == ("env_error", "HTTP 500", None)

@@ -275,6 +275,7 @@ class MiniEnvironment:
         question = ANSWER_ONLY.sub("", prompt)
         wordings = WORDINGS[self.style]
         # "Answer only." is not part of the seed: it changes the form of the reply, not the value.
+        # All published figures depend on the order in which `interpret`, `believe` and the wording draw.
         rng = generator_for(f"{self.seed} {self.style}", question)
         request = understand(question, self.world)
         if request is None:

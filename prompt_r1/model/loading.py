@@ -146,20 +146,22 @@ def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dty
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
     model, found = cast(tuple[PreTrainedModel, dict[str, set[Any]]], loaded)
     layers = {_layer_of(name) for name in model.state_dict()}
-    problems = {
-        "have tensors that the model does not use, in layers that it does use": [
-            name for name in found["unexpected_keys"] if _layer_of(name) in layers
-        ],
-        "lack tensors of the model": [*found["missing_keys"]],
-        "have tensors of other shapes than config.json says": [
-            name for name, *_shapes in found["mismatched_keys"]
-        ],
-    }
-    for problem, names in problems.items():
-        if names:
-            raise UsageError(
-                f"the weight files at {str(path)!r} {problem}: {len(names)}, such as {min(names)}"
-            )
+    files = f"the weight files at {str(path)!r}"
+    unused = [name for name in found["unexpected_keys"] if _layer_of(name) in layers]
+    if unused:
+        raise UsageError(
+            f"{files} have tensors that the model does not use, in layers that it does use: {len(unused)}, "
+            f"such as {min(unused)}"
+        )
+    missing = found["missing_keys"]
+    if missing:
+        raise UsageError(f"{files} lack tensors of the model: {len(missing)}, such as {min(missing)}")
+    misshapen = [name for name, *_shapes in found["mismatched_keys"]]
+    if misshapen:
+        raise UsageError(
+            f"{files} have tensors of other shapes than config.json says: {len(misshapen)}, such as "
+            f"{min(misshapen)}"
+        )
     return model
 
 

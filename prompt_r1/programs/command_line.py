@@ -134,17 +134,10 @@ def exit_with(code: int, reason: str) -> NoReturn:
         null_device = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null_device, sys.stdout.fileno())
     if os.environ.get("WORLD_SIZE", "") not in ("", "1"):
-        _leave_the_other_ranks(code)
+        # The end of the interpreter would wait for threads and for NCCL, which may wait for ranks that do not
+        # know yet that this rank leaves.
+        os._exit(code)
     sys.exit(code)
-
-
-def _leave_the_other_ranks(code: int) -> NoReturn:
-    """End this rank at once.
-
-    The end of the interpreter would wait for threads and for NCCL, which may wait for ranks that do not know
-    yet that this one leaves.
-    """
-    os._exit(code)
 
 
 def prepare_standard_streams() -> None:
