@@ -9,6 +9,7 @@ CUDA graphs (cuda_graphs.py) capture the kernels of the compiled forward as they
 """
 
 import warnings
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -55,12 +56,13 @@ class CompiledForward:
     this takes one to three minutes (calculated, not measured).
     """
 
-    def __init__(self, policy: Policy, **how: Any) -> None:
-        """`how` is passed to torch.compile; by default inductor compiles."""
+    def __init__(self, policy: Policy, *, backend: str | Callable[..., Any] = "inductor") -> None:
+        """`backend` is torch.compile's."""
+        options = INDUCTOR_OPTIONS if backend == "inductor" else None
         self._policy = policy
         self._works = True  # False: the model cannot be compiled, so it is used as it is.
         self._model = torch.compile(
-            policy.model.base_model, dynamic=True, fullgraph=True, **(how or {"options": INDUCTOR_OPTIONS})
+            policy.model.base_model, dynamic=True, fullgraph=True, backend=backend, options=options
         )
 
     def __call__(self, batch: PagedBatch) -> Tensor:

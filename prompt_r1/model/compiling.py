@@ -36,14 +36,12 @@ def can_compile(device: torch.device) -> bool:
     return True
 
 
-def compile_norms_and_mlps(model: PreTrainedModel, **how: Any) -> None:
-    """Compile the norms and MLPs of a model in place, when they are first used.
-
-    `how` is passed to torch.compile; by default inductor compiles.
-    """
+def compile_norms_and_mlps(model: PreTrainedModel, *, backend: str = "inductor") -> None:
+    """Compile the norms and MLPs of a model in place, when they are first used."""
+    options = INDUCTOR_OPTIONS if backend == "inductor" else None
     # The compiler itself looks at this attribute of activations, and torch warns of it.
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_VARIANTS)
     for module in model.modules():
         if type(module).__name__.endswith(("RMSNorm", "MLP")):
-            module.compile(dynamic=True, **(how or {"options": INDUCTOR_OPTIONS}))
+            module.compile(dynamic=True, backend=backend, options=options)
