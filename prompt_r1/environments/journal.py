@@ -21,7 +21,7 @@ from pathlib import Path
 
 from prompt_r1.environments.sources import Caller, Reply, Source
 from prompt_r1.errors import UsageError
-from prompt_r1.programs.files import append_line, json_object
+from prompt_r1.programs.files import append_line, check_values, json_object
 from prompt_r1.types import Message, Spending
 
 RESERVE_BYTES = 2**18  # room for the replies of the requests that run when the disk becomes full
@@ -110,10 +110,14 @@ class Journal:
                 if not line:
                     continue
                 try:
-                    charges[line["call"]] = Spending(*line["charged"])
+                    charged = Spending(*line["charged"])
+                    check_values(charged)
+                    charges[int(line["call"])] = charged
                     if "reply" in line:
-                        self.replies[line["key"]] = Reply(**line["reply"])
-                except (KeyError, TypeError) as error:
+                        reply = Reply(**line["reply"])
+                        check_values(reply)
+                        self.replies[line["key"]] = reply
+                except (KeyError, TypeError, ValueError) as error:
                     raise UsageError(
                         f"{path}, line {number}: no call of this version ({error}); give another --out"
                     ) from None

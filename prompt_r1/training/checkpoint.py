@@ -166,10 +166,14 @@ def load_checkpoint(
 
 
 def read_state(checkpoint: Path) -> State:
-    """Read state.json. Raises UsageError if it has other fields than a run writes."""
+    """Read state.json. Raises UsageError if it has other fields or values than a run writes."""
     try:
-        return State(**files.json_object((checkpoint / "state.json").read_bytes()))
-    except TypeError as error:
+        state = State(**files.json_object((checkpoint / "state.json").read_bytes()))
+        files.check_values(state)
+        if state.trained_step != step_of(checkpoint):
+            raise ValueError(f"trained_step is {state.trained_step}")
+        return state
+    except (TypeError, ValueError) as error:
         raise UsageError(
             f"{checkpoint}/state.json: {error}: remove this checkpoint, and the run resumes from the one "
             "before"

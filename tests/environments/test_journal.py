@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import os
 import resource
 from collections.abc import Iterator
@@ -179,6 +180,27 @@ def test_a_line_of_another_version_is_refused_with_its_number(line: str, tmp_pat
     with pytest.raises(
         UsageError, match=r"rank0.jsonl, line 3: no call of this version .*give another --out"
     ):
+        Journal(tmp_path)
+
+
+STRANGE = [
+    {"call": "x"},
+    *({"charged": amounts} for amounts in ([1, 1, 1, -3.0, 0], [1e999] * 5, ["1"] * 5, None)),
+    {"charged": [1, 10**400, 1, 1, 1]},
+    *({"reply": reply} for reply in ([], "Paris", {"text": ["Paris"]})),
+    *({"reply": {"text": "Paris", "tokens_in": tokens}} for tokens in (10**400, -(10**9), 7.5, "7")),
+]
+
+
+@pytest.mark.parametrize("change", STRANGE, ids=lambda change: str(change)[:40])
+def test_a_line_with_values_that_cannot_be_is_refused_with_its_number(change, tmp_path: Path) -> None:
+    """Bugs: 10**400 tokens raised OverflowError, and -10**9 of them gave dollars to the budget."""
+    ask(environment(CountingSource(), folder=tmp_path))
+    path = tmp_path / "rank0.jsonl"
+    line = json.loads(path.read_text().splitlines()[-1])
+    with path.open("a") as file:
+        file.write(json.dumps({**line, **change}) + "\n")
+    with pytest.raises(UsageError, match=r"rank0.jsonl, line 3: .*give another --out"):
         Journal(tmp_path)
 
 

@@ -291,6 +291,28 @@ def edit_state(checkpoint: Path, **values: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
+WRONG_VALUES = {
+    "trained_step": ["x", -5, 2.0, True, 3, 10**400, None],
+    "logged_step": ["x", -2, 1.0],
+    "unlogged_metrics": [[1], {"em": "x"}, {"em": None}, 10**400],
+    "best_step": ["x", -2, 1.5],
+    "best_em": ["x", None, [], 10**400],
+    "best_reward": ["x", {}],
+    "questions": [1, None],
+}
+
+
+@pytest.mark.parametrize("name", WRONG_VALUES)
+def test_a_state_that_no_run_writes_is_refused(saved, name):
+    """A run folder from elsewhere: each value ended the run in another traceback, or was believed."""
+    checkpoint = saved.folder / "checkpoints" / "step-000002"
+    before = json.loads((checkpoint / "state.json").read_text())
+    for value in WRONG_VALUES[name]:
+        edit_state(checkpoint, **before | {name: value})
+        with pytest.raises(UsageError, match=rf"state\.json: {name} is .*remove this checkpoint"):
+            saved.load(checkpoint)
+
+
 def test_a_state_with_other_fields_is_refused(saved):
     checkpoint = saved.folder / "checkpoints" / "step-000002"
     edit_state(checkpoint, of_a_stranger=1)
