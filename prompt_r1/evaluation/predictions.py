@@ -123,10 +123,10 @@ def _parse(content: bytes) -> tuple[dict[Asked, Prediction], int]:
     for line in content.splitlines():
         try:
             prediction = _from_row(json.loads(line))
+            # A part of the key that is a list or an object cannot be hashed.
+            found[_asked(prediction.system, prediction.question, prediction.sample)] = prediction
         except (ValueError, TypeError, KeyError, RecursionError):
             damaged += 1
-            continue
-        found[_asked(prediction.system, prediction.question, prediction.sample)] = prediction
     return found, damaged
 
 

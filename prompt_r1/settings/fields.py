@@ -13,6 +13,8 @@ import yaml
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.files import replace_file
 
+# PyYAML does not only raise its own errors: `!!int x`, `!!bool x` or thousands of brackets raise others.
+NOT_YAML = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 MAX_VALUE = 1e15  # No setting may be larger, because such integers overflow in torch.
 BOOLEANS = {"true": True, "false": False}
 KINDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
@@ -153,7 +155,7 @@ def read_mapping(path: Path) -> dict[str, object]:
         values = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except NOT_YAML as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} has no `key: value` lines")
