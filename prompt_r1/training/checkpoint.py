@@ -59,7 +59,7 @@ class State:
     # The metrics of `trained_step`, while they are not in metrics.jsonl.
     unlogged_metrics: dict[str, float] = field(default_factory=dict)
     best_step: int = -1
-    best_em: float = -1.0
+    best_em: float = -1.0  # below 0: no validation has judged an agent yet
     best_reward: float = 0.0
     questions: str = ""  # digest of the training questions
     start: str = ""  # digest of the agent that the run started from

@@ -123,8 +123,13 @@ class Record:
         metrics = run.ranks.on_every_rank(lambda: run.log.write_metrics(metrics))
         is_best = self.is_best(metrics)
         is_save_step = is_due and step > 0
-        # Without validation, the newest agent counts as the best one.
-        if is_best or (is_save_step and not config.val_data):
+        # Without validation, or if every validation game so far broke, the newest agent counts as the best.
+        is_newest_best = is_save_step and not is_best and state.best_em < 0
+        if is_newest_best and config.val_data and state.best_step < 0:
+            run.log.say(
+                "The environment broke every validation game: the newest agent counts as the best one"
+            )
+        if is_best or is_newest_best:
             self.export(metrics)
         state.logged_step = step
         state.unlogged_metrics = {}
@@ -159,7 +164,7 @@ class Record:
             is_better = (reward, em) > (state.best_reward, state.best_em)
         else:
             is_better = (em, reward) > (state.best_em, state.best_reward)
-        return is_better or state.best_step < 0
+        return is_better or state.best_em < 0
 
     def export(self, metrics: dict[str, float]) -> None:
         """Write the agent of this step to agent/, and remember it as the best one."""

@@ -135,6 +135,19 @@ def test_without_validation_the_newest_agent_is_exported(base, tmp_path):
     assert [int(folder.name[5:]) for folder in checkpoints_of(tmp_path)] == [4, 6]
 
 
+@pytest.mark.parametrize("settings", [{}, {"reward": "my_code:reward"}])
+def test_until_a_validation_succeeds_the_newest_agent_is_exported(base, tmp_path, capsys, settings):
+    """A bug: the environment broke each game of each validation, and the run ended without an agent."""
+    record = resume(tmp_path, base, **settings)
+    for _ in range(3):
+        record.step(val_n=0, val_errors=10)
+    assert record.state.best_step == 2 == exported_step(tmp_path / "agent")
+    assert capsys.readouterr().out.count("the newest agent counts as the best") == 1
+    record.step(val_em=0.0, val_reward=-0.5)
+    record.step(val_n=0, val_errors=10)
+    assert record.state.best_step == 3 == exported_step(tmp_path / "agent"), "a validation has judged it"
+
+
 @pytest.mark.parametrize(("settings", "best"), [({}, 1), ({"reward": "my_code:reward"}, 2)])
 def test_the_best_agent_is_the_best_by_em_or_by_the_users_own_reward(base, tmp_path, settings, best):
     record = resume(tmp_path, base, **settings)
