@@ -62,18 +62,26 @@ class Ranks:
         """Do this rank's share of some work, then wait for the other ranks.
 
         If the work fails on one rank, its error is raised on all of them. Otherwise the others would wait in
-        their next collective for a rank that has left.
+        their next collective for a rank that has left. An unexpected error is raised as a RuntimeError, whose
+        cause on the rank that failed is the error itself, with its traceback.
         """
+        if self.count == 1:
+            return work()
         failure: Exception | None = None
+        shared: Exception | None = None
         try:
             result = work()
         except (UsageError, Resumable, FatalEnvError, OSError) as error:
+            failure = shared = error
+        except Exception as error:
             failure = error
-        failures = [error for error in self.gather(failure) if error is not None]
+            # Any error can come here, also an error that cannot be pickled.
+            shared = RuntimeError(f"rank {self.rank} failed ({type(error).__name__}: {first_line(error)})")
+        failures = [error for error in self.gather(shared) if error is not None]
         if failures:
             # A rank that leaves at once can break the connection while others still receive the error.
             self.barrier()
-            raise failures[0]
+            raise failures[0] from failure
         return result
 
     def on_first_rank(self, make: Callable[[], T]) -> T:

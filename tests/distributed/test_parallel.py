@@ -2,10 +2,12 @@
 
 import multiprocessing
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from traceback import format_exception
 from unittest.mock import patch
 
 import pytest
@@ -347,6 +349,26 @@ def test_a_failure_of_one_rank_is_raised_on_those_that_succeeded_too(kind):
         return ranks.on_every_rank(lambda: True)
 
     assert on_each_rank(2, share) == [True, True]
+
+
+def test_an_unexpected_error_of_one_rank_ends_all_ranks_and_keeps_its_traceback():
+    """A bug: the other ranks waited for the timeout of their next collective, which is an hour."""
+
+    class NotPickled(Exception):
+        """An error whose class has no name by which another process could find it."""
+
+    def work(ranks: Ranks) -> None:
+        if ranks.rank == 1:
+            raise NotPickled("no room")
+
+    def cause(ranks: Ranks) -> BaseException | None:
+        with pytest.raises(RuntimeError, match=r"rank 1 failed \(NotPickled: no room\)") as caught:
+            ranks.on_every_rank(lambda: work(ranks))
+        pickle.dumps(caught.value)  # It reached the other ranks.
+        return caught.value.__cause__
+
+    _, of_failed_rank = on_each_rank(2, cause)
+    assert isinstance(of_failed_rank, NotPickled) and "in work" in "".join(format_exception(of_failed_rank))
 
 
 def test_a_launch_that_cannot_work_is_one_sentence():
