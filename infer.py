@@ -22,14 +22,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from prompt_r1.errors import NoAnswer, Resumable, UsageError
+from prompt_r1.errors import NoAnswer, QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.dialogue import Dialogue, game_as_json
 from prompt_r1.pair.playing import OpenPair, open_pair
 from prompt_r1.pair.settings import InferConfig
 from prompt_r1.programs.command_line import run_program, teaching_command
 from prompt_r1.programs.files import json_object
 from prompt_r1.programs.text import printable
-from prompt_r1.types import Spending, Trajectory
+from prompt_r1.types import Question, Spending, Trajectory
 
 # An agent that knows the format begins an action with one of these tags, even if its turn is cut off later.
 ACTION_TAGS = ("<interaction_prompt>", "<answer>")
@@ -93,7 +93,10 @@ def typed_questions() -> Iterator[str]:
 
 
 async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig) -> Trajectory:
-    """Play one game, and print it while it is played, or as JSON. Raises UsageError for a long question."""
+    """Play one game, and print it while it is played, or as JSON.
+
+    For a question that is too long, the game has no turns, and its `error` says so.
+    """
     before = pair.environment.budget.spent
     view.question(question)
     try:
@@ -101,6 +104,8 @@ async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig
     except asyncio.CancelledError:  # The user pressed Ctrl-C.
         view.note("no answer", "interrupted")
         raise
+    except QuestionTooLong as error:  # Other questions can still be asked.
+        game = Trajectory(Question(question, "asked", question, ()), stop="max_tokens", error=str(error))
     # `game.spent` has the cost of the replies. Here requests without a reply count too.
     game = replace(game, spent=pair.environment.budget.spent - before)
     if config.json:

@@ -146,7 +146,7 @@ class Trajectory:
     logprobs: list[float] = field(default_factory=list)  # (T,) nats, as sampled; 0 for context
     turns: list[Turn] = field(default_factory=list)
     stop: Stop = "max_turns"
-    error: str = ""  # Why the environment failed, if `stop` is "env_error".
+    error: str = ""  # Why the environment failed, if `stop` is "env_error", or why no game was played.
     spent: Spending = field(default_factory=Spending)  # The cost of the replies.
     seconds: float = 0.0  # How long the game took.
 

@@ -143,6 +143,18 @@ def test_the_exit_code_says_whether_there_is_an_answer(agent):
     run_here(*common, "Who is the star of Silent Valley?")
 
 
+def test_a_question_that_is_too_long_does_not_end_the_questions_after_it(agent, monkeypatch, capsys):
+    """A bug: the questions after it were not asked, and at the keyboard the session ended."""
+    line = "Who is the star of Silent Valley?"
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{line}\n{'long ' * 9999}\n{line}\n"))
+    with pytest.raises(NoAnswer, match="1 of 3 questions got no answer"):
+        run_here("infer.py", "--agent", agent, "--env", "mini", "--device", "cpu", "--json")
+    first, long, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["answer"] == last["answer"] is not None
+    assert (long["answer"], long["stop"], long["turns"]) == (None, "max_tokens", [])
+    assert "shorten it" in long["error"]
+
+
 def test_several_questions_end_with_their_total_cost(ask):
     shown = ask("--env-price", "1,2", typed="abc def?\nfed cba?\n")
     assert shown.count("question     ") == shown.count("\ncost         ") == 2
