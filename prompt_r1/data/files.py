@@ -102,13 +102,18 @@ def _question(row: Fields, dataset: str) -> Question:
         raise BadRow(f"kind is {kind!r}; choose one of {', '.join(get_args(Kind))}")
     text = text_field(row, "question")
     return Question(
-        id=text_or_number(row["id"], "id") if "id" in row else id_from_text(text),
+        id=_id_of(row, text),
         dataset=dataset,
         text=text,
         answers=gold_answers(row[answer_field], answer_field),
         kind=kind,
         extra={name: value for name, value in row.items() if name not in COLUMNS},
     )
+
+
+def _id_of(row: Fields, text: str) -> str:
+    """The id of a row as text, or without one an id that is made from the question's text."""
+    return text_or_number(row["id"], "id") if "id" in row else id_from_text(text)
 
 
 def _is_empty(value: object) -> bool:
@@ -132,7 +137,7 @@ def _published_question(row: Fields) -> Question:
     text = text_or_number(found[1], "question")
     dataset = paper_name(text_field(row, "data_source"))
     golds = gold_answers(truth, "ground_truth")
-    return Question(id_from_text(text), dataset, text, golds, kind_of(dataset))
+    return Question(_id_of(row, text), dataset, text, golds, kind_of(dataset))
 
 
 def gold_answers(value: object, field: str) -> tuple[str, ...]:
