@@ -269,6 +269,7 @@ def own_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "own_code.py").write_text(OF_LENGTH)
+    sys.modules.pop("own_code", None)  # Another test may have imported a module of this name.
     yield
     sys.modules.pop("own_code", None)
 
