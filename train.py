@@ -83,7 +83,7 @@ def train(run: Run, record: Record) -> None:
         with run.log.phase("update"):
             stats = StepStats()
             mini_batches = run.mini_batches(games_PG)
-            old_logprobs = old_logprobs_of(policy, mini_batches)  # before an optimiser step moves the weights
+            old_logprobs = old_logprobs_of(policy, mini_batches)  # The weights have not moved yet.
             for batches, old_of_batches in zip(mini_batches, old_logprobs, strict=True):
                 # FSDP forwards are collective: every rank has equally many micro-batches.
                 for batch, old in zip(batches, old_of_batches, strict=True):
@@ -162,7 +162,7 @@ def main(config: TrainConfig) -> None:
     if config.dry_run:
         return
     with start_run(config) as run:
-        record = Record.resume(run)  # from the newest checkpoint, if there is one
+        record = Record.resume(run)  # It begins with the newest checkpoint, if there is one.
         try:
             # A new run is validated before its first step. A run that was killed between a step and its line
             # in the log first writes that line.

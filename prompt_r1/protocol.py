@@ -50,7 +50,7 @@ Think about the question, then answer it. Write:
    <think>(your reasoning)</think>
    <answer>(final answer for the question)</answer>"""
 
-INSTRUCTIONS = {  # by their names for --instruction
+INSTRUCTIONS = {  # The keys are the values of --instruction.
     # Table 1 of the paper. The published prompts end with exactly these bytes.
     "paper": PAPER_INSTRUCTION,
     # For the mini agent: half a million parameters cannot follow the paper's instruction.

@@ -33,7 +33,7 @@ class Rule:
     own: Callable[[Trajectory, Reward], float] | None = None
 
 
-RULES = {  # by their names for --rule
+RULES = {  # The keys are the values of --rule.
     # Appendix G. The gate opens with two good turns and a perfect final turn, or with four good turns and
     # any answer that is not empty. Without an answer a game of five turns collects at most 1.0, because the
     # prompt of the fifth is not sent. In a longer game, six sent prompts would open the gate without an

@@ -217,7 +217,7 @@ def convert(name: str, sources: Sequence[str]) -> tuple[list[Question], Counter[
     reason, and if no question is left.
     """
     dataset, question_of = CONVERTED[name]
-    questions: dict[str, Question] = {}  # by question_key
+    questions: dict[str, Question] = {}  # question_key → question
     left_out: Counter[str] = Counter()
     for source in sources:
         for number, row in read_rows(source):

@@ -99,7 +99,7 @@ def _table(path: Path) -> NumberedRows:
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
     lines = StringIO(_text_of(path), newline="")
     reader = csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=True)
-    filled = (cells for cells in reader if cells)  # without blank lines
+    filled = (cells for cells in reader if cells)  # A blank line has no cells.
     number = 0  # the number of the last row
     try:
         columns = next(filled, [])

@@ -113,7 +113,7 @@ class Budget:
         self._reserved -= estimate
         self.spent += actual
         self._settled.set()
-        self._settled = asyncio.Event()  # for the requests that wait from now on
+        self._settled = asyncio.Event()  # The requests that wait from now on wait for this.
 
     def _exceeded(self, total: Spending) -> list[str]:
         """The names of the limits that this spending exceeds."""

@@ -34,7 +34,7 @@ from prompt_r1.types import Question, Spending
 class SearchTexts:
     """Tokens of the texts of a search."""
 
-    prompt: int  # before each question
+    prompt: int  # its tokens before each question
     request: int  # what the optimiser reads
     reply: int  # what the optimiser writes
 
@@ -54,7 +54,7 @@ class SearchCalls:
     """The calls of a search that scores a prompt on `scored` questions."""
 
     scored: int
-    most: int  # of both models, without a limit
+    most: int  # calls of both models, if there is no limit
     of_optimizer: float  # the optimiser's share of the calls
 
 

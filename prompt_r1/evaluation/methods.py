@@ -47,7 +47,7 @@ class Setup:
     spec: str  # the environment's SPEC. Without an environment, the SPEC of the agent's training.
     environment: Environment | None  # None: the method does not need an environment.
     open_optimizer: Callable[[Fields], Environment]  # opens the model that writes prompts
-    agent: NamedAgent  # of --agent or --grpo-agent, trained here or not
+    agent: NamedAgent  # --agent or --grpo-agent names it; trained here or not
     datasets: Sequence[str]  # the datasets of the questions that will be answered
     train: Sequence[Question]
     validation: Sequence[Question]

@@ -23,9 +23,9 @@ from prompt_r1.programs.files import replace_file
 from prompt_r1.programs.tables import markdown_table, text_table
 from prompt_r1.programs.text import printable_line
 
-TABLES, RESULTS = "tables.md", "results.json"  # in the folder of an evaluation
+TABLES, RESULTS = "tables.md", "results.json"  # files in the folder of an evaluation
 UNKNOWN = "–"
-WIDTH = 80  # of the table for the terminal
+WIDTH = 80  # columns of the table for the terminal
 SPARE_COLUMNS = ("tokens", "turns", "format")  # The first is left out first.
 
 

@@ -97,7 +97,7 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
             for position, sampled in enumerate(game.sampled):
                 if sampled:
                     source = position - 1  # The token before predicts the sampled token.
-                    if source < start:  # in the opening, which the games of the group share
+                    if source < start:  # It is in the opening, which the games share.
                         sources.append(group_start + source)
                     else:  # among the tokens that this game adds
                         sources.append(first_added + source - start)

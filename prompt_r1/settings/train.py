@@ -257,7 +257,7 @@ def run_name(start: str, config: TrainConfig, base: Mapping[str, Any], flags: Ma
     names = [start]
     for part, value in parts.items():
         if part in flags and flags[part] != base.get(part):
-            last = Path(value.split("@")[0]).name  # without folder, and without the URL of an endpoint
+            last = Path(value.split("@")[0]).name  # The name has neither folder nor URL.
             names.append(re.sub(r"\.(jsonl|parquet)$", "", last))
     return re.sub(r"[^\w.-]+", "-", "-".join(names))[:80]
 

@@ -161,7 +161,7 @@ def divide(games: Sequence[Trajectory], *, ranks: int, tokens_per_batch: int) ->
         return [[list(row.games) for row in rows]]
     total = sum(sum(group, EMPTY_PLAN).size for group in groups)
     per_rank = math.ceil(total / (ranks * tokens_per_batch))
-    columns_per_row = total // max(ranks * per_rank, 1)  # without games there are no rows
+    columns_per_row = total // max(ranks * per_rank, 1)  # If there are no games, this is 0.
     # All rows should be equally full. Smaller parts balance better, and larger parts repeat fewer openings.
     # Half a row is the compromise.
     half_row = columns_per_row // 2

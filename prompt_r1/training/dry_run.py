@@ -49,7 +49,7 @@ class Case:
     """What an estimate assumes of every game and call. Lengths are in tokens."""
 
     name: str
-    calls: int  # in a game
+    calls: int  # calls of the environment in a game
     prompt: int
     reply: int
     bytes_per_token: int

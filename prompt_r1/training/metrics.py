@@ -47,7 +47,7 @@ def metrics_of_game(game: ScoredGame) -> Row:
     row["tokens/sampled"] = sum(trajectory.sampled)
     row["env/calls"] = len(replies) + errors
     row["env/errors"] = errors
-    row["usd"] = trajectory.spent.usd  # of every game; "game/usd" has a mean over the scored games
+    row["usd"] = trajectory.spent.usd  # Every game has it; "game/usd" is a mean over scored games.
     if game.advantage is not None:
         row["has_spread"] = float(game.has_advantage)  # whether its advantage is not 0
     if game.reward is None:

@@ -51,7 +51,7 @@ class Run:
     reference: Policy | None  # None: no KL
     questions: RunQuestions
     optimizer: Optimizer
-    games_per_step: int  # of this rank
+    games_per_step: int  # how many games this rank plays in a step
     log: Log
 
     @property

@@ -17,9 +17,9 @@ from prompt_r1.settings.agent import MINI_AGENT
 from prompt_r1.settings.train import TrainConfig
 
 TURN = 250  # tokens of the agent's usual turn
-SHARE_OF_PEAK = 0.4  # of the tensor cores, in an update
+SHARE_OF_PEAK = 0.4  # what an update reaches of the peak of the tensor cores
 LEAST_PARAMETERS = 100_000_000  # Smaller models are toys, whose steps take no time on a GPU.
-SHARE_OF_BANDWIDTH = 0.25  # of the memory, while tokens are generated
+SHARE_OF_BANDWIDTH = 0.25  # what generation reaches of the memory's bandwidth
 
 
 @dataclass(frozen=True)
