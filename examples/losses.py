@@ -21,7 +21,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from prompt_r1.grpo import Loss, LossColumns
+from prompt_r1.grpo import Loss, LossColumns, clipped_surrogate, grpo_loss, loss_of_surrogate
 
 MAX_TOKENS = 1024  # Dr. GRPO divides by this number of tokens. Any constant does.
 DUAL_CLIP = 3.0
@@ -36,7 +36,9 @@ def first_version(logprobs: Tensor, columns: LossColumns, *, kl_coef: float, imp
     """
     surrogate = columns.advantages * logprobs
     is_clipped = torch.zeros_like(columns.weights)
-    return loss_of(surrogate, is_clipped, logprobs, columns, kl_coef, importance_cap)
+    return loss_of_surrogate(
+        surrogate, is_clipped, logprobs, columns, kl_coef=kl_coef, importance_cap=importance_cap
+    )
 
 
 def dr_grpo(
@@ -57,13 +59,15 @@ def dr_grpo(
     The mean over a game's tokens makes a token of a long game weigh less than a token of a short game, so
     that long wrong games cost little. Here all tokens weigh the same, whatever the other games are.
     """
-    ratio = (logprobs - columns.old).exp()
-    unclipped = ratio * columns.advantages
-    surrogate = torch.minimum(unclipped, clamp(ratio, clip, clip_high) * columns.advantages)
-    is_clipped = unclipped > surrogate
     of_a_token = columns.weights * tokens_of_game(columns) / MAX_TOKENS
-    columns = replace(columns, weights=of_a_token)
-    return loss_of(surrogate, is_clipped, logprobs, columns, kl_coef, importance_cap)
+    return grpo_loss(
+        logprobs,
+        replace(columns, weights=of_a_token),
+        clip=clip,
+        clip_high=clip_high,
+        kl_coef=kl_coef,
+        importance_cap=importance_cap,
+    )
 
 
 def dual_clip(
@@ -85,11 +89,12 @@ def dual_clip(
     """
     ratio = (logprobs - columns.old).exp()
     advantages = columns.advantages
-    unclipped = ratio * advantages
-    once = torch.minimum(unclipped, clamp(ratio, clip, clip_high) * advantages)
+    once, _ = clipped_surrogate(ratio, advantages, clip=clip, clip_high=clip_high)
     surrogate = torch.where(advantages < 0, torch.maximum(once, DUAL_CLIP * advantages), once)
-    is_clipped = unclipped != surrogate
-    return loss_of(surrogate, is_clipped, logprobs, columns, kl_coef, importance_cap)
+    is_clipped = ratio * advantages != surrogate
+    return loss_of_surrogate(
+        surrogate, is_clipped, logprobs, columns, kl_coef=kl_coef, importance_cap=importance_cap
+    )
 
 
 def gspo(
@@ -111,10 +116,10 @@ def gspo(
     games = int(columns.game.max()) + 1 if len(columns.game) else 0
     sums = logprobs.new_zeros(games).index_add(0, columns.game, logprobs - columns.old)
     ratio = (sums[columns.game] / tokens_of_game(columns)).exp()
-    unclipped = ratio * columns.advantages
-    surrogate = torch.minimum(unclipped, clamp(ratio, clip, clip_high) * columns.advantages)
-    is_clipped = unclipped > surrogate
-    return loss_of(surrogate, is_clipped, logprobs, columns, kl_coef, importance_cap)
+    surrogate, is_clipped = clipped_surrogate(ratio, columns.advantages, clip=clip, clip_high=clip_high)
+    return loss_of_surrogate(
+        surrogate, is_clipped, logprobs, columns, kl_coef=kl_coef, importance_cap=importance_cap
+    )
 
 
 def cispo(
@@ -137,33 +142,11 @@ def cispo(
     highest = 1 + (clip_high or clip)
     surrogate = ratio.clamp(max=highest) * columns.advantages * logprobs
     is_clipped = ratio > highest
-    return loss_of(surrogate, is_clipped, logprobs, columns, kl_coef, importance_cap)
-
-
-def clamp(ratio: Tensor, clip: float, clip_high: float) -> Tensor:
-    """The ratio within 1 - ε and 1 + ε_high; `clip_high` 0 stands for ε."""
-    return ratio.clamp(1 - clip, 1 + (clip_high or clip))
+    return loss_of_surrogate(
+        surrogate, is_clipped, logprobs, columns, kl_coef=kl_coef, importance_cap=importance_cap
+    )
 
 
 def tokens_of_game(columns: LossColumns) -> Tensor:
     """For each token (N,), the number of agent tokens in its game."""
     return columns.game.bincount()[columns.game]
-
-
-def loss_of(
-    surrogate: Tensor,
-    is_clipped: Tensor,
-    logprobs: Tensor,
-    columns: LossColumns,
-    kl_coef: float,
-    importance_cap: float,
-) -> Loss:
-    """The loss of a surrogate (N,), with the KL and the importance weights of eq. 17, and its metrics."""
-    weights = columns.weights
-    # Without a reference, the KL to π_old is measured.
-    reference = columns.old if columns.reference is None else columns.reference
-    log_ratio = reference - logprobs
-    kl = log_ratio.exp() - log_ratio - 1
-    importance = (columns.old - columns.sampled).exp().clamp(max=importance_cap) if importance_cap else 1.0
-    total = (weights * (-importance * surrogate + kl_coef * kl)).sum()
-    return Loss(total, (weights * kl).sum(), (weights * is_clipped).sum(), kl)
