@@ -2,8 +2,6 @@
 
     python -m tests.support.mini_server --port 8100 --fail 0.1
     python train.py --env mini@http://127.0.0.1:8100/v1
-
-Plain asyncio. The replies are those of the mini environment.
 """
 
 import argparse
