@@ -1,7 +1,8 @@
 """Write the report of a run: `python -m prompt_r1.training.report runs/mini-seed0`.
 
-The report is one HTML file, made from an autoescaped template. It loads no other file, so it needs no
-network. It shows the metrics as static SVG charts, and games from the files of the run.
+The report is one HTML file, made from an autoescaped template. Its Content-Security-Policy allows only our
+script and style, by their digests. It loads no other file, so it needs no network. It shows the metrics as
+static SVG charts, and games from the files of the run.
 """
 
 if __name__ == "__main__":  # Check before the imports below, which fail where a package is missing.
@@ -9,7 +10,9 @@ if __name__ == "__main__":  # Check before the imports below, which fail where a
 
     check_installation()
 
+import base64
 import fnmatch
+import hashlib
 import math
 import sys
 from collections.abc import Mapping
@@ -19,7 +22,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, UndefinedError
 from markupsafe import Markup
 
 from prompt_r1.errors import UsageError
@@ -47,6 +50,8 @@ COUNTS = {
 
 
 MAX_GROUPS = 12  # the page shows this many groups of each step
+# While the page is made, a line that is no game can raise these.
+NOT_A_GAME = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, UndefinedError)
 
 
 def write_report(run: Path) -> Path:
@@ -71,22 +76,37 @@ def page(run: Path) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
     )
     template = environment.from_string((HERE / "page.html").read_text("utf-8"))
-    return template.render(
-        name=run.resolve().name,
-        agent=str(settings.get("agent", "")),
-        environment=str(settings.get("env", "")),
-        style=Markup((HERE / "page.css").read_text("utf-8")),
-        script=Markup((HERE / "page.js").read_text("utf-8")),
-        result=_result(lines, best),
-        counts=_counts(lines),
-        settings=_text(settings_file),
-        test=_text(run / "test.md"),
-        charts=charts_of(lines),
-        groups=read_groups(run, best=best),
-        is_right=is_right,
-        sum_of_reward=own_reward if settings.get("reward") else sum_of_reward,
-        most=MAX_GROUPS,
-    )
+    style = (HERE / "page.css").read_text("utf-8")
+    script = (HERE / "page.js").read_text("utf-8")
+    parts = {
+        "name": run.resolve().name,
+        "agent": str(settings.get("agent", "")),
+        "environment": str(settings.get("env", "")),
+        "policy": f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        "base-uri 'none'; form-action 'none'",
+        "style": Markup(style),
+        "script": Markup(script),
+        "result": _result(lines, best),
+        "counts": _counts(lines),
+        "settings": _text(settings_file),
+        "test": _text(run / "test.md"),
+        "charts": charts_of(lines),
+        "is_right": is_right,
+        "sum_of_reward": own_reward if settings.get("reward") else sum_of_reward,
+        "most": MAX_GROUPS,
+    }
+    try:
+        return template.render(parts, groups=read_groups(run, best=best))
+    except NOT_A_GAME as error:
+        raise UsageError(
+            f"{run}/trajectories: a line of the steps shown is not a game of train.py ({error!r})"
+        ) from None
+
+
+def _digest(text: str) -> str:
+    """The digest by which the page's policy allows a style or a script."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
 
 
 def _shown(value: object) -> object:
@@ -178,7 +198,7 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
     """The training games of the first, middle, last and best step, and the validation games of the best.
 
     Groups with right and wrong games come first, because the agent learns from them. Lines that a kill has
-    cut short are skipped.
+    cut short are skipped. Raises an error of NOT_A_GAME for a line that is no game.
     """
     files = sorted((folder / "trajectories").glob("*-rank*.jsonl"))
     played: dict[str, list[Path]] = {}  # a name such as step-000003 → the files of all ranks

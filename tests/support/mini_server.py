@@ -1,7 +1,7 @@
 """The mini environment as an OpenAI-compatible endpoint, with faults and a key.
 
-    python -m tests.support.mini_server --port 8100 --fail 0.1
-    python train.py --env mini@http://127.0.0.1:8100/v1
+python -m tests.support.mini_server --port 8100 --fail 0.1
+python train.py --env mini@http://127.0.0.1:8100/v1
 """
 
 import argparse

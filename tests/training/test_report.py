@@ -1,5 +1,7 @@
 """The report shows games and curves of the run's files; hostile texts stay text; the page loads nothing."""
 
+import base64
+import hashlib
 import json
 import math
 import re
@@ -139,8 +141,14 @@ def test_hostile_texts_are_shown_and_never_markup(tmp_path):
 
 def test_the_page_loads_nothing_and_runs_only_its_own_script(run):
     html = write_report(run).read_text("utf-8")
-    assert not re.search(r"https?:|//[a-z]|url\(|@import|\bsrc=|innerHTML|\beval\(|document\.write", html)
+    page = re.sub("sha256-[^&']+", "", html)
+    assert not re.search(r"https?:|//[a-z]|url\(|@import|\bsrc=|innerHTML|\beval\(|document\.write", page)
     assert "style=" not in html and not re.search(r"\son\w+=", html)
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="(.*?)"', html)[1].replace("&#39;", "'")
+    assert policy.startswith("default-src 'none'; ") and "unsafe" not in policy
+    for kind in ("style", "script"):
+        digest = hashlib.sha256(re.search(rf"<{kind}>(.*?)</{kind}>", html, re.S)[1].encode()).digest()
+        assert f"{kind}-src 'sha256-{base64.b64encode(digest).decode()}'" in policy
 
 
 def test_of_many_questions_those_with_right_and_wrong_games_are_shown(tmp_path):
@@ -259,9 +267,21 @@ def test_the_best_step_is_that_of_the_exported_agent(run, tmp_path):
 BINARY = bytes(range(256)) * 9
 
 
-def test_metrics_that_are_not_of_a_run_are_refused_by_their_name(tmp_path):
-    (tmp_path / "metrics.jsonl").write_bytes(BINARY)
-    with pytest.raises(UsageError, match=r"metrics\.jsonl holds no line of metrics"):
+GAMES = "trajectories/step-000001-rank0.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("metrics.jsonl", BINARY, "metrics.jsonl holds no line of metrics"),
+        (GAMES, b'{"group": 0, "question": {"id": []}, "turns": [7]}\n', "is not a game"),
+    ],
+)
+def test_a_file_that_is_not_of_a_run_is_refused_by_its_name(tmp_path, name, content, sentence):
+    (tmp_path / "trajectories").mkdir()
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "reward/mean": 1.0}\n')
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=sentence):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
 
