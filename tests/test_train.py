@@ -53,7 +53,12 @@ def train_run(folder: Path, agent: Path, *line: object) -> Path:
 
 
 def games_of(run: Path, step: int) -> list[dict]:
-    rows = (run / f"trajectories/step-{step:06d}-rank0.jsonl").read_text().splitlines()
+    return games_in(run, f"step-{step:06d}")
+
+
+def games_in(run: Path, name: str) -> list[dict]:
+    """The games of a file in trajectories/, such as step-000001 or test-trained."""
+    rows = (run / f"trajectories/{name}-rank0.jsonl").read_text().splitlines()
     return [json.loads(row) for row in rows]
 
 
@@ -159,8 +164,7 @@ def test_training_validation_and_test_play_their_own_questions(random_agent, tmp
         ("test-untrained", "test-data"),
         ("test-trained", "test-data"),
     ):
-        rows = (run / f"trajectories/{name}-rank0.jsonl").read_text().splitlines()
-        assert {json.loads(row)["question"]["text"] for row in rows} == {file}, name
+        assert {game["question"]["text"] for game in games_in(run, name)} == {file}, name
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from prompt_r1.data.datasets import CONVERTED, detokenise, mix
 from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, load_questions, write_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
+from tests.support.questions import ids
 
 Rows = list[dict[str, object]]
 
@@ -197,9 +198,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path, capsys) -> None:
     main(["convert", "--from", "hotpotqa", "--in", str(path), "--out", str(out)])
     questions = load_questions(out)
     assert [question.text for question in questions] == ["Who?", "Where?"]
-    assert [question.id for question in questions] == [
-        hashlib.sha1(text).hexdigest() for text in (b"Who?", b"Where?")
-    ]
+    assert ids(questions) == [hashlib.sha1(text).hexdigest() for text in (b"Who?", b"Where?")]
     assert {question.dataset for question in questions} == {"HotpotQA"}
     printed = capsys.readouterr().out
     assert "2 questions of HotpotQA" in printed and "left out: 1 (asked before)" in printed

@@ -123,7 +123,7 @@ def test_a_repeated_question_gets_its_row_number_appended_to_its_id_and_is_count
     row = {"question": "Where?", "answer": "Here"}
     path = jsonl(tmp_path, row, b"", row)
     questions = find_questions([str(path)], "train", 0)
-    assert [question.id for question in questions] == [sha1("Where?"), f"{sha1('Where?')}-3"]
+    assert ids(questions) == [sha1("Where?"), f"{sha1('Where?')}-3"]
     assert "cities.jsonl: 1 of 2 questions repeat others" in capsys.readouterr().err
 
 
@@ -131,7 +131,7 @@ def test_published_rows_keep_their_own_ids(tmp_path: Path) -> None:
     """A bug: two rows with one question were refused under an id that nobody had written."""
     row = published_row("Where?", ["Here"])
     questions = load_questions(jsonl(tmp_path, {**row, "id": 1}, {**row, "id": "b"}, row))
-    assert [question.id for question in questions] == ["1", "b", sha1("Where?")]
+    assert ids(questions) == ["1", "b", sha1("Where?")]
 
 
 def test_validation_questions_that_are_trained_on_are_counted_once(tmp_path, capsys, monkeypatch) -> None:

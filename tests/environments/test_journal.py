@@ -4,9 +4,7 @@ import asyncio
 import errno
 import json
 import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from prompt_r1.programs import files
 from prompt_r1.types import Message, Spending
 from tests.support.at_once import at_once
 from tests.support.counting import PRICE, CountingSource, environment
+from tests.support.exports import file_size_limit
 from tests.support.providers import HELLO, ask, reply
 
 
@@ -204,24 +203,14 @@ def test_a_line_with_values_that_cannot_be_is_refused_with_its_number(change, tm
         Journal(tmp_path)
 
 
-@contextmanager
-def full_disk(path: Path, room: int) -> Iterator[None]:
-    """The file may grow by `room` bytes: a write that needs more is cut, and the next one raises."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("room", [0, 1, 60, 200])
 def test_a_disk_that_is_full_for_a_moment_loses_no_reply_before_or_after_it(room: int, tmp_path) -> None:
     """A bug: os.write cut a line and raised nothing, and the next paid reply was glued to the torn one."""
     asked = environment(CountingSource(), folder=tmp_path)
     path = tmp_path / "rank0.jsonl"
     ask(asked)
-    with full_disk(path, room), pytest.raises(OSError):
+    # A write that needs more than `room` bytes is cut, and the next one raises.
+    with file_size_limit(path.stat().st_size + room), pytest.raises(OSError):
         ask(asked, sample=1)
     assert ask(asked, sample=2) == f"reply {asked.members[0].source.calls}"
     again = CountingSource()

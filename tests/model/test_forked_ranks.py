@@ -8,6 +8,7 @@ import pytest
 from prompt_r1.errors import UsageError
 from prompt_r1.model import forked_ranks
 from prompt_r1.model.forked_ranks import rank_count, usable_cores
+from prompt_r1.training.log import read_metrics
 from tests.support.programs import SMALL, CallHere, call
 
 
@@ -86,7 +87,7 @@ def test_forked_ranks_play_the_games_of_one_process_and_print_once(tmp_path, cal
             (game["question"]["id"], [(turn["text"], turn["reply"]) for turn in game["turns"]])
             for game in played
         )
-        rows[ranks] = [json.loads(row) for row in (out / "metrics.jsonl").read_text().splitlines()]
+        rows[ranks] = read_metrics(out)
     assert games[1] == games[2] and len(games[1]) == 8
     for one, two in zip(rows[1], rows[2], strict=True):
         assert one["step"] == two["step"]

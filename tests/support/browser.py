@@ -69,7 +69,7 @@ class Browser:
     def press(self, key: str) -> None:
         """Press a key, such as "Enter" or "Escape"."""
         text = {"text": "\r"} if key == "Enter" else {}
-        code = {"Enter": 13, "Escape": 27, "Tab": 9}[key]
+        code = {"Enter": 13, "Escape": 27}[key]
         for kind in ("keyDown", "keyUp"):
             event = {"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code}
             self.send("Input.dispatchKeyEvent", **event, **(text if kind == "keyDown" else {}))

@@ -8,6 +8,7 @@ from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Reply, Source
 from prompt_r1.types import Message
+from tests.support.providers import RecordedSleep
 
 PRICE = Price(1.0, 10.0)  # dollars per million tokens
 
@@ -46,11 +47,6 @@ class CountingSource(Source):
         return step
 
 
-async def no_sleep(seconds: float) -> None:
-    """A replacement of asyncio.sleep that returns at once."""
-    await asyncio.sleep(0)
-
-
 def environment(
     *sources: Source,
     folder: Path | None = None,
@@ -61,5 +57,10 @@ def environment(
     """An environment with the journal of a folder. `options` are those of Environment."""
     journal = Journal(folder)
     return Environment(
-        sources, journal=journal, budget=budget, prices=[price] * len(sources), sleep=no_sleep, **options
+        sources,
+        journal=journal,
+        budget=budget,
+        prices=[price] * len(sources),
+        sleep=RecordedSleep(),
+        **options,
     )
