@@ -112,7 +112,10 @@ class Journal:
                 try:
                     charged = Spending(*line["charged"])
                     check_values(charged)
-                    charges[int(line["call"])] = charged
+                    call = line["call"]
+                    if type(call) is not int:
+                        raise ValueError(f"call is {call!r:.50}")
+                    charges[call] = charged
                     if "reply" in line:
                         reply = Reply(**line["reply"])
                         check_values(reply)

@@ -168,7 +168,11 @@ def load_checkpoint(
 def read_state(checkpoint: Path) -> State:
     """Read state.json. Raises UsageError if it has other fields or values than a run writes."""
     try:
-        state = State(**files.json_object((checkpoint / "state.json").read_bytes()))
+        values = files.json_object((checkpoint / "state.json").read_bytes())
+        state = State(**values)
+        missing = vars(state).keys() - values.keys()
+        if missing:
+            raise ValueError(f"{min(missing)} is missing")
         files.check_values(state)
         if state.trained_step != step_of(checkpoint):
             raise ValueError(f"trained_step is {state.trained_step}")

@@ -183,7 +183,8 @@ def test_a_line_of_another_version_is_refused_with_its_number(line: str, tmp_pat
 
 
 STRANGE = [
-    {"call": "x"},
+    *({"call": call} for call in ("x", True, 1e999)),
+    *({"key": key} for key in ([], {})),
     *({"charged": amounts} for amounts in ([1, 1, 1, -3.0, 0], [1e999] * 5, ["1"] * 5, None)),
     {"charged": [1, 10**400, 1, 1, 1]},
     *({"reply": reply} for reply in ([], "Paris", {"text": ["Paris"]})),

@@ -29,7 +29,7 @@ from prompt_r1.training.checkpoint import (
     save_checkpoint,
 )
 from prompt_r1.training.report import write_report
-from prompt_r1.training.run_folder import checkpoints_of, open_run
+from prompt_r1.training.run_folder import FORMAT, checkpoints_of, open_run
 from tests.support import tiny
 from tests.support.damage import Attack
 from tests.support.exports import file_size_limit, locked
@@ -311,6 +311,13 @@ def test_a_state_that_no_run_writes_is_refused(saved, name):
         edit_state(checkpoint, **before | {name: value})
         with pytest.raises(UsageError, match=rf"state\.json: {name} is .*remove this checkpoint"):
             saved.load(checkpoint)
+
+
+def test_a_state_without_a_value_is_refused(saved):
+    checkpoint = saved.folder / "checkpoints" / "step-000002"
+    (checkpoint / "state.json").write_text(json.dumps({"trained_step": 2, "format": FORMAT}))
+    with pytest.raises(UsageError, match=r"state\.json: best_em is missing: remove this checkpoint"):
+        saved.load(checkpoint)
 
 
 def test_a_state_with_other_fields_is_refused(saved):
