@@ -1,8 +1,8 @@
 """Batched generation with a KV cache, on an unmodified Hugging Face model.
 
 Each call of `generate` passes all tokens of a game. Its `sequence` knows which of them are cached, so only
-the rest is computed. A game without cached tokens starts from the cached sequence
-with the longest common prefix. A step has three parts:
+the rest is computed. A game without cached tokens starts from the cached sequence with the longest common
+prefix. A step has three parts:
 
     schedule   choose the tokens of the step: one for each job that decodes, and prompt tokens in chunks
     run        one forward over these tokens, packed into one row
@@ -148,8 +148,11 @@ class Engine:
                 self._loop = asyncio.create_task(self._run())
             return await job.done
 
-    def begin_rollout(self) -> None:
-        """Prepare for games with new weights: drop every cached sequence. No game may be generating."""
+    def drop_cache(self) -> None:
+        """Drop every cached sequence: before games with new weights, and after the last game.
+
+        No game may be generating.
+        """
         scheduler = self._scheduler
         scheduler.drop_done()
         assert not (scheduler.waiting or scheduler.running), "the weights changed during a game"

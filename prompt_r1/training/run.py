@@ -124,4 +124,4 @@ class Run:
     def refresh(self) -> None:
         """Play with the weights as they are now. Sharded weights are gathered from all ranks."""
         self.agent.policy.copy_weights_from(self.policy)
-        self.agent.engine.begin_rollout()  # drops the KV cache, which belongs to the old weights
+        self.agent.engine.drop_cache()  # It belongs to the old weights.

@@ -95,7 +95,7 @@ def play_share(
     own = run.ranks.share(questions)
     rule = run.config.reward_rule
     games = run.wait_for(play_greedily(agent, run.environment, own, rule, after_each=after_each))
-    agent.engine.begin_rollout()  # drops the KV cache of these games
+    agent.engine.drop_cache()
     file = f"{name}-rank{run.ranks.rank}"
     run.ranks.on_every_rank(lambda: run.log.write_games(file, [[game] for game in games]))
     return run.ranks.gather_lists([metrics_of_game(game) for game in games])

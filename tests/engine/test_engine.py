@@ -416,7 +416,7 @@ def test_a_bfloat16_policy_plays_with_the_weights_copied_from_a_float32_learner(
     with engine.new_sequence() as game:
         asyncio.run(engine.generate(prompt, max_new=5, seed="0", sequence=game))
         player.copy_weights_from(learner)
-        engine.begin_rollout()
+        engine.drop_cache()
         after = asyncio.run(engine.generate(prompt, max_new=10, seed="0", sequence=game, temperature=0.0))
     expected = asyncio.run(make_engine(twin).generate(prompt, max_new=10, seed="0", temperature=0.0))
     assert after.tokens == expected.tokens
@@ -449,7 +449,7 @@ def test_cancelled_games_leave_nothing_behind_and_free_their_places_in_the_batch
         await asyncio.gather(*games, return_exceptions=True)
         assert sampled
         if cleared:
-            engine.begin_rollout()
+            engine.drop_cache()
         return await asyncio.wait_for(engine.generate([1, 2], max_new=3, seed="0"), timeout=5)
 
     assert len(asyncio.run(play()).tokens) == 3
