@@ -45,10 +45,11 @@ class LoRA(nn.Module):
         return self.base.weight.float() + self.scale * self.b @ self.a
 
 
-def add_lora(model: PreTrainedModel, *, rank: int, alpha: float, seed: int = 0) -> list[nn.Parameter]:
-    """Freeze a model, and add adapters to its linear layers except the head. Returns the parameters to train.
+def add_lora(model: PreTrainedModel, *, rank: int, alpha: float, seed: int = 0) -> None:
+    """Freeze a model, and add adapters to its linear layers except the head.
 
-    Raises UsageError for a model without linear layers, and for a rank above the size of every layer.
+    Then only the adapters require gradients. Raises UsageError for a model without linear layers, and for a
+    rank above the size of every layer.
     """
     head = model.get_output_embeddings()
     layers = {
@@ -68,7 +69,6 @@ def add_lora(model: PreTrainedModel, *, rank: int, alpha: float, seed: int = 0) 
     generator = torch.Generator().manual_seed(seed)
     for name, layer in layers.items():
         model.set_submodule(name, LoRA(layer, rank=rank, alpha=alpha, generator=generator))
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def adapters_of(model: nn.Module) -> dict[str, LoRA]:

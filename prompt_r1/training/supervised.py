@@ -13,7 +13,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from prompt_r1.engine.model_check import check_model
@@ -55,16 +55,15 @@ def fine_tune_agent(
     policy = agent.policy
     single_rank = Ranks(0, 1, policy.device)
     if config.rank:
-        trainable = add_lora(policy.model, rank=config.rank, alpha=2 * config.rank, seed=config.seed)
+        add_lora(policy.model, rank=config.rank, alpha=2 * config.rank, seed=config.seed)
         check_model(policy)
     else:
         policy = load_learner(start, policy, single_rank, offload=False)
-        trainable = policy.trained_parameters()
     if policy.device.type == "cuda":
         policy.checkpoint_activations()
     last_metrics: dict[str, float] = {}
     with (out / "metrics.jsonl").open("w", buffering=1) as file:
-        for metrics in train_weights(policy, trainable, examples(agent.codec), config):
+        for metrics in train_weights(policy, examples(agent.codec), config):
             file.write(json.dumps(metrics) + "\n")
             last_metrics = metrics
     if not math.isfinite(single_rank.weight_norm(policy)):
@@ -80,7 +79,7 @@ def _is_fine_tuning(folder: Path) -> bool:
 
 
 def train_weights(
-    policy: Policy, trainable: list[nn.Parameter], examples: Sequence[Trajectory], config: SftConfig
+    policy: Policy, examples: Sequence[Trajectory], config: SftConfig
 ) -> Iterator[dict[str, float]]:
     """Take AdamW steps, and yield the metrics of each. Examples of more than --cutoff tokens are cut."""
     most = config.cutoff
@@ -104,7 +103,7 @@ def train_weights(
         logger.warning("%s, which teach little: give more examples, or more --epochs", shown)
 
     return fine_tune(
-        trainable,
+        policy.trained_parameters(),
         tqdm(batches, desc="fine-tuning", unit="step", **progress_style()),
         partial(negative_log_likelihood, policy),
         rate=lambda step: config.lr * schedule(step, len(batches)),

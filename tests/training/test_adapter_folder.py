@@ -124,7 +124,9 @@ def test_a_run_is_not_resumed_on_another_start(whole, tmp_path):
 def test_a_checkpoint_holds_the_adapters_and_their_moments_only(whole):
     saved = load_tensors(checkpoints_of(whole)[-1])
     names = {name.split("/")[1] for name in saved}
-    adapters = add_lora(tiny.model(), rank=4, alpha=8)
+    policy = tiny.policy()
+    add_lora(policy.model, rank=4, alpha=8)
+    adapters = policy.trained_parameters()
     assert len(names) == len(adapters) and all(name.endswith((".a", ".b")) for name in names)
     entries = sum(tensor.numel() for tensor in saved.values() if tensor.dim() == 2)
     assert entries == 3 * sum(weight.numel() for weight in adapters)

@@ -86,8 +86,8 @@ def test_an_example_closes_the_think_block_that_a_template_opens():
 def test_training_lowers_the_loss_and_does_not_change_the_frozen_weights():
     agent = tiny_agent()
     frozen = {name: tensor.clone() for name, tensor in agent.policy.model.state_dict().items()}
-    trainable = add_lora(agent.policy.model, rank=8, alpha=16)
-    lines = list(train_weights(agent.policy, trainable, examples(agent), SMALL))
+    add_lora(agent.policy.model, rank=8, alpha=16)
+    lines = list(train_weights(agent.policy, examples(agent), SMALL))
     assert len(lines) == 8 * 2, "8 epochs of 6 examples, 4 per step"
     assert lines[-1]["loss"] < 0.5 * lines[0]["loss"]
     with adapters_removed(agent.policy.model):
@@ -101,11 +101,12 @@ def test_the_size_of_micro_batches_does_not_change_the_result():
     weights = []
     for micro_batch in (1, 3):
         agent = tiny_agent()
-        trainable = add_lora(agent.policy.model, rank=8, alpha=16)
+        add_lora(agent.policy.model, rank=8, alpha=16)
         settings = replace(SMALL, batch_size=6, micro_batch=micro_batch, epochs=3)
         batch = [example_of(question, agent.codec) for question in answers]
-        list(train_weights(agent.policy, trainable, batch, settings))
-        weights.append(torch.cat([parameter.flatten() for parameter in trainable]))
+        list(train_weights(agent.policy, batch, settings))
+        trained = agent.policy.trained_parameters()
+        weights.append(torch.cat([parameter.flatten() for parameter in trained]))
     torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
 
 
@@ -161,12 +162,12 @@ def test_a_long_example_is_cut_turn_by_turn_and_at_the_ends():
 def test_examples_that_are_too_long_are_cut_and_counted(caplog):
     agent = tiny_agent()
     rows = [*examples(agent)[:2], example_of(Question("q", "a", "abc " * 99, ("x",)), agent.codec)]
-    trainable = add_lora(agent.policy.model, rank=2, alpha=4)
+    add_lora(agent.policy.model, rank=2, alpha=4)
     settings = replace(SMALL, batch_size=1, epochs=1, cutoff=len(rows[0].tokens))
-    assert len(list(train_weights(agent.policy, trainable, rows, settings))) == 3
+    assert len(list(train_weights(agent.policy, rows, settings))) == 3
     assert f"1 of 3 examples have more than --cutoff {settings.cutoff} tokens, and are cut" in caplog.text
     with pytest.raises(UsageError, match="--cutoff 1 leaves no token of the agent to train on"):
-        next(train_weights(agent.policy, [], rows, replace(SMALL, cutoff=1)))
+        next(train_weights(agent.policy, rows, replace(SMALL, cutoff=1)))
 
 
 def test_the_learning_rate_rises_for_a_tenth_of_the_steps_and_decays_to_zero():
@@ -189,8 +190,8 @@ def test_few_examples_get_small_batches_so_that_there_are_thirty_steps(examples,
 @pytest.mark.parametrize(("epochs", "warned"), [(29, True), (30, False)])
 def test_fewer_than_thirty_steps_are_warned_of(epochs, warned, caplog):
     agent = tiny_agent()
-    trainable = add_lora(agent.policy.model, rank=1, alpha=1)
-    lines = train_weights(agent.policy, trainable, examples(agent)[:1], replace(SMALL, epochs=epochs))
+    add_lora(agent.policy.model, rank=1, alpha=1)
+    lines = train_weights(agent.policy, examples(agent)[:1], replace(SMALL, epochs=epochs))
     next(lines)
     assert ("which teach little: give more examples, or more --epochs" in caplog.text) == warned
 
