@@ -20,7 +20,7 @@ from torch._dynamo.exc import TorchDynamoException
 from prompt_r1.engine.paged_attention import PagedBatch
 from prompt_r1.errors import first_line
 from prompt_r1.model.attention import Window
-from prompt_r1.model.compiling import INDUCTOR_OPTIONS
+from prompt_r1.model.compiling import options_of
 from prompt_r1.model.policy import Policy
 
 # The batch whose forward runs, or is captured.
@@ -58,11 +58,14 @@ class CompiledForward:
 
     def __init__(self, policy: Policy, *, backend: str | Callable[..., Any] = "inductor") -> None:
         """`backend` is torch.compile's."""
-        options = INDUCTOR_OPTIONS if backend == "inductor" else None
         self._policy = policy
         self._works = True  # False: the model cannot be compiled, so it is used as it is.
         self._model = torch.compile(
-            policy.model.base_model, dynamic=True, fullgraph=True, backend=backend, options=options
+            policy.model.base_model,
+            dynamic=True,
+            fullgraph=True,
+            backend=backend,
+            options=options_of(backend),
         )
 
     def __call__(self, batch: PagedBatch) -> Tensor:

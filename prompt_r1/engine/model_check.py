@@ -109,10 +109,7 @@ def _own_logits(policy: Policy, game: list[int]) -> Tensor:
     Rows of the head beyond the vocabulary are left out.
     """
     row = torch.tensor([game], device=policy.device)
-    with (
-        eager_attention(policy.model),
-        torch.autocast(row.device.type, policy.compute_dtype, enabled=policy.compute_dtype.itemsize < 4),
-    ):
+    with eager_attention(policy.model), policy.autocast():
         logits: Tensor = policy.model(input_ids=row, use_cache=False).logits[0]
     return logits[:, : policy.vocabulary]
 

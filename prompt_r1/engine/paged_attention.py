@@ -1,8 +1,7 @@
 """Attention of new tokens over the blocks of the KV cache."""
 
-import functools
 from collections.abc import Collection, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +28,7 @@ class PagedBatch:
         `longest`: how many tokens a row of the block tables has room for; 0: the longest of these sequences.
         """
         self.new_tokens, self.pool = new_tokens, pool
-        self.mask = functools.cache(causal_mask)  # All layers share their masks.
+        self.mask = cache(causal_mask)  # All layers share their masks.
         self.max_new = max(new_tokens.values())  # the most new tokens of a sequence
         self.longest = max(longest, *(len(sequence.tokens) for sequence in new_tokens))
         table_length = pool.blocks_for(self.longest)

@@ -5,6 +5,7 @@ torch.compile fuses them into one.
 """
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,8 +14,6 @@ from transformers import PreTrainedModel
 
 from prompt_r1.errors import first_line
 
-# With this option a fused kernel rounds to 16 bits after each operation, as separate kernels do.
-INDUCTOR_OPTIONS: dict[str, Any] = {"emulate_precision_casts": True}
 # All norms of a model share one compiled function. It has a variant for each dtype of weights and number of
 # dimensions, with and without gradients, and for one token. By default, torch stops after 8 variants.
 MAX_VARIANTS = 64
@@ -36,12 +35,17 @@ def can_compile(device: torch.device) -> bool:
     return True
 
 
+def options_of(backend: str | Callable[..., Any]) -> dict[str, Any] | None:
+    """The options of torch.compile for a backend; None for every backend but inductor."""
+    # With this option a fused kernel rounds to 16 bits after each operation, as separate kernels do.
+    return {"emulate_precision_casts": True} if backend == "inductor" else None
+
+
 def compile_norms_and_mlps(model: PreTrainedModel, *, backend: str = "inductor") -> None:
     """Compile the norms and MLPs of a model in place, when they are first used."""
-    options = INDUCTOR_OPTIONS if backend == "inductor" else None
     # The compiler itself looks at this attribute of activations, and torch warns of it.
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_VARIANTS)
     for module in model.modules():
         if type(module).__name__.endswith(("RMSNorm", "MLP")):
-            module.compile(dynamic=True, backend=backend, options=options)
+            module.compile(dynamic=True, backend=backend, options=options_of(backend))

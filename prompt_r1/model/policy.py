@@ -95,9 +95,7 @@ class Policy(nn.Module):
 
     def run(self, model: Callable[..., Any], row: Row, attend: RowAttention) -> Tensor:
         """Last hidden states (T, hidden) of a row, from the base model or from a compiled form of it."""
-        with torch.autocast(
-            row.tokens.device.type, self.compute_dtype, enabled=self.compute_dtype.itemsize < 4
-        ):
+        with self.autocast():
             out = model(
                 input_ids=row.tokens[None],
                 position_ids=row.positions[None],
@@ -105,6 +103,10 @@ class Policy(nn.Module):
                 attend_row=attend,
             )
         return out.last_hidden_state[0]
+
+    def autocast(self) -> torch.autocast:
+        """A context in which matrix products are computed in `compute_dtype`, if it has 16 bits."""
+        return torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype.itemsize < 4)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
