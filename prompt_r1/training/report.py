@@ -34,6 +34,7 @@ from prompt_r1.programs.text import printable
 from prompt_r1.settings.fields import read_mapping
 from prompt_r1.training.charts import Lines, charts_of, points_of
 from prompt_r1.training.log import read_metrics
+from prompt_r1.training.run_folder import TEST_FILE
 
 HERE = Path(__file__).parent
 Row = Mapping[str, Any]  # a game as a line of trajectories/*.jsonl
@@ -89,7 +90,7 @@ def page(run: Path) -> str:
         "result": _result(lines, best),
         "counts": _counts(lines),
         "settings": _text(settings_file),
-        "test": _text(run / "test.md"),
+        "test": _text(run / TEST_FILE),
         "charts": charts_of(lines),
         "is_right": is_right,
         "sum_of_reward": own_reward if settings.get("reward") else sum_of_reward,

@@ -10,6 +10,7 @@ from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import experiment_values, read_mapping
 
 LOCK = ".lock"
+TEST_FILE = "test.md"  # the table of the test by dataset
 # The version of checkpoints. It rises with every change of state.json, of tensors' names or of settings.
 FORMAT = 5
 
@@ -50,7 +51,8 @@ def _holds_a_run(folder: Path) -> bool:
 def checkpoints_of(run: Path) -> list[Path]:
     """The checkpoints of a run folder, also damaged ones, the oldest first."""
     folders = (run / "checkpoints").glob("step-*")
-    return sorted((folder for folder in folders if folder.name[5:].isdecimal()), key=step_of)
+    numbered = (folder for folder in folders if folder.name.removeprefix("step-").isdecimal())
+    return sorted(numbered, key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 from prompt_r1.programs.command_line import command
 from prompt_r1.settings.agent import HELD_OUT, AgentConfig
 from prompt_r1.settings.functions import OBJECT_PREFIX
-from prompt_r1.training.validation import TEST_FILE
+from prompt_r1.training.run_folder import TEST_FILE
 
 
 def summary(folder: Path, best_step: int, config: AgentConfig) -> str:

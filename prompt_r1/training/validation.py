@@ -16,9 +16,9 @@ from prompt_r1.reward import Rule, score_games
 from prompt_r1.rollout import play_groups, run_together
 from prompt_r1.training.metrics import Row, metrics_of_game
 from prompt_r1.training.run import Run
+from prompt_r1.training.run_folder import TEST_FILE
 from prompt_r1.types import Message, Question, ScoredGame, Trajectory
 
-TEST_FILE = "test.md"  # in the run folder: the table of the test by dataset
 # A column of the tables → the metric of a game whose mean it shows.
 METRICS = {"em": "em", "f1": "f1", "reward": "reward/mean", "format": "format", "turns": "turns"}
 LABELS = {"em": "EM", "f1": "F1"}
