@@ -91,15 +91,15 @@ class Asked:
         elif METHODS[method].needs.agent:
             answer = case.game(system)
         elif method == "cot":
-            first = case.question(f"{system}{STEP_BY_STEP}", question)
-            second = case.question(f"{system}{STEP_BY_STEP}{EXTRACT}{request}", question)
+            first = case.direct_call(f"{system}{STEP_BY_STEP}", question)
+            second = case.direct_call(f"{system}{STEP_BY_STEP}{EXTRACT}{request}", question)
             repeated = case.price.of_call(case.reply, 0)  # The second call sends the thought again.
             answer = first + second + replace(repeated, calls=0)
         elif METHODS[method].needs.optimizer:
             prompt = SEARCH_TEXTS[case.name].prompt
             answer = case.call(prompt + case.tokens(request) + question // case.bytes_per_token)
         else:
-            answer = case.question(f"{system}{request}", question)
+            answer = case.direct_call(f"{system}{request}", question)
         return answer * len(self.questions) * self.config.repeats
 
     def searches(self, method: str, case: Case, spec: str, writer: Price) -> Spending:

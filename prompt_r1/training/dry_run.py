@@ -63,7 +63,7 @@ class Case:
         """The cost of a call that sends so many tokens."""
         return self.price.of_call(sent, self.reply)
 
-    def question(self, request: str, question: int) -> Spending:
+    def direct_call(self, request: str, question: int) -> Spending:
         """The cost of a call with a question of so many bytes; `request` is all the other text."""
         return self.call(self.tokens(request) + math.ceil(question / self.bytes_per_token))
 
@@ -124,7 +124,7 @@ def estimate(config: TrainConfig) -> str:
     if test and not config.without_environment:
         request = config.env_system + request_of(config.env)
         parts[f"test, {len(test):,} calls"] = {
-            case.name: case.question(request, mean_bytes(test)) * len(test) for case in cases
+            case.name: case.direct_call(request, mean_bytes(test)) * len(test) for case in cases
         }
     notes = [repetition_note(config, len(training))]
     if not config.without_environment:
@@ -156,13 +156,13 @@ def cost_table(parts: Mapping[str, Estimate], *, priced: bool) -> str:
     for part, cases in {**used, "together": total_of(parts)}.items():
         rows.append([part, "", "", "", ""])
         for name, spent in cases.items():
-            tokens = [in_words(spent.tokens_in), in_words(spent.tokens_out)]
+            tokens = [shown_tokens(spent.tokens_in), shown_tokens(spent.tokens_out)]
             rows.append([f"  {name}", f"{spent.calls:,}", *tokens, f"{spent.usd:,.2f}" if priced else "–"])
     return text_table(["", "calls", "tokens in", "tokens out", "dollars"], rows)
 
 
-def in_words(tokens: int) -> str:
-    """A number of tokens, from ten million on in millions."""
+def shown_tokens(tokens: int) -> str:
+    """A number of tokens, in millions from ten million on."""
     return f"{tokens:,}" if tokens < 10_000_000 else f"{tokens / 1e6:,.1f} M"
 
 
