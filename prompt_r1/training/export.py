@@ -24,7 +24,7 @@ from prompt_r1.training.checkpoint import model_folder, resumable_writes
 
 logger = logging.getLogger(__name__)
 
-# Copied from the base model: training changes neither the architecture nor the tokenizer.
+# These files are copied from the base model, because training changes neither architecture nor tokenizer.
 COPIED = (
     "config.json",
     "tokenizer*",
@@ -38,8 +38,9 @@ COPIED = (
     "*processor_config.json",  # Without it, servers refuse a model that also reads images.
 )
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
-ROUNDED_AWAY = "export/rounded_away"  # stands in STEP_FILE beside the metrics of the step
-MAX_ROUNDED_AWAY = 0.5  # above this share a warning is printed
+# STEP_FILE has this key beside the metrics of the step.
+ROUNDED_AWAY = "export/rounded_away"
+MAX_ROUNDED_AWAY = 0.5  # A larger share is warned about.
 
 
 def export_agent(
@@ -86,7 +87,7 @@ def _write_model(
                 "%.0f %% of the weights that training has changed have their old value in the export: "
                 "%s has too few digits for such small changes; give --dtype float32, or a larger --lr",
                 100 * share,
-                str(dtype).removeprefix("torch."),
+                _name_of(dtype),
             )
     tied = policy.model.all_tied_weights_keys  # second names of weights
     exported = {}
@@ -115,7 +116,7 @@ def _set_dtype(file: Path, dtype: torch.dtype) -> None:
     Loaders convert the weights to the dtype that they find there.
     """
     config = json.loads(file.read_text("utf-8"))
-    name = str(dtype).removeprefix("torch.")
+    name = _name_of(dtype)
     changed = False
     for part in (config, config.get("text_config") or {}):
         for key in ("dtype", "torch_dtype"):
@@ -124,6 +125,11 @@ def _set_dtype(file: Path, dtype: torch.dtype) -> None:
                 changed = True
     if changed:
         file.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    """The name of a dtype in config.json, such as "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def share_rounded_away(weights: Mapping[str, Tensor], home: Path, dtype: torch.dtype) -> float:
