@@ -327,9 +327,9 @@ def show(step: Step, tokenizer) -> None:
         print(f"Eq. 16: R = {other.total:5.2f}, advantage = {step.advantages[place]:6.3f}{mark}")
     print("Eq. 17:        token     ratio  surrogate        KL    weight, of the first turn")
     first = game.sampled.index(True)
-    length = [*game.sampled[first:], False].index(
-        False
-    )  # of the first turn: up to a token that was not sampled
+    # The first turn ends at a token that was not sampled.
+    from_turn_on = [*game.sampled[first:], False]
+    length = from_turn_on.index(False)
     for place in range(first, first + length):
         # The row of the game in the second mini-batch. Column t of the loss belongs to token t + 1.
         at = (chosen - MINI_BATCH, place - 1)
