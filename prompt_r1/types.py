@@ -94,6 +94,7 @@ class Spending:
 
     @property
     def tokens(self) -> int:
+        """Tokens in both directions."""
         return self.tokens_in + self.tokens_out
 
 
@@ -172,6 +173,7 @@ class Trajectory:
 
     @property
     def answer(self) -> str | None:
+        """The answer of the last turn; None without one."""
         return self.turns[-1].action.answer if self.turns else None
 
 

@@ -51,7 +51,11 @@ def forked_ranks(wanted: int, *, device: str, questions: int) -> Iterator[None]:
 
 
 def rank_count(wanted: int, *, device: str, questions: int) -> int:
-    """How many ranks this process becomes. `wanted` 0: as many as the cores are good for."""
+    """How many ranks this process becomes.
+
+    `wanted` 0: one for each usable core, but at most one for each QUESTIONS_PER_RANK questions. Raises
+    UsageError for several ranks on GPUs.
+    """
     if os.environ.get("WORLD_SIZE"):  # torchrun or Slurm has started the ranks.
         return 1
     if pick_device(device).type == "cuda":

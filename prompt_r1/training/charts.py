@@ -59,6 +59,7 @@ class Curve:
 
     @property
     def polyline(self) -> str:
+        """The points as the attribute `points` of an SVG polyline."""
         return " ".join(f"{x:.1f},{y:.1f}" for x, y in self.points)
 
 

@@ -36,7 +36,8 @@ from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.run_folder import FORMAT, check_settings, check_version, checkpoints_of, step_of
 
 KEEP_CHECKPOINTS = 2  # how many of the newest checkpoints are kept, beside the best one
-FILE_BYTES = 2**27  # DCP builds a whole file in memory before it writes it
+# A file of tensors has about this many bytes. DCP builds a whole file in memory before it writes it.
+FILE_BYTES = 2**27
 FIRST_NUMBERS = 256  # how many numbers of each tensor `digest_of_start` covers
 # `digest_of_start` covers these files whole: they shape the model, and the text that it reads and writes.
 SHAPING_FILES = (

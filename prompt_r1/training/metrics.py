@@ -54,7 +54,7 @@ def metrics_of_game(game: ScoredGame) -> Row:
         return row
     answer, answers = trajectory.answer or "", trajectory.question.answers
     return row | {
-        "reward/mean": game.reward.total,  # named as the mean over games that it enters
+        "reward/mean": game.reward.total,  # The mean over games has the same name.
         "reward/format": game.reward.format,
         "reward/answer": game.reward.answer,
         "gate": 1.0 if game.reward.gate_is_open else 0.0,

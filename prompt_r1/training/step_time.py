@@ -4,7 +4,7 @@
     generation   the turns of the longest game, token by token; each reads all weights from memory
 
 A forward and backward with recomputation counts as four forwards; the reference, and π_old of all
-mini-batches but the first, take one each. None of this was measured: it says hours or days.
+mini-batches but the first, take one each. None of this was measured. It only tells hours from days.
 """
 
 import re
@@ -16,10 +16,14 @@ from prompt_r1.programs.launcher import launcher_number
 from prompt_r1.settings.agent import MINI_AGENT
 from prompt_r1.settings.train import TrainConfig
 
-TURN = 250  # tokens of the agent's usual turn
-SHARE_OF_PEAK = 0.4  # what an update reaches of the peak of the tensor cores
-LEAST_PARAMETERS = 100_000_000  # Smaller models are toys, whose steps take no time on a GPU.
-SHARE_OF_BANDWIDTH = 0.25  # what generation reaches of the memory's bandwidth
+# The agent's usual turn has this many tokens.
+TURN = 250
+# An update reaches this share of the peak of the tensor cores (assumed).
+SHARE_OF_PEAK = 0.4
+# Generation reaches this share of the memory's bandwidth (assumed).
+SHARE_OF_BANDWIDTH = 0.25
+# Smaller models are toys, whose steps take no time on a GPU.
+LEAST_PARAMETERS = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,10 @@ def step_time(config: TrainConfig, *, question: int, calls: int, reply: int) -> 
 def update_seconds(
     config: TrainConfig, parameters: int, gpu: Gpu, ranks: int, *, question: int, calls: int, reply: int
 ) -> float:
-    """The seconds of the update of a step. The games of a group share their opening."""
+    """The seconds of the update of a step. The games of a group share their opening.
+
+    `question`: bytes of a question. `calls`: calls of a game. `reply`: tokens of a reply.
+    """
     opening = (len(config.instruction_text) + question) // 4
     read = min(reply, config.max_reply_tokens or reply)
     game = (calls + 1) * min(TURN, config.max_new) + calls * read
@@ -79,7 +86,10 @@ def update_seconds(
 
 
 def _gpu() -> tuple[Gpu | None, str]:
-    """The GPU of this machine (None: its peak is not known), or an A100 on a machine without a GPU."""
+    """The GPU of this machine and ""; without a GPU, an A100 and a note that it is assumed.
+
+    The GPU is None if its peak is not known.
+    """
     import torch
 
     if not torch.cuda.is_available():
