@@ -31,6 +31,7 @@ from prompt_r1.environments.sources import (
     Reply,
     Source,
     limit_in,
+    with_system,
 )
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.keys import MIN_SECRET_LENGTH, scrub
@@ -90,8 +91,7 @@ class Endpoint(Source):
 
     async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
         """Send a request, and at once send it again without a field that the server does not know."""
-        if self.system and not any(message["role"] == "system" for message in messages):
-            messages = [{"role": "system", "content": self.system}, *messages]
+        messages = with_system(messages, self.system)
         while True:
             fields = self.fields  # While this call waits, another call may drop a field from `self.fields`.
             try:

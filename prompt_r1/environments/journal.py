@@ -2,7 +2,7 @@
 
 Each rank appends JSON lines to a file of its own; at the start it reads the files of all ranks. Before each
 request of a call, a line says what the call costs if the process is killed now. After the request, a line
-says what the call did cost so far. So the last line of a call says what it was charged. If a line has a
+says what the call has cost so far. So the last line of a call says what it was charged. If a line has a
 `reply`, the call is never sent again.
 
 If the disk becomes full, replies that have been paid must still be written. So each rank keeps a reserve, a

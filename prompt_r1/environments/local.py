@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from prompt_r1.chat_template import PieceEncoder, opened_think, render
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.model_check import check_model
-from prompt_r1.environments.sources import Caller, Reply, Source, cut_thinking, reply_of
+from prompt_r1.environments.sources import Caller, Reply, Source, cut_thinking, reply_of, with_system
 from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_file, gguf_folder, is_gguf
 from prompt_r1.model.loading import load_policy, load_tokenizer, longest_game, vocabulary_of
@@ -118,8 +118,7 @@ class LocalEnvironment(Source):
 
     def encode(self, messages: list[Message]) -> list[int]:
         """The tokens of the dialogue in the model's chat template, up to the start of its reply."""
-        if self.system and not any(message["role"] == "system" for message in messages):
-            messages = [{"role": "system", "content": self.system}, *messages]
+        messages = with_system(messages, self.system)
         if messages[0]["role"] == "system" and not self._accepts_system:
             system, first, *others = messages
             messages = [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *others]

@@ -126,10 +126,10 @@ def _read_completion(data: Mapping[str, object], choice: Mapping[str, object], b
 def billed_tokens(usage: object) -> tuple[int, int]:
     """The tokens in and out that a reply is billed for; 0 where the server does not say.
 
-    Some servers do not count the cached part of the prompt as prompt, or the thinking as completion. This
-    shows if there are more cached than prompt tokens, if there is more thinking than completion, or if the
-    total is larger than the sum. Then the missing tokens
-    (total - prompt - completion) are input up to the number of cached tokens, and the rest is output.
+    Some servers do not count the cached part of the prompt as prompt, or the thinking as completion. This has
+    happened if there are more cached tokens than prompt tokens, if there is more thinking than completion, or
+    if the total is larger than the sum. In the last case, the missing tokens (total - prompt - completion)
+    are input up to the number of cached tokens, and the rest is output.
 
         the server counts                                            billed
         prompt 100 (80 of them cached), completion 20, total 120     100, 20

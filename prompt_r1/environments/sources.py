@@ -150,6 +150,13 @@ def limit_in(fields: Mapping[str, object]) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
+def with_system(messages: list[Message], system: str) -> list[Message]:
+    """The dialogue with `system` as its system message, if it has none and `system` is not empty."""
+    if not system or any(message["role"] == "system" for message in messages):
+        return messages
+    return [{"role": "system", "content": system}, *messages]
+
+
 def reply_of(written: str, *, label: str = "", reasoning: str = "", finish: str = "stop") -> Reply:
     """Make a reply of what a model wrote, without its thinking and the tokens that end it.
 

@@ -56,9 +56,9 @@ def check_environment(
 ) -> None:
     """Raise UsageError for what is wrong with a SPEC and its settings, before anything is loaded.
 
-    It takes the same arguments as `open_environment`.
+    For `typed` and `others`, see `open_environment`.
     """
-    open_account(config)
+    open_account(config)  # This raises UsageError for a limit of dollars without a price.
     for price in config.env_price:
         parse_price(price)
     names = spec.split(",")
