@@ -25,13 +25,12 @@ from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.demonstrations import record
 from prompt_r1.pair.agent import Agent, load_agent, play_question
 from prompt_r1.pair.names import find_agent
-from prompt_r1.pair.trained import NamedAgent, agent_preset, trained_config
+from prompt_r1.pair.trained import NamedAgent, default_config, trained_config
 from prompt_r1.programs.command_line import teaching_command
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
 from prompt_r1.rollout import run_together
 from prompt_r1.settings.agent import MINI_AGENT, AgentConfig
-from prompt_r1.settings.train import preset_of
 from prompt_r1.training.supervised import fine_tune_agent
 from prompt_r1.training.warm_start_settings import SftConfig
 from prompt_r1.types import Completion, Question, Trajectory
@@ -105,8 +104,7 @@ def _is_done(folder: Path) -> bool:
 
 def one_turn_config(start: str, *, seed: int) -> AgentConfig:
     """The settings of an agent that answers in one turn, without an environment."""
-    preset = agent_preset(preset_of(start, default="paper"))
-    return replace(preset, env="none", instruction="answer", agent=start, seed=seed)
+    return replace(default_config(start), env="none", instruction="answer", agent=start, seed=seed)
 
 
 def example_of(question: Question, codec: Codec) -> Trajectory:

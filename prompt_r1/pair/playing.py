@@ -25,7 +25,7 @@ class Limits:
     """The most that one question may cost. None means no limit.
 
     Dollars include requests without a reply that may be billed. A game of N turns makes at most N - 1 calls.
-    It never has more turns than in the agent's training.
+    `turns` can only lower the pair's own limit, which is --max-turns or the limit of the agent's training.
     """
 
     turns: int | None = None

@@ -121,22 +121,19 @@ class ChatServer:
 
     async def models(self, request: Request) -> Response:
         """List the models. The pair is the only one."""
-        self._check_host(request)
-        self._check_key(request)
+        self._check_access(request)
         return _json({"object": "list", "data": [self._about()]})
 
     async def model(self, request: Request) -> Response:
         """Describe the pair to a client that knows its name."""
-        self._check_host(request)
-        self._check_key(request)
+        self._check_access(request)
         self._check_model(request.path_params["name"])
         return _json(self._about())
 
     async def answer(self, request: Request) -> Response:
         """Answer a question, or say in the response why there is no answer."""
         try:
-            self._check_host(request)
-            self._check_key(request)
+            self._check_access(request)
             _check_content_type(request)
             asked = read_request(await _read_body(request, self.arrival_seconds))
             self._check_model(asked.model)
@@ -185,6 +182,11 @@ class ChatServer:
         if name != self.model_name:
             message = f"there is no model {reprlib.repr(name)}; this server has {self.model_name!r}"
             raise Failure(404, "invalid_request_error", message, code="model_not_found", field="model")
+
+    def _check_access(self, request: Request) -> None:
+        """Raise Failure for a wrong Host header, and for a wrong key."""
+        self._check_host(request)
+        self._check_key(request)
 
     def _check_host(self, request: Request) -> None:
         """Raise Failure if a local server is asked under a name (Host header) that is not this machine's.
@@ -248,8 +250,7 @@ async def _whole(request: Request, playing: asyncio.Task[Trajectory], head: Body
             if not playing.done() and await request.is_disconnected():
                 return Response(status_code=GONE)
         game = playing.result()
-        raise_for_env_error(game)
-        _note(request, f"{game.stop}, {game.spent}")
+        _note_end(request, game)
         return _json(completion(head, game))
     finally:
         playing.cancel()  # has no effect on a game that has ended
@@ -287,8 +288,7 @@ async def _events(
             if text := dialogue_text(piece):
                 yield _event(chunk(head, {"reasoning_content": text}))
         game = await playing
-        raise_for_env_error(game)
-        _note(request, f"{game.stop}, {game.spent}")
+        _note_end(request, game)
         yield _event(last_chunk(head, game))
         yield b"data: [DONE]\n\n"
     except Exception as error:
@@ -322,6 +322,12 @@ def _failure(request: Request, error: Exception) -> Failure:
         logger.error("a request ended with an internal error\n%s", printable(without_keys(text)))
     _note(request, f"{failure.kind}: {failure}")
     return failure
+
+
+def _note_end(request: Request, game: Trajectory) -> None:
+    """Say in the log how a game ended. Raises EnvError if the environment failed in it."""
+    raise_for_env_error(game)
+    _note(request, f"{game.stop}, {game.spent}")
 
 
 def _note(request: Request, text: str) -> None:

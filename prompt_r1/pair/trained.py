@@ -29,6 +29,11 @@ def agent_preset(name: str) -> AgentConfig:
     return AgentConfig(**{name: value for name, value in PRESETS[name].items() if name in known})
 
 
+def default_config(name: str) -> AgentConfig:
+    """How an agent plays that was not trained here: by the preset of its name (mini, smollm2), or `paper`."""
+    return agent_preset(preset_of(name, default="paper"))
+
+
 def environment_settings(spec: str, trained: AgentConfig, given: Given) -> Given:
     """How the environment is asked that a user names by `spec`, or for "" the environment of the training.
 
@@ -86,14 +91,13 @@ class NamedAgent:
 def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> NamedAgent:
     """The agent that a user names for infer and evaluate. "" names the newest mini run.
 
-    An agent that was not trained here plays by the preset of its name (mini, smollm2) or by `paper`.
     `max_turns` and `max_new`, if not 0, replace the limits of its game.
     """
     known_as = name or str(newest_mini_run())
     # `mini` is the agent of seed 0, which comes with the package. --seed is the seed of its world.
     path = find_agent(known_as, seed=0)
     trained = trained_config(path)
-    config = agent_preset(preset_of(known_as, default="paper")) if trained is None else trained
+    config = default_config(known_as) if trained is None else trained
     config = replace(config, max_turns=max_turns or config.max_turns, max_new=max_new or config.max_new)
     start = name if trained is None else trained.agent
     return NamedAgent(path, config, start, is_newest=not name)
