@@ -54,7 +54,8 @@ def digests_of(files: Iterable[str], specs: Iterable[str], agents: Iterable[str]
     names = [*files, *agents]
     for spec in specs:
         names += [part.removeprefix("hf:") for part in spec.split(",")]
-    here = [name for name in names if name and Path(name).exists()]
+    # An agent is named once for each of its systems. Its weights are read only once.
+    here = dict.fromkeys(name for name in names if name and Path(name).exists())
     return {f"digest of {name}": _digest(Path(name)) for name in here}
 
 
@@ -66,7 +67,7 @@ def _digest(path: Path) -> str:
         folder = path / "agent" if (path / "agent").is_dir() else path
         files = sorted(file for file in folder.iterdir() if file.is_file())
     digests = []
-    for name in files:
-        with name.open("rb") as file:
-            digests.append([name.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()])
+    for file in files:
+        with file.open("rb") as content:
+            digests.append([file.stat().st_size, hashlib.file_digest(content, "sha256").hexdigest()])
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:16]
