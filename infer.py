@@ -99,8 +99,9 @@ async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig
     """
     before = pair.environment.budget.spent
     view.question(question)
+    on_piece = None if config.json else view.piece  # With --json, nothing is shown while the game is played.
     try:
-        game = await pair.play(question, on_piece=view.piece)  # `view` prints the dialogue while it is played
+        game = await pair.play(question, on_piece=on_piece)
     except asyncio.CancelledError:  # The user pressed Ctrl-C.
         view.note("no answer", "interrupted")
         raise
