@@ -12,6 +12,7 @@ They differ in the agent, and in whether there is an environment:
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import MuteEnvironment, OwnSource
@@ -34,10 +35,15 @@ class AgentMethod:
     # Whether a turn needs a think block to be well formed. The agent of `sft` writes none.
     thinks: bool = True
 
+    @cached_property
+    def _mute(self) -> Environment:
+        """The environment of a method that needs none."""
+        return Environment([OwnSource(MuteEnvironment(), seed=0)])
+
     async def __call__(self, question: Question, sample: int) -> Prediction:
         game = await play_question(
             self.agent,
-            self.environment or Environment([OwnSource(MuteEnvironment(), seed=0)]),
+            self.environment or self._mute,
             question,
             seed=f"evaluation/{self.seed}/{question.id}/{sample}",
             temperature=self.temperature,

@@ -29,7 +29,7 @@ from prompt_r1.pair.trained import NamedAgent, default_config, trained_config
 from prompt_r1.programs.command_line import teaching_command
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
-from prompt_r1.rollout import run_together
+from prompt_r1.rollout import play_groups
 from prompt_r1.settings.agent import MINI_AGENT, AgentConfig
 from prompt_r1.training.supervised import fine_tune_agent
 from prompt_r1.training.warm_start_settings import SftConfig
@@ -200,7 +200,7 @@ async def play_round(
             break
         # The number of the draw is the epoch. A question that is drawn again gets new sampled replies.
         epoch, questions = next(draws)
-        played = await _play_groups(player, environment, questions, seed=f"{seed}/{made}", epoch=epoch)
+        played = await _play_questions(player, environment, questions, seed=f"{seed}/{made}", epoch=epoch)
         # A game without a call counts as one call, so that the round of an agent that never asks ends, too.
         made += sum(max(1, game.spent.calls) for game in played)
         tried += len(played)
@@ -208,22 +208,21 @@ async def play_round(
     return right, tried
 
 
-async def _play_groups(
+async def _play_questions(
     player: Agent, environment: Environment, questions: Sequence[Question], *, seed: str, epoch: int
 ) -> list[Trajectory]:
     """Play GROUP_SIZE games of each question at once."""
-    games = []
-    for question in questions:
-        for sample in range(GROUP_SIZE):
-            games.append(
-                play_question(
-                    player,
-                    environment,
-                    question,
-                    seed=f"{seed}/{sample}/{question.id}",
-                    temperature=1.0,
-                    sample=sample,
-                    epoch=epoch,
-                )
-            )
-    return await run_together(games)
+
+    async def play_one(question: Question, *, number: int, sample: int) -> Trajectory:
+        return await play_question(
+            player,
+            environment,
+            question,
+            seed=f"{seed}/{sample}/{question.id}",
+            temperature=1.0,
+            sample=sample,
+            epoch=epoch,
+        )
+
+    games_PG = await play_groups(dict(enumerate(questions)), GROUP_SIZE, play_one)
+    return list(itertools.chain.from_iterable(games_PG))

@@ -32,7 +32,6 @@ SEED_PROMPT = "Answer the question as well as you can."  # A search starts from 
 VALIDATED_ON = 50  # the number of validation questions of textgrad and gepa
 PATIENCE = 50  # A search ends after so many calls without a new prompt.
 ALL = "all-questions"  # names the search over all questions
-CUT = ("length", "max_tokens")  # the finish reasons of a reply that its limit of tokens has cut
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ class PromptSearch:
             text = await self.optimizer.ask(messages, caller)
         except EnvError as error:
             raise Resumable(f"the optimiser of {self.name} failed: {error}") from None
-        return OptimizerReply(text, is_cut=caller.finish.lower() in CUT)
+        return OptimizerReply(text, is_cut=caller.finish == "length")
 
     def _assert_affordable(self, calls: int) -> None:
         assert self.can_afford(calls), f"{self.calls} + {calls} calls exceed the limit of {self.max_calls}"

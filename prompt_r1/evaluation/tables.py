@@ -47,11 +47,11 @@ def write_results(folder: Path, results: Results, trained_with: Mapping[str, str
 
 
 def terminal_table(results: Results) -> str:
-    """A row for each system over all datasets. EM and a user's own metrics have intervals. Empty
-    columns are left out.
+    """A row for each system, over all datasets.
 
-    A table that is wider than WIDTH loses columns that `datasets_table` has too. If it is still too wide,
-    numbers stand for environments and agents, which are named below the table.
+    EM and a user's own metrics have intervals. Empty columns are left out. A table that is wider than WIDTH
+    loses columns that `datasets_table` has too. If it is still too wide, numbers stand for environments and
+    agents, which are named below the table.
     """
     names = short_names(results.systems)
     rows = [micro_means(results, system, list(results.kinds)) for system in results.systems]
