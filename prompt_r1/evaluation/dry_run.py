@@ -32,9 +32,9 @@ from prompt_r1.types import Question, Spending
 
 @dataclass(frozen=True)
 class SearchTexts:
-    """Tokens of the texts of a search."""
+    """Lengths of a search's texts, in tokens."""
 
-    prompt: int  # its tokens before each question
+    prompt: int  # the prompt before each question
     request: int  # what the optimiser reads
     reply: int  # what the optimiser writes
 
@@ -51,31 +51,33 @@ HIGHEST_SHARE = 0.5
 
 @dataclass(frozen=True)
 class SearchCalls:
-    """The calls of a search that scores a prompt on `scored` questions."""
+    """The calls of a search."""
 
-    scored: int
     most: int  # calls of both models, if there is no limit
     of_optimizer: float  # the optimiser's share of the calls
 
 
 def calls_of_search(method: str, scored: int) -> SearchCalls:
-    """The calls of a search as its authors' code makes them. In `gepa`, one child in ten joins the pool."""
+    """The calls of a search as its authors' code makes them, if `scored` questions score a prompt.
+
+    In `gepa`, one child in ten joins the pool.
+    """
     if method == "opro":
         prompts = opro.STEPS * opro.PER_STEP
-        return SearchCalls(scored, scored + prompts * (1 + scored), 1 / (1 + scored))
+        return SearchCalls(scored + prompts * (1 + scored), 1 / (1 + scored))
     if method == "textgrad":
         update = textgrad.BATCH + textgrad.UPDATE_CALLS + scored
         most = scored + textgrad.EPOCHS * textgrad.UPDATES * update
-        return SearchCalls(scored, most, textgrad.UPDATE_CALLS / update)
+        return SearchCalls(most, textgrad.UPDATE_CALLS / update)
     # Parent and child answer a batch, the optimiser is called once, and one child in ten is scored. The last
     # iteration may go beyond METRIC_CALLS.
     iteration = 2 * gepa.BATCH + 1 + scored / 10
-    return SearchCalls(scored, gepa.METRIC_CALLS + round(iteration), 1 / iteration)
+    return SearchCalls(gepa.METRIC_CALLS + round(iteration), 1 / iteration)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the methods of an evaluation are asked, and what prepares them."""
+class MethodCosts:
+    """What the answers and the preparation of a method cost."""
 
     config: EvaluateConfig
     questions: Sequence[Question]
@@ -150,15 +152,15 @@ def estimate(
         writer = prices_of_writer(config, spec, prices)[0] if method.needs.optimizer else FREE
         price_list = [prices[name] for name in system.environment.split(",") if name] or [FREE]
         settings = environments[system.environment] if method.needs.environment else config
-        asked = Asked(settings, questions, train, validation)
+        costs = MethodCosts(settings, questions, train, validation)
         fields = {**parse_fields(settings.env_args), **method.fields}
         of_method = {}
         for case in cases_of(agent.config.game, mean_bytes(questions), fields, price_list):
-            spent = asked.answers(system.method, case, spec)
+            spent = costs.answers(system.method, case, spec)
             if method.needs.optimizer:
-                spent += asked.searches(system.method, case, spec, writer)
+                spent += costs.searches(system.method, case, spec, writer)
             if system.method == "rft":
-                spent += asked.games_of_rft(case)
+                spent += costs.games_of_rft(case)
             of_method[case.name] = spent
         parts[names[system]] = of_method
     at_once = len(questions) * config.repeats
