@@ -21,7 +21,7 @@ if __name__ == "__main__":  # The imports below take seconds. --help and usage e
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -30,6 +30,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from prompt_r1.data.questions import sample_questions
+from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import open_account, open_environment
 from prompt_r1.errors import Resumable, UsageError
@@ -45,6 +46,7 @@ from prompt_r1.evaluation.systems import (
     common_seed,
     digests_of_systems,
     environments_of,
+    preparation_questions,
     prices_of,
     resolve_agents,
     setup_of,
@@ -74,13 +76,13 @@ def main(config: EvaluateConfig) -> None:
     seed = common_seed(config, agents)
     questions = questions_of(config, seed)
     datasets = list(dict.fromkeys(question.dataset for question in questions))
-    describe_agents(config, agents, seed, questions)
     environments = environments_of(config, agents)
-    systems = choose_systems(config, agents)
+    describe_agents(agents, environments, seed, questions)
+    systems = choose_systems(config, environments, agents)
+    prices = prices_of(config, environments)
     if config.dry_run:
-        print(estimate(config, systems, agents, questions, seed=seed))
+        print(estimate(config, systems, environments, prices, questions, seed=seed))
         return
-    prices = prices_of(config, agents)
     folder = Path(config.out)
 
     with closing(PredictionFile(folder / FILE)) as file:
@@ -94,12 +96,15 @@ def main(config: EvaluateConfig) -> None:
         try:
             # A complete evaluation opens no environment and no journal.
             if missing:
+                train, validation = preparation_questions(config, missing, seed)
                 make_setup = partial(
                     setup_of,
                     config=config,
                     environments=environments,
                     prices=prices,
                     datasets=datasets,
+                    train=train,
+                    validation=validation,
                     device=device,
                     seed=seed,
                 )
@@ -107,7 +112,7 @@ def main(config: EvaluateConfig) -> None:
                 open_one = partial(
                     open_environment,
                     typed=[*config.env, config.optimizer_env],
-                    others={config.optimizer_env, *(system.environment for system in systems)} - {""},
+                    others={config.optimizer_env, *(system.environment for system in systems)},
                     account=open_account(config, folder),  # All systems share its journal and its budget.
                     seed=seed,
                     device=device,
@@ -141,10 +146,10 @@ def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
 
 
 def describe_agents(
-    config: EvaluateConfig, agents: Mapping[str, NamedAgent], seed: int, questions: Sequence[Question]
+    agents: Mapping[str, NamedAgent], environments: Iterable[str], seed: int, questions: Sequence[Question]
 ) -> None:
     """Print which agents play. Raises QuestionTooLong for a question that leaves an agent no room."""
-    playing = ",".join(environments_of(config, agents))
+    playing = ",".join(environments)
     for agent in agents.values():
         print(printable(agent.describe(environment=playing, seed=seed)), file=sys.stderr, flush=True)
         known = trained_on(agent, questions)
@@ -195,8 +200,10 @@ async def answer_system(
     """Let a system answer the questions that the file lacks, and close the environments that it opens."""
     async with AsyncExitStack() as opened:
 
-        def open_and_close_later(spec: str, settings: EvaluateConfig, **prices: object) -> Environment:
-            environment = open_one(spec, settings, **prices)
+        def open_and_close_later(
+            spec: str, settings: EvaluateConfig, *, prices: Mapping[str, Price]
+        ) -> Environment:
+            environment = open_one(spec, settings, prices=prices)
             opened.push_async_callback(environment.close)
             return environment
 

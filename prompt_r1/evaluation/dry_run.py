@@ -23,7 +23,7 @@ from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System, short_names
 from prompt_r1.evaluation.searches import VALIDATED_ON, of_dataset, searched
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.evaluation.systems import environments_of, preparation_questions, prices_of, prices_of_writer
+from prompt_r1.evaluation.systems import preparation_questions, prices_of_writer
 from prompt_r1.pair.asking import request_of
 from prompt_r1.pair.trained import NamedAgent
 from prompt_r1.training.dry_run import Case, cases_of, cost_table, mean_bytes, notes_of_calls
@@ -134,16 +134,17 @@ class MethodCosts:
 def estimate(
     config: EvaluateConfig,
     systems: Mapping[System, NamedAgent],
-    agents: Mapping[str, NamedAgent],
+    environments: Mapping[str, EvaluateConfig],
+    prices: Mapping[str, Price],
     questions: Sequence[Question],
     *,
     seed: int,
 ) -> str:
-    """The text of --dry-run. Reads the questions, and no model. Raises UsageError."""
-    prices = prices_of(config, agents)
-    learning = any(METHODS[system.method].needs.training for system in systems)
-    train, validation = preparation_questions(config, seed) if learning else ([], [])
-    environments = environments_of(config, agents)
+    """The text of --dry-run. Reads the questions, and no model. Raises UsageError.
+
+    `environments` has the settings by which each environment is asked.
+    """
+    train, validation = preparation_questions(config, systems, seed)
     names = short_names(systems)
     parts = {}
     for system, agent in systems.items():

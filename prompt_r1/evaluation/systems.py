@@ -1,7 +1,7 @@
 """The systems (methods × environments × agents) that an evaluation compares, and what they are made from."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,8 +101,12 @@ def _check_grpo_agent(name: str) -> None:
         )
 
 
-def preparation_questions(config: EvaluateConfig, seed: int) -> tuple[list[Question], list[Question]]:
-    """Training and validation questions. The mini world has its own."""
+def preparation_questions(
+    config: EvaluateConfig, systems: Iterable[System], seed: int
+) -> tuple[list[Question], list[Question]]:
+    """Training and validation questions, or none if no system needs them. The mini world has its own."""
+    if not any(METHODS[system.method].needs.training for system in systems):
+        return [], []
     own = ("mini",) if all_mini_data(config.data) else ()
     train = find_questions(config.train_data or own, "train", seed)
     validation = sample_questions(config.val_data or own, "validation", seed, 0)
@@ -153,9 +157,9 @@ def environments_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) ->
     return environments
 
 
-def prices_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[str, Price]:
+def prices_of(config: EvaluateConfig, environments: Iterable[str]) -> dict[str, Price]:
     """The price of each environment by its name, also of --optimizer-env. Raises UsageError."""
-    names = [name for spec in environments_of(config, agents) for name in spec.split(",")]
+    names = [name for spec in environments for name in spec.split(",")]
     prices = parse_prices(config.env_price, names)
     writers = config.optimizer_env.split(",") if config.optimizer_env else []
     if set(writers) <= prices.keys():
@@ -173,26 +177,28 @@ def prices_of_writer(config: EvaluateConfig, spec: str, prices: Mapping[str, Pri
     return [prices[name] for name in names]
 
 
-def choose_systems(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[System, NamedAgent]:
+def choose_systems(
+    config: EvaluateConfig, environments: Iterable[str], agents: Mapping[str, NamedAgent]
+) -> dict[System, NamedAgent]:
     """The systems to evaluate, in the order of METHODS, each with the agent that the user gave for it.
 
     --tables runs the methods of Table 5 with all environments and agents, and other methods with the first
     environment and the first agent. Searches need a model that writes prompts, which the mini world cannot
     do. There --tables leaves them out, and --method raises UsageError for them.
     """
-    all_environments = list(environments_of(config, agents))
+    all_environments = list(environments)
     all_agents = list(agents.items()) or [("", NO_AGENT)]
     systems: dict[System, NamedAgent] = {}
     for name in methods_of(config):
         method = METHODS[name]
-        environments, agents_of_method = all_environments, all_agents
+        environments_of_method, agents_of_method = all_environments, all_agents
         if method.needs.agent == "own":
             agents_of_method = [(config.grpo_agent, resolve_agent(config.grpo_agent))]
         if config.tables and not method.in_transfer:
-            environments, agents_of_method = all_environments[:1], all_agents[:1]
+            environments_of_method, agents_of_method = all_environments[:1], all_agents[:1]
         if not method.needs.environment:
-            environments = [""]
-        for environment in environments:
+            environments_of_method = [""]
+        for environment in environments_of_method:
             if method.needs.optimizer and is_mini(environment) and not config.optimizer_env:
                 if config.method:
                     raise UsageError(
@@ -267,6 +273,8 @@ def trained_on(agent: NamedAgent, questions: Sequence[Question]) -> int:
 def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, NamedAgent]) -> dict[str, str]:
     """Digests of what the answers depend on: what is on this machine, and the games of the agents' starts."""
     specs = [config.optimizer_env, *(system.environment for system in systems)]
+    # An agent's path says which weights answer. Its name may be another one: of the run folder, or of the
+    # start.
     agents = [str(agent.path) for agent in systems.values()]
     agents += [system.agent for system in systems]
     games = {}
@@ -285,13 +293,15 @@ def setup_of(
     open_environment: Callable[..., Environment],
     prices: Mapping[str, Price],
     datasets: Sequence[str],
+    train: Sequence[Question],
+    validation: Sequence[Question],
     device: "torch.device",
     seed: int,
 ) -> Setup:
     """What a system's method is made from.
 
     `environments` has the settings by which each environment is asked, and `datasets` the datasets of all
-    questions.
+    questions. `train` and `validation` prepare the methods that need training.
     """
     method = METHODS[system.method]
     spec = system.environment or agent.config.env
@@ -309,7 +319,6 @@ def setup_of(
         own_prices = dict(zip(writer.split(","), prices_of_writer(config, spec, prices), strict=True))
         return open_environment(writer, writing, prices=own_prices)
 
-    train, validation = preparation_questions(config, seed) if method.needs.training else ([], [])
     return Setup(
         method=system.method,
         spec=spec,

@@ -7,6 +7,7 @@ import shutil
 import sys
 import weakref
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -27,6 +28,7 @@ from prompt_r1.evaluation.systems import (
     choose_systems,
     common_seed,
     digests_of_systems,
+    environments_of,
     read_evaluate_config,
     resolve_agents,
     setup_of,
@@ -49,9 +51,14 @@ def agents(tmp_path) -> dict[str, NamedAgent]:
     return {f"runs/{name}": NamedAgent(tmp_path / name, config, str(tmp_path / "start")) for name in "ab"}
 
 
+def systems_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[System, NamedAgent]:
+    """The systems of an evaluation of these agents."""
+    return choose_systems(config, environments_of(config, agents), agents)
+
+
 def test_tables_runs_the_methods_of_table_5_with_every_environment_and_agent(agents):
     config = EvaluateConfig(tables=True, env=("large", "other"))
-    counts = Counter(system.method for system in choose_systems(config, agents))
+    counts = Counter(system.method for system in systems_of(config, agents))
     assert counts["direct"] == 2 and counts["prompt-r1"] == 4
     assert all(count == 1 for method, count in counts.items() if method not in ("direct", "prompt-r1"))
     assert set(METHODS) - set(counts) == {"bc", "rft", "grpo-only"}, "grpo-only needs --grpo-agent"
@@ -60,15 +67,15 @@ def test_tables_runs_the_methods_of_table_5_with_every_environment_and_agent(age
 def test_searches_need_a_model_that_writes_prompts_which_the_mini_world_is_not(agents):
     """--tables leaves them out, and --method opro says what is missing."""
     mini = EvaluateConfig(tables=True, env=("mini",))
-    assert not {"opro", "textgrad", "gepa"} & {system.method for system in choose_systems(mini, agents)}
-    written = choose_systems(replace(mini, optimizer_env="large"), agents)
+    assert not {"opro", "textgrad", "gepa"} & {system.method for system in systems_of(mini, agents)}
+    written = systems_of(replace(mini, optimizer_env="large"), agents)
     assert {"opro", "textgrad", "gepa"} <= {system.method for system in written}
     with pytest.raises(UsageError, match="--method opro: the mini world writes no prompts"):
-        choose_systems(replace(mini, method=("opro",)), agents)
+        systems_of(replace(mini, method=("opro",)), agents)
 
 
 def test_by_default_the_environment_is_that_of_the_training(agents):
-    systems = list(choose_systems(EvaluateConfig(), agents))
+    systems = list(systems_of(EvaluateConfig(), agents))
     assert {system.environment for system in systems} == {"large"}
     assert [system.method for system in systems] == ["direct", "untrained", "prompt-r1", "prompt-r1"]
 
@@ -78,7 +85,7 @@ def test_each_method_is_answered_by_its_own_agent(agents, tmp_path):
     save_run(tmp_path / "alone", seed=0, step=1, saved=1, env="none")
     config = EvaluateConfig(method=tuple(METHODS), grpo_agent=alone)
     first = dict(list(agents.items())[:1])
-    answering = {system.method: system.agent for system in choose_systems(config, first)}
+    answering = {system.method: system.agent for system in systems_of(config, first)}
     start = str(tmp_path / "start")
     own = {"grpo-only": alone, "agent-only": "runs/a", "prompt-r1": "runs/a"}
     own |= dict.fromkeys(("sft", "untrained", "bc", "rft"), start)
@@ -100,6 +107,8 @@ def test_a_method_without_environment_opens_none(agents, tmp_path, name):
         open_environment=refuse,
         prices={},
         datasets=[],
+        train=[],
+        validation=[],
         device=torch.device("cpu"),
         seed=0,
     )
@@ -116,14 +125,14 @@ def test_runs_share_the_answers_of_their_start_only_if_it_plays_the_same_game(ag
     first, second = ({name: agents[name]} for name in ("runs/a", "runs/b"))
     changed = replace(agents["runs/b"], config=replace(agents["runs/b"].config, **change))
     with pytest.raises(UsageError, match=r"runs/b begins with the agent .*, but their games differ"):
-        choose_systems(config, {**first, "runs/b": changed})
+        systems_of(config, {**first, "runs/b": changed})
     # The same in two evaluations with one --out.
     (tmp_path / FILE).write_text("{}")
-    keep = [digests_of_systems(config, choose_systems(config, some)) for some in (first, second)]
+    keep = [digests_of_systems(config, systems_of(config, some)) for some in (first, second)]
     (tmp_path / "config.yaml").write_text("{}")
     keep_settings(tmp_path, {}, keep[0])
     keep_settings(tmp_path, {}, keep[1])
-    other = digests_of_systems(config, choose_systems(config, {"runs/b": changed}))
+    other = digests_of_systems(config, systems_of(config, {"runs/b": changed}))
     with pytest.raises(UsageError, match=r"game of .* has changed since its answers"):
         keep_settings(tmp_path, {}, other)
 
@@ -131,10 +140,10 @@ def test_runs_share_the_answers_of_their_start_only_if_it_plays_the_same_game(ag
 def test_mini_agents_of_other_seeds_are_other_starts(agents):
     mini = {name: replace(spec, start="mini") for name, spec in agents.items()}
     config = EvaluateConfig(method=("untrained",))
-    assert len(choose_systems(config, mini)) == 1
+    assert len(systems_of(config, mini)) == 1
     mini["runs/b"] = replace(mini["runs/b"], config=TrainConfig(env="large", seed=1))
     with pytest.raises(UsageError, match="their games differ"):
-        choose_systems(config, mini)
+        systems_of(config, mini)
 
 
 @pytest.mark.parametrize("name", ["sft", "bc", "rft"])
@@ -150,6 +159,8 @@ def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(agent
             open_environment=lambda *_, **__: None,
             prices={},
             datasets=[],
+            train=[],
+            validation=[],
             device=torch.device("cpu"),
             seed=0,
         )
@@ -189,8 +200,8 @@ def test_agents_with_other_settings_of_one_environment_are_not_compared(agents):
     other = TrainConfig(env="large", env_system="")
     agents["runs/b"] = replace(agents["runs/b"], config=other)
     with pytest.raises(UsageError, match="runs/b was trained with the environment large"):
-        choose_systems(EvaluateConfig(), agents)
-    assert choose_systems(EvaluateConfig(env=("large",)), agents)
+        systems_of(EvaluateConfig(), agents)
+    assert systems_of(EvaluateConfig(env=("large",)), agents)
 
 
 @pytest.mark.parametrize("name", ["mini", "py:own_sums:sums"])
