@@ -76,11 +76,16 @@ def training_and_validation(
                 "--exclude of `python -m prompt_r1.data mix` leaves them out"
             )
         return training, validation
-    a_tenth = len(training) // 10
-    training, validation = hold_out(training, max(1, min(limit, a_tenth)))
+    training, validation = hold_out_a_tenth(training, limit)
     if not training:
         raise UsageError("--val-data held-out leaves no question to train on: give --val-data FILE or none")
     return training, validation
+
+
+def hold_out_a_tenth(questions: Sequence[Question], limit: int) -> tuple[list[Question], list[Question]]:
+    """Split off a tenth of the questions, at most `limit` and at least one, as `hold_out` does."""
+    a_tenth = len(questions) // 10
+    return hold_out(questions, max(1, min(limit, a_tenth)))
 
 
 def hold_out(questions: Sequence[Question], count: int) -> tuple[list[Question], list[Question]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_r1.data.files import question_key
-from prompt_r1.data.questions import find_questions, hold_out, sample_questions
+from prompt_r1.data.questions import find_questions, hold_out_a_tenth, sample_questions
 from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import check_environment, parse_fields
@@ -31,7 +31,6 @@ from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, AgentConfig, all_mini
 from prompt_r1.settings.fields import experiment_values
 from prompt_r1.settings.flags import parse_arguments
 from prompt_r1.settings.functions import OBJECT_PREFIX, import_metric
-from prompt_r1.settings.train import TrainConfig
 from prompt_r1.types import Question
 
 if TYPE_CHECKING:  # A wrong command line is reported before torch is imported.
@@ -265,7 +264,7 @@ def trained_on(agent: NamedAgent, questions: Sequence[Question]) -> int:
     files = [name for name in agent.config.data if is_mini_data(name) or Path(name).is_file()]
     trained = find_questions(files, "train", agent.config.seed)
     if tuple(agent.config.val_data) == (HELD_OUT,):
-        trained, _ = hold_out(trained, max(1, min(TrainConfig.val_limit, len(trained) // 10)))
+        trained, _ = hold_out_a_tenth(trained, agent.config.val_limit)
     keys = {question_key(question.text) for question in trained}
     return sum(question_key(question.text) in keys for question in questions)
 

@@ -96,6 +96,7 @@ class AgentConfig(EnvironmentConfig):
     val_data: tuple[str, ...] = instrument_setting(
         (), "validation; none; held-out (default of files): a tenth", everyday=True
     )
+    val_limit: int = instrument_setting(256, "validation questions, stratified by dataset", POSITIVE)
     test_data: tuple[str, ...] = instrument_setting(
         (), "test questions at the end; none: no test", everyday=True
     )

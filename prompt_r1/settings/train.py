@@ -76,7 +76,6 @@ class TrainConfig(AgentConfig):
         False, "leave out groups of equal rewards (needs --kl-coef 0); the loss is the mean over the others"
     )
     save_every: int = instrument_setting(20, "steps between checkpoints, and between validations", POSITIVE)
-    val_limit: int = instrument_setting(256, "validation questions, stratified by dataset", POSITIVE)
     wandb: bool = instrument_setting(False, "log metrics to Weights & Biases too")
     device: str = machine_setting("auto", "auto, cpu or cuda")
     ranks: int = machine_setting(

@@ -428,8 +428,14 @@ def test_a_folder_without_its_settings_is_refused(evaluate_here):
         evaluate_here()
 
 
-def test_a_note_says_which_questions_the_agent_was_trained_on(asking_agent, tmp_path, capsys):
-    """`evaluate.py` said nothing, although the run's settings name the file. A tenth of it was held out."""
+@pytest.mark.parametrize(("val_limit", "known"), [(256, 18), (1, 19)])
+def test_a_note_says_which_questions_the_agent_was_trained_on(
+    asking_agent, tmp_path, capsys, val_limit, known
+):
+    """`evaluate.py` said nothing, although the run's settings name the file. A tenth of it was held out.
+
+    Later the note counted too few questions, because it used the default of --val-limit, not the run's value.
+    """
     for file in asking_agent.iterdir():
         (tmp_path / file.name).symlink_to(file)
     rows = [f'{{"question": "abc {number}?", "answer": "Anna"}}\n' for number in range(20)]
@@ -437,7 +443,7 @@ def test_a_note_says_which_questions_the_agent_was_trained_on(asking_agent, tmp_
     settings = (
         f"env: mini\ndata: [{tmp_path}/own.jsonl, 'py:os:abort']\nval_data: held-out\nmax_tokens: 900\n"
     )
-    (tmp_path / GAME_FILE).write_text(settings + "instruction: short\n")
+    (tmp_path / GAME_FILE).write_text(settings + f"instruction: short\nval_limit: {val_limit}\n")
     line = ["--agent", tmp_path, "--data", tmp_path / "own.jsonl", "--method", "direct", "--device", "cpu"]
     run_here("evaluate.py", *line, "--out", tmp_path / "out")
-    assert "the agent was trained on 18 of these 20 questions" in capsys.readouterr().err
+    assert f"the agent was trained on {known} of these 20 questions" in capsys.readouterr().err
