@@ -27,7 +27,7 @@ TRAIN = (
 ).split()
 
 
-DONE, REFUSED, RESUMABLE, INTERRUPTED = 0, 2, 75, 130
+DONE, REFUSED, NO_ANSWER, RESUMABLE, INTERRUPTED = 0, 2, 3, 75, 130
 SECONDS = 20.0  # after which a program gets Ctrl-C
 QUESTIONS = [
     {"id": str(n), "question": text, "answer": "Anna", "data_source": "qa"}
@@ -56,7 +56,7 @@ class Sandbox:
             ended = self.call_here(self.folder, *command)
         code, output = ended.returncode, ended.stdout + ended.stderr
         what = f"{command} {self.about}\n{output[-3000:]}"
-        assert code in (DONE, REFUSED, RESUMABLE, INTERRUPTED), f"exit code {code}: {what}"
+        assert code in (DONE, REFUSED, NO_ANSWER, RESUMABLE, INTERRUPTED), f"exit code {code}: {what}"
         assert "Traceback" not in output, what
         assert code != REFUSED or output.strip(), f"no explanation: {what}"
         new = [path for path in self._files() - before.keys() if (self.folder / path).is_file()]
