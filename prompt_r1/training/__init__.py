@@ -3,10 +3,12 @@
 In reading order:
 
     start         open the environment, load the models and questions
+    weights       load the weights that learn, and the reference
     run           the parts of a run, and what the loop asks of them
     record        what a run writes down: metrics, the best agent, checkpoints; resume; the test
     questions     the questions of a run, and which of them a rank plays
     batches       games → mini-batches → micro-batches of tensors
+    row_plans     which games share a micro-batch, and which rank computes it
     update        one optimiser step, its checks and its metrics; loss_function: the user's own loss
     validation    greedy games of held-out questions, and the table of the test
     metrics       the metrics of games and steps

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_r1.model.packing import pack
-from prompt_r1.training.batches import divide, learned_from, make_batch, micro_batches_of, mini_batches_of
+from prompt_r1.training.batches import learned_from, make_batch, micro_batches_of, mini_batches_of
+from prompt_r1.training.row_plans import divide
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 from tests.support import tiny
 from tests.support.games import CPU, ONE_RANK, game_of_turns, random_game, random_scored_games, siblings

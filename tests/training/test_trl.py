@@ -26,7 +26,8 @@ from examples import losses
 from prompt_r1.grpo import Loss, LossColumns, grpo_loss
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
-from prompt_r1.training.batches import divide, make_batch
+from prompt_r1.training.batches import make_batch
+from prompt_r1.training.row_plans import divide
 from prompt_r1.types import ScoredGame, Trajectory
 from tests.support import tiny
 from tests.support.games import CPU, change_logprobs, random_scored_games, record_logprobs_of
