@@ -9,9 +9,9 @@ In reading order:
     questions     the questions of a run, and which of them a rank plays
     batches       games → mini-batches → micro-batches of tensors
     row_plans     which games share a micro-batch, and which rank computes it
-    update        one optimiser step, its checks and its metrics; loss_function: the user's own loss
+    metrics       the metrics of games, groups and updates
+    update        one optimiser step, and its checks; loss_function: the user's own loss
     validation    greedy games of held-out questions, and the table of the test
-    metrics       the metrics of games and steps
     alarms        warn if a metric collapses
     log           metrics.jsonl, trajectories/ and the console
     checkpoint    save and resume a run; run_folder: find, claim and check its folder

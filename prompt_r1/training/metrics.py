@@ -1,18 +1,25 @@
-"""Metrics of games and of training steps, over all ranks, with intervals.
+"""The metrics of a training step, over all ranks: its games, its update, and what it spent.
 
 docs/running.md explains every key.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
-from math import sqrt
+from math import ceil, sqrt
 from statistics import mean, median, stdev
 from typing import get_args
 
+import torch
+from torch import Tensor
+
 from prompt_r1.environments.environment import Environment
 from prompt_r1.f1 import exact_match, f1
+from prompt_r1.grpo import Loss
 from prompt_r1.model.distributed import Ranks
+from prompt_r1.model.policy import TokenScores
 from prompt_r1.reward import well_formed
+from prompt_r1.training.batches import Batch
 from prompt_r1.types import ScoredGame, Stop
 
 # Only games with a reward have these metrics. Games that the environment broke count in stop/*, tokens/* and
@@ -20,6 +27,8 @@ from prompt_r1.types import ScoredGame, Stop
 SCORED = ("reward/mean", "reward/format", "reward/answer", "em", "f1", "format", "turns", "game/usd")
 WITH_INTERVAL = ("reward/mean", "em", "format")
 RUN_TOTALS = ("env/usd", "env/lost_usd")  # These are sums over the run so far; other counts are of one step.
+GAP = "engine/logprob_gap"
+GAP_MEAN = f"{GAP}_mean"
 
 Row = Mapping[str, float]  # the metrics of one game, by name
 
@@ -160,6 +169,101 @@ def ranked_pairs(group: Sequence[Row]) -> list[bool]:
         if better_answer != 0:
             ranked.append(better_answer * higher_reward > 0)
     return ranked
+
+
+@dataclass(frozen=True)
+class BatchStats:
+    """The measurements of a micro-batch."""
+
+    # Loss, kl, clip_frac and entropy. The sums over the micro-batches and ranks of an optimiser step are the
+    # values of the step.
+    summands: dict[str, float]
+    difference: Tensor  # (N,) log π_θ - log π_engine
+    token_kl: Tensor  # (N,) k3 of each agent token
+    weights_moved: bool  # whether an optimiser step of this training step was taken before
+
+
+@dataclass
+class StepStats:
+    """Collects the measurements of the micro-batches and optimiser steps of one training step."""
+
+    taken: int = 0  # optimiser steps
+    skipped: int = 0  # optimiser steps whose loss or gradient was not finite
+    grad_norms: float = 0.0  # summed over the steps that were taken
+    # The gap is measured before the first optimiser step.
+    gap: dict[str, float] = field(default_factory=lambda: gap_metrics([], cap=0.0))
+    pending: list[BatchStats] = field(default_factory=list)  # micro-batches of the next optimiser step
+    used: list[BatchStats] = field(default_factory=list)  # micro-batches of the steps that were taken
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the next optimiser step is the first of the training step."""
+        return self.taken + self.skipped == 0
+
+    def add(self, batch: Batch, scores: TokenScores, loss: Loss) -> None:
+        """Add a micro-batch, after its backward."""
+        difference = scores.logprobs.detach() - batch.sampled_logprobs
+        summands = {
+            "loss": loss.total.item(),
+            "kl": loss.kl.item(),
+            "clip_frac": loss.clip_frac.item(),
+            "entropy": (batch.weights * scores.entropy).sum().item(),
+        }
+        self.pending.append(
+            BatchStats(summands, difference.cpu(), loss.token_kl.cpu(), weights_moved=self.taken > 0)
+        )
+
+    def end_step(self, *, taken: bool, grad_norm: float) -> None:
+        """End an optimiser step. Only the micro-batches of the steps that were taken count."""
+        if taken:
+            self.taken += 1
+            self.grad_norms += grad_norm
+            self.used += self.pending
+        else:
+            self.skipped += 1
+        self.pending = []
+
+    def metrics(self, ranks: Ranks) -> dict[str, float]:
+        """Means over the optimiser steps that were taken and over all ranks. Called by every rank."""
+        used = ranks.gather_lists(self.used)
+        steps = max(1, self.taken)
+        means = {}
+        for name in ("loss", "kl", "clip_frac", "entropy"):
+            means[name] = sum(batch.summands[name] for batch in used) / steps
+        moved = [batch.difference.double() for batch in used if batch.weights_moved]
+        tokens = sum(map(len, moved))
+        token_kl = torch.cat([torch.zeros(0), *(batch.token_kl for batch in used)])
+        return {
+            **means,
+            "grad_norm": self.grad_norms / steps,
+            "update/skipped": float(self.skipped),
+            # Estimates KL(policy that sampled || policy now) from the sampled tokens.
+            "update/kl": -sum(difference.sum().item() for difference in moved) / max(tokens, 1),
+            **self.gap,
+            "kl_median": token_kl.median().item() if len(token_kl) else 0.0,
+        }
+
+
+def gap_metrics(differences: Sequence[Tensor], *, cap: float) -> dict[str, float]:
+    """The metrics of the gap and of the importance weights, over all tokens.
+
+    `differences` are the policy's log-probabilities minus the engine's, in nats. The gap of a token is the
+    absolute difference. Returns the maximum, the mean and the 99th percentile of the gap, the mean of the
+    weights, and the share of weights that `cap` truncates.
+    """
+    difference = torch.cat(list(differences)) if differences else torch.zeros(1)
+    gap = difference.abs()
+    high = gap.kthvalue(ceil(0.99 * len(gap))).values
+    ratio = difference.exp()
+    weights = ratio.clamp(max=cap) if cap else torch.ones(1)
+    truncated = ratio > cap if cap else torch.zeros(1)
+    return {
+        GAP: gap.max().item(),
+        GAP_MEAN: gap.mean().item(),
+        f"{GAP}_p99": high.item(),
+        "engine/importance_mean": weights.mean().item(),
+        "engine/importance_truncated": truncated.float().mean().item(),
+    }
 
 
 def spending(environment: Environment, ranks: Ranks) -> dict[str, float]:

@@ -19,11 +19,10 @@ from prompt_r1.training.checkpoint import (
 )
 from prompt_r1.training.export import export_agent
 from prompt_r1.training.log import read_metrics, trim_run
-from prompt_r1.training.metrics import add_spending, spending, step_metrics
+from prompt_r1.training.metrics import StepStats, add_spending, spending, step_metrics
 from prompt_r1.training.questions import repetition_note
 from prompt_r1.training.run import Run
 from prompt_r1.training.summary import summary
-from prompt_r1.training.update import StepStats
 from prompt_r1.training.validation import compare_on_test, play_share, validation_metrics
 from prompt_r1.types import ScoredGame
 
