@@ -101,7 +101,10 @@ class Endpoint(Source):
                 refused.reason = self._shown(refused.reason)
                 if refused.field not in fields:
                     raise
-                self._drop_field(refused.field, refused.reason)
+                if refused.field in self.fields:  # Otherwise another call has left it out meanwhile.
+                    without = f"{self.name} does not accept {refused.field}; continuing without"
+                    logger.warning("%s: %s", without, refused.reason)
+                    self.leave_out(refused.field)
             except Busy as busy:
                 busy.reason = self._shown(busy.reason)
                 raise
@@ -160,6 +163,19 @@ class Endpoint(Source):
         """The limit of the requests as they are sent now: the server may have rejected the user's limit."""
         return limit_in(self.fields)
 
+    def leave_out(self, field: str) -> None:
+        """Send no request with this field any more."""
+        if field not in self.fields:
+            return
+        fields = dict(self.fields)
+        value = fields.pop(field)
+        if field == "max_tokens":  # OpenAI's newer models have another name for it.
+            fields.setdefault("max_completion_tokens", value)
+        self.fields = fields
+        self.left_out = (*self.left_out, field)
+        if field == "temperature":  # The server samples at its own temperature, even if 0 was given.
+            self.samples = True
+
     async def close(self) -> None:
         """Close the connections."""
         client, self._client = self._client, None
@@ -187,19 +203,6 @@ class Endpoint(Source):
                 f"{self.base_url} cannot be asked ({type(error).__name__}): correct or unset the variables "
                 "ALL_PROXY, NO_PROXY, … (a SOCKS proxy needs `pip install httpx[socks]`) and SSL_CERT_FILE"
             ) from None
-
-    def _drop_field(self, name: str, reason: str) -> None:
-        """Leave out a field in this call and all later calls."""
-        if name not in self.fields:  # Another call has dropped it meanwhile.
-            return
-        fields = dict(self.fields)
-        value = fields.pop(name)
-        if name == "max_tokens":  # OpenAI's newer models have another name for it.
-            fields.setdefault("max_completion_tokens", value)
-        self.fields = fields
-        if name == "temperature":  # The server samples at its own temperature, even if 0 was given.
-            self.samples = True
-        logger.warning("%s does not accept %s; continuing without: %s", self.name, name, reason)
 
     def _shown(self, reason: str) -> str:
         """An error text without the key, cut to MAX_REASON_CHARACTERS, and printable."""

@@ -112,6 +112,15 @@ class Member:
             self.slots.release()
 
 
+@dataclass(frozen=True)
+class Checked:
+    """What the check has learned about a source. Another rank learns it from here, without a request."""
+
+    has_replied: bool
+    longest_reply: int
+    left_out: Sequence[str]  # the fields that the server rejects
+
+
 @dataclass
 class Call:
     """A call whose reply is not in the journal, and what its requests were charged so far."""
@@ -292,21 +301,35 @@ class Environment:
         counts["tokens_out"] += reply.tokens_out
         return reply
 
-    async def check(self) -> None:
+    async def check(self) -> list[Checked]:
         """Find a wrong URL, key, model or setting within a few seconds. A slow or busy endpoint passes.
 
-        Raises UsageError or FatalEnvError if no call can succeed.
+        Returns what was learned about each source. The other ranks of a run pass it to `apply`, and do not
+        check. Raises UsageError or FatalEnvError if no call can succeed.
         """
         for member in self.members:
-            if not member.source.needs_check:
-                continue
-            try:
-                await self._check(member)
-            finally:
-                await member.source.close()  # Games may be played in another event loop.
-            # If the server rejected `max_tokens`, the source has dropped it. So count the slots again.
+            if member.source.needs_check:
+                try:
+                    await self._check(member)
+                finally:
+                    await member.source.close()  # Games may be played in another event loop.
+                member.counts.clear()  # The metrics count the calls of games.
+        learned = [
+            Checked(member.has_replied, member.longest_reply, member.source.left_out)
+            for member in self.members
+        ]
+        self.apply(learned)
+        return learned
+
+    def apply(self, learned: Sequence[Checked]) -> None:
+        """Take over what a check has learned about each source, before the first game."""
+        for member, checked in zip(self.members, learned, strict=True):
+            member.has_replied = checked.has_replied
+            member.longest_reply = checked.longest_reply
+            for field_name in checked.left_out:
+                member.source.leave_out(field_name)
+            # Without `max_tokens`, replies may be longer. So the slots are counted again.
             member.open_slots(limits_usd=self.budget.limits_usd)
-            member.counts.clear()  # The metrics count the calls of games.
 
     async def _check(self, member: Member) -> None:
         """Send one request, and charge it. Its reply is not used again: the next start checks again."""

@@ -1,9 +1,11 @@
 """The journal: no call is paid for twice.
 
-Each rank appends JSON lines to a file of its own; at the start it reads the files of all ranks. Before each
-request of a call, a line says what the call costs if the process is killed now. After the request, a line
-says what the call has cost so far. So the last line of a call says what it was charged. If a line has a
-`reply`, the call is never sent again.
+Each rank appends JSON lines to a file of its own; at the start it reads the files of all ranks. So a resumed
+run repeats no call, but ranks that make equal calls in the same run pay for each of them.
+
+Before each request of a call, a line says what the call costs if the process is killed now. After the
+request, a line says what the call has cost so far. So the last line of a call says what it was charged. If a
+line has a `reply`, the call is never sent again.
 
 If the disk becomes full, replies that have been paid must still be written. So each rank keeps a reserve, a
 file that is removed then, and no further request is sent.

@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -129,6 +129,7 @@ class Source(ABC):
     by_question: bool = False  # True: the reply depends on the question's id too.
     concurrency: int = sys.maxsize  # the most attempts at the same time
     needs_check: bool = False  # True: a wrong setting shows only in a reply.
+    left_out: Sequence[str] = ()  # The fields that `leave_out` has removed from the requests, in this order.
 
     @abstractmethod
     async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
@@ -137,6 +138,10 @@ class Source(ABC):
     async def close(self) -> None:
         """Close connections. Another attempt opens new ones."""
         return
+
+    def leave_out(self, field: str) -> None:
+        """Send no request with this field any more, because the server rejects it."""
+        raise NotImplementedError(f"the requests of {self.name} have no field {field}")
 
     def reply_limit(self) -> int | None:
         """The most tokens that a reply may have; None if the request sets no limit."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from prompt_r1.engine.model_check import check_model
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import open_account, open_environment
 from prompt_r1.model.distributed import Ranks, errors_as_rank_lost, start_ranks, stop_ranks
 from prompt_r1.model.forked_ranks import forked_ranks
@@ -66,7 +67,7 @@ def open_parts(
         seed=config.seed,
         device=ranks.device,
     )
-    ranks.on_every_rank(lambda: runner.run(interrupt.guard(environment.check())))
+    check_on_first_rank(environment, ranks, runner, interrupt)
     start = ranks.on_first_rank(lambda: find_agent(config.agent, config.seed))
     agent = load_agent(start, config, ranks.device)
     reference: Policy | None = None
@@ -125,3 +126,11 @@ def open_parts(
     if ranks.device.type == "cuda":
         run.warm_up()
     return run
+
+
+def check_on_first_rank(
+    environment: Environment, ranks: Ranks, runner: asyncio.Runner, interrupt: Interrupt
+) -> None:
+    """Check the environment on the first rank. The other ranks learn the result without a request."""
+    learned = ranks.on_first_rank(lambda: runner.run(interrupt.guard(environment.check())))
+    environment.apply(learned)
