@@ -55,7 +55,7 @@ from prompt_r1.evaluation.systems import (
 from prompt_r1.evaluation.tables import TABLES, terminal_table, write_results
 from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.agent import check_question_lengths, load_codec
-from prompt_r1.pair.trained import NamedAgent, trained_config
+from prompt_r1.pair.named_agent import NamedAgent, trained_config
 from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.programs.progress import progress_style
 from prompt_r1.programs.text import printable

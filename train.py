@@ -29,7 +29,7 @@ from torch import Tensor
 from prompt_r1.errors import FatalEnvError, Resumable
 from prompt_r1.grpo import LossColumns, compare_games, grpo_loss
 from prompt_r1.model.policy import Policy
-from prompt_r1.pair.agent import play_question
+from prompt_r1.pair.agent import Sampling, play_question
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.launcher import is_first_rank
 from prompt_r1.programs.text import printable
@@ -142,8 +142,7 @@ async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> l
             run.agent,
             run.environment,
             question,
-            seed=f"{config.seed}/{step}/{number}/{sample}",
-            temperature=config.temperature,
+            Sampling(seed=f"{config.seed}/{step}/{number}/{sample}", temperature=config.temperature),
             sample=sample,
             epoch=run.questions.epoch(step, number),
         )

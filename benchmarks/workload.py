@@ -20,7 +20,7 @@ from prompt_r1.engine.scheduler import Job, Scheduler
 from prompt_r1.grpo import LossColumns, grpo_loss
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy
-from prompt_r1.pair.names import find_agent
+from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.settings.agent import SMOLLM2
 from prompt_r1.training.batches import micro_batches_of
 from prompt_r1.training.metrics import GAP, StepStats

@@ -43,14 +43,14 @@ from prompt_r1.errors import EnvError, FatalEnvError, LimitReached, UsageError
 __version__ = "0.3.0"
 
 if TYPE_CHECKING:  # Type checkers do not see what `__getattr__` imports.
+    from prompt_r1.pair.agent import Limits as Limits
     from prompt_r1.pair.api import Pair as Pair
     from prompt_r1.pair.api import load as load
     from prompt_r1.pair.dialogue import Piece as Piece
-    from prompt_r1.pair.playing import Limits as Limits
     from prompt_r1.types import Trajectory as Trajectory
 
 _HOMES = {
-    "Limits": "pair.playing",
+    "Limits": "pair.agent",
     "Pair": "pair.api",
     "Piece": "pair.dialogue",
     "load": "pair.api",

@@ -21,8 +21,7 @@ from prompt_r1.miniworld.questions import mini_questions
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.agent import Agent, load_agent
-from prompt_r1.pair.names import find_agent
-from prompt_r1.pair.trained import trained_config
+from prompt_r1.pair.named_agent import find_agent, trained_config
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.tables import markdown_table
 from prompt_r1.rollout import play

@@ -229,7 +229,7 @@ def test_every_part_of_a_run_has_its_seed(asking_agent, tmp_path, monkeypatch):
     for name in names.split():
         calls = [signature(originals[name]).bind(*one.args, **one.kwargs) for one in spies[name].mock_calls]
         assert {call.arguments["seed"] for call in calls} == {3}, name
-    seeds = [one.kwargs["seed"] for one in played.mock_calls]
+    seeds = [one.args[3].seed for one in played.mock_calls]
     assert all(seed.startswith("3/1/") for seed in seeds) and len(set(seeds)) == len(seeds) > 1
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from prompt_r1.data.files import as_questions, load_questions, question_key
 from prompt_r1.data.sampler import stratified
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.questions import mini_questions
+from prompt_r1.miniworld.questions import check_part, mini_questions
 from prompt_r1.programs.launcher import is_first_rank
 from prompt_r1.programs.text import printable
 from prompt_r1.settings.agent import HELD_OUT, all_mini_data, is_mini_data
@@ -43,6 +43,18 @@ def find_questions(names: Sequence[str], split: str, seed: int) -> list[Question
                 _say(f"{name}: {repeats:,} of {len(found):,} questions repeat others")
             questions += found
     return questions
+
+
+def check_data(names: Sequence[str]) -> None:
+    """Raise UsageError for a file of questions that cannot be read, and for an unknown mini:SPLIT.
+
+    The Hub and functions are not asked.
+    """
+    for name in names:
+        if is_mini_data(name):
+            check_part(name.partition(":")[2])
+        elif not name.startswith(("hf:", OBJECT_PREFIX)) and name not in (HELD_OUT, "none"):
+            load_questions(name)
 
 
 def sample_questions(names: Sequence[str], split: str, seed: int, limit: int) -> list[Question]:

@@ -25,7 +25,7 @@ from prompt_r1.evaluation.searches import VALIDATED_ON, of_dataset, searched
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.evaluation.systems import preparation_questions, prices_of_writer
 from prompt_r1.pair.asking import request_of
-from prompt_r1.pair.trained import NamedAgent
+from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.training.dry_run import Case, cases_of, cost_table, mean_bytes, notes_of_calls
 from prompt_r1.types import Question, Spending
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import MuteEnvironment, OwnSource
 from prompt_r1.evaluation.predictions import Prediction
-from prompt_r1.pair.agent import Agent, play_question
+from prompt_r1.pair.agent import Agent, Sampling, play_question
 from prompt_r1.reward import Rule, score, well_formed
 from prompt_r1.types import Question, Spending, Trajectory
 
@@ -45,9 +45,7 @@ class AgentMethod:
             self.agent,
             self.environment or self._mute,
             question,
-            seed=f"evaluation/{self.seed}/{question.id}/{sample}",
-            temperature=self.temperature,
-            top_p=self.top_p,
+            Sampling(f"evaluation/{self.seed}/{question.id}/{sample}", self.temperature, self.top_p),
             sample=sample,
         )
         prediction = Prediction(

@@ -23,9 +23,8 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.demonstrations import record
-from prompt_r1.pair.agent import Agent, load_agent, play_question
-from prompt_r1.pair.names import find_agent
-from prompt_r1.pair.trained import NamedAgent, default_config, trained_config
+from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
+from prompt_r1.pair.named_agent import NamedAgent, find_agent, preset_config, trained_config
 from prompt_r1.programs.command_line import teaching_command
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
@@ -104,7 +103,7 @@ def _is_done(folder: Path) -> bool:
 
 def one_turn_config(start: str, *, seed: int) -> AgentConfig:
     """The settings of an agent that answers in one turn, without an environment."""
-    return replace(default_config(start), env="none", instruction="answer", agent=start, seed=seed)
+    return replace(preset_config(start), env="none", instruction="answer", agent=start, seed=seed)
 
 
 def example_of(question: Question, codec: Codec) -> Trajectory:
@@ -218,8 +217,7 @@ async def _play_questions(
             player,
             environment,
             question,
-            seed=f"{seed}/{sample}/{question.id}",
-            temperature=1.0,
+            Sampling(f"{seed}/{sample}/{question.id}", temperature=1.0),
             sample=sample,
             epoch=epoch,
         )

@@ -17,8 +17,7 @@ from prompt_r1.evaluation.opro import opro
 from prompt_r1.evaluation.searches import Algorithm, PromptSearch, file_name, optimised_prompt
 from prompt_r1.evaluation.textgrad import textgrad
 from prompt_r1.pair.asking import request_of
-from prompt_r1.pair.names import find_agent
-from prompt_r1.pair.trained import NamedAgent
+from prompt_r1.pair.named_agent import NamedAgent, find_agent
 from prompt_r1.types import Question
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_r1.data.files import question_key
-from prompt_r1.data.questions import find_questions, hold_out_a_tenth, sample_questions
+from prompt_r1.data.questions import check_data, find_questions, hold_out_a_tenth, sample_questions
 from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import check_environment, parse_fields
@@ -16,14 +16,8 @@ from prompt_r1.evaluation.folder_settings import check_same_settings, digests_of
 from prompt_r1.evaluation.methods import METHODS, Fields, Method, Setup
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.pair.names import check_agent, check_data
-from prompt_r1.pair.trained import (
-    NamedAgent,
-    environment_settings,
-    newest_mini_run,
-    resolve_agent,
-    trained_config,
-)
+from prompt_r1.pair.named_agent import NamedAgent, check_agent, newest_mini_run, resolve_agent, trained_config
+from prompt_r1.pair.settings import environment_settings
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.launcher import check_device

@@ -2,14 +2,13 @@
 
 In reading order:
 
-    names            what a user names: agents and questions
-    trained          how an agent was trained, and so which game it plays
+    named_agent      from the name of an agent to its folder, and to the settings by which it plays
     settings         the settings of infer.py and of the server
     preflight        their checks before torch is imported
+    dialogue         show a game as text while it is played, or as JSON
     agent            a loaded agent; `play_question`, by which training, evaluation and people play games
     asking           how an environment is asked for the answer itself, and how the answer is read
-    dialogue         show a game as text while it is played, or as JSON
-    playing          open a pair of agent and environment; play one question within limits
+    playing          open a pair of agent and environment; play one question for a person
     api              `prompt_r1.load(…).ask("…")` and `stream`
     chat_format      OpenAI's chat completions: read a request, write a game or an error
     server           answer them over HTTP; chat.html is its page to chat with

@@ -74,7 +74,8 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
         raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
     check_pair(config)
     # Imported here, because torch takes seconds to import, and `--help` does not need it.
-    from prompt_r1.pair.playing import Limits, open_pair
+    from prompt_r1.pair.agent import Limits
+    from prompt_r1.pair.playing import open_pair
     from prompt_r1.pair.server import ChatServer, uvicorn_server
 
     pair = asyncio.run(open_pair(config))

@@ -1,8 +1,9 @@
 """Load an agent, and play one question with it: for training, evaluation and people."""
 
+import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,9 +13,10 @@ import torch
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.model_check import check_model
 from prompt_r1.environments.environment import Caller, Environment
-from prompt_r1.errors import QuestionTooLong
+from prompt_r1.errors import LimitReached, QuestionTooLong
 from prompt_r1.model.loading import load_policy, load_tokenizer, vocabulary_of
 from prompt_r1.model.policy import Policy
+from prompt_r1.pair.dialogue import Pieces
 from prompt_r1.protocol import Codec
 from prompt_r1.rollout import play
 from prompt_r1.settings.agent import AgentConfig
@@ -77,64 +79,95 @@ def load_codec(path: str | Path, config: AgentConfig) -> Codec:
 def check_question_lengths(questions: Iterable[Question], codec: Codec, game: GameSettings) -> None:
     """Raise QuestionTooLong for a question that leaves the agent no room to write."""
     for question in questions:
-        excess = _excess(question.text, codec, game.max_tokens)
-        if excess:
-            has_name = question.id not in ("", question.text)
-            name = f"question {question.id!r}" if has_name else "the question"
-            raise QuestionTooLong(
-                f"{name} ({question.text[:40]!r}…) {excess}: shorten it, or train with a larger --max-tokens"
-            )
+        check_question_length(question.text, codec, game, name=f"question {question.id!r}")
 
 
-def _excess(question: str, codec: Codec, max_tokens: int) -> str:
-    """Why a question leaves no room in a game of `max_tokens`; "" if the agent has room to write."""
+def check_question_length(text: str, codec: Codec, game: GameSettings, *, name: str = "the question") -> None:
+    """Raise QuestionTooLong for a text that leaves the agent no room to write; the error calls it `name`."""
+    limit = game.max_tokens
     # Megabytes take many seconds to encode, so they are refused before they are encoded.
-    if len(question) > max_tokens * MAX_MEAN_CHARACTERS_PER_TOKEN:
-        return f"has {len(question):,} characters, more than a game of {max_tokens} tokens holds"
-    length = len(codec.opening(question))
-    return f"takes {length} tokens of a game of {max_tokens}" if length >= max_tokens else ""
+    if len(text) > limit * MAX_MEAN_CHARACTERS_PER_TOKEN:
+        excess = f"has {len(text):,} characters, more than a game of {limit} tokens holds"
+    else:
+        length = len(codec.opening(text))
+        if length < limit:
+            return
+        excess = f"takes {length} tokens of a game of {limit}"
+    raise QuestionTooLong(
+        f"{name} ({text[:40]!r}…) {excess}: shorten it, or train with a larger --max-tokens"
+    )
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the agent's tokens are sampled."""
+
+    seed: str
+    temperature: float = 0.0  # 0: greedy
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that one question may cost. None means no limit.
+
+    Dollars include requests without a reply that may be billed. A game of N turns makes at most N - 1 calls.
+    `turns` can only lower the agent's own limit, which is --max-turns or the limit of its training.
+    """
+
+    turns: int | None = None
+    usd: float | None = None
+    seconds: float | None = None
+
+
+NO_LIMITS = Limits()
 
 
 async def play_question(
     agent: Agent,
     environment: Environment,
     question: Question,
+    sampling: Sampling,
     *,
-    seed: str,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
     sample: int = 0,
     epoch: int = 0,
-    max_turns: int | None = None,
-    max_usd: float = math.inf,
-    on_token: Callable[[int], None] | None = None,
-    on_reply: Callable[[str], None] | None = None,
+    limits: Limits = NO_LIMITS,
+    pieces: Pieces | None = None,
 ) -> Trajectory:
     """Play one game of a question, for training, evaluation and people. Many games may run at once.
 
     `sample` (the game in its group) and `epoch` (from 0) identify the game: an environment that samples its
-    replies gives each game a reply of its own. `max_turns` can only lower the agent's own limit. LimitReached
-    is raised before a request that may take the costs of the calls above `max_usd`.
-
-    `on_token` gets each token of the agent when it is sampled, and `on_reply` each reply.
+    replies gives each game a reply of its own. `pieces` gets the tokens and the replies of the game while it
+    is played. Raises LimitReached when the time is over, and before a request that may exceed the dollars.
     """
     begin = time.perf_counter()
+    max_usd = math.inf if limits.usd is None else limits.usd
     caller = Caller(question.id, sample, epoch, max_usd=max_usd)
 
     async def ask(messages: list[Message]) -> str:
         reply = await environment.ask(messages, caller)
-        if on_reply is not None:
-            on_reply(reply)
+        if pieces is not None:
+            pieces.reply(reply)
         return reply
 
     rules = agent.game
-    if max_turns is not None:
-        rules = replace(rules, max_turns=min(max_turns, rules.max_turns))
-    with agent.engine.new_sequence() as sequence:
-        generate = partial(
-            agent.engine.generate, sequence=sequence, temperature=temperature, top_p=top_p, watch=on_token
-        )
-        trajectory = await play(question, generate, ask, agent.codec, rules, seed=seed)
+    if limits.turns is not None:
+        rules = replace(rules, max_turns=min(limits.turns, rules.max_turns))
+    try:
+        async with asyncio.timeout(limits.seconds):
+            with agent.engine.new_sequence() as sequence:
+                generate = partial(
+                    agent.engine.generate,
+                    sequence=sequence,
+                    temperature=sampling.temperature,
+                    top_p=sampling.top_p,
+                    watch=None if pieces is None else pieces.token,
+                )
+                trajectory = await play(question, generate, ask, agent.codec, rules, seed=sampling.seed)
+    except TimeoutError:
+        raise LimitReached("seconds", f"no answer within the limit of {limits.seconds:g} s") from None
+    if pieces is not None:
+        pieces.end_turn()
     trajectory.spent = caller.spent
     trajectory.seconds = time.perf_counter() - begin
     return trajectory

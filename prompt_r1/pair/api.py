@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 from prompt_r1.environments.sources import Answering
 from prompt_r1.errors import UsageError
+from prompt_r1.pair.agent import NO_LIMITS, Limits
 from prompt_r1.pair.dialogue import Piece
-from prompt_r1.pair.playing import NO_LIMITS, Limits, OpenPair, open_pair, raise_for_env_error
+from prompt_r1.pair.playing import OpenPair, open_pair, raise_for_env_error
 from prompt_r1.pair.settings import PairConfig
 from prompt_r1.types import Trajectory
 

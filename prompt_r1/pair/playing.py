@@ -1,7 +1,6 @@
 """Open a pair, and play one question for a person, within limits. The person can watch the game."""
 
 import asyncio
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,30 +9,23 @@ import torch
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Answering
 from prompt_r1.environments.specs import open_environment, open_own
-from prompt_r1.errors import EnvError, LimitReached
+from prompt_r1.errors import EnvError
 from prompt_r1.model.distributed import pick_device
-from prompt_r1.pair.agent import Agent, check_question_lengths, load_agent, load_codec, play_question
+from prompt_r1.pair.agent import (
+    NO_LIMITS,
+    Agent,
+    Limits,
+    Sampling,
+    check_question_length,
+    load_agent,
+    load_codec,
+    play_question,
+)
 from prompt_r1.pair.dialogue import Piece, Pieces
-from prompt_r1.pair.settings import PairConfig
-from prompt_r1.pair.trained import environment_settings, resolve_agent
+from prompt_r1.pair.named_agent import resolve_agent
+from prompt_r1.pair.settings import PairConfig, environment_settings
 from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
 from prompt_r1.types import Question, Trajectory
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The most that one question may cost. None means no limit.
-
-    Dollars include requests without a reply that may be billed. A game of N turns makes at most N - 1 calls.
-    `turns` can only lower the pair's own limit, which is --max-turns or the limit of the agent's training.
-    """
-
-    turns: int | None = None
-    usd: float | None = None
-    seconds: float | None = None
-
-
-NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -63,32 +55,19 @@ class OpenPair:
         """
         agent = self.agent
         text = text.encode("utf-8", "replace").decode()  # A lone surrogate has no UTF-8 and becomes "?".
-        question = Question(text, "asked", text, answers=())
         # In a thread, because a long text takes seconds to encode, and other games wait for this event loop.
-        await asyncio.to_thread(check_question_lengths, [question], agent.codec, agent.game)
-        pieces = Pieces(agent.codec.turn_text, on_piece or _ignore)
-
-        try:
-            async with asyncio.timeout(limits.seconds):
-                game = await play_question(
-                    agent,
-                    self.environment,
-                    question,
-                    seed=str(self.seed if seed is None else seed),
-                    temperature=self.temperature if temperature is None else temperature,
-                    max_turns=limits.turns,
-                    max_usd=math.inf if limits.usd is None else limits.usd,
-                    on_token=pieces.token if on_piece else None,
-                    on_reply=pieces.reply,
-                )
-        except TimeoutError:
-            raise LimitReached("seconds", f"no answer within the limit of {limits.seconds:g} s") from None
-        pieces.end_turn()
-        return game
-
-
-def _ignore(piece: Piece) -> None:
-    """Show nothing."""
+        await asyncio.to_thread(check_question_length, text, agent.codec, agent.game)
+        return await play_question(
+            agent,
+            self.environment,
+            Question(text, "asked", text, answers=()),
+            Sampling(
+                seed=str(self.seed if seed is None else seed),
+                temperature=self.temperature if temperature is None else temperature,
+            ),
+            limits=limits,
+            pieces=None if on_piece is None else Pieces(agent.codec.turn_text, on_piece),
+        )
 
 
 def raise_for_env_error(game: Trajectory) -> None:

@@ -1,9 +1,8 @@
 """Check the settings of infer.py and of the server before torch is imported, which takes seconds."""
 
 from prompt_r1.environments.specs import check_environment
-from prompt_r1.pair.names import check_agent
-from prompt_r1.pair.settings import InferConfig, PairConfig
-from prompt_r1.pair.trained import default_config, environment_settings, newest_mini_run, trained_config
+from prompt_r1.pair.named_agent import check_agent, newest_mini_run, preset_config, trained_config
+from prompt_r1.pair.settings import InferConfig, PairConfig, environment_settings
 from prompt_r1.programs.launcher import check_device
 from prompt_r1.settings.flags import parse_arguments
 
@@ -19,7 +18,7 @@ def check_pair(config: PairConfig) -> None:
     """Raise UsageError for a device, an agent or an environment that cannot be opened."""
     check_device(config.device)
     agent = config.agent or str(newest_mini_run())
-    trained = trained_config(check_agent(agent)) or default_config(agent)
+    trained = trained_config(check_agent(agent)) or preset_config(agent)
     # The settings in an agent's folder may come from anyone, so only --env counts as named by the user.
     settings = environment_settings(config.env, trained, config)
     check_environment(config.env or trained.env, settings, typed=[config.env])

@@ -36,6 +36,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from prompt_r1.pair.agent import Limits
 from prompt_r1.pair.chat_format import (
     Body,
     ChatRequest,
@@ -49,7 +50,7 @@ from prompt_r1.pair.chat_format import (
     read_request,
 )
 from prompt_r1.pair.dialogue import Piece
-from prompt_r1.pair.playing import Limits, OpenPair, raise_for_env_error
+from prompt_r1.pair.playing import OpenPair, raise_for_env_error
 from prompt_r1.programs.keys import without_keys
 from prompt_r1.programs.text import printable, printable_line
 from prompt_r1.types import Trajectory

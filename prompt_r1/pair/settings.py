@@ -1,9 +1,12 @@
 """Settings of the programs that load a pair of agent and environment."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from prompt_r1.settings.agent import EnvironmentConfig
+from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
 from prompt_r1.settings.fields import ANY, everyday_setting, setting
+
+Given = TypeVar("Given", bound=EnvironmentConfig)
 
 
 @dataclass(frozen=True)
@@ -33,3 +36,20 @@ class InferConfig(PairConfig):
 
     question: str = everyday_setting("", "question to ask (default: each line of standard input)")
     json: bool = everyday_setting(False, "print a JSON object for each question, not the dialogue")
+
+
+def environment_settings(spec: str, trained: AgentConfig, given: Given) -> Given:
+    """How the environment is asked that a user names by `spec`, or for "" the environment of the training.
+
+    An environment that the user names has the user's settings, `given`. The environment of the training has
+    the system message, the fields of requests and the route of the training, unless the user gave others.
+    """
+    if spec:
+        return given
+    default = EnvironmentConfig()
+    return replace(
+        given,
+        env_system=trained.env_system if given.env_system == default.env_system else given.env_system,
+        env_args=given.env_args or trained.env_args,
+        route=trained.route if given.route == default.route else given.route,
+    )

@@ -3,10 +3,11 @@
 import os
 from importlib.util import find_spec
 
+from prompt_r1.data.questions import check_data
 from prompt_r1.environments.budget import parse_prices
 from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import UsageError
-from prompt_r1.pair.names import check_agent, check_data
+from prompt_r1.pair.named_agent import check_agent
 from prompt_r1.programs.launcher import check_device, is_first_rank, launcher_number
 from prompt_r1.settings.train import TrainConfig, train_config
 from prompt_r1.training.run_folder import LOCK, check_newest, claim, open_run

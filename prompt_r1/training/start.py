@@ -16,7 +16,7 @@ from prompt_r1.model.lora import ADAPTER_ALPHA, add_lora
 from prompt_r1.model.policy import Policy
 from prompt_r1.model.signals import Interrupt
 from prompt_r1.pair.agent import load_agent
-from prompt_r1.pair.names import find_agent
+from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.checkpoint import begin_states
 from prompt_r1.training.log import Log

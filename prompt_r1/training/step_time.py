@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from prompt_r1.model.gguf import is_gguf
-from prompt_r1.pair.names import find_agent
+from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.programs.launcher import launcher_number
 from prompt_r1.settings.agent import MINI_AGENT
 from prompt_r1.settings.train import TrainConfig

@@ -24,7 +24,7 @@ from prompt_r1.model.lora import add_lora
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import load_agent
-from prompt_r1.pair.names import find_agent
+from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.programs.files import TEMPORARY, make_folder
 from prompt_r1.programs.progress import progress_style
 from prompt_r1.protocol import Codec

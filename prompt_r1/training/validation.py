@@ -8,7 +8,7 @@ from tqdm import tqdm
 from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.errors import EnvError
 from prompt_r1.f1 import exact_match, f1
-from prompt_r1.pair.agent import Agent, load_agent, play_question
+from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
 from prompt_r1.pair.asking import read_answer, request_of
 from prompt_r1.programs.progress import progress_style
 from prompt_r1.programs.tables import markdown_table, text_table
@@ -39,7 +39,7 @@ async def play_greedily(
     """
 
     async def play_one(question: Question, *, number: int, sample: int) -> Trajectory:
-        game = await play_question(agent, environment, question, seed=f"{question.id}/{sample}")
+        game = await play_question(agent, environment, question, Sampling(f"{question.id}/{sample}"))
         after_each()
         return game
 

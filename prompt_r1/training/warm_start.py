@@ -33,7 +33,7 @@ from prompt_r1.data.rows import BadRow, fields_of, read_rows, text_field
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.demonstrations import record
-from prompt_r1.pair.trained import agent_preset
+from prompt_r1.pair.named_agent import preset_config
 from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.settings.agent import is_mini_data
@@ -65,7 +65,7 @@ def learn_games(source: str, config: SftConfig, out: Path) -> Path:
     def examples(codec: Codec) -> list[Trajectory]:
         return [record(question, without_opened_think(turns, codec), codec) for question, turns in games]
 
-    preset = agent_preset(preset_of(config.agent, default=config.preset))
+    preset = preset_config(config.agent, default=config.preset)
     # game.yaml in the agent's folder names this folder as `agent`, because train.py will start from it.
     trained_as = replace(preset, agent=str(out / "agent"), seed=config.seed)
     return fine_tune_agent(examples, config, trained_as, out)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from prompt_r1.data.rows import read_rows
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.questions import TRAINING_MIX
-from prompt_r1.pair.names import check_agent
+from prompt_r1.pair.named_agent import check_agent
 from prompt_r1.programs.launcher import check_device
 from prompt_r1.settings.agent import is_mini_data
 from prompt_r1.settings.fields import ANY, LEARNING_RATE, POSITIVE, everyday_setting, setting

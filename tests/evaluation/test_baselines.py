@@ -12,7 +12,7 @@ from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.pair.asking import ANSWER_ONLY, IN_TAGS, read_answer
-from prompt_r1.pair.trained import NamedAgent
+from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT, RULES
 from prompt_r1.types import GameSettings, Question

@@ -20,7 +20,7 @@ from prompt_r1.miniworld.questions import make_questions
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.model.packing import pack
 from prompt_r1.pair.agent import load_agent, load_codec, play_question
-from prompt_r1.pair.names import find_agent
+from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.types import Trajectory
 from tests.support import tiny
@@ -79,9 +79,9 @@ def test_rft_learns_once_from_its_right_games(tmp_path, learned, living_players,
     """A bug: the player and its KV cache stayed in memory, beside the second model and its Adam states."""
     keys = []
 
-    async def recorded(agent, environment, question, **options):
+    async def recorded(agent, environment, question, sampling, **options):
         keys.append((question.id, options["sample"], options["epoch"]))
-        return await play_question(agent, environment, question, **options)
+        return await play_question(agent, environment, question, sampling, **options)
 
     monkeypatch.setattr(imitation, "play_question", recorded)
     monkeypatch.setattr(imitation, "QUESTIONS_AT_ONCE", 1)

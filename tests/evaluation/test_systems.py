@@ -33,7 +33,7 @@ from prompt_r1.evaluation.systems import (
     resolve_agents,
     setup_of,
 )
-from prompt_r1.pair.trained import NamedAgent
+from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.train import TrainConfig

@@ -16,8 +16,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_folder, is_gguf
 from prompt_r1.model.packing import pack
 from prompt_r1.pair.agent import Agent, load_agent
-from prompt_r1.pair.names import find_agent
-from prompt_r1.pair.trained import resolve_agent
+from prompt_r1.pair.named_agent import find_agent, resolve_agent
 from prompt_r1.settings.train import TrainConfig, train_config
 from prompt_r1.types import Question, Trajectory
 from tests.support.at_once import at_once

@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import QuestionTooLong, UsageError
 from prompt_r1.miniworld.questions import mini_questions
-from prompt_r1.pair.agent import check_question_lengths, load_agent
+from prompt_r1.pair.agent import check_question_length, check_question_lengths, load_agent
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.types import GameSettings, Question
@@ -47,7 +47,7 @@ def test_a_question_must_leave_room_for_one_token():
     ):
         check_question_lengths([QUESTION], CODEC, GameSettings(max_tokens=length))
     with pytest.raises(UsageError, match=r"^the question "):  # not its whole text
-        check_question_lengths([replace(QUESTION, id=QUESTION.text)], CODEC, GameSettings(max_tokens=2))
+        check_question_length(QUESTION.text, CODEC, GameSettings(max_tokens=2))
 
 
 def test_megabytes_are_refused_before_they_are_encoded():

@@ -17,7 +17,7 @@ import prompt_r1
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Busy, Caller, OwnSource, Reply, Source
-from prompt_r1.pair.agent import play_question
+from prompt_r1.pair.agent import Sampling, play_question
 from prompt_r1.pair.api import LoopThread, Pair
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.fields import write_yaml
@@ -249,7 +249,7 @@ def test_a_game_that_is_played_again_pays_nothing_and_another_sample_or_epoch_as
 
     def calls_paid(**game: int) -> float:
         asked = Question("q", "d", "2: a", ("a",))
-        asyncio.run(play_question(EchoAgent(), environment, asked, seed="0", **game))
+        asyncio.run(play_question(EchoAgent(), environment, asked, Sampling("0"), **game))
         return environment.take_metrics()["env/paid"]
 
     assert [calls_paid(), calls_paid(), calls_paid(sample=1), calls_paid(epoch=1)] == [2, 0, 2, 2]

@@ -14,7 +14,7 @@ import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.__main__ import KEY, main
-from prompt_r1.pair.playing import Limits
+from prompt_r1.pair.agent import Limits
 from tests.support.paths import ROOT
 
 

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from prompt_r1.errors import EnvError
-from prompt_r1.pair.playing import Limits
+from prompt_r1.pair.agent import Limits
 from prompt_r1.pair.server import SPARE_CONNECTIONS, RequestLog
 from tests.support.echo_agent import EchoAgent, paid_environment
 from tests.support.pair_server import chat_server, echo_pair, serving_pair

@@ -14,11 +14,11 @@ from prompt_r1.environments.sources import Caller, Reply, Source
 from prompt_r1.evaluation.ask_once import Answer
 from prompt_r1.evaluation.methods import METHODS, Setup
 from prompt_r1.evaluation.predictions import Prediction
-from prompt_r1.pair.trained import NamedAgent, agent_preset
+from prompt_r1.pair.named_agent import NamedAgent, preset_config
 from prompt_r1.types import Message, Question
 
 ANNA = Question("1", "a", "abc def?", ("Anna",))
-CONFIG = replace(agent_preset("mini"), max_turns=3, max_new=60, max_tokens=900)
+CONFIG = replace(preset_config("mini"), max_turns=3, max_new=60, max_tokens=900)
 
 
 class PricedSource(Source):

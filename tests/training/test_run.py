@@ -15,7 +15,7 @@ from prompt_r1.environments.budget import Budget, OutOfBudget
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.model.signals import Interrupt
 from prompt_r1.pair.agent import load_agent
-from prompt_r1.pair.names import exported_step
+from prompt_r1.pair.named_agent import exported_step
 from prompt_r1.programs import files
 from prompt_r1.reward import RULES
 from prompt_r1.settings.train import TrainConfig

@@ -13,8 +13,8 @@ from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.imitation import example_of, one_turn_config
 from prompt_r1.evaluation.systems import read_evaluate_config
 from prompt_r1.model.lora import adapters_removed, add_lora
-from prompt_r1.pair.agent import Agent, load_agent, play_question
-from prompt_r1.pair.trained import resolve_agent, trained_config
+from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
+from prompt_r1.pair.named_agent import resolve_agent, trained_config
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
 from prompt_r1.training.supervised import (
@@ -225,7 +225,7 @@ def test_a_warm_start_on_recorded_games_teaches_a_model_without_the_format_to_pl
     agent = load_agent(folder, replace(game, max_new=100, max_tokens=700), torch.device("cpu"))
     question = Question("q", "own", "Who?", ("Anna",))
     played = asyncio.run(
-        play_question(agent, priced(PricedSource(lambda prompt: "Anna.")), question, seed="0")
+        play_question(agent, priced(PricedSource(lambda prompt: "Anna.")), question, Sampling("0"))
     )
     assert [turn.text for turn in played.turns] == [turn["text"] for turn in GAME["turns"]]
 

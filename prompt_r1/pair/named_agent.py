@@ -1,25 +1,68 @@
-"""What a user names on the command line: agents and questions."""
+"""From the name of an agent to its folder, and to the settings by which it plays.
+
+A name is a folder (of a model, or of a run that saved one), a GGUF file, a hub id, `mini` or `smollm2`.
+"""
 
 import difflib
-from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from prompt_r1.data.files import load_questions
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.questions import check_part
 from prompt_r1.model.gguf import gguf_file, gguf_folder, is_gguf
+from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import LFS_ADVICE, LFS_POINTER, is_finite_number, json_object
-from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, SMOLLM2, STEP_FILE, is_mini_data
-from prompt_r1.settings.functions import OBJECT_PREFIX
+from prompt_r1.settings.agent import GAME_FILE, MINI_AGENT, SMOLLM2, STEP_FILE, AgentConfig
+from prompt_r1.settings.fields import read_yaml, settings_of
+from prompt_r1.settings.train import PRESETS, preset_of
 
 RUNS = Path("runs")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
-def find_agent(name: str, seed: int) -> str | Path:
-    """The folder or hub id of the model that a user calls `name`. Raises UsageError if there is none.
+@dataclass(frozen=True)
+class NamedAgent:
+    """An agent that a user named."""
 
-    Mini agents are built, and GGUF files converted, if necessary.
+    path: str | Path  # its folder or hub id
+    config: AgentConfig  # how it was trained, or the preset whose game it plays
+    start: str  # the name of the model from which the training started; the agent's own if it was not trained
+    is_newest: bool = False  # the user named no agent, and this is the newest mini run
+
+    def describe(self, *, environment: str, seed: int) -> str:
+        """One line: which agent of which step plays, and with which environment and seed."""
+        path = Path(self.path)
+        run = path.parent if path.name == "agent" else self.path
+        line = f"agent {run}"
+        step = exported_step(path)
+        if step == 0:  # No later agent of the run was better in validation.
+            line += ", step 0 (as it was before training)"
+        elif step > 0:
+            line += f", step {step}"
+        line += f", environment {environment}, seed {seed}"
+        if self.is_newest:
+            line += " (the newest mini run; --agent names another)"
+        return line
+
+
+def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> NamedAgent:
+    """The agent that a user names for infer and evaluate. "" names the newest mini run.
+
+    `max_turns` and `max_new`, if not 0, replace the limits of its game.
+    """
+    known_as = name or str(newest_mini_run())
+    # `mini` is the agent of seed 0, which comes with the package. --seed is the seed of its world.
+    path = find_agent(known_as, seed=0)
+    trained = trained_config(path)
+    config = preset_config(known_as) if trained is None else trained
+    config = replace(config, max_turns=max_turns or config.max_turns, max_new=max_new or config.max_new)
+    start = name if trained is None else trained.agent
+    return NamedAgent(path, config, start, is_newest=not name)
+
+
+def find_agent(name: str, seed: int) -> str | Path:
+    """The folder or hub id of an agent. `mini` (of `seed`) is built and a GGUF file converted, if necessary.
+
+    Raises UsageError if there is no such agent.
     """
     if name == MINI_AGENT:
         from prompt_r1.miniworld.agent import mini_agent  # it imports torch, which takes seconds
@@ -27,7 +70,7 @@ def find_agent(name: str, seed: int) -> str | Path:
         return mini_agent(seed, RUNS / "cache")
     if is_gguf(name):
         return gguf_folder(gguf_file(name))
-    return find_weights(name)
+    return check_agent(name)
 
 
 def check_agent(name: str) -> str | Path:
@@ -40,11 +83,6 @@ def check_agent(name: str) -> str | Path:
     if is_gguf(name):
         gguf_file(name)  # This raises UsageError if the file cannot be used.
         return name
-    return find_weights(name)
-
-
-def find_weights(name: str) -> str | Path:
-    """The folder of an agent's weights, or `name` where it may be a hub id. Raises UsageError."""
     if "@http" in name:
         raise UsageError(
             f"--agent {name}: an agent plays in this process: give the folder or hub id of its weights "
@@ -62,6 +100,41 @@ def find_weights(name: str) -> str | Path:
     if is_path or similar:
         raise UsageError(f"--agent {name}: {_no_such_folder(similar)}")
     return name
+
+
+def newest_mini_run() -> Path:
+    """The run folder under runs/ with the newest mini agent that was trained with an environment."""
+    saved = RUNS.glob(f"*/agent/{GAME_FILE}")
+    for file in sorted(saved, key=lambda file: file.stat().st_mtime, reverse=True):
+        config = trained_config(file.parent)
+        if config is not None and config.agent == MINI_AGENT and not config.without_environment:
+            return file.parent.parent
+    raise UsageError(
+        f"no trained agent under {RUNS}/: run `{command('train.py')}` first, or give --agent and --env"
+    )
+
+
+def trained_config(path: str | Path) -> AgentConfig | None:
+    """The settings by which an exported agent plays and was trained; None if it was not trained here."""
+    file = Path(path) / GAME_FILE
+    if not file.is_file():
+        return None
+    # The file has all settings of a training, perhaps by another version. Only an agent's settings are read.
+    return AgentConfig(**read_yaml(file, AgentConfig, all_known=False))
+
+
+def preset_config(name: str, *, default: str = "paper") -> AgentConfig:
+    """How an agent plays that was not trained here: by the preset of its name, or else by `default`."""
+    preset = PRESETS[preset_of(name, default=default)]
+    known = {f.name for f in settings_of(AgentConfig)}
+    return AgentConfig(**{setting: value for setting, value in preset.items() if setting in known})
+
+
+def exported_step(folder: Path) -> int:
+    """The step of the agent in a folder; -1 if it was not trained here, or if STEP_FILE is damaged."""
+    file = folder / STEP_FILE
+    step = json_object(file.read_bytes()).get("step") if file.is_file() else None
+    return int(step) if is_finite_number(step) else -1
 
 
 def _similar_agent(name: str) -> str:
@@ -122,19 +195,3 @@ def _check_agent_folder(folder: Path) -> None:
 def _is_lfs_pointer(file: Path) -> bool:
     with file.open("rb") as content:
         return content.read(len(LFS_POINTER)) == LFS_POINTER
-
-
-def exported_step(folder: Path) -> int:
-    """The step of the agent in a folder; -1 if it was not trained here, or if STEP_FILE is damaged."""
-    file = folder / STEP_FILE
-    step = json_object(file.read_bytes()).get("step") if file.is_file() else None
-    return int(step) if is_finite_number(step) else -1
-
-
-def check_data(names: Iterable[str]) -> None:
-    """Raise UsageError for a file of questions that cannot be read, and for an unknown mini:SPLIT."""
-    for name in names:
-        if is_mini_data(name):
-            check_part(name.partition(":")[2])
-        elif not name.startswith(("hf:", OBJECT_PREFIX)) and name not in (HELD_OUT, "none"):
-            load_questions(name)

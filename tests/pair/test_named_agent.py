@@ -9,8 +9,7 @@ import torch
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import mini_agent
 from prompt_r1.pair.agent import load_agent
-from prompt_r1.pair.names import check_agent
-from prompt_r1.pair.trained import resolve_agent
+from prompt_r1.pair.named_agent import check_agent, resolve_agent
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from tests.support.exports import save_run
