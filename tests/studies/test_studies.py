@@ -3,6 +3,9 @@
 import asyncio
 import json
 import re
+import subprocess
+import sys
+import xml.etree.ElementTree
 from collections import Counter
 from itertools import combinations
 
@@ -14,13 +17,16 @@ from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.questions import TRAINING_MIX
 from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.reward import RULES, score
+from prompt_r1.training.log import Log
 from prompt_r1.training.warm_start import read_games
-from prompt_r1.types import GameSettings, Question, Spending
-from studies import cities, seeds, turns
+from prompt_r1.types import GameSettings, Question, ScoredGame, Spending
+from studies import cities, rules, seeds, turns
 from studies.cities import CITIES, SPLITS, WORDINGS, cases_of, names_only
 from studies.parts import show_part
 from studies.turns import THOUGHT_AFTER_ASKING, THOUGHT_BEFORE_ASKING
 from tests.support import tiny
+from tests.support.paths import ROOT
 from tests.support.providers import environment_of
 from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
@@ -207,3 +213,59 @@ def test_the_table_counts_right_answers_and_requests_about_the_right_city(tmp_pa
     cells = [cell.strip() for cell in cities.table([tmp_path]).splitlines()[-1].split("|")]
     assert cells[1] == "prompt-r1" and cells[2].startswith("50.0 [") and cells[3] == "50.0"
     assert cells[5] == "80%; of these 75%: in 100%"
+
+
+def played(calls: int, answer: str) -> ScoredGame:
+    """A game about a question of one step with this many calls, scored by the paper's rule."""
+    question = Question("p", "pop", "Who made it?", ("Anna",))
+    agent = GreedyScript([*[think("more", prompt="Who?")] * calls, think("known", answer=answer)])
+    environment = ScriptedEnvironment(["Ann"] * calls)
+    [game] = asyncio.run(turns.play_and_answer(agent, environment, [question], 5))
+    return ScoredGame(game, score(game, rule=RULES["paper"]), advantage=None)
+
+
+@pytest.mark.parametrize(("calls", "answer"), [(0, "Anna"), (1, "Anna"), (2, "Anna"), (2, "Bob")])
+def test_the_ablated_rewards_are_the_terms_of_the_papers(calls, answer):
+    """By hand: α = .25 for each call, β + γ + δ = 1 for the answer; the gate of the paper needs 1.5."""
+    game = played(calls, answer)
+    format_reward = min(1.5, 0.25 * calls + 1.0)
+    answer_reward = float(answer == "Anna")
+    assert rules.format_only(game.trajectory, game.reward) == pytest.approx(format_reward)
+    assert rules.answer_only(game.trajectory, game.reward) == answer_reward
+    assert rules.additive(game.trajectory, game.reward) == pytest.approx(format_reward + answer_reward)
+    gated = answer_reward if format_reward == 1.5 else 0.0
+    assert game.reward.total == pytest.approx(format_reward - 1.5 + gated)
+
+
+def test_the_tables_of_rules_compare_the_finished_runs_of_equal_seeds(tmp_path):
+    """`paper` has three seeds, `additive` has one: the difference is between the runs of this seed."""
+    games = {("paper", seed): played(2, "Anna" if seed else "Bob") for seed in (0, 1, 2)}
+    games["additive", 1] = played(1, "Bob")
+    for (rule, seed), game in games.items():
+        folder = rules.folder_of(tmp_path, rule, seed)
+        folder.mkdir()
+        log = Log(folder, first=True)
+        for agent in ("trained", "untrained"):
+            log.write_games(f"test-{agent}-rank0", [[game]])
+        log.write_metrics({"step": 0, "val/em": 0.1, "val/format": 1.0})
+        log.write_metrics({"step": 5, "val/em": 0.9 + seed / 100, "val/format": 0.5, "env/calls": 70.0})
+        (folder / rules.COST_FILE).write_text('{"cpu_minutes": 1.5, "gigabytes": 0.5}\n' * 2)
+        (folder / "test.md").touch()
+    finished = rules.finished_runs(tmp_path)
+    assert {rule: list(runs) for rule, runs in finished.items()} == {"paper": [0, 1, 2], "additive": [1]}
+    accuracy, calls, costs = map(cells_of, rules.tables(finished).split("\n\n"))
+    assert accuracy["paper"][1] == "0.0, 100.0, 100.0" and accuracy["paper"][2] == ""
+    assert accuracy["additive"][1:3] == ["0.0", "-100.0"] and accuracy["additive"][4] == "100.0"
+    assert calls["paper"][:2] == ["3.00 [3.00, 3.00]", "2.00 [2.00, 2.00]"]
+    assert calls["additive"][:3] == ["2.00", "1.00", "-1.00"]
+    assert costs["paper"] == ["5, 5, 5", "0.90, 0.91, 0.92", "70, 70, 70", "3.0, 3.0, 3.0", "0.5, 0.5, 0.5"]
+    svg = xml.etree.ElementTree.fromstring(rules.figure(finished))
+    curves = [part.get("points") for part in svg.iter() if part.tag.endswith("polyline")]
+    assert len(curves) == 2 * 4 and len(set(curves)) == 2 + 4  # EM of each run; format of each panel
+
+
+@pytest.mark.slow
+def test_the_study_of_rules_runs_quickly():
+    line = [sys.executable, "-m", "studies.rules", "--quick"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "| additive" in done.stdout and "question " in done.stdout

@@ -1,0 +1,370 @@
+r"""Does the paper's rule train an agent, and does its gate matter? `python -m studies.rules --out DIR`.
+
+The command trains the runs of RUNS that are not finished, one after the other, and prints the tables of all
+finished runs; it also draws `curves.svg` in --out. Started again after a stop, it resumes. `--tables` trains
+nothing. `--quick` trains one step of two runs in a temporary folder.
+
+Every run is `train.py --config mini` with another reward, so agent, questions, order and sampling seeds of a
+seed are equal:
+
+    paper        --rule paper: the coefficients of Appendix G. The gate (eq. 15) needs two good turns
+    release      --rule release: the coefficients of the released code, the default of the mini world. The
+                 gate needs one good turn
+    additive     R_fmt + R_ans with the paper's coefficients, without a gate
+    answer only  R_ans
+    format only  R_fmt with the paper's coefficients
+
+Validation: 100 questions every five steps. Test: 320 questions, 64 of each kind, played greedily by the agent
+that train.py exports. It has the highest validation EM or, under the last three rewards, the highest
+validation reward.
+
+This plan was made before any run. Three seeds are compared on the same test questions. Differences are to
+`paper`. Their intervals are Student's over the seeds, and "differs" means that an interval does not contain
+0. The comparisons of a column are not corrected for their number.
+
+- The paper's rule trains, if validation EM reaches 0.9 with every seed, and test EM differs from that of the
+  untrained agent. If only some seeds reach it, the rule trains with these seeds only.
+- A newcomer chooses between `paper` and `release` by test EM if it differs, otherwise by the calls per
+  question if they differ, otherwise by the steps to a validation EM of 0.9. If nothing differs, the paper's.
+- The gate matters here if `additive` differs in test EM or in the share of well-formed games. Otherwise the
+  mini world does not show that it matters, and no more than that: its agent starts with well-formed games,
+  so it need not learn the format.
+- The format reward is needed here if `answer only` has fewer well-formed games or a lower EM, and it differs.
+- `format only` is the control. If it reaches 0.9, the format reward alone teaches the agent to ask well, and
+  the other rows do not show that answers were rewarded.
+
+The games that are shown are chosen by rule: seed 0 of `paper`, the first right game about a bridge question,
+the first right game about a question of one step, and the first wrong game.
+
+The paper's instruction (400 tokens in place of 60) is tried with SmolLM2 and one seed. All else is as in
+docs/models.md, "A small real model", with 16 steps. The question is whether validation EM rises. One seed
+compares nothing.
+
+    python -m prompt_r1.training.warm_start --agent smollm2 --games mini:pop --preset paper --out runs/warm
+    python train.py --config small --agent runs/warm/agent --instruction paper --max-turns 2 \
+        --max-tokens 1024 --steps 16 --save-every 4 --out runs/long
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.intervals import bounds_text, student_interval
+from prompt_r1.f1 import exact_match
+from prompt_r1.programs.command_line import run_program
+from prompt_r1.programs.tables import markdown_table
+from prompt_r1.training.log import read_metrics
+from prompt_r1.training.run_folder import TEST_FILE
+from prompt_r1.types import Reward, Trajectory
+from studies.seeds import Scores, means_of_seeds, percent
+
+RULES = {
+    "paper": "--rule paper",
+    "release": "--rule release",
+    "additive": "--rule paper --reward studies.rules:additive",
+    "answer only": "--rule paper --reward studies.rules:answer_only",
+    "format only": "--rule paper --reward studies.rules:format_only",
+}
+ABLATIONS = ("additive", "answer only", "format only")
+SEEDS = (0, 1, 2)
+# (rule, seed) of all runs, in the order in which they are trained.
+RUNS = [
+    *(("paper", seed) for seed in SEEDS),
+    *((rule, 0) for rule in ABLATIONS),
+    *(("release", seed) for seed in SEEDS),
+    *((rule, seed) for seed in SEEDS[1:] for rule in ABLATIONS),
+]
+EVERY_RUN = "--config mini --ranks 1 --save-every 5"
+QUICK_RUNS = [("paper", 0), ("additive", 0)]
+QUICK = "--steps 1 --questions 4 --val-limit 5 --test-data mini:pop"
+TRAIN = Path(__file__).parents[1] / "train.py"
+COST_FILE = "cost.jsonl"  # in a run folder: CPU minutes and memory each time that train.py ran
+REACHED = 0.9
+
+Row = Mapping[str, Any]  # a game as a line of trajectories/*.jsonl
+Finished = Mapping[str, Mapping[int, Path]]  # rule → seed → the folder of a finished run
+
+
+def additive(game: Trajectory, paper: Reward) -> float:
+    """R_fmt + R_ans without a gate. The paper's -ε is left out: a constant changes no advantage (eq. 16)."""
+    return paper.format + paper.answer
+
+
+def answer_only(game: Trajectory, paper: Reward) -> float:
+    """R_ans."""
+    return paper.answer
+
+
+def format_only(game: Trajectory, paper: Reward) -> float:
+    """R_fmt."""
+    return paper.format
+
+
+def folder_of(out: Path, rule: str, seed: int) -> Path:
+    """The folder of a run."""
+    return out / f"{rule.replace(' ', '-')}-{seed}"
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run has been tested, which is its last action."""
+    return (folder / TEST_FILE).is_file()
+
+
+def train(folder: Path, rule: str, seed: int, more_flags: str = "") -> None:
+    """Train a run to its end in a new process, and write down what it cost. Raises UsageError."""
+    flags = f"{EVERY_RUN} {RULES[rule]} --seed {seed} {more_flags}".split()
+    process = subprocess.Popen([sys.executable, str(TRAIN), *flags, "--out", str(folder)])
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise UsageError(f"{folder}: train.py ended with exit code {process.returncode}, see above")
+    minutes = (usage.ru_utime + usage.ru_stime) / 60
+    cost = {"cpu_minutes": minutes, "gigabytes": usage.ru_maxrss / 1e6}  # Linux counts kilobytes.
+    with (folder / COST_FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(cost) + "\n")
+
+
+def read_lines(path: Path) -> list[Row]:
+    """The objects in a JSONL file."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_games(folder: Path, agent: str) -> list[Row]:
+    """The test games of a run's agent, "trained" or "untrained"."""
+    return read_lines(folder / "trajectories" / f"test-{agent}-rank0.jsonl")
+
+
+def em_of(game: Row) -> float:
+    return exact_match(game["answer"] or "", game["question"]["answers"])
+
+
+def format_of(game: Row) -> float:
+    """1 if a game is well formed (`reward.well_formed`), else 0."""
+    is_clean = all(turn["action"]["clean"] for turn in game["turns"])
+    return float(is_clean and bool(game["answer"]))
+
+
+def turns_of(game: Row) -> float:
+    return len(game["turns"])
+
+
+def calls_of(game: Row) -> float:
+    return sum(turn["reply"] is not None for turn in game["turns"])
+
+
+def scores_of(folders: Mapping[int, Path], agent: str, measure: Callable[[Row], float]) -> Scores:
+    """What `measure` says of each test game. `folders`: seed → run."""
+    scores: Scores = {}
+    for seed, folder in folders.items():
+        for game in test_games(folder, agent):
+            question = game["question"]
+            scores.setdefault((seed, question["dataset"]), {})[question["id"]] = measure(game)
+    return scores
+
+
+def mean_text(values: Sequence[float], form: str) -> str:
+    """The mean of one value for each seed, with Student's interval if there are several seeds."""
+    shown = f"{fmean(values):{form}}"
+    if len(values) == 1:
+        return shown
+    return f"{shown} {bounds_text(*student_interval(values), form)}"
+
+
+def minus(own: Scores, reference: Scores, form: str, *, scale: float = 1.0) -> str:
+    """The mean difference of `own` to `reference`, on the seeds of `own`."""
+    same_seeds = {key: reference[key] for key in own}
+    pairs = zip(means_of_seeds(own), means_of_seeds(same_seeds), strict=True)
+    return mean_text([scale * (mean - of_reference) for mean, of_reference in pairs], form)
+
+
+def steps_to(metrics: Sequence[Mapping[str, float]], reached: float) -> str:
+    """The step of the first validation with this EM; "–" if there is none."""
+    for line in metrics:
+        if line.get("val/em", 0.0) >= reached:
+            return f"{line['step']:.0f}"
+    return "–"
+
+
+def tables(finished: Finished) -> str:
+    """The tables of accuracy, calls and cost. `paper` must have the seeds of the other rules."""
+    systems = {"untrained": (finished["paper"], "untrained")}
+    systems |= {rule: (folders, "trained") for rule, folders in finished.items()}
+    references = {measure: scores_of(finished["paper"], "trained", measure) for measure in (em_of, format_of)}
+    reference_calls = scores_of(finished["paper"], "trained", calls_of)
+    accuracy, calls, costs = [], [], []
+    for name, (folders, agent) in systems.items():
+        row = [name]
+        for measure, reference in references.items():
+            own = scores_of(folders, agent, measure)
+            by_seed = ", ".join(f"{100 * mean:.1f}" for mean in means_of_seeds(own))
+            difference = "" if name == "paper" else minus(own, reference, "+.1f", scale=100)
+            row += [percent(own), by_seed, difference]
+        accuracy.append(row)
+
+        own = scores_of(folders, agent, calls_of)
+        one_step = {key: marks for key, marks in own.items() if key[1] == "pop"}
+        turns = scores_of(folders, agent, turns_of)
+        row = [name, mean_text(means_of_seeds(turns), ".2f"), mean_text(means_of_seeds(own), ".2f")]
+        row.append("" if name == "paper" else minus(own, reference_calls, "+.2f"))
+        row.append(mean_text(means_of_seeds(one_step), ".2f"))
+        calls.append(row)
+
+        if agent == "trained":
+            costs.append([name, *learning_of(folders)])
+    return "\n\n".join(
+        [
+            markdown_table(
+                ["rule", "test EM, %", "by seed", "minus paper", "well formed, %", "by seed", "minus paper"],
+                accuracy,
+            ),
+            markdown_table(["rule", "turns", "calls", "minus paper", "calls in `pop`"], calls),
+            markdown_table(
+                ["rule", f"steps to {REACHED}", "last val EM", "calls of training", "CPU minutes", "GB"],
+                costs,
+            ),
+        ]
+    )
+
+
+def learning_of(folders: Mapping[int, Path]) -> list[str]:
+    """How the runs of a rule learned, and their cost; a value for each seed."""
+    steps, last, calls, minutes, memory = [], [], [], [], []
+    for folder in folders.values():
+        metrics = read_metrics(folder)
+        steps.append(steps_to(metrics, REACHED))
+        last.append(f"{metrics[-1]['val/em']:.2f}")
+        calls.append(f"{sum(line.get('env/calls', 0.0) for line in metrics):,.0f}")
+        costs = read_lines(folder / COST_FILE)
+        minutes.append(f"{sum(cost['cpu_minutes'] for cost in costs):.1f}")
+        memory.append(f"{max(cost['gigabytes'] for cost in costs):.1f}")
+    return [", ".join(values) for values in (steps, last, calls, minutes, memory)]
+
+
+def shown_games(folder: Path) -> str:
+    """Three test games: a right one of two steps, a right one of one step, and a wrong one."""
+    games = test_games(folder, "trained")
+    right = [game for game in games if em_of(game) == 1]
+    chosen = [
+        *[game for game in right if game["question"]["dataset"] == "bridge"][:1],
+        *[game for game in right if game["question"]["dataset"] == "pop"][:1],
+        *[game for game in games if em_of(game) != 1][:1],
+    ]
+    return "\n\n".join(map(dialogue, chosen))
+
+
+def dialogue(game: Row) -> str:
+    """A game as text, with its gold answers and its reward."""
+    question = game["question"]
+    lines = [f"question     {question['text']} (gold: {' | '.join(question['answers'])})"]
+    for turn in game["turns"]:
+        text = turn["text"].replace("\n", " ")
+        lines.append(f"agent        {text}")
+        if turn["reply"] is not None:
+            lines.append(f"environment  {turn['reply']}")
+    lines.append(f"reward       {game['reward']['total']:.2f}, stop: {game['stop']}")
+    return "\n".join(lines)
+
+
+WIDTH, HEIGHT, GAP = 118, 120, 22  # of a panel of the figure, in pixels, and between panels
+LEFT, TOP = 34, 58
+CURVES = {"val/em": ("EM", "#0072b2", "none"), "val/format": ("well formed", "#d55e00", "4 3")}
+
+
+def figure(finished: Finished) -> str:
+    """An SVG of the validations: a panel for each rule, with a curve of each seed."""
+    width = LEFT + len(finished) * (WIDTH + GAP)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {TOP + HEIGHT + 30}" role="img">',
+        "<title>Validation EM and share of well-formed games by step, for each reward and seed</title>",
+        "<style>svg { background: #fbfaf7; font: 12px system-ui, sans-serif; } text { fill: #1d1c1a; }",
+        ".grid { stroke: #e3dfd6; } @media (prefers-color-scheme: dark) { svg { background: #171614; }",
+        "text { fill: #ece8df; } .grid { stroke: #37342e; } }</style>",
+    ]
+    for number, (label, colour, dashes) in enumerate(CURVES.values()):
+        x = LEFT + 110 * number
+        line = f'stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"'
+        parts.append(f'<line x1="{x}" x2="{x + 24}" y1="18" y2="18" {line}/>')
+        parts.append(f'<text x="{x + 30}" y="22">{label}</text>')
+    for value in (0, 0.5, 1):
+        y = TOP + (1 - value) * HEIGHT
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{value}</text>')
+    for number, (rule, folders) in enumerate(finished.items()):
+        parts += panel(LEFT + number * (WIDTH + GAP), rule, folders)
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def panel(left: int, rule: str, folders: Mapping[int, Path]) -> list[str]:
+    """The lines of the SVG for one rule."""
+    middle, bottom = left + WIDTH / 2, TOP + HEIGHT
+    parts = [f'<text x="{middle}" y="{TOP - 10}" text-anchor="middle">{rule}</text>']
+    for value in (0, 0.5, 1):
+        y = TOP + (1 - value) * HEIGHT
+        parts.append(f'<line class="grid" x1="{left}" x2="{left + WIDTH}" y1="{y}" y2="{y}"/>')
+    for folder in folders.values():
+        validations = [line for line in read_metrics(folder) if "val/em" in line]
+        last = validations[-1]["step"]
+        for metric, (_, colour, dashes) in CURVES.items():
+            points = []
+            for line in validations:
+                x = left + WIDTH * line["step"] / last
+                y = TOP + HEIGHT * (1 - line[metric])
+                points.append(f"{x:.1f},{y:.1f}")
+            style = f'fill="none" stroke="{colour}" stroke-width="1.6" stroke-dasharray="{dashes}"'
+            parts.append(f'<polyline points="{" ".join(points)}" {style}/>')
+    parts.append(f'<text x="{left}" y="{bottom + 18}">0</text>')
+    parts.append(f'<text x="{left + WIDTH}" y="{bottom + 18}" text-anchor="end">step {last:.0f}</text>')
+    return parts
+
+
+def finished_runs(out: Path) -> Finished:
+    """The runs in the folder of all runs that are finished."""
+    finished: dict[str, dict[int, Path]] = {}
+    for rule in RULES:
+        folders = {seed: folder_of(out, rule, seed) for seed in SEEDS}
+        done = {seed: folder for seed, folder in folders.items() if is_finished(folder)}
+        if done:
+            finished[rule] = done
+    return finished
+
+
+def report(out: Path) -> None:
+    """Print the tables and the games of the finished runs, and draw the figure."""
+    finished = finished_runs(out)
+    if 0 not in finished.get("paper", {}):
+        raise UsageError(f"{out}: seed 0 of the rule `paper` is not finished")
+    print(tables(finished))
+    print()
+    print(shown_games(finished["paper"][0]))
+    (out / "curves.svg").write_text(figure(finished), "utf-8")
+
+
+def main(arguments: list[str]) -> None:
+    """Train what is missing, and print the results."""
+    parser = argparse.ArgumentParser("python -m studies.rules", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/rules"), help="folder of all runs")
+    parser.add_argument("--tables", action="store_true", help="train nothing")
+    parser.add_argument("--quick", action="store_true", help="one step of two runs, in a temporary folder")
+    given = parser.parse_args(arguments)
+    if given.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            for rule, seed in QUICK_RUNS:
+                train(folder_of(Path(folder), rule, seed), rule, seed, QUICK)
+            report(Path(folder))
+        return
+    for rule, seed in RUNS:
+        run = folder_of(given.out, rule, seed)
+        if not given.tables and not is_finished(run):
+            train(run, rule, seed)
+    report(given.out)
+
+
+if __name__ == "__main__":
+    run_program(main, sys.argv[1:])
