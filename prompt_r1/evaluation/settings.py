@@ -21,9 +21,9 @@ class EvaluateConfig(PlayConfig):
         (), f"{', '.join(METHODS)} (direct untrained prompt-r1; with --tables the paper's)", tuple(METHODS)
     )
     agent: tuple[str, ...] = everyday_setting(
-        (), "run or model folders, hub ids, or mini (default: newest mini run)"
+        (), "run or model folders, hub ids, or mini", default_text="newest mini run"
     )
-    env: tuple[str, ...] = everyday_setting((), "environments (default: the agents' own)")
+    env: tuple[str, ...] = everyday_setting((), "environments", default_text="the agents' own")
     dry_run: bool = setting(False, "estimate calls, dollars and hours, then exit")
     tables: bool = setting(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")
     limit: int = everyday_setting(0, "questions of each file, a random sample stratified by dataset; 0: all")
@@ -43,7 +43,7 @@ class EvaluateConfig(PlayConfig):
     train_data: tuple[str, ...] = method_setting((), "training questions (mini, if --data is the mini world)")
     val_data: tuple[str, ...] = method_setting((), "validation questions (mini, if --data is the mini world)")
     optimizer_env: str = method_setting(
-        "", "environment that writes prompts (default: the one that is asked)"
+        "", "environment that writes prompts", default_text="the one that is asked"
     )
     optimizer_price: str = method_setting(
         "", "IN,OUT price of its tokens (--env-price)", defines_experiment=False

@@ -13,7 +13,7 @@ Given = TypeVar("Given", bound=EnvironmentConfig)
 class PlayConfig(EnvironmentConfig):
     """How agents play after their training."""
 
-    seed: int = everyday_setting(-1, "mini world and sampling (default: the run's)", ANY)
+    seed: int = everyday_setting(-1, "mini world and sampling", ANY, default_text="the run's")
     temperature: float = everyday_setting(0.0, "temperature of the agent; 0: greedy", defines_experiment=True)
     max_turns: int = everyday_setting(
         0, "turns per game; 0: as in the agent's training", defines_experiment=True
@@ -26,15 +26,17 @@ class PlayConfig(EnvironmentConfig):
 class PairConfig(PlayConfig):
     """Which agent plays, and with which environment."""
 
-    agent: str = everyday_setting("", "run folder, model folder, hub id, or mini (default: newest mini run)")
-    env: str = everyday_setting("", "environment (default: as in the agent's training)")
+    agent: str = everyday_setting(
+        "", "run folder, model folder, hub id, or mini", default_text="newest mini run"
+    )
+    env: str = everyday_setting("", "environment", default_text="as in the agent's training")
 
 
 @dataclass(frozen=True)
 class InferConfig(PairConfig):
     """Ask a question: the agent questions the environment, and answers."""
 
-    question: str = everyday_setting("", "question to ask (default: each line of standard input)")
+    question: str = everyday_setting("", "question to ask", default_text="each line of standard input")
     json: bool = everyday_setting(False, "print a JSON object for each question, not the dialogue")
 
 

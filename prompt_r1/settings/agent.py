@@ -52,7 +52,7 @@ class EnvironmentConfig:
         "session", "choice among several environments: session, uniform or weights (3,1)"
     )
     env_system: str = part_setting(
-        ENVIRONMENT_SYSTEM, "system message; empty: none (default: helpful assistant)", may_be_empty=True
+        ENVIRONMENT_SYSTEM, "system message; empty: none", default_text="helpful assistant", may_be_empty=True
     )
     env_price: tuple[str, ...] = call_setting(
         (), "IN,OUT: dollars per million tokens, or several", everyday=True

@@ -42,6 +42,20 @@ NOT_NEGATIVE = Range(at_least=0)  # A setting that names no range has this one.
 LEARNING_RATE = Range(above=0, below=1000)  # Much larger rates overflow float32 inside AdamW.
 
 
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a config knows about one of its settings, beside name, type and default."""
+
+    help: str  # its line in the help
+    range: Range  # of numbers
+    choices: tuple[str, ...]  # all texts that are possible; (): any text
+    everyday: bool  # whether --help shows it; --help-all shows all settings
+    defines_experiment: bool  # whether a resumed run, and all answers of an evaluation, need the same value
+    may_be_empty: bool  # whether an empty text means something
+    group: str  # its heading in --help-all
+    default_text: str  # what the help says in place of the default; "": the default itself
+
+
 def setting(
     default: Any,
     help: str,
@@ -51,24 +65,20 @@ def setting(
     defines_experiment: bool = False,
     may_be_empty: bool = False,
     group: str = "",
+    default_text: str = "",
 ) -> Any:
-    """A field of a config: its default, its line in the help, and the values that it may take.
-
-    `allowed` is a range of numbers, or all possible texts. `everyday` settings are shown by --help, the
-    others only by --help-all, under the heading `group`. A setting that `defines_experiment` must have the
-    same value in a resumed run, and for all answers in the folder of an evaluation. `may_be_empty` marks a
-    text whose flag means something if it is empty.
-    """
-    metadata = {
-        "help": help,
-        "group": group,
-        "everyday": everyday,
-        "defines_experiment": defines_experiment,
-        "may_be_empty": may_be_empty,
-        "range": allowed if isinstance(allowed, Range) else ANY,
-        "choices": allowed if isinstance(allowed, tuple) else (),
-    }
-    return field(default=default, metadata=metadata)
+    """A field of a config. `allowed` is a range of numbers, or all possible texts; `About` has the others."""
+    about = About(
+        help=help,
+        range=allowed if isinstance(allowed, Range) else ANY,
+        choices=allowed if isinstance(allowed, tuple) else (),
+        everyday=everyday,
+        defines_experiment=defines_experiment,
+        may_be_empty=may_be_empty,
+        group=group,
+        default_text=default_text,
+    )
+    return field(default=default, metadata={"about": about})
 
 
 everyday_setting = partial(setting, everyday=True)
@@ -76,7 +86,13 @@ everyday_setting = partial(setting, everyday=True)
 
 def settings_of(config: Any) -> list[Field[Any]]:
     """The fields of a config, or of its class, that were made by `setting`."""
-    return [f for f in fields(config) if f.metadata]
+    return [f for f in fields(config) if "about" in f.metadata]
+
+
+def about(f: Field[Any]) -> About:
+    """What is known about a setting."""
+    known: About = f.metadata["about"]
+    return known
 
 
 def flag_of(name: str) -> str:
@@ -86,7 +102,7 @@ def flag_of(name: str) -> str:
 
 def experiment_values(config: Any) -> dict[str, Any]:
     """The values of the settings that define an experiment."""
-    defining = [f.name for f in settings_of(config) if f.metadata["defines_experiment"]]
+    defining = [f.name for f in settings_of(config) if about(f).defines_experiment]
     return {name: getattr(config, name) for name in defining}
 
 
@@ -104,7 +120,7 @@ def checked_value(f: Field[Any], value: object, name: str) -> Any:
     if isinstance(converted, str):
         _check_text(f, converted, name)
         return converted
-    check_number(name, converted, f.metadata["range"])
+    check_number(name, converted, about(f).range)
     # Only a number in its range becomes a float: float() raises OverflowError for a very large integer.
     return float(converted) if f.type is float else converted
 
@@ -138,7 +154,7 @@ def _texts(f: Field[Any], value: object, name: str) -> tuple[str, ...]:
 
 def _check_text(f: Field[Any], text: str, name: str) -> None:
     """Raise UsageError for a text that is not among the choices."""
-    choices = f.metadata["choices"]
+    choices = about(f).choices
     if choices and text not in choices:
         raise UsageError(f"{name} must be one of {', '.join(choices)}, not {text!r}")
 

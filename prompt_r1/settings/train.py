@@ -44,10 +44,10 @@ class TrainConfig(AgentConfig):
     The default preset, mini, trains a toy in minutes; paper has the paper's settings (Table 6, its script).
     """
 
-    out: str = run_setting("", "run folder (default: runs/CONFIG-seedN)")
+    out: str = run_setting("", "run folder", default_text="runs/CONFIG-seedN")
     resume: str = run_setting("auto", "auto (resume), never (new run), or a run folder")
     steps: int = run_setting(320, "training steps", POSITIVE)
-    epochs: int = run_setting(0, "passes over the questions (default: --steps decides)")
+    epochs: int = run_setting(0, "passes over the questions", default_text="--steps decides")
     dry_run: bool = run_setting(False, "estimate calls, dollars and hours, then exit")
     questions: int = algorithm_setting(
         128, "questions per step, over all ranks", Range(above=0, below=100_001), everyday=True
@@ -182,43 +182,86 @@ def preset_of(agent: str, *, default: str) -> str:
 def train_config(arguments: list[str]) -> TrainConfig:
     """Read the settings of train.py from a command line. Raises UsageError.
 
-    What is not given follows from the other settings: the preset, the run folder, and the questions of
-    validation and test.
+    Flags override the preset or the YAML file of --config, which overrides the defaults.
     """
     flags = given_values(TrainConfig, arguments, presets=PRESETS)
     named: str | None = flags.pop("config", None)
     # Without --config, the settings are those of the agent's preset. Without --agent too, the toy is trained.
-    preset_or_file = preset_of(flags.get("agent", ""), default="mini") if named is None else named
-    is_file = preset_or_file not in PRESETS
-    base = _settings_of_file(preset_or_file, flags) if is_file else PRESETS[preset_or_file]
-    for source in (flags, base):
-        if "steps" in source and source.get("epochs"):
-            raise UsageError("--steps and --epochs both say how long to train: give one of them")
-    # Flags override the preset or the file, which overrides the defaults.
-    given = {**base, **flags}
-    if "steps" in flags:
-        given["epochs"] = 0
+    source = preset_of(flags.get("agent", ""), default="mini") if named is None else named
+    is_file = source not in PRESETS
+    base = settings_of_file(source, flags) if is_file else PRESETS[source]
+    given = merged(base, flags)
     config = TrainConfig(**given, env_from_file=is_file and "env" in base)
-    # A real model on real questions must not train with the settings of a toy that nobody asked for.
-    if named is None and not all_mini_data(config.data) and config.agent != MINI_AGENT:
+    if named is None:
+        check_unnamed_preset(config)
+    config = with_defaults(config, given)
+    if not config.out:
+        name = run_name(Path(source).stem, config, base, flags)
+        config = replace(config, out=f"runs/{name}-seed{config.seed}")
+    check_training(config)
+    check_flags(config, flags)
+    return config
+
+
+def settings_of_file(source: str, flags: Mapping[str, object]) -> dict[str, Any]:
+    """The settings in a YAML file that no flag overrides.
+
+    The file may come from a stranger. Raises UsageError if it names code to import.
+    """
+    path = Path(source)
+    if not path.is_file():  # Path("") is the current folder.
+        presets = ", ".join(PRESETS)
+        raise UsageError(f"--config {source or repr(source)}: neither a preset ({presets}) nor a YAML file")
+    values = read_yaml(path, TrainConfig)
+    values = {name: value for name, value in values.items() if name not in flags}
+    for name in (*FUNCTIONS, "env", "data", "val_data", "test_data"):
+        value = values.get(name, "")
+        text = value if isinstance(value, str) else " ".join(value)
+        if re.search(rf"(^|[\s,]){OBJECT_PREFIX}", text) or (name in FUNCTIONS and text):
+            raise UsageError(
+                f"{path}: {name} names code, which is imported only if the command line names it: give "
+                f"{flag_of(name)} {text}"
+            )
+    return values
+
+
+def merged(base: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a preset or file, `base`, and of the flags, which override them. Raises UsageError."""
+    for given in (flags, base):
+        if "steps" in given and given.get("epochs"):
+            raise UsageError("--steps and --epochs both say how long to train: give one of them")
+    if "steps" in flags:
+        return {**base, **flags, "epochs": 0}  # --steps also overrides the epochs of a file.
+    return {**base, **flags}
+
+
+def with_defaults(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
+    """The config with the values that follow from other settings, unless they are `given`.
+
+    Of the mini world and of a function, validation and test have splits of their own. Of files, a tenth is
+    held out for validation, and there is no test. "none" among the names means no questions.
+    """
+    has_splits = all(is_mini_data(name) or name.startswith(OBJECT_PREFIX) for name in config.data)
+    validation = given.get("val_data", config.data if has_splits else (HELD_OUT,))
+    test = given.get("test_data", config.data if has_splits else ())
+    max_new = config.max_new
+    if config.without_environment and "max_new" not in given:
+        max_new = config.max_tokens  # The only turn may be as long as a game.
+    return replace(
+        config,
+        val_data=() if "none" in validation else validation,
+        test_data=() if "none" in test else test,
+        max_new=max_new,
+    )
+
+
+def check_unnamed_preset(config: TrainConfig) -> None:
+    """Raise UsageError where a real model would train on real questions with the settings of the toy."""
+    if config.agent != MINI_AGENT and not all_mini_data(config.data):
         raise UsageError(
             f"--agent {config.agent} with {config.data[0]}: say how it learns and plays: --config paper or "
             "small (for real models), --config mini (the settings of the toy agent) or a YAML file"
         )
-    if config.without_environment:
-        _check_flags_without_environment(flags)
-    validation, test = _validation_and_test(config, given)
-    changes: dict[str, Any] = {"val_data": validation, "test_data": test}
-    if config.without_environment and "max_new" not in given:
-        changes["max_new"] = config.max_tokens  # The only turn may be as long as a game.
-    if not config.out:
-        name = run_name(Path(preset_or_file).stem, config, base, flags)
-        changes["out"] = f"runs/{name}-seed{config.seed}"
-    config = replace(config, **changes)
-    check_training(config)
-    if config.loss_function:
-        _check_flags_of_loss(config.loss_function, flags)
-    return config
 
 
 def check_training(config: TrainConfig) -> None:
@@ -244,6 +287,25 @@ def check_training(config: TrainConfig) -> None:
         import_advantages(config.advantage_function)
 
 
+def check_flags(config: TrainConfig, flags: Mapping[str, object]) -> None:
+    """Raise UsageError for a flag that would change nothing: the user would believe that it does."""
+    if config.without_environment:
+        for name in ("max_turns", "rule"):
+            if name in flags:
+                raise UsageError(
+                    f"{flag_of(name)} is for an agent with an environment: with --env none it answers at "
+                    "once, by a rule of its own"
+                )
+    if config.loss_function:
+        taken = parameters_of(import_loss_function(config.loss_function))
+        for name in ("clip", "clip_high"):
+            if name in flags and name not in taken:
+                raise UsageError(
+                    f"{flag_of(name)} would change nothing: --loss-function {config.loss_function} has no "
+                    f"parameter {name!r}"
+                )
+
+
 def run_name(start: str, config: TrainConfig, base: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
     """The name of a run without --out: `start`, then each of agent, environment and data that a flag changes.
 
@@ -259,63 +321,3 @@ def run_name(start: str, config: TrainConfig, base: Mapping[str, Any], flags: Ma
             last = Path(value.split("@")[0]).name  # The name has neither folder nor URL.
             names.append(re.sub(r"\.(jsonl|parquet)$", "", last))
     return re.sub(r"[^\w.-]+", "-", "-".join(names))[:80]
-
-
-def _settings_of_file(source: str, flags: Mapping[str, object]) -> dict[str, Any]:
-    """The settings in a YAML file that no flag overrides.
-
-    The file may come from a stranger. Raises UsageError if it names code to import.
-    """
-    path = Path(source)
-    if not path.is_file():  # Path("") is the current folder.
-        presets = ", ".join(PRESETS)
-        raise UsageError(f"--config {source or repr(source)}: neither a preset ({presets}) nor a YAML file")
-    values = read_yaml(path, TrainConfig)
-    values = {name: value for name, value in values.items() if name not in flags}
-    for name in (*FUNCTIONS, "env", "data", "val_data", "test_data"):
-        value = values.get(name, "")
-        text = value if isinstance(value, str) else " ".join(value)
-        if re.search(rf"(^|[\s,]){OBJECT_PREFIX}", text) or (name in FUNCTIONS and text):
-            raise UsageError(
-                f"{path}: {name} names code, which is imported only if the command line names it: give "
-                f"{flag_of(name)} {text}"
-            )
-    return values
-
-
-def _check_flags_without_environment(flags: Mapping[str, object]) -> None:
-    """Raise UsageError for a flag about interactions beside --env none."""
-    for name in ("max_turns", "rule"):
-        if name in flags:
-            raise UsageError(
-                f"{flag_of(name)} is for an agent with an environment: with --env none it answers at once, "
-                "by a rule of its own"
-            )
-
-
-def _check_flags_of_loss(name: str, flags: Mapping[str, object]) -> None:
-    """Raise UsageError for a setting of eq. 17 that the user's loss does not take."""
-    taken = parameters_of(import_loss_function(name))
-    for clip in ("clip", "clip_high"):
-        if clip in flags and clip not in taken:
-            raise UsageError(
-                f"{flag_of(clip)} would change nothing: --loss-function {name} has no parameter {clip!r}"
-            )
-
-
-def _validation_and_test(
-    config: TrainConfig, given: Mapping[str, Any]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The questions for validation and for the test; () where there are none.
-
-    The mini world and functions have a split for each. Of files, a tenth is held out for validation, and
-    there is no test. "none" among the given names means no questions.
-    """
-    has_splits = all(is_mini_data(name) or name.startswith(OBJECT_PREFIX) for name in config.data)
-    validation = given.get("val_data", config.data if has_splits else (HELD_OUT,))
-    test = given.get("test_data", config.data if has_splits else ())
-    if "none" in validation:
-        validation = ()
-    if "none" in test:
-        test = ()
-    return validation, test
