@@ -152,7 +152,7 @@ def names_only(answer: str | None, country: str) -> bool:
 async def ask_all(environment: Environment, prompts: Sequence[str]) -> list[str]:
     """Ask all prompts at once. Returns the replies."""
     calls = [environment.ask([Message(role="user", content=prompt)]) for prompt in prompts]
-    return await asyncio.gather(*calls)
+    return [reply.text for reply in await asyncio.gather(*calls)]
 
 
 async def demonstrate(environment: Environment, cases: Sequence[Case]) -> list[dict[str, object]]:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import infer
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.sources import Busy, OwnSource
+from prompt_r1.environments.sources import Busy, OwnSource, Reply
 from prompt_r1.errors import EnvError, NoAnswer, Resumable, UsageError
 from prompt_r1.pair.dialogue import Dialogue, Pieces
 from prompt_r1.pair.settings import InferConfig
@@ -84,10 +84,10 @@ def test_json_output_has_one_object_per_question_with_its_own_cost(ask, monkeypa
     """Without that of the questions before it, and with that of lost requests."""
     attempt, attempts = OwnSource.attempt, itertools.count(1)
 
-    async def lose_some(source, messages, caller):
+    async def lose_some(source, messages, caller, *, failures):
         if next(attempts) % (1 + lost):
             raise Busy("reset", wait=0.0, may_be_billed=True)
-        return await attempt(source, messages, caller)
+        return await attempt(source, messages, caller, failures=failures)
 
     monkeypatch.setattr(OwnSource, "attempt", lose_some)
     flags = ["--json", "--env-price", "1,2", "--temperature", "1", "--seed", "0"]
@@ -162,7 +162,7 @@ def test_several_questions_end_with_their_total_cost(ask):
 
 
 def test_an_environment_that_fails_in_one_of_two_games_ends_with_a_resumable_error(ask, monkeypatch, capsys):
-    outcomes = chain([EnvError("HTTP 500")], repeat("Anna"))
+    outcomes = chain([EnvError("HTTP 500")], repeat(Reply("Anna")))
     monkeypatch.setattr(Environment, "ask", AsyncMock(side_effect=outcomes))
     with pytest.raises(Resumable, match="failed in 1 of 2 dialogues; the first: HTTP 500; try again later"):
         ask("--json", "--temperature", "1", "--seed", "0", typed="abc def?\nabc def?\n")

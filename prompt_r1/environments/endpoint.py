@@ -89,13 +89,13 @@ class Endpoint(Source):
     def __str__(self) -> str:
         return f"{self.name} at {self.base_url}"
 
-    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
+    async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
         """Send a request, and at once send it again without a field that the server does not know."""
         messages = with_system(messages, self.system)
         while True:
             fields = self.fields  # While this call waits, another call may drop a field from `self.fields`.
             try:
-                reply = await self._send({"model": self.name, "messages": messages, **fields}, caller.repeats)
+                reply = await self._send({"model": self.name, "messages": messages, **fields}, failures)
                 break
             except Refused as refused:
                 refused.reason = self._shown(refused.reason)
@@ -118,21 +118,21 @@ class Endpoint(Source):
         tokens_out = reply.tokens_out or math.ceil(written / BILLED_CHARACTERS_PER_TOKEN)
         return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
 
-    def _time_limit(self, repeats: int) -> float:
-        """The time limit of a request, in seconds, after `repeats` failures of its call.
+    def _time_limit(self, failures: int) -> float:
+        """The time limit of a request, in seconds, after `failures` requests of its call.
 
         All games of a step wait for the slowest call, so a slow request is sent again early. The limit
-        doubles with each repeat: if the server is slow because of load, more requests would make it slower.
+        doubles with each failure: if the server is slow because of load, more requests make it slower.
         """
         if is_loopback(self.base_url) or len(self._reply_seconds) < MEDIAN_MIN_REPLIES:
             return self.timeout
         slow = max(MIN_SLOW_SECONDS, SLOW_FACTOR * median(self._reply_seconds))
-        return min(self.timeout, slow * 2.0 ** min(repeats, 10))
+        return min(self.timeout, slow * 2.0 ** min(failures, 10))
 
-    async def _send(self, request: Mapping[str, object], repeats: int) -> Reply:
+    async def _send(self, request: Mapping[str, object], failures: int) -> Reply:
         """Send a request and read its response. Raises Busy and Refused."""
         loop = asyncio.get_running_loop()
-        begin, limit = loop.time(), self._time_limit(repeats)
+        begin, limit = loop.time(), self._time_limit(failures)
         client = self._client = self._client or self._open_client()
         content = json.dumps(request)  # json.dumps escapes lone surrogates, which have no UTF-8.
         url, body = self.base_url + "/chat/completions", bytearray()

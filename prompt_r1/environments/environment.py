@@ -23,6 +23,7 @@ from prompt_r1.environments.budget import FREE, Budget, OutOfBudget, Price
 from prompt_r1.environments.journal import Journal, call_key
 from prompt_r1.environments.sources import (
     BILLED_CHARACTERS_PER_TOKEN,
+    Bill,
     Busy,
     Caller,
     NoServer,
@@ -47,6 +48,7 @@ MIN_BACK_OFF, MAX_BACK_OFF = 0.5, 30.0  # seconds
 SILENT_SECONDS = 10.0  # A longer wait is reported, once in each outage.
 CHECK_SECONDS = 5.0  # The check of an environment waits this long for a reply.
 
+NO_GAME = Caller()  # A call that no game makes.
 ONE_FREE_CALL = Spending(calls=1)  # A refused or failed call counts as a call, and costs nothing.
 # The share of failed calls is taken of the last 200 calls. Fewer than 100 calls count as 100, so that one
 # early failure raises no alarm.
@@ -128,19 +130,18 @@ class Call:
     member: Member
     messages: list[Message]
     caller: Caller
+    bill: Bill
     key: str  # identifies the call in the journal
     number: int  # the call's number in the journal of this rank
     charged: Spending = field(default_factory=Spending)
 
     def estimate(self) -> Spending:
-        """Estimate the cost of the call's next request. Raises LimitReached if the caller may not pay it."""
+        """Estimate the cost of the next request. Raises LimitReached if the bill may exceed its limit."""
         estimate = self.member.estimate(self.messages)
-        caller = self.caller
-        if caller.charged_usd + estimate.usd > caller.max_usd:
+        charged, limit = self.bill.charged_usd, self.bill.max_usd
+        if charged + estimate.usd > limit:
             raise LimitReached(
-                "usd",
-                f"the next request may exceed the limit of ${caller.max_usd:g}; spent: "
-                f"${caller.charged_usd:.6f}",
+                "usd", f"the next request may exceed the limit of ${limit:g}; spent: ${charged:.6f}"
             )
         return estimate
 
@@ -174,21 +175,22 @@ class Environment:
         self._recent: deque[bool] = deque(maxlen=WINDOW)  # For each of the last calls: whether it failed.
         self._warned = False
 
-    async def ask(self, messages: list[Message], caller: Caller | None = None) -> str:
+    async def ask(self, messages: list[Message], caller: Caller = NO_GAME, bill: Bill | None = None) -> Reply:
         """Return the reply of the environment that is drawn for the caller's question.
 
-        Raises EnvError if the call failed, FatalEnvError if no call can succeed, and Resumable if the budget
-        is used up, if the endpoint accepts no calls any more, or if too many calls have failed. Raises
-        LimitReached before a request that the caller may not pay.
+        The call is added to the bill, also if it fails. Raises EnvError if the call failed, FatalEnvError if
+        no call can succeed, and Resumable if the budget is used up, if the endpoint accepts no calls any
+        more, or if too many calls have failed. Raises LimitReached before a request that may exceed the limit
+        of the bill.
         """
-        caller = caller or Caller()  # a call that no game makes
+        bill = bill or Bill()
         # The run's seed is no part of it: a question gets the same environment in every run.
         seed = caller.question if self._route == "session" else f"{caller.question}/{caller.epoch}"
         member = random.Random(seed).choices(self.members, self._weights)[0]
         try:
-            reply = await self._call(member, messages, caller)
+            reply = await self._call(member, messages, caller, bill)
         except (EnvError, Refused) as problem:
-            caller.spent += ONE_FREE_CALL
+            bill.spent += ONE_FREE_CALL
             member.counts["errors"] += 1
             error = error_of_call(member, problem)
             if isinstance(error, EnvError):
@@ -197,11 +199,10 @@ class Environment:
         self._watch(failed=False)
         if reply.label:
             member.counts[f"outcomes/{reply.label}"] += 1
-        caller.spent += member.price.of_call(reply.tokens_in, reply.tokens_out)
-        caller.finish = reply.finish
-        return reply.text
+        bill.spent += member.price.of_call(reply.tokens_in, reply.tokens_out)
+        return reply
 
-    async def _call(self, member: Member, messages: list[Message], caller: Caller) -> Reply:
+    async def _call(self, member: Member, messages: list[Message], caller: Caller, bill: Bill) -> Reply:
         """The reply from the journal if it is there, or else a new reply. Raises what `_repeat` raises."""
         key = call_key(member.source, messages, caller)
         # If games make the same call at once, the first one pays, and the others find its reply in the
@@ -211,7 +212,7 @@ class Environment:
                 member.counts["reused"] += 1
                 member.note_reply(recorded)
                 return recorded
-            call = Call(member, messages, caller, key, number=next(self.journal.numbers))
+            call = Call(member, messages, caller, bill, key, number=next(self.journal.numbers))
             member.counts["paid"] += 1
             async with member.slots:
                 return await self._repeat(call)
@@ -228,9 +229,8 @@ class Environment:
         wait = 0.0
         while True:
             await self._pause(member, wait)
-            call.caller.repeats = failures
             try:
-                return await self._request(call)
+                return await self._request(call, failures=failures)
             except Busy as busy:
                 failures += 1
                 if isinstance(busy, NoText):
@@ -261,41 +261,44 @@ class Environment:
                 break
             wait = member.paused_until - loop.time()
 
-    async def _request(self, call: Call) -> Reply:
-        """Send one request of a call: reserve, begin, attempt, settle.
+    async def _request(self, call: Call, *, failures: int = 0) -> Reply:
+        """Send one request of a call, after `failures` requests: reserve, begin, attempt, settle.
 
         The estimated cost is reserved in the budget, and written to the journal before the request is sent.
-        However the request ends, budget, journal and caller are then charged with what it may have cost.
+        However the request ends, budget, journal and bill are then charged with what it may have cost.
         Raises OutOfBudget or LimitReached before a request that does not fit, and what the source's attempt
         raises.
         """
         member, source, counts = call.member, call.member.source, call.member.counts
         self.journal.check_room()
         estimate = await self.budget.reserve(call.estimate)
-        # Until the outcome is known, assume the worst: no reply, but billed. A cancelled request stays so.
-        cost, may_be_billed = lost(estimate), True
+        cost_if_lost = estimate + Spending(lost_usd=estimate.usd)
+        # If the cost stays unknown, there is no reply, but the request may be billed: it is lost. A cancelled
+        # request is lost, too.
+        cost: Spending | None = None
         reply: Reply | None = None
         try:
-            self.journal.write(call.number, call.key, call.charged + lost(estimate))
-            reply = await source.attempt(call.messages, call.caller)
+            self.journal.write(call.number, call.key, call.charged + cost_if_lost)
+            reply = await source.attempt(call.messages, call.caller, failures=failures)
             cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
         except Busy as busy:
             if not busy.may_be_billed:
-                cost, may_be_billed = Spending(), False
+                cost = Spending()
             raise
         except (Refused, EnvError):
-            cost, may_be_billed = ONE_FREE_CALL, False
+            cost = ONE_FREE_CALL
             raise
         finally:
-            self.budget.settle(estimate, cost)
-            call.charged += cost
-            call.caller.charged_usd += cost.usd
-            prompt = call.messages[-1]["content"]
-            self.journal.write(call.number, call.key, call.charged, reply, source=source.name, prompt=prompt)
             if reply is None:
                 counts["failed_requests"] += 1
-                if may_be_billed:
-                    counts["lost"] += 1
+            if cost is None:
+                counts["lost"] += 1
+                cost = cost_if_lost
+            self.budget.settle(estimate, cost)
+            call.charged += cost
+            call.bill.charged_usd += cost.usd
+            prompt = call.messages[-1]["content"]
+            self.journal.write(call.number, call.key, call.charged, reply, source=source.name, prompt=prompt)
         member.note_reply(reply)
         counts["tokens_in"] += reply.tokens_in
         counts["tokens_out"] += reply.tokens_out
@@ -335,7 +338,7 @@ class Environment:
         """Send one request, and charge it. Its reply is not used again: the next start checks again."""
         source, number = member.source, next(self.journal.numbers)
         messages = [Message(role="user", content="Hi")]
-        call = Call(member, messages, Caller(), f"check {number}", number)
+        call = Call(member, messages, NO_GAME, Bill(), f"check {number}", number)
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 reply = await self._request(call)
@@ -424,11 +427,6 @@ def error_of_call(member: Member, problem: EnvError | Refused) -> Exception:
     if problem.concerns_all:
         return Resumable(f"{name} accepts no calls any more: {problem.reason}")
     return EnvError(f"{name} refused the dialogue: {problem.reason}")
-
-
-def lost(estimate: Spending) -> Spending:
-    """What a request is charged that has no reply, but may be billed: its estimate, marked as lost."""
-    return estimate + Spending(lost_usd=estimate.usd)
 
 
 def back_off(failures: int) -> float:

@@ -91,7 +91,7 @@ class LocalEnvironment(Source):
             self.policy, stop_ids=self._stop_ids, max_tokens=self.capacity, max_sequences=self.slots
         )
 
-    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
+    async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
         """Generate the reply. If a dialogue is too long for the model, its reply is a label without text."""
         tokens = self.encode(messages)
         room = self.capacity - len(tokens)

@@ -49,22 +49,26 @@ MAX_END_TOKEN = 60  # characters
 OWN_CALL_SECONDS = 1800.0
 
 
-@dataclass
+@dataclass(frozen=True)
 class Caller:
-    """The game that calls, and what its replies have cost.
-
-    A resumed run plays its games from the journal again. A user's reward may depend on what a game has spent,
-    so a reply from the journal counts as if it were paid again.
-    """
+    """Which game calls."""
 
     question: str = ""  # the question's id
     sample: int = 0  # the number of the game among the games of its question
     epoch: int = 0  # how often the run has drawn the question before
-    spent: Spending = field(default_factory=Spending)
-    charged_usd: float = 0.0  # What its requests were charged, also those without a reply.
+
+
+@dataclass
+class Bill:
+    """What the calls of a game have cost, and a limit.
+
+    A resumed run plays its games from the journal again. A user's reward may depend on what a game has spent,
+    so for `spent`, a reply from the journal counts as if it were paid again.
+    """
+
     max_usd: float = math.inf  # No request starts that may take `charged_usd` above this limit.
-    finish: str = ""  # Why the last reply ended: "length" if a limit of tokens cut it.
-    repeats: int = 0  # How often the request of the current call has been sent before.
+    spent: Spending = field(default_factory=Spending)  # the cost of the replies
+    charged_usd: float = 0.0  # what the requests were charged, also without a reply
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Reply:
     text: str
     label: str = ""
     reasoning: str = ""  # The model's thinking is recorded, and is never part of the text.
-    finish: str = ""  # the server's finish_reason
+    finish: str = ""  # the server's finish_reason; "length" if a limit of tokens has cut the reply
     reason: str = ""  # the server's words, if its error became a labelled reply
     tokens_in: int = 0
     tokens_out: int = 0
@@ -132,8 +136,11 @@ class Source(ABC):
     left_out: Sequence[str] = ()  # The fields that `leave_out` has removed from the requests, in this order.
 
     @abstractmethod
-    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
-        """Send one request. Raises Busy, Refused, EnvError, FatalEnvError or UsageError."""
+    async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
+        """Send one request of a call, after `failures` requests that got no reply.
+
+        Raises Busy, Refused, EnvError, FatalEnvError or UsageError.
+        """
 
     async def close(self) -> None:
         """Close connections. Another attempt opens new ones."""
@@ -233,7 +240,7 @@ class OwnSource(Source):
         self.samples = getattr(own, "samples", True)
         self._priced = priced
 
-    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
+    async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
         known = {"session": caller.question, "sample": caller.sample, "seed": self.parameters["seed"]}
         arguments = {name: known[name] for name in self._takes}
         # The user's code gets a copy, which it may change.

@@ -10,7 +10,7 @@ There are two:
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from prompt_r1.environments.environment import Caller, Environment
+from prompt_r1.environments.environment import Bill, Caller, Environment
 from prompt_r1.errors import EnvError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.f1 import exact_match, f1
@@ -28,13 +28,13 @@ async def ask_once(
     environment: Environment, messages: list[Message], request: str, question: Question, sample: int
 ) -> Prediction:
     """Answer a question with one call. A failed call gives a prediction with an error."""
-    caller = Caller(question.id, sample)
+    bill = Bill()
     try:
-        reply = await environment.ask(messages, caller)
+        reply = await environment.ask(messages, Caller(question.id, sample), bill)
     except EnvError as error:
-        return Prediction(question, None, stop="env_error", error=str(error), spent=caller.spent)
-    answer, formatted = read_answer(reply, request)
-    return Prediction(question, answer, reply, format=formatted, spent=caller.spent)
+        return Prediction(question, None, stop="env_error", error=str(error), spent=bill.spent)
+    answer, formatted = read_answer(reply.text, request)
+    return Prediction(question, answer, reply.text, format=formatted, spent=bill.spent)
 
 
 async def direct(

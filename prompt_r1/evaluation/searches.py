@@ -147,12 +147,11 @@ class PromptSearch:
             {"role": "system", "content": system},
             {"role": "user", "content": request},
         ]
-        caller = Caller(self.name, sample)
         try:
-            text = await self.optimizer.ask(messages, caller)
+            reply = await self.optimizer.ask(messages, Caller(self.name, sample))
         except EnvError as error:
             raise Resumable(f"the optimiser of {self.name} failed: {error}") from None
-        return OptimizerReply(text, is_cut=caller.finish == "length")
+        return OptimizerReply(reply.text, is_cut=reply.finish == "length")
 
     def _assert_affordable(self, calls: int) -> None:
         assert self.can_afford(calls), f"{self.calls} + {calls} calls exceed the limit of {self.max_calls}"

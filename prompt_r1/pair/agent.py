@@ -12,7 +12,7 @@ import torch
 
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.model_check import check_model
-from prompt_r1.environments.environment import Caller, Environment
+from prompt_r1.environments.environment import Bill, Caller, Environment
 from prompt_r1.errors import LimitReached, QuestionTooLong
 from prompt_r1.model.loading import load_policy, load_tokenizer, vocabulary_of
 from prompt_r1.model.policy import Policy
@@ -141,14 +141,14 @@ async def play_question(
     is played. Raises LimitReached when the time is over, and before a request that may exceed the dollars.
     """
     begin = time.perf_counter()
-    max_usd = math.inf if limits.usd is None else limits.usd
-    caller = Caller(question.id, sample, epoch, max_usd=max_usd)
+    caller = Caller(question.id, sample, epoch)
+    bill = Bill(max_usd=math.inf if limits.usd is None else limits.usd)
 
     async def ask(messages: list[Message]) -> str:
-        reply = await environment.ask(messages, caller)
+        reply = await environment.ask(messages, caller, bill)
         if pieces is not None:
-            pieces.reply(reply)
-        return reply
+            pieces.reply(reply.text)
+        return reply.text
 
     rules = agent.game
     if limits.turns is not None:
@@ -168,6 +168,6 @@ async def play_question(
         raise LimitReached("seconds", f"no answer within the limit of {limits.seconds:g} s") from None
     if pieces is not None:
         pieces.end_turn()
-    trajectory.spent = caller.spent
+    trajectory.spent = bill.spent
     trajectory.seconds = time.perf_counter() - begin
     return trajectory

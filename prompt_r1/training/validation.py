@@ -73,7 +73,7 @@ async def ask_directly(
             return {"env/errors": 1}
         finally:
             after_each()
-        answer, _ = read_answer(reply, request)
+        answer, _ = read_answer(reply.text, request)
         return {"em": exact_match(answer, question.answers), "f1": f1(answer, question.answers)}
 
     return await run_together(map(ask_one, questions))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.environment import INITIAL_SLOTS, LONG_REPLY, Environment
 from prompt_r1.environments.responses import requested_wait
-from prompt_r1.environments.sources import Caller, Reply, reply_of
+from prompt_r1.environments.sources import Reply, reply_of
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable
 from tests.support.at_once import at_once
 from tests.support.paths import ROOT
@@ -23,11 +23,13 @@ from tests.support.providers import (
     OK,
     Provider,
     RecordedSleep,
+    ask,
     body_of,
     endpoint,
     environment_over,
     error_of,
     read_body,
+    reply,
 )
 
 CASES = ROOT / "tests/environments/cases"
@@ -80,7 +82,7 @@ def what_follows(*answers: httpx.Response | Exception, **settings: object) -> tu
     asyncio.run(asked.ask(HELLO))
     asked.take_metrics()
     try:
-        text = asyncio.run(asked.ask([{"role": "user", "content": "And the Prado?"}]))
+        text = asyncio.run(asked.ask([{"role": "user", "content": "And the Prado?"}])).text
     except EnvError as error:
         return "refused", str(error)
     except Resumable as error:
@@ -426,7 +428,7 @@ def test_a_field_that_the_server_does_not_know_is_left_out_of_all_later_requests
     """A bug: the user's own max_completion_tokens was overwritten by the max_tokens that was rejected."""
     provider, sleep = Provider(response_of(status, body), OK), RecordedSleep()
     asked = environment_over(provider, fields={**fields, "seed": 1}, sleep=sleep)
-    assert [asyncio.run(asked.ask(HELLO)) for _ in range(2)] == ["Paris", "Paris"]
+    assert [ask(asked), ask(asked)] == ["Paris", "Paris"]
     plain = {"model": "large", "messages": HELLO, "seed": 1}
     assert provider.requests == [{**plain, **fields}, {**plain, **left}, {**plain, **left}]
     assert sleep == [] and asked.budget.spent.lost_usd == 0
@@ -443,7 +445,7 @@ def test_games_share_no_reply_of_a_server_that_rejects_the_temperature_0(tmp_pat
 
     asked = environment_over(reasoning_model, fields={"temperature": 0}, folder=tmp_path)
     asyncio.run(asked.check())  # its reply is the first
-    replies = at_once(asked.ask(HELLO, Caller("q", sample)) for sample in range(5))
+    replies = at_once(reply(asked, sample=sample) for sample in range(5))
     assert sorted(replies) == [f"reply {number}" for number in range(2, 7)]
 
 
@@ -474,7 +476,7 @@ def test_two_calls_at_once_whose_field_is_rejected_are_both_sent_again() -> None
         return OK if "top_k" not in sent else response_of(400, error_of("no", param="top_k", **UNSUPPORTED))
 
     asked = environment_over(strict, fields={"top_k": 5})
-    assert at_once([asked.ask(HELLO), asked.ask(HELLO)]) == ["Paris", "Paris"]
+    assert at_once([reply(asked), reply(asked)]) == ["Paris", "Paris"]
     assert ["top_k" in request for request in requests] == [True, True, False, False]
 
 

@@ -257,7 +257,7 @@ def test_no_text_of_a_reply_contains_the_key(tmp_path: Path) -> None:
     choice = {"message": message, "finish_reason": f"stop {KEY}"}
     response = httpx.Response(200, json={"choices": [choice]})
     asked = environment_over(Provider(response), folder=tmp_path)
-    assert asyncio.run(asked.ask(HELLO)) == "You sent [key]."
+    assert ask(asked) == "You sent [key]."
     line = (tmp_path / "rank0.jsonl").read_text()
     assert '"finish": "stop [key]"' in line and KEY.lower() not in line.lower()
 

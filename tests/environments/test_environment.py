@@ -23,7 +23,7 @@ class Named(CountingSource):
         super().__init__(name=name)
         self.down = down
 
-    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
+    async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
         self.calls += 1
         if isinstance(self.down, Exception):
             raise self.down
@@ -35,7 +35,7 @@ def replies(asked: Environment, *, sessions: int = 400, samples: int = 5, epoch:
 
     async def reply(session: int, sample: int) -> str:
         try:
-            return await asked.ask(HELLO, Caller(f"q{session}", sample, epoch))
+            return (await asked.ask(HELLO, Caller(f"q{session}", sample, epoch))).text
         except EnvError as error:
             return str(error)
 

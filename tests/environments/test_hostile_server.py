@@ -178,7 +178,7 @@ def test_a_local_endpoint_is_called_without_key_and_proxy(monkeypatch: pytest.Mo
     async def one_call() -> str:
         asked = open_environment(f"large@{server.url('good')}")
         try:
-            return await asked.ask(HELLO)
+            return (await asked.ask(HELLO)).text
         finally:
             await asked.close()
 

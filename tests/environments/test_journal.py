@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.environments.budget import Budget
-from prompt_r1.environments.environment import Caller, Environment
+from prompt_r1.environments.environment import Bill, Caller, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Reply
 from prompt_r1.errors import EnvError, UsageError
@@ -265,9 +265,9 @@ def test_a_game_costs_what_its_replies_cost_also_from_the_journal(tmp_path) -> N
     dialogues = [HELLO, [*HELLO, Message(role="assistant", content="There."), *HELLO]]
     costs = []
     for _ in range(2):
-        asked, game = environment(CountingSource(), folder=tmp_path), Caller("q")
+        asked, bill = environment(CountingSource(), folder=tmp_path), Bill()
         for dialogue in dialogues:
-            asyncio.run(asked.ask(dialogue, game))
-        costs.append(game.spent)
+            asyncio.run(asked.ask(dialogue, Caller("q"), bill))
+        costs.append(bill.spent)
     assert costs == [PRICE.of_call(10, 5) * 2] * 2
     assert asked.take_metrics()["env/reused"] == 2

@@ -10,7 +10,7 @@ import torch
 
 from prompt_r1.environments.budget import Price
 from prompt_r1.environments.endpoint import Endpoint
-from prompt_r1.environments.environment import Caller
+from prompt_r1.environments.environment import Bill, Caller
 from prompt_r1.environments.specs import open_account
 from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.errors import Resumable, UsageError
@@ -193,17 +193,17 @@ def test_an_environment_samples_unless_we_know_better(spec, args, samples):
 @pytest.mark.parametrize(("price", "tokens"), [((), (0, 0)), (("1,2",), (1, 2))])
 def test_an_object_of_the_users_gets_the_seed_and_has_the_price_of_its_characters(price, tokens):
     environment = open_environment("py:tests.environments.test_specs:Seeded", seed=7, env_price=price)
-    caller, dialogue = Caller(), [Message(role="user", content="Who?")]
-    assert asyncio.run(environment.ask(dialogue, caller)) == "seed 007"
+    bill, dialogue = Bill(), [Message(role="user", content="Who?")]
+    assert asyncio.run(environment.ask(dialogue, Caller(), bill)).text == "seed 007"
     assert dialogue == [{"role": "user", "content": "Who?"}]
     usd = (tokens[0] + 2 * tokens[1]) / 1e6
-    assert caller.spent == environment.budget.spent == Spending(1, *tokens, usd=usd)
+    assert bill.spent == environment.budget.spent == Spending(1, *tokens, usd=usd)
 
 
 def test_an_object_of_the_users_that_takes_the_question_replies_to_each_of_them(tmp_path):
     config, spec = EnvironmentConfig(), "py:tests.environments.test_specs:Secretive"
     asked = open_spec(spec, config, typed=[spec], account=open_account(config, tmp_path))
-    replies = [asyncio.run(asked.ask(HELLO, Caller(question))) for question in ("q1", "q2", "q1")]
+    replies = [asyncio.run(asked.ask(HELLO, Caller(question))).text for question in ("q1", "q2", "q1")]
     assert replies == ["about q1", "about q2", "about q1"]
 
 

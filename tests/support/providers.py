@@ -114,7 +114,7 @@ async def attempt(source: Source, messages: list[Message] = HELLO, *, sample: in
 
 async def reply(asked: Environment, messages: list[Message] = HELLO, *, sample: int = 0) -> str:
     """The text of one call. Raises as a game's call does."""
-    return await asked.ask(messages, Caller("q", sample))
+    return (await asked.ask(messages, Caller("q", sample))).text
 
 
 def ask(asked: Environment, messages: list[Message] = HELLO, *, sample: int = 0) -> str:
