@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,20 +112,14 @@ def _exported_dtype(policy: Policy, home: Path) -> torch.dtype:
 
 
 def _set_dtype(file: Path, dtype: torch.dtype) -> None:
-    """Write the dtype of the weights into config.json, under the keys that the file has.
+    """Write the dtype of the weights into config.json, from which loaders take the dtype of the model.
 
-    Loaders convert the weights to the dtype that they find there.
+    Nothing else changes. If transformers 5 saved the file, keys that version 4 needs would be missing, such
+    as rope_theta.
     """
-    config = json.loads(file.read_text("utf-8"))
-    name = _name_of(dtype)
-    changed = False
-    for part in (config, config.get("text_config") or {}):
-        for key in ("dtype", "torch_dtype"):
-            if part.get(key) not in (None, name):
-                part[key] = name
-                changed = True
-    if changed:
-        file.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    before = file.read_text("utf-8")
+    after = re.sub(r'("(torch_)?dtype": *)"\w+"', rf'\1"{_name_of(dtype)}"', before)
+    file.write_text(after, "utf-8")
 
 
 def _name_of(dtype: torch.dtype) -> str:
