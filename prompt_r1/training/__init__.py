@@ -18,7 +18,7 @@ In reading order:
     export        the agent as a Hugging Face folder
     report        report.html; charts: its curves in pixels
     summary       what a run prints at its end
-    dry_run       estimate what a run will cost; step_time: the hours of a step on GPUs
+    dry_run       estimate what a run will cost; step_time: on A100s, calculated
     preflight     the checks before torch is imported
     supervised    fine-tune an agent on games
     warm_start    teach the format by recorded games, a program of its own; warm_start_settings: its flags

@@ -8,7 +8,7 @@ import train
 from prompt_r1.environments.budget import Price
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.training.dry_run import Case, cases_of, cost_table, duration, estimate
-from prompt_r1.training.step_time import GPUS, update_seconds
+from prompt_r1.training.step_time import update_seconds
 from prompt_r1.types import GameSettings, Spending
 
 SPLITS = {"val_data": ("mini",), "test_data": ("mini",)}
@@ -112,7 +112,7 @@ def test_only_the_first_rank_prints_the_estimate(monkeypatch, capsys, rank):
 def test_the_update_of_the_papers_step_takes_about_a_minute_on_eight_a100():
     """640 games of 1,250 tokens and 128 openings, five and nine tenths forwards of 4 billion parameters."""
     config = TrainConfig()
-    seconds = update_seconds(config, 4_022_468_096, GPUS[0], 8, question=400, calls=2, reply=250)
+    seconds = update_seconds(config, 4_022_468_096, 8, question=400, calls=2, reply=250)
     opening = (len(config.instruction_text) + 400) // 4
     flop = 2 * 4_022_468_096 * (128 * opening + 640 * 1250) * 5.9
     assert abs(seconds - flop / (8 * 312e12 * 0.4)) < 1e-6
