@@ -24,7 +24,6 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
     settings = read_settings(read_train_config)
 
 import torch
-from torch import Tensor
 
 from prompt_r1.errors import FatalEnvError, Resumable
 from prompt_r1.grpo import LossColumns, compare_games, grpo_loss
@@ -84,14 +83,16 @@ def train(run: Run, record: Record) -> None:
         with run.log.phase("update"):
             stats = StepStats()
             mini_batches = run.mini_batches(games_PG)
-            old_logprobs = old_logprobs_of(policy, mini_batches)  # The weights have not moved yet.
-            for batches, old_of_batches in zip(mini_batches, old_logprobs, strict=True):
+            # Measure π_old of the later mini-batches before the weights move.
+            measure_old_logprobs(policy, mini_batches[1:])
+            for batches in mini_batches:
                 # FSDP forwards are collective: every rank has equally many micro-batches.
-                for batch, old in zip(batches, old_of_batches, strict=True):
+                for batch in batches:
                     scores = policy(batch.packed)
+                    if batch.old_logprobs is None:  # In the first mini-batch, this forward is π_old itself.
+                        batch.old_logprobs = scores.logprobs.detach()
                     columns = LossColumns(
-                        # In the first mini-batch the weights have not moved: its own forward is π_old.
-                        old=scores.logprobs.detach() if old is None else old,
+                        old=batch.old_logprobs,
                         # The frozen start. Without it (kl_coef 0), the KL to π_old is logged.
                         reference=run.reference_logprobs(batch.packed),
                         sampled=batch.sampled_logprobs,
@@ -111,22 +112,16 @@ def train(run: Run, record: Record) -> None:
 
 
 @torch.no_grad()
-def old_logprobs_of(policy: Policy, mini_batches: Sequence[Sequence[Batch]]) -> list[list[Tensor | None]]:
-    """log π_old (N,) of the agent's tokens of each micro-batch. Called by every rank.
-
-    The first mini-batch has None in their place, because its own forward gives them.
+def measure_old_logprobs(policy: Policy, mini_batches: Sequence[Sequence[Batch]]) -> None:
+    """Set log π_old of the agent's tokens of each micro-batch. Called by every rank.
 
     Why not the engine's log-probabilities? In float32 they are almost the same, but their last bits depend on
     which games decoded at the same time. With an environment behind a network, that differs from run to run,
     and no run could be repeated exactly.
     """
-    old_logprobs: list[list[Tensor | None]] = []
-    for number, batches in enumerate(mini_batches):
-        if number == 0:
-            old_logprobs.append([None] * len(batches))
-        else:
-            old_logprobs.append([policy(batch.packed).logprobs for batch in batches])
-    return old_logprobs
+    for batches in mini_batches:
+        for batch in batches:
+            batch.old_logprobs = policy(batch.packed).logprobs
 
 
 async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> list[list[Trajectory]]:

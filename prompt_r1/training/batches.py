@@ -19,7 +19,7 @@ from prompt_r1.training.row_plans import by_opening, divide
 from prompt_r1.types import ScoredGame, Trajectory
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
     """A micro-batch with N agent tokens."""
 
@@ -28,6 +28,7 @@ class Batch:
     advantages: Tensor  # (N,) of each token's game, or of its turn
     sampled_logprobs: Tensor  # (N,) nats, recorded by the engine when it sampled the token
     game: Tensor  # (N,) int64 number of each token's game in this micro-batch
+    old_logprobs: Tensor | None = None  # (N,) log π_old, nats; None: not measured yet
 
 
 def make_mini_batches(
