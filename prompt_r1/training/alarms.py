@@ -8,36 +8,62 @@ from statistics import median
 from prompt_r1.programs.command_line import teaching_command
 from prompt_r1.training.update import Limit
 
-# These metrics can collapse within one step. Each has the highest value without an alarm, and the meaning of
-# a higher value. In 72 healthy runs all of them were 0, except update/kl, which was at most 0.0006.
-LIMITS = {
-    "groups/dropped": (0.0, "over a quarter of their games failed (`error` in trajectories/ says why)"),
-    "reward/misranked": (0.2, "the reward prefers worse answers"),
-    # 1.5 times the usual target of PPO (0.01), at which Spinning Up ends an update.
-    "update/kl": (0.015, "the steps are too large, or games are used too often"),
-}
+WINDOW = 5
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a metric is wrong, by the median of its last `window` values."""
+
+    metric: str
+    window: int  # WINDOW, because a single bad step is noise; 1: the metric can collapse within one step.
+    is_wrong: Callable[[float, Sequence[float]], bool]  # the median now, and the medians before
+    meaning: str  # what is wrong with the run then
 
 
 def _has_halved(now: float, before: Sequence[float]) -> bool:
     return max(before) > 0.2 and now < 0.5 * max(before)
 
 
-# These metrics are judged by the median of their last WINDOW values, because a single bad step is noise. Each
-# has a function that says whether the median `now` is an alarm after the medians `before`.
-WINDOW = 5
-COLLAPSES: dict[str, Callable[[float, Sequence[float]], bool]] = {
-    "format": _has_halved,
-    "stop/answered": _has_halved,
-    # The reward has fallen by more than a quarter of its range, -1 to 1.
-    "reward/mean": lambda now, before: now < max(before) - 0.5,
-    # Above 1 nat per token, the text has lost the language of the start model.
-    "kl": lambda now, before: now > 1.0,
-    # In nats per token. If it is too low, all games of a group are the same; if too high, the text is noise.
-    "entropy": lambda now, before: now < 1e-3 or now > max(1.0, 3 * before[0]),
-    "grad_norm": lambda now, before: now > 10 * median(before) > 0,
-    # At 1, every advantage of all groups is 0, and nothing is learned.
-    "groups/no_spread": lambda now, before: now >= 1.0,
-}
+# In 72 healthy runs, the metrics with a window of 1 were 0, except update/kl, which was at most 0.0006.
+RULES = (
+    Rule(
+        "groups/dropped",
+        1,
+        lambda now, before: now > 0,
+        "over a quarter of their games failed (`error` in trajectories/ says why)",
+    ),
+    Rule("reward/misranked", 1, lambda now, before: now > 0.2, "the reward prefers worse answers"),
+    Rule(
+        "update/kl",
+        1,
+        # 1.5 times the usual target of PPO (0.01), at which Spinning Up ends an update.
+        lambda now, before: now > 0.015,
+        "the steps are too large, or games are used too often",
+    ),
+    Rule("format", WINDOW, _has_halved, "the agent loses the format"),
+    Rule("stop/answered", WINDOW, _has_halved, "the agent ends fewer games with an answer"),
+    Rule(
+        "reward/mean",
+        WINDOW,
+        lambda now, before: now < max(before) - 0.5,
+        "it has fallen by more than a quarter of its range",
+    ),
+    Rule("kl", WINDOW, lambda now, before: now > 1.0, "the text loses the language of the start model"),
+    Rule(
+        "entropy",
+        WINDOW,
+        lambda now, before: now < 1e-3 or now > max(1.0, 3 * before[0]),
+        "if it is low, all games of a group are the same; if it is high, the text is noise",
+    ),
+    Rule(
+        "grad_norm",
+        WINDOW,
+        lambda now, before: now > 10 * median(before) > 0,
+        "the gradient is over ten times as large as usual",
+    ),
+    Rule("groups/no_spread", WINDOW, lambda now, before: now >= 1.0, "every advantage is 0"),
+)
 
 # Zero well-formed games are an alarm if they would happen by chance less than once in 1,000 steps.
 CHANCE = 1e-3
@@ -55,7 +81,7 @@ class Alarms:
 
     agent: str  # The name that the user gave, for the command that teaches the format.
     gap: Limit  # the limit of the gap between engine and policy
-    recent: dict[str, list[float]] = field(default_factory=dict)  # the last WINDOW values of each metric
+    recent: dict[str, list[float]] = field(default_factory=dict)  # the last values of each metric
     medians: dict[str, list[float]] = field(default_factory=dict)  # the medians of the full windows so far
     highest_format: float = 0.0  # share of well-formed games
     active: set[str] = field(default_factory=set)  # metrics that have collapsed and not recovered
@@ -69,7 +95,7 @@ class Alarms:
         if line.get("groups/dropped") == 1:
             line = {"groups/dropped": 1.0}
         # Metrics that this line judges → what is wrong with them, or "".
-        wrong = {**self._above_limits(line), **self._collapses(line)}
+        wrong = self._broken_rules(line)
         wrong |= self._lost_format(line)
         wrong |= _odd_replies(line)
         new = [text for name, text in wrong.items() if text and name not in self.active]
@@ -77,43 +103,38 @@ class Alarms:
         self.active |= {name for name, text in wrong.items() if text}
         return new
 
-    def _above_limits(self, line: Mapping[str, float]) -> dict[str, str]:
-        """Judge the metrics that can collapse within one step."""
-        limits = LIMITS | {self.gap.metric: (self.gap.alarm, "engine and policy disagree")}
-        wrong = {}
-        for name, (highest, meaning) in limits.items():
-            if name in line:
-                is_fine = line[name] <= highest  # False for NaN
-                wrong[name] = "" if is_fine else f"{name} is {line[name]:.3g}, above {highest:g}: {meaning}"
-        return wrong
-
-    def _collapses(self, line: Mapping[str, float]) -> dict[str, str]:
-        """Judge metrics by the median of a window, from their sixth value on."""
+    def _broken_rules(self, line: Mapping[str, float]) -> dict[str, str]:
+        """Judge each metric that has a rule. Groups without spread are fine once the answers are right."""
+        gap = self.gap
+        gap_rule = Rule(gap.metric, 1, lambda now, before: now > gap.alarm, "engine and policy disagree")
         has_learned = line.get("em", 0.0) >= LEARNED_EM
         wrong = {}
-        for name, has_collapsed in COLLAPSES.items():
-            if name in line and not (name == "groups/no_spread" and has_learned):
-                wrong[name] = self._judge_window(name, line[name], has_collapsed)
+        for rule in (*RULES, gap_rule):
+            if rule.metric in line and not (rule.metric == "groups/no_spread" and has_learned):
+                wrong[rule.metric] = self._judge(rule, line[rule.metric])
         return wrong
 
-    def _judge_window(
-        self, name: str, value: float, has_collapsed: Callable[[float, Sequence[float]], bool]
-    ) -> str:
-        """What is wrong with a metric; "" if nothing is. A value that is not finite is a collapse at once."""
-        recent = self.recent.setdefault(name, [])
-        medians = self.medians.setdefault(name, [])
+    def _judge(self, rule: Rule, value: float) -> str:
+        """What is wrong with the next value of a metric; "" if nothing is.
+
+        A value that is not finite is wrong at once. The first median of several values is not judged, because
+        no median before it shows what is usual.
+        """
+        recent = self.recent.setdefault(rule.metric, [])
+        medians = self.medians.setdefault(rule.metric, [])
         before = list(medians)
         usual = f"; its median over the run is {median(before):.3g}" if before else ""
         if not isfinite(value):
-            return f"{name} is {value:.3g}{usual}"
+            return f"{rule.metric} is {value:.3g}{usual}"
         recent.append(value)
-        del recent[:-WINDOW]
-        if len(recent) < WINDOW:
+        del recent[: -rule.window]
+        if len(recent) < rule.window:
             return ""
         now = median(recent)
         medians.append(now)
-        if before and has_collapsed(now, before):
-            return f"{name} is {now:.3g}{usual}"
+        can_judge = rule.window == 1 or len(before) > 0
+        if can_judge and rule.is_wrong(now, before):
+            return f"{rule.metric} is {now:.3g}{usual}: {rule.meaning}"
         return ""
 
     def _lost_format(self, line: Mapping[str, float]) -> dict[str, str]:
