@@ -110,31 +110,23 @@ class Record:
     def finish_step(self) -> None:
         """Validate, log, export the best agent, save and report alarms. Raises Resumable if a signal came.
 
-        If a run is interrupted in here, it finishes the step when it is resumed.
+        The order makes it safe to stop anywhere in here:
+
+        - Logged before exported: the exported folder has the metrics as they are logged.
+        - Logged and exported before saved: a checkpoint never names a line or an agent that is not there. A
+          resumed run removes a line that its checkpoint does not name, and writes it again.
+        - Saved before a signal stops the run: the resumed run does not repeat the step.
         """
-        run, state, config = self.run, self.state, self.run.config
-        step = state.trained_step
+        run, config, step = self.run, self.run.config, self.state.trained_step
         is_due = step == config.steps or step % config.save_every == 0
-        metrics = dict(state.unlogged_metrics)
+        metrics = dict(self.state.unlogged_metrics)
         if is_due and config.val_data:
             metrics |= self.validate()
         add_spending(metrics, spending(run.environment, run.ranks))
         metrics = run.ranks.on_every_rank(lambda: run.log.write_metrics(metrics))
-        is_best = self.is_best(metrics)
         is_save_step = is_due and step > 0
-        # Without validation, or if every validation game so far broke, the newest agent counts as the best.
-        is_newest_best = is_save_step and not is_best and state.best_em < 0
-        if is_newest_best and config.val_data and state.best_step < 0:
-            run.log.say(
-                "The environment broke every validation game: the newest agent counts as the best one"
-            )
-        if is_best or is_newest_best:
-            self.export(metrics)
-        state.logged_step = step
-        state.unlogged_metrics = {}
-        if is_best or is_save_step:
-            self.save()
-            self.update_report()
+        is_best = self.judge(metrics, is_save_step=is_save_step)
+        self.persist(metrics, is_best=is_best, is_save_step=is_save_step)
         run.log.progress.n = step * run.games_per_step
         for alarm in self.alarms.read(metrics):
             run.log.say(f"Alarm at step {step}: {alarm} (docs/running.md says what to do)")
@@ -147,8 +139,25 @@ class Record:
             name = f"validation-{self.state.trained_step:06d}"
             return validation_metrics(play_share(run, run.agent, run.questions.validation, name=name))
 
-    def is_best(self, metrics: dict[str, float]) -> bool:
-        """Whether the agent of this step is the best so far, by validation.
+    def judge(self, metrics: dict[str, float], *, is_save_step: bool) -> bool:
+        """Whether the agent of this step counts as the best so far.
+
+        Validation decides. While no validation has judged an agent, because there is none or because every
+        game of it broke, the newest agent that is saved counts as the best.
+        """
+        state = self.state
+        if self.wins_validation(metrics):
+            return True
+        if state.best_em >= 0 or not is_save_step:
+            return False
+        if self.run.config.val_data and state.best_step < 0:
+            self.run.log.say(
+                "The environment broke every validation game: the newest agent counts as the best one"
+            )
+        return True
+
+    def wins_validation(self, metrics: dict[str, float]) -> bool:
+        """Whether the agent of this step is the best so far, by the validation of this step.
 
         Higher EM wins, where broken games count as wrong. If EM is equal, higher reward wins. A user's own
         reward decides before EM, because EM may know only one of several right answers. Of equal agents the
@@ -164,6 +173,16 @@ class Record:
         else:
             is_better = (em, reward) > (state.best_em, state.best_reward)
         return is_better or state.best_em < 0
+
+    def persist(self, metrics: dict[str, float], *, is_best: bool, is_save_step: bool) -> None:
+        """Export the agent if it is the best, and save the run if there is something to keep."""
+        if is_best:
+            self.export(metrics)
+        self.state.logged_step = self.state.trained_step
+        self.state.unlogged_metrics = {}
+        if is_best or is_save_step:
+            self.save()
+            self.update_report()
 
     def export(self, metrics: dict[str, float]) -> None:
         """Write the agent of this step to agent/, and remember it as the best one."""
