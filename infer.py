@@ -113,8 +113,8 @@ async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig
         names = {"agent": pair.path, "environment": pair.environment.name}
         print(json.dumps(game_as_json(game, names, priced=any(config.env_price))), flush=True)
     if game.stop != "answered":
-        reason = game.error or game.stop
-        view.note("no answer", f"the game ended: {reason.replace('_', ' ')}")
+        reason = game.error or f"{game.stop}".replace("_", " ")
+        view.note("no answer", f"the game ended: {reason}")
     if game.turns and not has_action_tag(game):
         teach = teaching_command(config.agent or pair.path)
         tags = " nor ".join(ACTION_TAGS)

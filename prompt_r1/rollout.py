@@ -45,7 +45,9 @@ async def play(
             trajectory.stop = "answered"
         elif not action.prompt:
             trajectory.stop = "malformed" if completion.finished else "max_tokens"
-        elif number < settings.max_turns:
+        elif number == settings.max_turns:
+            trajectory.stop = "max_turns"
+        else:
             history.append({"role": "user", "content": action.prompt})
             start = time.perf_counter()
             try:
@@ -55,7 +57,7 @@ async def play(
                 trajectory.error = str(error)
             latency = time.perf_counter() - start
         trajectory.turns.append(Turn(text, action, reply, latency))
-        if reply is None:  # The game is over. After a prompt in the last turn, `stop` is still "max_turns".
+        if reply is None:  # The game is over.
             break
         shown = reply if reply.strip() else NO_REPLY
         history.append({"role": "assistant", "content": shown})

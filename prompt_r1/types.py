@@ -9,9 +9,10 @@ over several turns and then answers. `Trajectory` records it token by token:
 Only the agent's own tokens (sampled = 1) enter the loss. The other tokens are context.
 """
 
+import operator
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 # Why a game ended. "max_tokens": the game or its last turn became too long. "malformed": the agent's turn had
 # neither a prompt nor an answer. "env_error": a call of the environment failed.
@@ -53,22 +54,10 @@ class Spending:
     lost_usd: float = 0.0  # The part of `usd` that attempts without a reply may have cost.
 
     def __add__(self, other: "Spending") -> "Spending":
-        return Spending(
-            self.calls + other.calls,
-            self.tokens_in + other.tokens_in,
-            self.tokens_out + other.tokens_out,
-            self.usd + other.usd,
-            self.lost_usd + other.lost_usd,
-        )
+        return Spending(*map(operator.add, self.amounts, other.amounts))
 
     def __mul__(self, count: int) -> "Spending":
-        return Spending(
-            self.calls * count,
-            self.tokens_in * count,
-            self.tokens_out * count,
-            self.usd * count,
-            self.lost_usd * count,
-        )
+        return Spending(*(amount * count for amount in self.amounts))
 
     def __sub__(self, other: "Spending") -> "Spending":
         return self + other * -1
@@ -85,8 +74,8 @@ class Spending:
         return text
 
     @property
-    def amounts(self) -> list[float]:
-        """All fields, in their order.
+    def amounts(self) -> list[Any]:
+        """All fields, in their order: integers and floats.
 
         `dataclasses.astuple` makes a deep copy of each field, which takes ten times as long.
         """
@@ -146,7 +135,7 @@ class Trajectory:
     sampled: list[bool] = field(default_factory=list)  # (T,) True: the agent's token, which is trained on
     logprobs: list[float] = field(default_factory=list)  # (T,) nats, as sampled; 0 for context
     turns: list[Turn] = field(default_factory=list)
-    stop: Stop = "max_turns"
+    stop: Stop | None = None  # None: the game has not ended.
     error: str = ""  # Why the environment failed, if `stop` is "env_error", or why no game was played.
     spent: Spending = field(default_factory=Spending)  # The cost of the replies.
     seconds: float = 0.0  # How long the game took.

@@ -52,7 +52,7 @@ class AgentMethod:
             question,
             game.answer,
             _dialogue(game),
-            stop=game.stop,
+            stop=str(game.stop),
             turns=len(game.turns),
             spent=game.spent if self.environment is not None else Spending(),
         )
