@@ -32,7 +32,7 @@ The rooms:
 The programs are train.py, infer.py and evaluate.py, and the modules prompt_r1.data, prompt_r1.pair,
 prompt_r1.training.report and prompt_r1.training.warm_start.
 
-The names of `_HOMES` are imported on first use: torch takes seconds.
+The names of `pair.api` are imported on first use, because they import torch, which takes seconds.
 """
 
 from importlib import import_module
@@ -40,30 +40,32 @@ from typing import TYPE_CHECKING
 
 from prompt_r1.errors import EnvError, FatalEnvError, LimitReached, UsageError
 
-__version__ = "0.3.0"
-
 if TYPE_CHECKING:  # Type checkers do not see what `__getattr__` imports.
-    from prompt_r1.pair.agent import Limits as Limits
-    from prompt_r1.pair.api import Pair as Pair
-    from prompt_r1.pair.api import load as load
-    from prompt_r1.pair.dialogue import Piece as Piece
-    from prompt_r1.types import Trajectory as Trajectory
+    from prompt_r1.pair.agent import Limits
+    from prompt_r1.pair.api import Pair, load
+    from prompt_r1.pair.dialogue import Piece
+    from prompt_r1.types import Trajectory
 
-_HOMES = {
-    "Limits": "pair.agent",
-    "Pair": "pair.api",
-    "Piece": "pair.dialogue",
-    "load": "pair.api",
-    "Trajectory": "types",
-}
-__all__ = ["EnvError", "FatalEnvError", "LimitReached", "UsageError", "__version__", *_HOMES]
+__version__ = "0.3.0"
+__all__ = [
+    "EnvError",
+    "FatalEnvError",
+    "LimitReached",
+    "Limits",
+    "Pair",
+    "Piece",
+    "Trajectory",
+    "UsageError",
+    "__version__",
+    "load",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.pair.api"), name)
 
 
 def __dir__() -> "list[str]":  # quoted: an old Python must reach `check_installation`
-    return sorted([*globals(), *_HOMES])
+    return sorted({*globals(), *__all__})

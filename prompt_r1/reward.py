@@ -34,15 +34,9 @@ class Rule:
 
 
 RULES = {  # The keys are the values of --rule.
-    # Appendix G. The gate opens with two good turns and a perfect final turn, or with four good turns and
-    # any answer that is not empty. Without an answer a game of five turns collects at most 1.0, because the
-    # prompt of the fifth is not sent. In a longer game, six sent prompts would open the gate without an
-    # answer (6 α = 1.5 = ε), and the game would earn as much as with a wrong answer. The cap forbids this.
+    # Appendix G. The cap keeps the gate shut in a game without an answer, however many turns it has.
     "paper": Rule(alpha=0.25, beta=0.3, gamma=0.4, delta=0.3, epsilon=1.5, unanswered_cap=1.0),
-    # The coefficients of the released code. The gate opens with one good turn and a perfect final turn, or
-    # with two good turns and any answer that is not empty. In the release three good turns open it even
-    # without an answer; here such a game collects at most epsilon - (beta + gamma + delta). docs/paper.md
-    # has the other differences.
+    # The coefficients of the released code, in which three good turns open the gate without an answer.
     "release": Rule(alpha=0.4, beta=0.25, gamma=0.25, delta=0.1, epsilon=1.0, unanswered_cap=0.4),
 }
 # Training without an environment (GRPO alone). The agent cannot ask, so α = 0. The other coefficients of
