@@ -53,9 +53,21 @@ def terminal_table(results: Results) -> str:
     loses columns that `datasets_table` has too. If it is still too wide, numbers stand for environments and
     agents, which are named below the table.
     """
-    names = short_names(results.systems)
+    columns = _terminal_columns(results)
+    for spare in SPARE_COLUMNS:
+        if _width(columns) > WIDTH:
+            columns.pop(spare, None)
+    names_below: list[str] = []
+    if _width(columns) > WIDTH:
+        columns["method"], names_below = _numbered(results.systems)
+    rows = list(zip(*columns.values(), strict=True))
+    return "\n".join([text_table(list(columns), rows), *names_below])
+
+
+def _terminal_columns(results: Results) -> dict[str, list[str]]:
+    """The columns of the table for the terminal, each with a cell for each system."""
     rows = [micro_means(results, system, list(results.kinds)) for system in results.systems]
-    columns = {"method": list(names.values()), "n": [str(row.n) for row in rows]}
+    columns = {"method": list(short_names(results.systems).values()), "n": [str(row.n) for row in rows]}
     if any(row.errors for row in rows):
         columns["errors"] = [str(row.errors) for row in rows]
     for metric, label in results.labels.items():
@@ -68,17 +80,21 @@ def terminal_table(results: Results) -> str:
         columns["tokens"] = [_tokens_text(row) for row in rows]
     if any(row.counts.get("usd") for row in rows):
         columns["$"] = [_dollars_text(row) for row in rows]
-    for spare in SPARE_COLUMNS:
-        if _width(columns) > WIDTH:
-            columns.pop(spare, None)
-    below: list[str] = []
-    if _width(columns) > WIDTH:
-        for number, (system, name) in enumerate(names.items()):
-            if name != system.method:
-                below.append(f"[{len(below) + 1}] {name}")
-                columns["method"][number] = f"{system.method} [{len(below)}]"
-    lines = list(zip(*columns.values(), strict=True))
-    return "\n".join([text_table(list(columns), lines), *below])
+    return columns
+
+
+def _numbered(systems: Sequence[System]) -> tuple[list[str], list[str]]:
+    """The systems by their methods and a number, and the lines that say what the numbers stand for."""
+    short: list[str] = []
+    lines: list[str] = []
+    for system, name in short_names(systems).items():
+        if name == system.method:
+            short.append(name)
+        else:
+            number = len(lines) + 1
+            short.append(f"{system.method} [{number}]")
+            lines.append(f"[{number}] {name}")
+    return short, lines
 
 
 def _width(columns: Mapping[str, Sequence[str]]) -> int:
