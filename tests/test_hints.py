@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.data.__main__ import main as data_main
-from prompt_r1.evaluation.systems import read_evaluate_config
+from prompt_r1.evaluation.preflight import read_evaluate_config
 from prompt_r1.pair.preflight import read_infer_config
 from prompt_r1.programs.command_line import command, teaching_command
 from prompt_r1.settings.agent import GAME_FILE

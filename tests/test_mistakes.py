@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.systems import read_evaluate_config
+from prompt_r1.evaluation.preflight import read_evaluate_config
 from prompt_r1.pair.preflight import read_infer_config
 from prompt_r1.programs.command_line import read_settings
 from prompt_r1.programs.files import seal

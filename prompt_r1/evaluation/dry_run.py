@@ -10,22 +10,20 @@ the low end, only the calls that score its first prompt. Its texts are longer:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from prompt_r1.environments.budget import FREE, Price
 from prompt_r1.environments.sources import limit_in
 from prompt_r1.environments.specs import parse_fields
-from prompt_r1.evaluation import gepa, opro, textgrad
 from prompt_r1.evaluation.ask_once import EXTRACT, STEP_BY_STEP
 from prompt_r1.evaluation.imitation import CALLS
 from prompt_r1.evaluation.methods import METHODS
-from prompt_r1.evaluation.predictions import System, short_names
-from prompt_r1.evaluation.searches import VALIDATED_ON, of_dataset, searched
+from prompt_r1.evaluation.predictions import short_names
+from prompt_r1.evaluation.searches import Algorithm, Data, searched
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.evaluation.systems import preparation_questions, prices_of_writer
+from prompt_r1.evaluation.setup import Evaluation
 from prompt_r1.pair.asking import request_of
-from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.training.dry_run import Case, cases_of, cost_table, mean_bytes, notes_of_calls
 from prompt_r1.types import Question, Spending
 
@@ -50,77 +48,50 @@ HIGHEST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class SearchCalls:
-    """The calls of a search."""
-
-    most: int  # calls of both models, if there is no limit
-    of_optimizer: float  # the optimiser's share of the calls
-
-
-def calls_of_search(method: str, scored: int) -> SearchCalls:
-    """The calls of a search as its authors' code makes them, if `scored` questions score a prompt.
-
-    In `gepa`, one child in ten joins the pool.
-    """
-    if method == "opro":
-        prompts = opro.STEPS * opro.PER_STEP
-        return SearchCalls(scored + prompts * (1 + scored), 1 / (1 + scored))
-    if method == "textgrad":
-        update = textgrad.BATCH + textgrad.UPDATE_CALLS + scored
-        most = scored + textgrad.EPOCHS * textgrad.UPDATES * update
-        return SearchCalls(most, textgrad.UPDATE_CALLS / update)
-    # Parent and child answer a batch, the optimiser is called once, and one child in ten is scored. The last
-    # iteration may go beyond METRIC_CALLS.
-    iteration = 2 * gepa.BATCH + 1 + scored / 10
-    return SearchCalls(gepa.METRIC_CALLS + round(iteration), 1 / iteration)
-
-
-@dataclass(frozen=True)
 class MethodCosts:
     """What the answers and the preparation of a method cost."""
 
-    config: EvaluateConfig
+    config: EvaluateConfig  # the settings by which the method's environment is asked
     questions: Sequence[Question]
-    train: Sequence[Question]
-    validation: Sequence[Question]
+    data: Data
 
-    def answers(self, method: str, case: Case, spec: str) -> Spending:
+    def answers(self, name: str, case: Case, spec: str) -> Spending:
         """The cost of a method's answers."""
+        method = METHODS[name]
         system, request = self.config.env_system, request_of(spec)
         question = mean_bytes(self.questions)
-        if not METHODS[method].needs.environment:
+        if not method.needs.environment:
             answer = Spending()
-        elif METHODS[method].needs.agent:
+        elif method.needs.agent:
             answer = case.game(system)
-        elif method == "cot":
+        elif name == "cot":
             first = case.direct_call(f"{system}{STEP_BY_STEP}", question)
             second = case.direct_call(f"{system}{STEP_BY_STEP}{EXTRACT}{request}", question)
             repeated = case.price.of_call(case.reply, 0)  # The second call sends the thought again.
             answer = first + second + replace(repeated, calls=0)
-        elif METHODS[method].needs.optimizer:
+        elif method.search:
             prompt = SEARCH_TEXTS[case.name].prompt
             answer = case.call(prompt + case.tokens(request) + question // case.bytes_per_token)
         else:
             answer = case.direct_call(f"{system}{request}", question)
         return answer * len(self.questions) * self.config.repeats
 
-    def searches(self, method: str, case: Case, spec: str, writer: Price) -> Spending:
+    def searches(self, algorithm: Algorithm, case: Case, spec: str, writer: Price) -> Spending:
         """The cost of a search for each dataset."""
         spent = Spending()
         datasets = list(dict.fromkeys(question.dataset for question in self.questions))
-        for name in searched(datasets, self.train, self.validation):
-            questions = of_dataset(name, self.train if method == "opro" else self.validation)
-            authors_count = opro.SCORED_ON if method == "opro" else VALIDATED_ON
-            scored = min(len(questions), self.config.optimize_examples or authors_count)
-            calls = calls_of_search(method, scored)
+        for name in searched(datasets, self.data):
+            data = self.data.of_dataset(name)
+            questions = data.train if algorithm.scored_by == "train" else data.validation
+            scored = min(len(questions), self.config.optimize_examples or algorithm.scored_on)
+            calls = algorithm.calls(scored)
             most = self.config.optimize_calls or calls.most
             share = {"low": 0.0, "likely": calls.of_optimizer, "high": HIGHEST_SHARE}[case.name]
             made = min(scored, most) if case.name == "low" else most
-            texts = SEARCH_TEXTS[case.name]
-            sent = (
-                texts.prompt + case.tokens(request_of(spec)) + mean_bytes(questions) // case.bytes_per_token
-            )
             of_optimizer = round(made * share)
+            texts = SEARCH_TEXTS[case.name]
+            question = mean_bytes(questions) // case.bytes_per_token
+            sent = texts.prompt + case.tokens(request_of(spec)) + question
             spent += case.call(sent) * (made - of_optimizer)
             spent += writer.of_call(texts.request, texts.reply) * of_optimizer
         return spent
@@ -131,40 +102,29 @@ class MethodCosts:
         return case.game(self.config.env_system) * math.ceil(games)
 
 
-def estimate(
-    config: EvaluateConfig,
-    systems: Mapping[System, NamedAgent],
-    environments: Mapping[str, EvaluateConfig],
-    prices: Mapping[str, Price],
-    questions: Sequence[Question],
-    *,
-    seed: int,
-) -> str:
-    """The text of --dry-run. Reads the questions, and no model. Raises UsageError.
-
-    `environments` has the settings by which each environment is asked.
-    """
-    train, validation = preparation_questions(config, systems, seed)
-    names = short_names(systems)
+def estimate(evaluation: Evaluation) -> str:
+    """The text of --dry-run. Reads the questions, and no model. Raises UsageError."""
+    config, environments = evaluation.config, evaluation.environments
+    data = evaluation.data_for(evaluation.systems)
+    names = short_names(evaluation.systems)
     parts = {}
-    for system, agent in systems.items():
+    for system, agent in evaluation.systems.items():
         method = METHODS[system.method]
         spec = system.environment or agent.config.env
-        writer = prices_of_writer(config, spec, prices)[0] if method.needs.optimizer else FREE
-        price_list = [prices[name] for name in system.environment.split(",") if name] or [FREE]
         settings = environments[system.environment] if method.needs.environment else config
-        costs = MethodCosts(settings, questions, train, validation)
+        costs = MethodCosts(settings, evaluation.questions, data)
+        prices = [evaluation.prices[name] for name in system.environment.split(",") if name] or [FREE]
         fields = {**parse_fields(settings.env_args), **method.fields}
         of_method = {}
-        for case in cases_of(agent.config.game, mean_bytes(questions), fields, price_list):
+        for case in cases_of(agent.config.game, mean_bytes(evaluation.questions), fields, prices):
             spent = costs.answers(system.method, case, spec)
-            if method.needs.optimizer:
-                spent += costs.searches(system.method, case, spec, writer)
+            if method.search:
+                [writer, *_] = evaluation.prices_of_writer(spec).values()
+                spent += costs.searches(method.search, case, spec, writer)
             if system.method == "rft":
                 spent += costs.games_of_rft(case)
             of_method[case.name] = spent
         parts[names[system]] = of_method
-    at_once = len(questions) * config.repeats
     limits = [limit_in(parse_fields(settings.env_args)) for settings in environments.values()]
-    notes = notes_of_calls(parts, config, limited=None not in limits, at_once=at_once)
+    notes = notes_of_calls(parts, config, limited=None not in limits, at_once=len(evaluation.repeats))
     return "\n".join([cost_table(parts, priced=any(config.env_price)), "", *notes])

@@ -12,7 +12,6 @@ They differ in the agent, and in whether there is an environment:
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import MuteEnvironment, OwnSource
@@ -22,30 +21,29 @@ from prompt_r1.reward import Rule, score, well_formed
 from prompt_r1.types import Question, Spending, Trajectory
 
 
+def mute_environment() -> Environment:
+    """The environment of a method that needs none."""
+    return Environment([OwnSource(MuteEnvironment(), seed=0)])
+
+
 @dataclass
 class AgentMethod:
-    """Answers each question by a game. Without an environment, every prompt gets the same sentence."""
+    """Answers each question by a game."""
 
     agent: Agent
-    environment: Environment | None
+    environment: Environment
     rule: Rule
-    temperature: float
-    top_p: float
-    seed: int  # the seed of the evaluation
+    sampling: Sampling  # Each game has its own seed, which begins with this one.
+    is_mute: bool = False  # whether the environment is mute. Its calls do not count.
     # Whether a turn needs a think block to be well formed. The agent of `sft` writes none.
     thinks: bool = True
-
-    @cached_property
-    def _mute(self) -> Environment:
-        """The environment of a method that needs none."""
-        return Environment([OwnSource(MuteEnvironment(), seed=0)])
 
     async def __call__(self, question: Question, sample: int) -> Prediction:
         game = await play_question(
             self.agent,
-            self.environment or self._mute,
+            self.environment,
             question,
-            Sampling(f"evaluation/{self.seed}/{question.id}/{sample}", self.temperature, self.top_p),
+            replace(self.sampling, seed=f"{self.sampling.seed}/{question.id}/{sample}"),
             sample=sample,
         )
         prediction = Prediction(
@@ -54,7 +52,7 @@ class AgentMethod:
             _dialogue(game),
             stop=str(game.stop),
             turns=len(game.turns),
-            spent=game.spent if self.environment is not None else Spending(),
+            spent=Spending() if self.is_mute else game.spent,
         )
         if game.stop == "env_error":
             return replace(prediction, error=game.error or "the environment failed")

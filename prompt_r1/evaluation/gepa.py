@@ -18,15 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from prompt_r1.evaluation.ask_once import task_score
 from prompt_r1.evaluation.predictions import Prediction
-from prompt_r1.evaluation.searches import VALIDATED_ON, PromptSearch, mean_score
+from prompt_r1.evaluation.searches import VALIDATED_ON, Algorithm, Data, PromptSearch, SearchCalls, mean_score
 from prompt_r1.types import Question
 
 BATCH = 3  # the number of training questions in an iteration
 METRIC_CALLS = 150  # No iteration begins after so many calls of the environment.
-# A block ends at a fence that is at least as long as its opening. Shorter fences belong to its text.
-FENCED = re.compile(r"(?<!`)(?P<fence>`{3,}+)(?P<block>.*?)(?P=fence)`*", re.DOTALL)
+# What may follow the opening fence of a block, as in "```text".
 LANGUAGE = re.compile("[a-z]+|Text|Plaintext|Markdown|Prompt")
-CLOSED_ON_OWN_LINE = re.compile(r"\n[ \t]*\Z")
 ROLE = "You improve the instructions of language models."
 REQUEST = """\
 An assistant works under this instruction:
@@ -42,11 +40,11 @@ about their subject that a future task may need, and every strategy that is of u
 the new instruction, and nothing else, between ``` and ```."""
 
 
-async def gepa(search: PromptSearch, train: Sequence[Question], validation: Sequence[Question]) -> str:
+async def gepa(search: PromptSearch, data: Data) -> str:
     """The prompt with the best mean score on the validation questions. Of equal prompts, the first."""
-    held_out = await search.begin(validation, VALIDATED_ON)
-    rng = random.Random(search.seed)
-    batches = filled_batches(train, rng)
+    held_out = await search.begin(data.validation, VALIDATED_ON)
+    rng = random.Random(search.settings.seed)
+    batches = filled_batches(data.train, rng)
     step_calls = 2 * BATCH + 1 + len(held_out)
     while search.may_go_on(step_calls, authors_stop=search.environment_calls >= METRIC_CALLS):
         search.steps += 1
@@ -63,6 +61,18 @@ async def gepa(search: PromptSearch, train: Sequence[Question], validation: Sequ
         if mean_score(after) > mean_score(before):
             await search.score(child, held_out)
     return search.best()
+
+
+def gepa_calls(scored: int) -> SearchCalls:
+    """The calls of a search, if `scored` questions score a prompt, and if one child in ten joins the pool."""
+    iteration = 2 * BATCH + 1 + scored / 10  # parent and child, the optimiser, the score of a child
+    most = METRIC_CALLS + round(iteration)  # The last iteration may go beyond METRIC_CALLS.
+    return SearchCalls(most, of_optimizer=1 / iteration)
+
+
+GEPA = Algorithm(
+    gepa, scored_by="validation", scored_on=VALIDATED_ON, calls=gepa_calls, fields={}, optimizer_fields={}
+)
 
 
 def draw_parent(pool: Mapping[str, Sequence[float]], rng: random.Random) -> str:
@@ -115,14 +125,15 @@ def read_fenced_prompt(reply: str) -> str | None:
 
     Returns None if the prompt is empty, or if a fence is not closed.
     """
-    if "```" in FENCED.sub("", reply):
-        return None
-    blocks: list[str] = [match["block"] for match in FENCED.finditer(reply)]
-    if not blocks:
+    fences = re.findall("`{3,}", reply)
+    if not fences:
         return reply.strip() or None
-    block = blocks[-1]
-    # "```text" names a language if the closing fence is on a line of its own; "```Be short.```" does not.
+    fence = max(fences, key=len)  # Shorter fences belong to the text of a block.
+    parts = reply.split(fence)  # text, block, text, block, text
+    if len(parts) % 2 == 0:  # The last block is not closed.
+        return None
+    block = parts[-2]
     first_line, _, rest = block.partition("\n")
-    if LANGUAGE.fullmatch(first_line.strip()) and CLOSED_ON_OWN_LINE.search(block):
+    if LANGUAGE.fullmatch(first_line.strip()):
         block = rest
     return block.strip() or None

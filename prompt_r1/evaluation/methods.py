@@ -4,7 +4,7 @@ To make a method means to make a function (`Answer`) that predicts the answer to
 not import torch, so that a wrong command line is reported at once.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Literal
 
 from prompt_r1.environments.environment import Environment
 from prompt_r1.evaluation.ask_once import Answer, direct, think_then_answer
-from prompt_r1.evaluation.gepa import gepa
-from prompt_r1.evaluation.opro import opro
-from prompt_r1.evaluation.searches import Algorithm, PromptSearch, file_name, optimised_prompt
-from prompt_r1.evaluation.textgrad import textgrad
+from prompt_r1.evaluation.gepa import GEPA
+from prompt_r1.evaluation.opro import OPRO
+from prompt_r1.evaluation.searches import Algorithm, Data, Fields, SearchSettings, file_name, optimised_prompt
+from prompt_r1.evaluation.textgrad import TEXTGRAD
 from prompt_r1.pair.asking import request_of
 from prompt_r1.pair.named_agent import NamedAgent, find_agent
-from prompt_r1.types import Question
 
 if TYPE_CHECKING:
     import torch
 
-Fields = Mapping[str, object]
-"""Fields of a request to an endpoint."""
+    from prompt_r1.pair.agent import Sampling
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,6 @@ class Needs:
     agent: Literal["", "trained", "start", "own"] = ""  # start: before the training; own: --grpo-agent
     training: bool = False  # whether training questions prepare the method
     validation: bool = False  # whether validation questions select what was prepared
-    optimizer: bool = False  # whether the method needs a model that writes prompts
 
 
 @dataclass(frozen=True)
@@ -44,25 +41,22 @@ class Setup:
 
     method: str
     spec: str  # the environment's SPEC. Without an environment, the SPEC of the agent's training.
-    environment: Environment | None  # None: the method does not need an environment.
+    environment: Environment  # A method that needs none has a mute environment.
     open_optimizer: Callable[[Fields], Environment]  # opens the model that writes prompts
     agent: NamedAgent  # --agent or --grpo-agent names it; trained here or not
     datasets: Sequence[str]  # the datasets of the questions that will be answered
-    train: Sequence[Question]
-    validation: Sequence[Question]
-    results: Path  # the folder of the evaluation
+    data: Data
+    calls: int  # the limit of calls of a search or of rft; 0: the authors' number
+    examples: int  # how many questions score a prompt; 0: the authors' number
+    seed: int  # the seed of the preparation
+    sampling: "Sampling"  # how the agent's tokens are sampled in games
     device: "torch.device"
-    seed: int  # the seed of the preparation and of games
-    temperature: float  # the temperature and top-p of the agent's sampling
-    top_p: float
-    calls: int = 0  # the limit of calls of a search or of rft; 0: the authors' number
-    examples: int = 0  # how many questions score a prompt; 0: the authors' number
+    results: Path  # the folder of the evaluation
 
     @property
-    def needed_environment(self) -> Environment:
-        """The environment, for a method that needs one."""
-        assert self.environment is not None, f"{self.method} needs an environment"
-        return self.environment
+    def needs(self) -> Needs:
+        """What the method needs."""
+        return METHODS[self.method].needs
 
     @property
     def request(self) -> str:
@@ -73,35 +67,31 @@ class Setup:
     def folder(self) -> Path:
         """Where the method keeps the prompts that it finds, or the agent that it fine-tunes from a start."""
         folder = self.results / file_name(self.spec) / self.method
-        if METHODS[self.method].needs.agent == "start":
-            folder /= file_name(self.agent.start)
-        return folder
+        return folder / file_name(self.agent.start) if self.needs.agent == "start" else folder
 
 
 async def make_direct(setup: Setup) -> Answer:
     """Ask the environment once."""
-    return partial(direct, setup.needed_environment, setup.request)
+    return partial(direct, setup.environment, setup.request)
 
 
 async def make_cot(setup: Setup) -> Answer:
     """Ask the environment to think step by step, and then to answer."""
-    return partial(think_then_answer, setup.needed_environment, setup.request)
+    return partial(think_then_answer, setup.environment, setup.request)
 
 
-async def make_search(setup: Setup, *, algorithm: Algorithm, optimizer_fields: Fields) -> Answer:
+async def make_search(setup: Setup, *, algorithm: Algorithm) -> Answer:
     """Ask the environment once, under the prompt that a search has found."""
-    search = PromptSearch(
+    settings = SearchSettings(
         setup.method,
-        setup.needed_environment,
-        setup.open_optimizer(optimizer_fields),
+        setup.environment,
+        setup.open_optimizer(algorithm.optimizer_fields),
         setup.request,
         max_calls=setup.calls,
         examples=setup.examples,
         seed=setup.seed,
     )
-    return await optimised_prompt(
-        algorithm, search, setup.datasets, setup.folder, setup.train, setup.validation
-    )
+    return await optimised_prompt(algorithm, settings, setup.datasets, setup.data, setup.folder)
 
 
 async def make_trained(setup: Setup) -> Answer:
@@ -120,7 +110,7 @@ async def make_sft(setup: Setup) -> Answer:
     from prompt_r1.evaluation.imitation import sft_agent
 
     agent = sft_agent(
-        setup.agent, setup.train, seed=setup.seed, device=str(setup.device), folder=setup.folder
+        setup.agent, setup.data.train, seed=setup.seed, device=str(setup.device), folder=setup.folder
     )
     return play_with(agent, setup, thinks=False)
 
@@ -139,8 +129,8 @@ async def make_rft(setup: Setup) -> Answer:
 
     agent = await rft_agent(
         setup.agent,
-        setup.needed_environment,
-        setup.train,
+        setup.environment,
+        setup.data.train,
         seed=setup.seed,
         device=setup.device,
         folder=setup.folder,
@@ -158,11 +148,19 @@ def play_with(named: NamedAgent, setup: Setup, *, thinks: bool = True) -> Answer
         load_agent(named.path, named.config, setup.device),
         setup.environment,
         named.config.base_rule,
-        temperature=setup.temperature,
-        top_p=setup.top_p,
-        seed=setup.seed,
+        setup.sampling,
+        is_mute=not setup.needs.environment,
         thinks=thinks,
     )
+
+
+Comparison = Literal["default", "paper", "transfer"]
+"""A comparison that the user does not spell out.
+
+    default     without --method
+    paper       --tables
+    transfer    --tables, with every environment and every agent (Table 5)
+"""
 
 
 @dataclass(frozen=True)
@@ -171,38 +169,29 @@ class Method:
 
     needs: Needs
     make: Callable[[Setup], Awaitable[Answer]]
-    by_default: bool = False  # whether it is compared if there is no --method
-    in_paper: bool = True  # whether --tables compares it
-    in_transfer: bool = False  # whether --tables compares it with every environment and agent (Table 5)
+    compared: tuple[Comparison, ...] = ("paper",)  # the comparisons that have the method
+    search: Algorithm | None = None  # how the method searches for a prompt
     fields: Fields = field(default_factory=dict)  # fields of each request; they win over --env-args
 
 
-SEARCH = Needs(training=True, optimizer=True)
-VALIDATED_SEARCH = Needs(training=True, validation=True, optimizer=True)
-# The searches send these fields to the model that writes prompts.
-OPRO_WRITER: Fields = {"temperature": 1.0, "max_tokens": 512}
-TEXTGRAD_WRITER: Fields = {"temperature": 0.0, "max_tokens": 2000}
+def search_method(algorithm: Algorithm) -> Method:
+    """The method that answers under the prompt that an algorithm finds."""
+    needs = Needs(training=True, validation=algorithm.scored_by == "validation")
+    make = partial(make_search, algorithm=algorithm)
+    return Method(needs, make, search=algorithm, fields=algorithm.fields)
 
-# The `fields` of a method come from its authors' code or paper.
+
 METHODS: dict[str, Method] = {
-    "direct": Method(Needs(), make_direct, by_default=True, in_transfer=True),
+    "direct": Method(Needs(), make_direct, compared=("default", "paper", "transfer")),
     "cot": Method(Needs(), make_cot, fields={"temperature": 0.0}),
-    "opro": Method(
-        SEARCH,
-        partial(make_search, algorithm=opro, optimizer_fields=OPRO_WRITER),
-        fields={"temperature": 0.0, "max_tokens": 1024},
-    ),
-    "textgrad": Method(
-        VALIDATED_SEARCH,
-        partial(make_search, algorithm=textgrad, optimizer_fields=TEXTGRAD_WRITER),
-        fields={"temperature": 0.0, "max_tokens": 2000},
-    ),
-    "gepa": Method(VALIDATED_SEARCH, partial(make_search, algorithm=gepa, optimizer_fields={})),
+    "opro": search_method(OPRO),
+    "textgrad": search_method(TEXTGRAD),
+    "gepa": search_method(GEPA),
     "sft": Method(Needs(environment=False, agent="start", training=True), make_sft),
     "grpo-only": Method(Needs(environment=False, agent="own"), make_trained),
-    "untrained": Method(Needs(agent="start"), make_untrained, by_default=True),
-    "bc": Method(Needs(agent="start"), make_bc, in_paper=False),
-    "rft": Method(Needs(agent="start", training=True), make_rft, in_paper=False),
+    "untrained": Method(Needs(agent="start"), make_untrained, compared=("default", "paper")),
+    "bc": Method(Needs(agent="start"), make_bc, compared=()),
+    "rft": Method(Needs(agent="start", training=True), make_rft, compared=()),
     "agent-only": Method(Needs(environment=False, agent="trained"), make_trained),
-    "prompt-r1": Method(Needs(agent="trained"), make_trained, by_default=True, in_transfer=True),
+    "prompt-r1": Method(Needs(agent="trained"), make_trained, compared=("default", "paper", "transfer")),
 }

@@ -13,7 +13,7 @@ import random
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from prompt_r1.evaluation.searches import PromptSearch, text_between
+from prompt_r1.evaluation.searches import Algorithm, Data, PromptSearch, SearchCalls, text_between
 from prompt_r1.rollout import run_together
 from prompt_r1.types import Question
 
@@ -36,15 +36,15 @@ Write one instruction that none of the above says and that earns a higher score.
 all questions of the kind. Put it between <INS> and </INS>."""
 
 
-async def opro(search: PromptSearch, train: Sequence[Question], _: Sequence[Question]) -> str:
+async def opro(search: PromptSearch, data: Data) -> str:
     """The instruction with the best score on the training questions. Validation questions are not used."""
-    train = await search.begin(train, SCORED_ON)
+    train = await search.begin(data.train, SCORED_ON)
     # In an instruction for mathematical questions, a number could reveal an answer.
     digits_allowed = not all(question.kind == "math" for question in train)
     step_calls = PER_STEP + len(train)
     while search.may_go_on(step_calls, authors_stop=search.steps == STEPS):
         search.steps += 1
-        rng = random.Random(f"opro {search.seed} {search.steps}")
+        rng = random.Random(f"opro {search.settings.seed} {search.steps}")
         shown = rng.sample(train, min(EXEMPLARS, len(train)))
         means = {prompt: fmean(scores) for prompt, scores in search.scores.items()}
         request = meta_prompt(means, shown)
@@ -60,6 +60,23 @@ async def opro(search: PromptSearch, train: Sequence[Question], _: Sequence[Ques
             if usable and instruction not in search.scores and search.can_afford(len(train)):
                 await search.score(instruction, train)
     return search.best()
+
+
+def opro_calls(scored: int) -> SearchCalls:
+    """The calls of a search, if `scored` questions score an instruction."""
+    instructions = STEPS * PER_STEP
+    most = scored + instructions * (1 + scored)
+    return SearchCalls(most, of_optimizer=1 / (1 + scored))
+
+
+OPRO = Algorithm(
+    opro,
+    scored_by="train",
+    scored_on=SCORED_ON,
+    calls=opro_calls,
+    fields={"temperature": 0.0, "max_tokens": 1024},
+    optimizer_fields={"temperature": 1.0, "max_tokens": 512},
+)
 
 
 def meta_prompt(scores: Mapping[str, float], examples: Sequence[Question]) -> str:

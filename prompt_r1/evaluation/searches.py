@@ -14,10 +14,11 @@ import hashlib
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
+from typing import Literal
 
 from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.errors import EnvError, Resumable, UsageError
@@ -34,12 +35,45 @@ PATIENCE = 50  # A search ends after so many calls without a new prompt.
 ALL = "all-questions"  # names the search over all questions
 
 
+Fields = Mapping[str, object]
+"""Fields of a request to an endpoint."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """The questions that prepare a method."""
+
+    train: Sequence[Question]
+    validation: Sequence[Question]
+
+    def of_dataset(self, name: str) -> "Data":
+        """The questions of a dataset, or all questions for ALL."""
+        if name == ALL:
+            return self
+        train = [question for question in self.train if question.dataset == name]
+        validation = [question for question in self.validation if question.dataset == name]
+        return Data(train, validation)
+
+
 @dataclass(frozen=True)
 class OptimizerReply:
     """What the optimiser wrote."""
 
     text: str
     is_cut: bool  # whether the limit of tokens has cut it
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """What the searches of a method have in common."""
+
+    method: str
+    environment: Environment
+    optimizer: Environment
+    request: str  # This text after a question requests the answer.
+    max_calls: int = 0  # the limit of calls of both models in each search; 0: no limit
+    examples: int = 0  # how many questions score a prompt; 0: the authors' number
+    seed: int = 0
 
 
 @dataclass
@@ -49,21 +83,15 @@ class PromptSearch:
     Prompts are compared by their scores on the same questions.
     """
 
+    settings: SearchSettings
     name: str  # the method and the dataset
-    environment: Environment
-    optimizer: Environment
-    request: str  # This text after a question requests the answer.
-    max_calls: int = 0  # the limit of calls of both models; 0: no limit
-    examples: int = 0  # how many questions score a prompt; 0: the authors' number
-    seed: int = 0
-
-    steps: int = field(init=False, default=0)
-    # Calls count when they begin, so also without a reply.
-    environment_calls: int = field(init=False, default=0)
-    optimizer_calls: int = field(init=False, default=0)
-    calls_at_new_prompt: int = field(init=False, default=0)  # `calls` when a new prompt was last tried
-    tried: set[str] = field(init=False, default_factory=set)  # the prompts that were tried on any question
-    scores: dict[str, list[float]] = field(init=False, default_factory=dict)  # prompt → score per question
+    # The state of the search. Calls count when they begin, so also without a reply.
+    steps: int = 0
+    environment_calls: int = 0
+    optimizer_calls: int = 0
+    calls_at_new_prompt: int = 0  # `calls` when a new prompt was last tried
+    tried: set[str] = field(default_factory=set)  # the prompts that were tried on any question
+    scores: dict[str, list[float]] = field(default_factory=dict)  # prompt → score per question
 
     @property
     def calls(self) -> int:
@@ -77,8 +105,8 @@ class PromptSearch:
         """
         if not questions:
             raise UsageError("a prompt search needs more questions: give --train-data and --val-data")
-        shuffled = random.Random(f"chosen {self.seed}").sample(list(questions), len(questions))
-        drawn = shuffled[: self.examples or authors_count]
+        shuffled = random.Random(f"chosen {self.settings.seed}").sample(list(questions), len(questions))
+        drawn = shuffled[: self.settings.examples or authors_count]
         if self.can_afford(len(drawn)):
             await self.score(SEED_PROMPT, drawn)
         return drawn
@@ -91,7 +119,7 @@ class PromptSearch:
         here. So does ours, unless --optimize-calls gives a limit. Then it goes on until the limit, or until
         no prompt can be better.
         """
-        if authors_stop and not self.max_calls:
+        if authors_stop and not self.settings.max_calls:
             return False
         if not self.can_afford(step_calls):
             return False
@@ -116,7 +144,8 @@ class PromptSearch:
 
     def can_afford(self, more_calls: int) -> bool:
         """Whether the limit allows this many more calls."""
-        return not self.max_calls or self.calls + more_calls <= self.max_calls
+        limit = self.settings.max_calls
+        return not limit or self.calls + more_calls <= limit
 
     async def try_prompt(self, prompt: str, questions: Sequence[Question]) -> list[Prediction]:
         """Answer the questions concurrently, one call each.
@@ -128,7 +157,8 @@ class PromptSearch:
         if prompt not in self.tried:
             self.tried.add(prompt)
             self.calls_at_new_prompt = self.calls
-        asked = [direct(self.environment, self.request, question, 0, prompt=prompt) for question in questions]
+        environment, request = self.settings.environment, self.settings.request
+        asked = [direct(environment, request, question, 0, prompt=prompt) for question in questions]
         predictions = await run_together(asked)
         for prediction in predictions:
             if prediction.error:
@@ -148,67 +178,73 @@ class PromptSearch:
             {"role": "user", "content": request},
         ]
         try:
-            reply = await self.optimizer.ask(messages, Caller(self.name, sample))
+            reply = await self.settings.optimizer.ask(messages, Caller(self.name, sample))
         except EnvError as error:
             raise Resumable(f"the optimiser of {self.name} failed: {error}") from None
         return OptimizerReply(reply.text, is_cut=reply.finish == "length")
 
     def _assert_affordable(self, calls: int) -> None:
-        assert self.can_afford(calls), f"{self.calls} + {calls} calls exceed the limit of {self.max_calls}"
+        limit = self.settings.max_calls
+        assert self.can_afford(calls), f"{self.calls} + {calls} calls exceed the limit of {limit}"
 
 
-Algorithm = Callable[[PromptSearch, Sequence[Question], Sequence[Question]], Awaitable[str]]
-"""A search: training and validation questions in, the best prompt out."""
+@dataclass(frozen=True)
+class SearchCalls:
+    """The calls of a search as its authors' code makes them."""
+
+    most: int  # calls of both models
+    of_optimizer: float  # the optimiser's share of the calls
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A search, and what its authors' code or paper says about it."""
+
+    search: Callable[[PromptSearch, Data], Awaitable[str]]  # finds the best prompt
+    scored_by: Literal["train", "validation"]  # the questions that score prompts
+    scored_on: int  # the number of these questions
+    calls: Callable[[int], SearchCalls]  # the calls, if this many questions score a prompt
+    fields: Fields  # fields of each request to the environment
+    optimizer_fields: Fields  # fields of each request to the optimiser
 
 
 async def optimised_prompt(
-    algorithm: Algorithm,
-    search: PromptSearch,
-    datasets: Sequence[str],
-    folder: Path,
-    train: Sequence[Question],
-    validation: Sequence[Question],
+    algorithm: Algorithm, settings: SearchSettings, datasets: Sequence[str], data: Data, folder: Path
 ) -> Answer:
     """Search for prompts. Then each question gets one call under the prompt of its dataset.
 
-    Each search has the settings of `search`; `searched` names its dataset. Prompts are written to `folder`.
+    `datasets` are the datasets of the questions that will be answered. Prompts are written to `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     prompts: dict[str, str] = {}
-    for name in searched(datasets, train, validation):
-        own_search = replace(search, name=f"{search.name} ({name})")  # a new search, whose counters are 0
-        found = await algorithm(own_search, of_dataset(name, train), of_dataset(name, validation))
+    for name in searched(datasets, data):
+        search = PromptSearch(settings, f"{settings.method} ({name})")
+        found = await algorithm.search(search, data.of_dataset(name))
         if found == SEED_PROMPT:
-            logger.warning(
-                "%s found no better prompt than its seed in %d calls", own_search.name, own_search.calls
-            )
+            logger.warning("%s found no better prompt than its seed in %d calls", search.name, search.calls)
         (folder / f"{file_name(name)}.txt").write_text(found, "utf-8", "replace")
         prompts[name] = found
 
     async def answer(question: Question, sample: int) -> Prediction:
         search_name = question.dataset if question.dataset in prompts else ALL
         prompt = prompts[search_name]
-        return await direct(search.environment, search.request, question, sample, prompt=prompt)
+        return await direct(settings.environment, settings.request, question, sample, prompt=prompt)
 
     return answer
 
 
-def searched(datasets: Sequence[str], train: Sequence[Question], validation: Sequence[Question]) -> list[str]:
+def searched(datasets: Sequence[str], data: Data) -> list[str]:
     """The datasets that get a search of their own, and ALL if there are others.
 
     A dataset gets its own search if it has training questions and, if any validation questions are given,
     some of these, too.
     """
-    needed = [train, validation] if validation else [train]
-    own = [name for name in datasets if all(of_dataset(name, questions) for questions in needed)]
+    own = []
+    for name in datasets:
+        of_dataset = data.of_dataset(name)
+        if of_dataset.train and (of_dataset.validation or not data.validation):
+            own.append(name)
     return own if len(own) == len(datasets) else [*own, ALL]
-
-
-def of_dataset(name: str, questions: Sequence[Question]) -> list[Question]:
-    """The questions of a dataset, or all questions for ALL."""
-    if name == ALL:
-        return list(questions)
-    return [question for question in questions if question.dataset == name]
 
 
 def file_name(text: str) -> str:

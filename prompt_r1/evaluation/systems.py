@@ -1,109 +1,23 @@
-"""The systems (methods × environments × agents) that an evaluation compares, and what they are made from."""
+"""The systems (methods × environments × agents) that an evaluation compares, and their seed."""
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prompt_r1.data.files import question_key
-from prompt_r1.data.questions import check_data, find_questions, hold_out_a_tenth, sample_questions
-from prompt_r1.environments.budget import Price, parse_prices
-from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.specs import check_environment, parse_fields
+from prompt_r1.data.questions import find_questions, hold_out_a_tenth
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.folder_settings import check_same_settings, digests_of
-from prompt_r1.evaluation.methods import METHODS, Fields, Method, Setup
-from prompt_r1.evaluation.predictions import FILE, System
+from prompt_r1.evaluation.folder_settings import digests_of
+from prompt_r1.evaluation.methods import METHODS, Method
+from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.pair.named_agent import NamedAgent, check_agent, newest_mini_run, resolve_agent, trained_config
+from prompt_r1.pair.named_agent import NamedAgent, resolve_agent, trained_config
 from prompt_r1.pair.settings import environment_settings
-from prompt_r1.programs.command_line import command
-from prompt_r1.programs.files import make_folder
-from prompt_r1.programs.launcher import check_device
-from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, AgentConfig, all_mini_data, is_mini, is_mini_data
-from prompt_r1.settings.fields import experiment_values
-from prompt_r1.settings.flags import parse_arguments
-from prompt_r1.settings.functions import OBJECT_PREFIX, import_metric
+from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, AgentConfig, is_mini, is_mini_data
+from prompt_r1.settings.functions import OBJECT_PREFIX
 from prompt_r1.types import Question
 
-if TYPE_CHECKING:  # A wrong command line is reported before torch is imported.
-    import torch
-
 NO_AGENT = NamedAgent("", AgentConfig(), "")
-
-
-def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
-    """The settings of an evaluation. Raises UsageError for an evaluation that cannot start."""
-    config = _with_agent_and_folder(parse_arguments(EvaluateConfig, arguments))
-    check_device(config.device)
-    for name in config.metric:
-        import_metric(name)
-    methods = methods_of(config)
-    if not config.agent and not config.env:
-        raise UsageError("no environment to ask: give --env SPEC, or an --agent that was trained with one")
-    for name in config.agent:
-        check_agent(name)
-    if "grpo-only" in methods:
-        _check_grpo_agent(config.grpo_agent)
-    encoder = Path(config.ssim_model)
-    if config.ssim_model not in ("", "auto") and not (encoder / "config.json").is_file():
-        raise UsageError(f"--ssim-model {config.ssim_model}: not a folder with a config.json")
-    check_data([*config.data, *config.train_data, *config.val_data])
-    if not all_mini_data(config.data):
-        for method in methods:
-            if METHODS[method].needs.training and not config.train_data:
-                raise UsageError(f"{method} needs training questions: give --train-data")
-            if METHODS[method].needs.validation and not config.val_data:
-                raise UsageError(f"{method} needs validation questions: give --val-data")
-
-    folder = Path(config.out)
-    begun = (folder / FILE).exists()
-    if folder.exists():
-        make_folder(folder, lambda folder: begun, "an evaluation")
-        check_same_settings(folder, experiment_values(config))
-    # A folder with answers may be complete. Then nothing is asked, and no key is needed.
-    if not begun and not config.dry_run:  # An estimate needs no key.
-        typed = [spec for spec in [*config.env, config.optimizer_env] if spec]
-        for spec in typed:
-            check_environment(spec, config, typed=typed, others=typed)
-    return config
-
-
-def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:
-    """The settings with the agent and the folder of a command that names none.
-
-    The agent is the newest run in the mini world, if a method needs an agent. It is looked up only here,
-    because a training may export a newer agent while the evaluation asks.
-    """
-    needs_agent = any(METHODS[method].needs.agent for method in methods_of(config))
-    if needs_agent and not config.agent:
-        config = replace(config, agent=(str(newest_mini_run()),), agent_is_newest=True)
-    if not config.out:
-        first = Path(config.agent[0]).name if config.agent else "environment"
-        config = replace(config, out=f"runs/eval-{first}")
-    return config
-
-
-def _check_grpo_agent(name: str) -> None:
-    trained = trained_config(check_agent(name)) if name else None
-    if trained is None or trained.env != "none":
-        raise UsageError(
-            "grpo-only needs an agent that was trained without environment: run "
-            f"`{command('train.py', '--env', 'none')}` and give --grpo-agent RUN"
-        )
-
-
-def preparation_questions(
-    config: EvaluateConfig, systems: Iterable[System], seed: int
-) -> tuple[list[Question], list[Question]]:
-    """Training and validation questions, or none if no system needs them. The mini world has its own."""
-    if not any(METHODS[system.method].needs.training for system in systems):
-        return [], []
-    own = ("mini",) if all_mini_data(config.data) else ()
-    train = find_questions(config.train_data or own, "train", seed)
-    validation = sample_questions(config.val_data or own, "validation", seed, 0)
-    return train, validation
 
 
 def methods_of(config: EvaluateConfig) -> Sequence[str]:
@@ -114,8 +28,8 @@ def methods_of(config: EvaluateConfig) -> Sequence[str]:
     if config.method:
         return [name for name in METHODS if name in config.method]
     if not config.tables:
-        return [name for name, method in METHODS.items() if method.by_default]
-    in_paper = [name for name, method in METHODS.items() if method.in_paper]
+        return [name for name, method in METHODS.items() if "default" in method.compared]
+    in_paper = [name for name, method in METHODS.items() if "paper" in method.compared]
     if not config.grpo_agent:
         in_paper.remove("grpo-only")
     return in_paper
@@ -150,26 +64,6 @@ def environments_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) ->
     return environments
 
 
-def prices_of(config: EvaluateConfig, environments: Iterable[str]) -> dict[str, Price]:
-    """The price of each environment by its name, also of --optimizer-env. Raises UsageError."""
-    names = [name for spec in environments for name in spec.split(",")]
-    prices = parse_prices(config.env_price, names)
-    writers = config.optimizer_env.split(",") if config.optimizer_env else []
-    if set(writers) <= prices.keys():
-        return prices
-    if len(config.env_price) > 1 and not config.optimizer_price:
-        raise UsageError("--optimizer-env: which of several --env-price is its own? Give --optimizer-price")
-    return parse_prices(config.env_price[:1], writers) | prices
-
-
-def prices_of_writer(config: EvaluateConfig, spec: str, prices: Mapping[str, Price]) -> list[Price]:
-    """The prices of the model that writes prompts, in a search that asks the environment of `spec`."""
-    names = (config.optimizer_env or spec).split(",")
-    if config.optimizer_price:
-        return list(parse_prices([config.optimizer_price], names).values())
-    return [prices[name] for name in names]
-
-
 def choose_systems(
     config: EvaluateConfig, environments: Iterable[str], agents: Mapping[str, NamedAgent]
 ) -> dict[System, NamedAgent]:
@@ -187,12 +81,12 @@ def choose_systems(
         environments_of_method, agents_of_method = all_environments, all_agents
         if method.needs.agent == "own":
             agents_of_method = [(config.grpo_agent, resolve_agent(config.grpo_agent))]
-        if config.tables and not method.in_transfer:
+        if config.tables and "transfer" not in method.compared:
             environments_of_method, agents_of_method = all_environments[:1], all_agents[:1]
         if not method.needs.environment:
             environments_of_method = [""]
         for environment in environments_of_method:
-            if method.needs.optimizer and is_mini(environment) and not config.optimizer_env:
+            if method.search and is_mini(environment) and not config.optimizer_env:
                 if config.method:
                     raise UsageError(
                         f"--method {name}: the mini world writes no prompts: name what does, such as "
@@ -275,57 +169,3 @@ def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, NamedAge
         if METHODS[system.method].needs.agent == "start":
             games[f"game of {system.agent}"] = game_of_start(agent)
     return {**digests_of([*config.train_data, *config.val_data], specs, agents), **games}
-
-
-def setup_of(
-    system: System,
-    agent: NamedAgent,
-    config: EvaluateConfig,
-    *,
-    environments: Mapping[str, EvaluateConfig],
-    open_environment: Callable[..., Environment],
-    prices: Mapping[str, Price],
-    datasets: Sequence[str],
-    train: Sequence[Question],
-    validation: Sequence[Question],
-    device: "torch.device",
-    seed: int,
-) -> Setup:
-    """What a system's method is made from.
-
-    `environments` has the settings by which each environment is asked, and `datasets` the datasets of all
-    questions. `train` and `validation` prepare the methods that need training.
-    """
-    method = METHODS[system.method]
-    spec = system.environment or agent.config.env
-    environment = None
-    if method.needs.environment:
-        settings = environments[spec]
-        fields = {**parse_fields(settings.env_args), **method.fields}
-        asking = replace(settings, env_args=json.dumps(fields))
-        environment = open_environment(spec, asking, prices=prices)
-
-    def open_optimizer(fields: Fields) -> Environment:
-        writer = config.optimizer_env or spec
-        settings = config if config.optimizer_env else environments[spec]
-        writing = replace(settings, env_args=json.dumps(fields))
-        own_prices = dict(zip(writer.split(","), prices_of_writer(config, spec, prices), strict=True))
-        return open_environment(writer, writing, prices=own_prices)
-
-    return Setup(
-        method=system.method,
-        spec=spec,
-        environment=environment,
-        open_optimizer=open_optimizer,
-        agent=agent,
-        datasets=datasets,
-        train=train,
-        validation=validation,
-        results=Path(config.out),
-        device=device,
-        seed=seed,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        calls=config.optimize_calls,
-        examples=config.optimize_examples,
-    )

@@ -10,7 +10,15 @@ import random
 from collections.abc import Iterator, Sequence
 
 from prompt_r1.evaluation.ask_once import task_score
-from prompt_r1.evaluation.searches import SEED_PROMPT, VALIDATED_ON, PromptSearch, text_between
+from prompt_r1.evaluation.searches import (
+    SEED_PROMPT,
+    VALIDATED_ON,
+    Algorithm,
+    Data,
+    PromptSearch,
+    SearchCalls,
+    text_between,
+)
 from prompt_r1.rollout import run_together
 from prompt_r1.types import Question
 
@@ -29,10 +37,10 @@ You are part of a system that improves texts step by step. You get a text, its r
 write a better version that keeps what works. Put it between {OPENING} and {CLOSING}."""
 
 
-async def textgrad(search: PromptSearch, train: Sequence[Question], validation: Sequence[Question]) -> str:
+async def textgrad(search: PromptSearch, data: Data) -> str:
     """The last prompt that validation did not reject."""
-    held_out = await search.begin(validation, VALIDATED_ON)
-    batches = first_batches(train, random.Random(f"textgrad {search.seed}"))
+    held_out = await search.begin(data.validation, VALIDATED_ON)
+    batches = first_batches(data.train, random.Random(f"textgrad {search.settings.seed}"))
     prompt = SEED_PROMPT
     step_calls = BATCH + UPDATE_CALLS + len(held_out)
     while search.may_go_on(step_calls, authors_stop=search.steps == EPOCHS * UPDATES):
@@ -41,6 +49,23 @@ async def textgrad(search: PromptSearch, train: Sequence[Question], validation: 
         if await search.score(proposed, held_out) >= await search.score(prompt, held_out):
             prompt = proposed
     return prompt
+
+
+def textgrad_calls(scored: int) -> SearchCalls:
+    """The calls of a search, if `scored` questions score a prompt."""
+    update = BATCH + UPDATE_CALLS + scored
+    most = scored + EPOCHS * UPDATES * update
+    return SearchCalls(most, of_optimizer=UPDATE_CALLS / update)
+
+
+TEXTGRAD = Algorithm(
+    textgrad,
+    scored_by="validation",
+    scored_on=VALIDATED_ON,
+    calls=textgrad_calls,
+    fields={"temperature": 0.0, "max_tokens": 2000},
+    optimizer_fields={"temperature": 0.0, "max_tokens": 2000},
+)
 
 
 def first_batches(train: Sequence[Question], rng: random.Random) -> Iterator[list[Question]]:

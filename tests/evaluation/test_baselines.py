@@ -7,10 +7,11 @@ import pytest
 
 from prompt_r1.environments.sources import OwnSource
 from prompt_r1.errors import EnvError, UsageError
-from prompt_r1.evaluation.games import AgentMethod
+from prompt_r1.evaluation.games import AgentMethod, mute_environment
 from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import make_world
+from prompt_r1.pair.agent import Sampling
 from prompt_r1.pair.asking import ANSWER_ONLY, IN_TAGS, read_answer
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.protocol import INSTRUCTIONS, Codec
@@ -82,7 +83,7 @@ class OneTurnAgent(ScriptedAgent):
 def test_a_game_is_rewarded_by_the_rule_of_the_method(rule, reward):
     """A perfect turn without an interaction opens the gate of an agent alone, but not of "release"."""
     agent = OneTurnAgent([think("so", answer="Anna")])
-    played = AgentMethod(agent, None, rule, temperature=0.0, top_p=1.0, seed=0)
+    played = AgentMethod(agent, mute_environment(), rule, Sampling("evaluation/0"), is_mute=True)
     prediction = asyncio.run(played(ANNA, 0))
     assert prediction.reward == pytest.approx(reward) and prediction.format == 1.0
 

@@ -10,6 +10,7 @@ import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -17,16 +18,18 @@ import pytest
 from prompt_r1.environments.sources import Caller, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.evaluation import methods
-from prompt_r1.evaluation.gepa import draw_parent, filled_batches, gepa, read_fenced_prompt
-from prompt_r1.evaluation.opro import is_usable, meta_prompt, opro, read_instruction
+from prompt_r1.evaluation.gepa import GEPA, draw_parent, filled_batches, read_fenced_prompt
+from prompt_r1.evaluation.opro import OPRO, is_usable, meta_prompt, read_instruction
 from prompt_r1.evaluation.searches import (
     SEED_PROMPT,
+    Data,
     PromptSearch,
+    SearchSettings,
     mean_score,
     optimised_prompt,
     text_between,
 )
-from prompt_r1.evaluation.textgrad import first_batches, rewrite, textgrad
+from prompt_r1.evaluation.textgrad import TEXTGRAD, first_batches, rewrite
 from prompt_r1.pair.asking import IN_TAGS
 from prompt_r1.types import Message, Question
 from tests.support.json_server import JsonHandler, serving
@@ -34,7 +37,7 @@ from tests.support.methods import PricedSource, priced
 from tests.support.programs import run_here
 from tests.support.providers import body_of
 
-ALGORITHMS = {"opro": opro, "textgrad": textgrad, "gepa": gepa}
+ALGORITHMS = {"opro": OPRO, "textgrad": TEXTGRAD, "gepa": GEPA}
 PHRASE = "Check the units."
 QUESTIONS = [Question(str(n), "a", f"What is number {n}?", (f"gold {n}",)) for n in range(300)]
 TRAIN, VALIDATION, TEST = QUESTIONS[:40], QUESTIONS[40:60], QUESTIONS[100:]
@@ -78,12 +81,15 @@ def new_search(
 ) -> PromptSearch:
     """A search that scores prompts on 20 questions; a test may replace its parts."""
     environment, optimizer = priced(task or answering_task()), priced(writer or new_writer())
-    return PromptSearch("searched", environment, optimizer, IN_TAGS, max_calls, examples=20, seed=seed)
+    settings = SearchSettings(
+        "opro", environment, optimizer, IN_TAGS, max_calls=max_calls, examples=20, seed=seed
+    )
+    return PromptSearch(settings, "searched")
 
 
 def find(name: str, search: PromptSearch) -> str:
     """The prompt that an optimiser finds."""
-    return asyncio.run(ALGORITHMS[name](search, TRAIN, VALIDATION))
+    return asyncio.run(ALGORITHMS[name].search(search, Data(TRAIN, VALIDATION)))
 
 
 def prompts_tried(task: PricedSource) -> list[str]:
@@ -193,8 +199,9 @@ def test_a_repeated_search_makes_no_new_calls(name, tmp_path):
     for _ in range(2):
         sources = [answering_task(), new_writer()]
         pools = [priced(source, tmp_path / f"journal-{n}") for n, source in enumerate(sources)]
-        search = PromptSearch(name, *pools, IN_TAGS, budget(name), examples=20)
-        asyncio.run(optimised_prompt(ALGORITHMS[name], search, ["a"], tmp_path, TRAIN, VALIDATION))
+        settings = SearchSettings(name, *pools, IN_TAGS, budget(name), examples=20)
+        data = Data(TRAIN, VALIDATION)
+        asyncio.run(optimised_prompt(ALGORITHMS[name], settings, ["a"], data, tmp_path))
         runs.append((tmp_path / "a.txt").read_text())
     assert runs[0] == runs[1] != SEED_PROMPT
     assert not sources[0].asked and not sources[1].asked
@@ -344,7 +351,7 @@ def test_gepa_uses_each_question_once_per_epoch_and_fills_the_last_batch():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_search_without_questions_names_the_flag_that_gives_them(name):
     with pytest.raises(UsageError, match="--train-data"):
-        asyncio.run(ALGORITHMS[name](new_search(), [], []))
+        asyncio.run(ALGORITHMS[name].search(new_search(), Data([], [])))
 
 
 def questions(*datasets: str, count: int = 4) -> list[Question]:
@@ -356,15 +363,16 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
     source = PricedSource(lambda _: "<answer>x</answer>")
     environment = priced(source)
 
-    async def name_datasets(search, train, validation) -> str:
+    async def name_datasets(search, data) -> str:
         await search.ask_optimizer("", "write", sample=0)
         assert not search.scores, "those on another dataset's questions"
-        await search.score("shared by all", train)
-        return " and ".join(sorted({question.dataset for question in train}))
+        await search.score("shared by all", data.train)
+        return " and ".join(sorted({question.dataset for question in data.train}))
 
-    search = PromptSearch("opro", environment, environment, IN_TAGS)
-    asked, datasets = (questions("a", "b", "c"), questions("a", "b")), ["a", "b", "ood"]
-    answer = asyncio.run(optimised_prompt(name_datasets, search, datasets, tmp_path, *asked))
+    settings = SearchSettings("opro", environment, environment, IN_TAGS)
+    data, datasets = Data(questions("a", "b", "c"), questions("a", "b")), ["a", "b", "ood"]
+    algorithm = replace(OPRO, search=name_datasets)
+    answer = asyncio.run(optimised_prompt(algorithm, settings, datasets, data, tmp_path))
     assert [messages[-1]["content"] for messages in source.asked].count("write") == 3
     source.asked.clear()
     for dataset in datasets:
@@ -384,13 +392,13 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
 def test_a_dataset_needs_training_and_validation_questions_for_a_search_of_its_own(
     validation, searched, tmp_path
 ):
-    async def find(search, train, validation) -> str:
+    async def find(search, data) -> str:
         return "found \ud83d"  # JSON may hold half a character, which no file in UTF-8 can
 
     unasked = priced(PricedSource(str))
-    search = PromptSearch("opro", unasked, unasked, IN_TAGS)
-    asked = questions("a", "b"), questions(*validation)
-    asyncio.run(optimised_prompt(find, search, ["a", "b"], tmp_path, *asked))
+    settings = SearchSettings("opro", unasked, unasked, IN_TAGS)
+    data = Data(questions("a", "b"), questions(*validation))
+    asyncio.run(optimised_prompt(replace(OPRO, search=find), settings, ["a", "b"], data, tmp_path))
     assert {path.stem for path in tmp_path.iterdir()} == searched
 
 
@@ -416,7 +424,7 @@ def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(
 ):
     """A bug: the task calls of the optimisers had no temperature, and --env-args was one for all methods."""
     spec, bodies = wrong_endpoint
-    monkeypatch.setattr(methods, "PromptSearch", search := Mock(wraps=PromptSearch))
+    monkeypatch.setattr(methods, "SearchSettings", search := Mock(wraps=SearchSettings))
     file = tmp_path / "one.jsonl"
     file.write_text(json.dumps({"id": "1", "question": "Who?", "answers": ["Anna"]}) + "\n")
     data = ["--data", file, "--train-data", file, "--val-data", file, "--optimize-calls", "9"]

@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -16,22 +17,23 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-import evaluate
 from prompt_r1.environments.environment import Environment
+from prompt_r1.environments.specs import open_account
 from prompt_r1.errors import FatalEnvError, UsageError
 from prompt_r1.evaluation import tables
 from prompt_r1.evaluation.folder_settings import digests_of, keep_settings
-from prompt_r1.evaluation.methods import METHODS
+from prompt_r1.evaluation.methods import METHODS, Setup
 from prompt_r1.evaluation.predictions import FILE, System
+from prompt_r1.evaluation.preflight import read_evaluate_config
+from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.settings import EvaluateConfig
+from prompt_r1.evaluation.setup import Evaluation
 from prompt_r1.evaluation.systems import (
     choose_systems,
     common_seed,
     digests_of_systems,
     environments_of,
-    read_evaluate_config,
     resolve_agents,
-    setup_of,
 )
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM
@@ -92,27 +94,34 @@ def test_each_method_is_answered_by_its_own_agent(agents, tmp_path):
     assert answering == {name: own.get(name, "") for name in METHODS}
 
 
+def setup_of(
+    name: str, agent: NamedAgent, config: EvaluateConfig, environments: Mapping[str, EvaluateConfig]
+) -> Setup:
+    """What a method is made from, in an evaluation without questions."""
+    system = System(name)
+    evaluation = Evaluation(
+        config,
+        torch.device("cpu"),
+        seed=0,
+        questions=[],
+        agents={},
+        systems={system: agent},
+        environments=environments,
+        prices={},
+    )
+    return evaluation.setup(system, Data([], []), open_account(config), AsyncExitStack())
+
+
 @pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].needs.environment])
-def test_a_method_without_environment_opens_none(agents, tmp_path, name):
+def test_a_method_without_environment_opens_none(agents, monkeypatch, name):
     """The mini world was opened, and asked "Hi"."""
 
-    def refuse(spec: str, **_: object) -> Environment:
+    def refuse(spec: str, *_: object, **__: object) -> Environment:
         raise AssertionError(f"{spec} was opened")
 
-    setup = setup_of(
-        System(name),
-        agents["runs/a"],
-        EvaluateConfig(),
-        environments={},
-        open_environment=refuse,
-        prices={},
-        datasets=[],
-        train=[],
-        validation=[],
-        device=torch.device("cpu"),
-        seed=0,
-    )
-    assert setup.environment is None
+    monkeypatch.setattr("prompt_r1.evaluation.setup.open_environment", refuse)
+    setup = setup_of(name, agents["runs/a"], EvaluateConfig(), environments={})
+    assert setup.environment.name == "nobody"
 
 
 OTHER_GAMES = [{"max_turns": 1}, {"instruction": "short"}, {"rule": "release"}, {"max_tokens": 99}]
@@ -147,25 +156,16 @@ def test_mini_agents_of_other_seeds_are_other_starts(agents):
 
 
 @pytest.mark.parametrize("name", ["sft", "bc", "rft"])
-def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(agents, name, tmp_path):
+def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(
+    agents, name, tmp_path, monkeypatch
+):
     """The second agent played with the fine-tuned weights of the first, under its own name."""
 
-    def folder(spec: NamedAgent) -> Path:
-        setup = setup_of(
-            System(name),
-            spec,
-            EvaluateConfig(out=str(tmp_path)),
-            environments={"large": EvaluateConfig()},
-            open_environment=lambda *_, **__: None,
-            prices={},
-            datasets=[],
-            train=[],
-            validation=[],
-            device=torch.device("cpu"),
-            seed=0,
-        )
-        return setup.folder
+    def folder(agent: NamedAgent) -> Path:
+        config = EvaluateConfig(out=str(tmp_path))
+        return setup_of(name, agent, config, environments={"large": EvaluateConfig()}).folder
 
+    monkeypatch.setattr("prompt_r1.evaluation.setup.open_environment", Mock())
     first, same = agents.values()
     starts = ["runs/a-b", "runs/a/b", "mini", str(tmp_path / "start")]
     assert folder(first) == folder(same)
@@ -183,7 +183,7 @@ def test_settings_of_the_training_are_those_of_its_environment(asking_agent, tmp
     trained = "env: large@http://localhost:8000/v1\nenv_system: As trained.\nenv_args: '{\"top_p\": 0.5}'\n"
     (agent / GAME_FILE).write_text(trained)
     opened = Mock(side_effect=UsageError("seen"))
-    monkeypatch.setattr(evaluate, "open_environment", opened)
+    monkeypatch.setattr("prompt_r1.evaluation.setup.open_environment", opened)
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     line = ["--agent", agent, "--method", "direct", "--limit", "1", "--out", tmp_path / "out"]
     with pytest.raises(UsageError, match="seen"):

@@ -12,8 +12,11 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Caller, Reply, Source
 from prompt_r1.evaluation.ask_once import Answer
+from prompt_r1.evaluation.games import mute_environment
 from prompt_r1.evaluation.methods import METHODS, Setup
 from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.evaluation.searches import Data
+from prompt_r1.pair.agent import Sampling
 from prompt_r1.pair.named_agent import NamedAgent, preset_config
 from prompt_r1.types import Message, Question
 
@@ -55,24 +58,27 @@ def method(
     folder: Path = Path("unused"),
     train: Sequence[Question] = (),
     seed: int = 0,
-    **settings: object,
+    calls: int = 0,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
 ) -> Answer:
-    """A method with a tiny agent, prepared with `train`; `settings` replace other parts of the setup."""
+    """A method with a tiny agent, prepared with `train`; `calls` limits the calls of its preparation."""
     played_by = agent if isinstance(agent, NamedAgent) else NamedAgent(agent, CONFIG, start=str(agent))
     chosen = METHODS[name]
     setup = Setup(
         method=name,
         spec=spec,
-        environment=environment if chosen.needs.environment else None,
+        environment=environment if chosen.needs.environment else mute_environment(),
         open_optimizer=lambda fields: environment,
         agent=played_by,
         datasets=["a"],
-        train=train,
-        validation=[],
-        results=folder,
-        device=torch.device("cpu"),
+        data=Data(train, []),
+        calls=calls,
+        examples=0,
         seed=seed,
-        **{"temperature": 1.0, "top_p": 1.0, **settings},
+        sampling=Sampling(f"evaluation/{seed}", temperature, top_p),
+        device=torch.device("cpu"),
+        results=folder,
     )
     return asyncio.run(chosen.make(setup))
 

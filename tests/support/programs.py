@@ -11,7 +11,7 @@ from typing import Any
 import evaluate
 import infer
 import train
-from prompt_r1.evaluation.systems import read_evaluate_config
+from prompt_r1.evaluation.preflight import read_evaluate_config
 from prompt_r1.pair.preflight import read_infer_config
 from prompt_r1.training import report, warm_start
 from prompt_r1.training.preflight import read_train_config

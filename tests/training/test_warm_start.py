@@ -11,7 +11,7 @@ import torch
 
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.imitation import example_of, one_turn_config
-from prompt_r1.evaluation.systems import read_evaluate_config
+from prompt_r1.evaluation.preflight import read_evaluate_config
 from prompt_r1.model.lora import adapters_removed, add_lora
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
 from prompt_r1.pair.named_agent import resolve_agent, trained_config
