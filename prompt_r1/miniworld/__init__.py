@@ -12,5 +12,8 @@ In reading order:
     agent.py           the agent, a Qwen3 of half a million parameters, and its warm start
     agents/            the trained weights of the agent of seed 0, before GRPO
 
+The figures in the documents depend on the order in which each generator (`rng`) is drawn from: a draw more, a
+draw less or another order gives another mini world.
+
 It may import the root and `model`. Only agent.py needs torch.
 """

@@ -54,7 +54,7 @@ CHAT_TEMPLATE = """\
 
 Demonstration = tuple[Question, list[Turn]]
 Demonstrator = Callable[[Slots, Question, MiniEnvironment, random.Random], Demonstration]
-"""Plays one demonstration."""
+"""Plays one demonstration, and returns its question: the given question, or another in its place."""
 MiniAgent = tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]
 
 

@@ -37,7 +37,7 @@ Plan = list[tuple[str, str]]
 def play_demonstration(
     slots: Slots, question: Question, environment: MiniEnvironment, rng: random.Random
 ) -> tuple[Question, list[Turn]]:
-    """Play a game with a strategy that is drawn at random. Returns the question and the turns."""
+    """Play a game with a strategy that is drawn at random, as a `Demonstrator` (agent.py)."""
     shares = MATH_STRATEGIES if isinstance(slots, Problem) else STRATEGIES
     strategy = rng.choices(list(shares), list(shares.values()))[0]
     steps = decompose(slots)

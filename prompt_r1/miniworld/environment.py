@@ -14,9 +14,10 @@ sentences of the reply.
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import ClassVar
 
 from prompt_r1.miniworld.questions import (
     GEN_WORDINGS,
@@ -46,14 +47,21 @@ MAX_REQUEST_CHARACTERS = 300  # Patterns with several wildcards are slow on long
 class Lookup:
     """One clear question: the `relation` of `subject`."""
 
+    skill: ClassVar[str] = "clear"
     subject: str
     relation: str
+
+    @property
+    def form(self) -> str:
+        """A year has sentences of its own."""
+        return "year" if self.relation == "year" else "fact"
 
 
 @dataclass(frozen=True)
 class BeforeYear:
     """Was `film` released before the year `other`?"""
 
+    skill: ClassVar[str] = "clear"
     film: str
     other: str
 
@@ -62,13 +70,11 @@ class BeforeYear:
 class Sum:
     """`left` plus or minus `right`."""
 
+    skill: ClassVar[str] = "sum"
+    form: ClassVar[str] = "sum"
     left: str
     sign: str
     right: str
-
-
-class Detailed(Gen):
-    """A summary of `film` that names genre, hero and director."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,9 @@ class Vague:
     subject: str
 
 
-Request = Lookup | BeforeYear | Sum | Detailed | Vague | Bridge | Compare | Pop | Problem | Gen
+# A literal request is answered as it stands. `interpret` turns the others into literal requests.
+LiteralRequest = Lookup | BeforeYear | Sum | Bridge | Compare | Problem | Gen
+Request = LiteralRequest | Vague | Pop
 Build = Callable[..., Request]
 """Builds a request from the named groups of a pattern, which are its arguments."""
 
@@ -136,7 +144,10 @@ FORMS = (
         for relation, wordings in POP_WORDINGS.items()
         for wording in wordings
     ),
-    *(_form(_DETAILS + _wording(wording) + r",? with .+", Detailed) for wording in GEN_WORDINGS),
+    *(
+        _form(_DETAILS + _wording(wording) + r",? with .+", partial(Gen, detailed=True))
+        for wording in GEN_WORDINGS
+    ),
     *(_form(_wording(wording), Gen) for wording in GEN_WORDINGS),
     _form(rf"tell me (?:something )?about {_SUBJECT}", Vague),
 )
@@ -207,27 +218,6 @@ class Skills:
     details: float = 0.0  # a full summary for a question that does not name genre, hero and director
 
 
-# The kind of a literal request → the field of Skills that it needs.
-NEEDED_SKILL: Mapping[type, str] = {
-    Lookup: "clear",
-    BeforeYear: "clear",
-    Detailed: "clear",
-    Sum: "sum",
-    Gen: "details",
-    Bridge: "hops",
-    Compare: "compare",
-    Problem: "problem",
-}
-# The kind of a literal request → the key of WORDINGS. Requests for yes or no have their value as a key.
-FORMS_OF_REPLIES: Mapping[type, str] = {
-    Lookup: "fact",
-    Detailed: "summary",
-    Sum: "sum",
-    Gen: "summary",
-    Bridge: "hops",
-    Problem: "problem",
-}
-
 SKILLS = {
     "A": Skills(clear=0.99, sum=1.0, hops=0.15, casual=0.25, compare=0.3, problem=0.15),
     "B": Skills(clear=0.93, sum=0.93, hops=0.3, casual=0.4, compare=0.45, problem=0.35),
@@ -275,14 +265,12 @@ class MiniEnvironment:
         question = ANSWER_ONLY.sub("", prompt)
         wordings = WORDINGS[self.style]
         # "Answer only." is not part of the seed: it changes the form of the reply, not the value.
-        # All published figures depend on the order in which `interpret`, `believe` and the wording draw.
         rng = generator_for(f"{self.seed} {self.style}", question)
         request = understand(question, self.world)
         if request is None:
             return MiniReply(rng.choice(wordings["confused"]), "")
         request = interpret(request, self.world, skills, rng)
-        skill = getattr(skills, NEEDED_SKILL[type(request)])
-        value = believe(request, self.world, self.style, skill, rng)
+        value = believe(request, self.world, self.style, getattr(skills, request.skill), rng)
         asks_for_value_only = question != prompt
         if value and asks_for_value_only:
             return MiniReply(value, value)
@@ -303,16 +291,14 @@ def generator_for(seed: str, prompt: str) -> random.Random:
     return random.Random(text.encode("utf-8", "replace"))  # Lone surrogates have no UTF-8.
 
 
-def form_of_reply(request: Request, value: str) -> str:
+def form_of_reply(request: LiteralRequest, value: str) -> str:
     """The key of WORDINGS under which the sentences for a literal request stand."""
     if isinstance(request, BeforeYear | Compare):
         return value or "hedge"
-    if isinstance(request, Lookup) and request.relation == "year":
-        return "year"
-    return FORMS_OF_REPLIES[type(request)]
+    return request.form
 
 
-def interpret(request: Request, world: World, skills: Skills, rng: random.Random) -> Request:
+def interpret(request: Request, world: World, skills: Skills, rng: random.Random) -> LiteralRequest:
     """Turn a casual or vague request into a clear one, often not into the one that was meant."""
     match request:
         case Pop(film, relation):
@@ -324,7 +310,7 @@ def interpret(request: Request, world: World, skills: Skills, rng: random.Random
     return request
 
 
-def believe(request: Request, world: World, style: str, skill: float, rng: random.Random) -> str:
+def believe(request: LiteralRequest, world: World, style: str, skill: float, rng: random.Random) -> str:
     """The answer to a literal request: the truth with probability `skill`; "" if it gives no answer."""
     truth = truth_of(request, world)
     if rng.random() < skill:
@@ -338,7 +324,7 @@ def believe(request: Request, world: World, style: str, skill: float, rng: rando
             # Usually it gives no answer; sometimes it gives the wrong answer.
             share_wrong = 0.5 if style == "B" else 0.1
             return OPPOSITE[truth] if rng.random() < share_wrong else ""
-        case Detailed(film):
+        case Gen(film, detailed=True):
             facts = world.facts
             other = _other(facts[film, "genre"], GENRES, rng)
             return summary(other, facts[film, "hero"], facts[film, "director"])
@@ -352,7 +338,6 @@ def believe(request: Request, world: World, style: str, skill: float, rng: rando
             return str(int(truth) - request.steps[1])
         case Problem() | Sum():
             return str(int(truth) + rng.choice(NEARBY))
-    raise AssertionError(f"{request} is not literal: `interpret` comes first")
 
 
 def _other(value: str, values: Sequence[str], rng: random.Random) -> str:

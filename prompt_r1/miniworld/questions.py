@@ -22,6 +22,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import ClassVar
 
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.world import CREW, PERSON_RELATIONS, World, make_world
@@ -48,10 +49,14 @@ POP_WORDINGS = {
 GEN_WORDINGS = ("Write a short summary of {film}.", "Summarize {film}.", "What is {film} about?")
 
 
+# The environment reads a question back into these classes (environment.py). There, `skill` names the field of
+# Skills that a right answer needs, and `form` the key of WORDINGS for the sentence of the reply.
 @dataclass(frozen=True)
 class Bridge:
     """Who is the `second` of the `first` of `film`?"""
 
+    skill: ClassVar[str] = "hops"
+    form: ClassVar[str] = "hops"
     film: str
     first: str
     second: str
@@ -61,6 +66,7 @@ class Bridge:
 class Compare:
     """Was `film` released before `other`?"""
 
+    skill: ClassVar[str] = "compare"
     film: str
     other: str
 
@@ -77,6 +83,8 @@ class Pop:
 class Problem:
     """`owner` has `start` `things`; then the `verbs` change the number by `amounts`."""
 
+    skill: ClassVar[str] = "problem"
+    form: ClassVar[str] = "problem"
     owner: str
     things: str
     start: int
@@ -99,7 +107,14 @@ class Problem:
 class Gen:
     """What is `film` about?"""
 
+    form: ClassVar[str] = "summary"
     film: str
+    detailed: bool = False  # whether the question names genre, hero and director
+
+    @property
+    def skill(self) -> str:
+        """A summary of given details is one clear question."""
+        return "clear" if self.detailed else "details"
 
 
 Slots = Bridge | Compare | Pop | Problem | Gen
