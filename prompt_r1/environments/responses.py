@@ -7,6 +7,7 @@ are read for one thing only: that a dialogue is too long, for which servers have
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -41,6 +42,10 @@ TOO_LONG = re.compile(
 FAILED_ENDS = ("error", "abort", "cancel", "resource")  # resource: insufficient_system_resource of DeepSeek
 FILTERED_ENDS = ("filter", "safety", "block", "sensitive")  # safety: Gemini; sensitive: Zhipu
 FULL_ENDS = ("length", "max", "limit", "trunc")
+# The names under which servers count the tokens that were read from a cache, and written to it. A server may
+# send the same number under several of these names.
+CACHE_READS = ("cached_tokens", "cache_read_input_tokens", "cache_read_tokens", "prompt_cache_hit_tokens")
+CACHE_WRITES = ("cache_creation_input_tokens", "cache_creation_tokens", "cache_write_tokens")
 ADVICE = {
     401: " (check OPENAI_API_KEY; a URL from a file gets it only if --env names it too)",
     402: " (the account has no credit)",
@@ -126,59 +131,42 @@ def _read_completion(data: Mapping[str, object], choice: Mapping[str, object], b
 def billed_tokens(usage: object) -> tuple[int, int]:
     """The tokens in and out that a reply is billed for; 0 where the server does not say.
 
-    Some servers do not count the cached part of the prompt as prompt, or the thinking as completion. This has
-    happened if there are more cached tokens than prompt tokens, if there is more thinking than completion, or
-    if the total is larger than the sum. In the last case, the missing tokens (total - prompt - completion)
-    are input up to the number of cached tokens, and the rest is output.
+    Most servers count cached tokens as a part of the prompt, and thinking as a part of the completion. If a
+    server counts a part besides, it is added here. The numbers show it: the part is larger than the whole, or
+    the total has room for both. Anthropic, which sends `input_tokens` and no total, always counts cached
+    tokens besides.
 
         the server counts                                            billed
         prompt 100 (80 of them cached), completion 20, total 120     100, 20
         prompt 20, cached 80 besides,   completion 20, total 120     100, 20
         prompt 20, cached 80 besides,   completion 20, no total      100, 20
-        prompt 100,                     completion 20, total 170     100, 70
+        prompt 100,                     completion 20, total 170     100, 70 (50 are hidden thinking)
     """
-    sent = usage if isinstance(usage, dict) else {}
-    tokens_in = _count(sent.get("prompt_tokens")) or _count(sent.get("input_tokens"))
-    tokens_out = _count(sent.get("completion_tokens")) or _count(sent.get("output_tokens"))
-    total = _count(sent.get("total_tokens"))
-    prompt_details = sent.get("prompt_tokens_details") or sent.get("input_tokens_details")
-    reply_details = sent.get("completion_tokens_details") or sent.get("output_tokens_details")
-    cached = max(_cached_tokens(sent), _cached_tokens(prompt_details))
-    thought = max(_thinking_tokens(sent), _thinking_tokens(reply_details))
-    is_anthropics_form = "input_tokens" in sent and "prompt_tokens" not in sent and not total
-    if cached > tokens_in or (is_anthropics_form and _cached_tokens(sent)):
-        tokens_in += cached
-        cached = 0
-    if thought > tokens_out:
-        tokens_out += thought
-    if not tokens_in:
-        return 0, tokens_out
-    missing = max(0, total - tokens_in - tokens_out)
-    cached_and_missing = min(cached, missing)
-    return tokens_in + cached_and_missing, tokens_out + missing - cached_and_missing
+    counts = _counts_of(usage)
+    prompt = counts["prompt_tokens"] or counts["input_tokens"]
+    completion = counts["completion_tokens"] or counts["output_tokens"]
+    total = counts["total_tokens"]
+    cached = max(counts[name] for name in CACHE_READS) + max(counts[name] for name in CACHE_WRITES)
+    thinking = counts["reasoning_tokens"]
+    if thinking > completion:
+        completion += thinking
+    is_anthropics = not counts["prompt_tokens"] and not total
+    if is_anthropics or cached > prompt or total >= prompt + cached + completion:
+        prompt += cached
+    if prompt:  # The rest of the total is output, also if it is not counted as completion.
+        completion = max(completion, total - prompt)
+    return prompt, completion
 
 
-def _cached_tokens(fields: object) -> int:
-    """The number of tokens that were read from a cache or written to it.
-
-    A server may send the same number under several names.
-    """
-    if not isinstance(fields, dict):
-        return 0
-    read = written = 0
-    for name, value in fields.items():
-        if "cache" not in name or "miss" in name:
-            continue
-        if "creat" in name or "write" in name:
-            written = max(written, _count(value))
-        else:
-            read = max(read, _count(value))
-    return read + written
-
-
-def _thinking_tokens(fields: object) -> int:
-    """The number of tokens that the model has thought."""
-    return _count(fields.get("reasoning_tokens")) if isinstance(fields, dict) else 0
+def _counts_of(usage: object) -> Counter[str]:
+    """The numbers of tokens in a usage and its details, by name. Of a name that comes twice, the larger."""
+    counts = Counter[str]()
+    if isinstance(usage, dict):
+        details = [value for value in usage.values() if isinstance(value, dict)]
+        for fields in [usage, *details]:
+            for name, value in fields.items():
+                counts[name] = max(counts[name], _count(value))
+    return counts
 
 
 def requested_wait(headers: Mapping[str, str], *, now: float) -> float | None:
