@@ -7,7 +7,7 @@ no prompt of the agent can become a control token.
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -29,6 +29,27 @@ from prompt_r1.types import Message
 MAX_TOKENS = 1024  # tokens of a reply; --env-args '{"max_tokens": N}' changes the limit
 MAX_DIALOGUE_TOKENS = 8192  # tokens; less if the model supports less
 MAX_SLOTS = 16
+
+
+@dataclass(frozen=True)
+class Template:
+    """How a model's chat template treats messages."""
+
+    accepts_system: bool  # False, as in Gemma's template: there is no system message.
+    trims: bool  # True, as in Llama 3's template and Gemma's: white space around a message is left out.
+    opened: str  # The template may open a block of thinking in front of the reply: its tag, or "".
+
+
+def read_template(tokenizer: PreTrainedTokenizerBase) -> Template:
+    """Find out how a template treats messages. Raises UsageError if it cannot render a user message."""
+    user: Message = {"role": "user", "content": "b\t"}
+    system: Message = {"role": "system", "content": "\u2402"}
+    rendered = render(tokenizer, [user])
+    try:
+        accepts_system = system["content"] in render(tokenizer, [system, user])
+    except UsageError:
+        accepts_system = False
+    return Template(accepts_system, trims=user["content"] not in rendered, opened=opened_think(rendered))
 
 
 class LocalEnvironment(Source):
@@ -69,14 +90,7 @@ class LocalEnvironment(Source):
             "system": system,
         }
         self.samples = temperature > 0
-        dialogue: list[Message] = [{"role": "system", "content": "\u2402"}, {"role": "user", "content": "b"}]
-        try:
-            self._accepts_system = "\u2402" in render(tokenizer, dialogue)
-        except UsageError:  # Gemma's template, for example, has no system role.
-            self._accepts_system = False
-        # Llama 3's template and Gemma's leave out white space around a message.
-        self._trims = "b\t" not in render(tokenizer, [{"role": "user", "content": "b\t"}])
-        self._opened = opened_think(render(tokenizer, [{"role": "user", "content": "b"}]))
+        self._template = read_template(tokenizer)
         added = tokenizer.added_tokens_decoder.values()
         self._specials = [token.content for token in added if token.special]
         self._encoder = PieceEncoder(tokenizer)
@@ -109,7 +123,7 @@ class LocalEnvironment(Source):
         # Special tokens are decoded too, because some models mark their thinking by them.
         written = self.tokenizer.decode(sampled, skip_special_tokens=False)
         assert isinstance(written, str), "several texts from one row of tokens"
-        thought, text = cut_thinking(self._opened + written)
+        thought, text = cut_thinking(self._template.opened + written)
         for special in self._specials:
             text = text.replace(special, "")
         finish = "stop" if completion.finished else "length"
@@ -119,10 +133,10 @@ class LocalEnvironment(Source):
     def encode(self, messages: list[Message]) -> list[int]:
         """The tokens of the dialogue in the model's chat template, up to the start of its reply."""
         messages = with_system(messages, self.system)
-        if messages[0]["role"] == "system" and not self._accepts_system:
+        if messages[0]["role"] == "system" and not self._template.accepts_system:
             system, first, *others = messages
             messages = [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *others]
-        if self._trims:
+        if self._template.trims:
             messages = [{**message, "content": message["content"].strip()} for message in messages]
         # Render the template with placeholders, and encode each text where its placeholder is. The order of
         # the placeholders may differ: some templates write the system message before the last message.
