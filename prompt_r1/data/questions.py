@@ -11,7 +11,7 @@ from prompt_r1.miniworld.questions import check_part, mini_questions
 from prompt_r1.programs.launcher import is_first_rank
 from prompt_r1.programs.text import printable
 from prompt_r1.settings.agent import HELD_OUT, all_mini_data, is_mini_data
-from prompt_r1.settings.functions import OBJECT_PREFIX, described, import_object
+from prompt_r1.settings.functions import OBJECT_PREFIX, import_object, user_code
 from prompt_r1.types import Question
 
 
@@ -126,11 +126,7 @@ def _questions_of_function(name: str, split: str, seed: int) -> list[Question]:
     """The rows that MODULE:FUNCTION yields for a split, with the fields of a question file."""
     where = f"--data {OBJECT_PREFIX}{name}"
     function: Any = import_object(name, where=where)
-    try:
+    with user_code(f"{where}, called with a split and a seed,"):
         rows = list(function(split, seed))
-    except UsageError:
-        raise
-    except (Exception, SystemExit) as error:  # Anything may go wrong in the user's function.
-        raise UsageError(f"{where}, called with a split and a seed, raised {described(error)}") from error
     function_name = name.rpartition(":")[2]
     return as_questions(where, enumerate(rows, start=1), dataset=function_name)

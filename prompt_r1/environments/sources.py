@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from prompt_r1.errors import EnvError, FatalEnvError, UsageError
-from prompt_r1.settings.functions import described, parameters_of
+from prompt_r1.errors import EnvError, UsageError
+from prompt_r1.settings.functions import parameters_of, user_code
 from prompt_r1.types import Message, Spending
 
 # If nobody counts tokens, they are estimated from the number of characters. English text has about four
@@ -225,10 +225,8 @@ class OwnSource(Source):
     def __init__(self, own: Any, *, seed: int, name: str = "", priced: bool = False) -> None:
         if inspect.isclass(own):
             arguments = {"seed": seed} if "seed" in parameters_of(own) else {}
-            try:
+            with user_code(f"the environment {name or own!r}"):
                 own = own(**arguments)
-            except (Exception, SystemExit) as error:
-                raise UsageError(f"the environment {name or own!r} raised {described(error)}") from error
         function = getattr(own, "ask", None)
         if not callable(function):
             raise UsageError(f"the environment {name or own!r} has no method `ask(messages)`")
@@ -262,16 +260,12 @@ class OwnSource(Source):
 
     async def _call(self, messages: list[Message], **arguments: object) -> object:
         """Call the user's `ask`. Raises UsageError for an error in the user's code."""
-        try:
+        with user_code(f"the environment {self.name}"):
             if inspect.iscoroutinefunction(self._function):
                 return await self._function(messages, **arguments)
             reply = await asyncio.to_thread(self._function, messages, **arguments)
             # A decorated or partial async function does not look like one.
             return await reply if inspect.isawaitable(reply) else reply
-        except (EnvError, FatalEnvError, UsageError):
-            raise
-        except (Exception, SystemExit) as error:
-            raise UsageError(f"the environment {self.name} raised {described(error)}") from error
 
 
 class MuteEnvironment:

@@ -6,13 +6,14 @@ import reprlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import EnvError, FatalEnvError, UsageError
 from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
 
 OBJECT_PREFIX = "py:"  # py:MODULE:NAME is a user's environment, or a user's questions.
@@ -67,22 +68,32 @@ def import_function(
     return function
 
 
+@contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """Inside `with`, an error in a user's own code becomes a UsageError: "`what` raised …".
+
+    The errors of errors.py that a user's code may raise on purpose are not changed.
+    """
+    try:
+        yield
+    except (EnvError, FatalEnvError, UsageError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{what} raised {described(error)}") from error
+
+
 def import_reward(name: str) -> Callable[[Trajectory, Reward], float]:
     """The function MODULE:FUNCTION as a reward. Raises UsageError if it cannot be called with a game."""
     where = f"--reward {name}"
     function = import_function(name, flag="--reward", takes=("game", "reward of the paper"))
 
-    def failure(game: Trajectory, what: str) -> UsageError:
-        end = f"{game.stop} after {len(game.turns)} turns, answer {(game.answer or '')[:80]!r}"
-        return UsageError(f"{where}, question {game.question.id!r} (game: {end}), {what}")
-
     def reward(game: Trajectory, paper: Reward) -> float:
-        try:
+        end = f"{game.stop} after {len(game.turns)} turns, answer {(game.answer or '')[:80]!r}"
+        what = f"{where}, question {game.question.id!r} (game: {end}),"
+        with user_code(what):
             value = float(function(game, paper))
-        except (Exception, SystemExit) as error:
-            raise failure(game, f"raised {described(error)}") from error
         if not math.isfinite(value):
-            raise failure(game, f"returned {value}, not a finite number")
+            raise UsageError(f"{what} returned {value}, not a finite number")
         return value
 
     return reward
@@ -98,10 +109,8 @@ def import_metric(name: str) -> Callable[[str, Question], float]:
 
     def metric(answer: str, question: Question) -> float:
         what = f"{where}, question {question.id!r} (answer: {answer[:80]!r}),"
-        try:
+        with user_code(what):
             value = float(function(answer, question))
-        except (Exception, SystemExit) as error:
-            raise UsageError(f"{what} raised {described(error)}") from error
         if not 0 <= value <= 1:  # Wilson's interval needs a rate. This is true for NaN.
             raise UsageError(f"{what} returned {value}, not a number from 0 to 1")
         return value
@@ -127,10 +136,8 @@ def import_advantages(name: str) -> Callable[[Sequence[ScoredGame]], list[list[f
 
     def advantages(games: Sequence[ScoredGame]) -> list[list[float]]:
         what = f"{where}, question {games[0].trajectory.question.id!r},"
-        try:
+        with user_code(what):
             returned = function(games)
-        except (Exception, SystemExit) as error:
-            raise UsageError(f"{what} raised {described(error)}") from error
         try:
             return [_of_turns(value, game) for value, game in zip(returned, games, strict=True)]
         except (TypeError, ValueError):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss, LossColumns
-from prompt_r1.settings.functions import described, import_loss_function, parameters_of, place_of
+from prompt_r1.settings.functions import import_loss_function, parameters_of, place_of, user_code
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.update import IMPORTANCE_CAP
 
@@ -27,12 +27,9 @@ def import_loss(name: str) -> Callable[..., Loss]:
 
     def loss_of(logprobs: Tensor, columns: LossColumns, **settings: float) -> Loss:
         chosen = {name: value for name, value in settings.items() if name in wanted}
-        try:
+        without = ", called without columns.reference (--kl-coef 0)," if columns.reference is None else ""
+        with user_code(where + without):
             loss = function(logprobs, columns, **chosen)
-        except (Exception, SystemExit) as error:
-            used_none = columns.reference is None and "NoneType" in str(error)
-            hint = "; with --kl-coef 0, columns.reference is None" if used_none else ""
-            raise UsageError(f"{where} raised {described(error)}{hint}") from error
         problem = problem_of(loss, logprobs)
         if problem:
             raise UsageError(f"{where} ({place_of(function)}) returned {problem}")
