@@ -25,8 +25,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 
-from tqdm import tqdm
-
 from prompt_r1.data.questions import sample_questions
 from prompt_r1.environments.specs import open_account
 from prompt_r1.errors import Resumable, UsageError
@@ -51,7 +49,7 @@ from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.agent import check_question_lengths, load_codec
 from prompt_r1.pair.named_agent import trained_config
 from prompt_r1.programs.command_line import command, run_program
-from prompt_r1.programs.progress import progress_style
+from prompt_r1.programs.progress import progress_bar
 from prompt_r1.programs.text import printable
 from prompt_r1.rollout import run_together
 from prompt_r1.settings.fields import experiment_values
@@ -171,7 +169,7 @@ async def answer_all(
     await setup.environment.check()  # If the environment does not answer, no agent is loaded.
     answer = await METHODS[system.method].make(setup)
 
-    with tqdm(total=len(unanswered), desc=str(system), **progress_style()) as bar:
+    with progress_bar(name=str(system), total=len(unanswered)) as bar:
 
         async def answer_one(question: Question, sample: int) -> None:
             prediction = await answer(question, sample)

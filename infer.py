@@ -24,10 +24,11 @@ from dataclasses import replace
 
 from prompt_r1.errors import NoAnswer, QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.dialogue import Dialogue, game_as_json
+from prompt_r1.pair.named_agent import teaching_command
 from prompt_r1.pair.playing import OpenPair, open_pair
 from prompt_r1.pair.settings import InferConfig
-from prompt_r1.programs.command_line import run_program, teaching_command
-from prompt_r1.programs.files import json_object
+from prompt_r1.programs.command_line import run_program
+from prompt_r1.programs.reading import json_object
 from prompt_r1.programs.text import printable
 from prompt_r1.types import Question, Spending, Trajectory
 

@@ -10,8 +10,9 @@ import pytest
 
 from prompt_r1.data.__main__ import main as data_main
 from prompt_r1.evaluation.preflight import read_evaluate_config
+from prompt_r1.pair.named_agent import teaching_command
 from prompt_r1.pair.preflight import read_infer_config
-from prompt_r1.programs.command_line import command, teaching_command
+from prompt_r1.programs.command_line import command
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import warm_start
@@ -50,7 +51,7 @@ def after_a_warm_start() -> None:
 PRINTING: dict[str, Callable[[], None]] = {
     "prompt_r1/training/summary.py": after_training,
     "prompt_r1/training/warm_start.py": after_a_warm_start,
-    "prompt_r1/programs/command_line.py": lambda: print(teaching_command(FOLDER)),
+    "prompt_r1/pair/named_agent.py": lambda: print(teaching_command(FOLDER)),
 }
 
 

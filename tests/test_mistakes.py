@@ -15,7 +15,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.preflight import read_evaluate_config
 from prompt_r1.pair.preflight import read_infer_config
 from prompt_r1.programs.command_line import read_settings
-from prompt_r1.programs.files import seal
+from prompt_r1.programs.sealed_folders import seal
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import train_config

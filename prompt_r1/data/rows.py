@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_r1.errors import UsageError, first_line
-from prompt_r1.programs.files import json_object
+from prompt_r1.programs.reading import json_object
 
 Fields = Mapping[str, Any]
 NumberedRows = Iterable[tuple[int, object]]  # Rows with their numbers, from 1.

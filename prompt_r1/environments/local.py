@@ -22,7 +22,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_file, gguf_folder, is_gguf
 from prompt_r1.model.loading import load_policy, load_tokenizer, longest_game, vocabulary_of
 from prompt_r1.model.policy import Policy
-from prompt_r1.programs.files import is_finite_number
+from prompt_r1.programs.reading import is_finite_number
 from prompt_r1.settings.agent import SMOLLM2
 from prompt_r1.types import Message
 

@@ -24,8 +24,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.demonstrations import record
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
-from prompt_r1.pair.named_agent import NamedAgent, find_agent, preset_config, trained_config
-from prompt_r1.programs.command_line import teaching_command
+from prompt_r1.pair.named_agent import NamedAgent, find_agent, preset_config, teaching_command, trained_config
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
 from prompt_r1.rollout import play_groups

@@ -27,7 +27,7 @@ from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import Slots, make_questions
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.model.fine_tuning import fine_tune
-from prompt_r1.programs.progress import progress_style
+from prompt_r1.programs.progress import progress_bar
 from prompt_r1.protocol import INSTRUCTIONS, TAGS, Codec
 from prompt_r1.types import Question, Trajectory, Turn
 
@@ -89,7 +89,7 @@ def build_agent(
         betas=(0.9, 0.98),
         micro_batch=BATCH,
     )
-    for _ in tqdm(losses, desc="warm start", total=steps, unit="step", **progress_style()):
+    for _ in progress_bar(losses, name="warm start", unit="step", total=steps):
         pass
     return model, tokenizer
 

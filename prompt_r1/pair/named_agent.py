@@ -10,12 +10,13 @@ from pathlib import Path
 from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_file, gguf_folder, is_gguf
 from prompt_r1.programs.command_line import command
-from prompt_r1.programs.files import LFS_ADVICE, LFS_POINTER, is_finite_number, json_object
+from prompt_r1.programs.reading import is_finite_number, json_object
 from prompt_r1.settings.agent import GAME_FILE, MINI_AGENT, SMOLLM2, STEP_FILE, AgentConfig
 from prompt_r1.settings.fields import read_yaml, settings_of
 from prompt_r1.settings.train import PRESETS, preset_of
 
 RUNS = Path("runs")
+LFS_POINTER = b"version https://git-lfs"  # the first bytes of a file that Git LFS has not fetched
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -130,6 +131,11 @@ def preset_config(name: str, *, default: str = "paper") -> AgentConfig:
     return AgentConfig(**{setting: value for setting, value in preset.items() if setting in known})
 
 
+def teaching_command(agent: str) -> str:
+    """The command that teaches an agent the format of the game."""
+    return command("-m prompt_r1.training.warm_start", "--agent", agent, "--games", "mini")
+
+
 def exported_step(folder: Path) -> int:
     """The step of the agent in a folder; -1 if it was not trained here, or if STEP_FILE is damaged."""
     file = folder / STEP_FILE
@@ -179,7 +185,7 @@ def _check_agent_folder(folder: Path) -> None:
         raise UsageError(f"--agent {folder}: this run has saved no agent yet")
     for file in folder.iterdir():
         if file.is_file() and _is_lfs_pointer(file):
-            raise UsageError(f"{file} is {LFS_ADVICE}")
+            raise UsageError(f"{file} is a pointer of Git LFS: `git lfs pull` fetches the file itself")
     needs = {
         "config.json": (folder / "config.json").exists(),
         "a tokenizer": any((folder / name).exists() for name in TOKENIZER_FILES),

@@ -8,7 +8,9 @@ In reading order:
     keys           keep keys out of what is printed or written
     progress       progress bars that are also readable in a log file
     tables         tables for the terminal and in Markdown
-    files          write lines, files and folders that are complete or absent; read what others wrote
+    reading        check what was read from files and requests that others may have written
+    files          write lines and files that are complete or absent; make and lock the folder of a run
+    sealed_folders write folders that are complete or absent
     launcher       what torchrun or Slurm tells a process; names of devices
 
 It imports no other room, and no torch.

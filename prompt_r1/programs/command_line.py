@@ -164,11 +164,6 @@ def command(program: str, *arguments: object) -> str:
     return shlex.join(["python", *program.split(), *map(str, arguments)])
 
 
-def teaching_command(agent: str) -> str:
-    """The command that teaches an agent the format of the game."""
-    return command("-m prompt_r1.training.warm_start", "--agent", agent, "--games", "mini")
-
-
 class Parser(argparse.ArgumentParser):
     """Explains a wrong command line in one sentence."""
 

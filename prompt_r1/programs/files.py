@@ -1,66 +1,16 @@
-"""Read what others wrote only where it is sound; write lines, files and folders that are complete or absent.
-
-A folder is written under a temporary name, synced to the disk and renamed when it is complete. A kill while
-it is written leaves only the temporary folder, which the next writer beside it removes. If an older folder
-has the same name, it is moved aside first; after a kill between the two renames, `remove_leftovers` moves it
-back.
-"""
+"""Write lines and files that are complete or absent; make and lock the folder of a run."""
 
 import fcntl
 import functools
-import json
 import logging
 import os
-import shutil
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
-from typing import IO, Any, TypeGuard, get_origin
+from typing import IO
 
 from prompt_r1.errors import UsageError
 
 logger = logging.getLogger(__name__)
-
-LFS_POINTER = b"version https://git-lfs"  # the first bytes of a file that Git LFS has not fetched
-LFS_ADVICE = "a pointer of Git LFS: `git lfs pull` fetches the file itself"
-MAX_AMOUNT = 1e15  # Above, sums of tokens would lose precision.
-MAX_NUMBER = 1e300  # A larger integer may overflow a float.
-TEMPORARY = ".unfinished.tmp"
-MANIFEST = "manifest.json"  # the size in bytes of each file of a sealed folder, by name
-
-
-def is_finite_number(value: object) -> TypeGuard[float]:
-    """Whether a value from a file is a number that can be computed with."""
-    return type(value) in (int, float) and -MAX_NUMBER < value < MAX_NUMBER  # type: ignore[operator]
-
-
-def check_values(read: object) -> None:
-    """Raise ValueError if a dataclass that was made from a file holds values of other types than its fields.
-
-    No number in our files is below -1 or above MAX_AMOUNT.
-    """
-    for one in fields(read):  # type: ignore[arg-type]
-        value = getattr(read, one.name)
-        kind = get_origin(one.type) or one.type
-        if kind in (int, float):
-            is_right = type(value) in (int, kind) and -1 <= value <= MAX_AMOUNT
-        elif kind is dict:  # metrics, which may be NaN
-            is_right = type(value) is dict and all(
-                isinstance(number, float) or is_finite_number(number) for number in value.values()
-            )
-        else:
-            is_right = type(value) is kind
-        if not is_right:
-            raise ValueError(f"{one.name} is {value!r:.50}")
-
-
-def json_object(text: str | bytes) -> dict[str, Any]:
-    """Parse a JSON object. Anything else, such as a list or a text that was cut short, gives {}."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -128,84 +78,3 @@ def lock(file: int | IO[str], path: Path) -> bool:
 @functools.cache  # The warning comes once for each folder, however often the lock is tried.
 def _warn_of_missing_locks(path: Path, reason: str) -> None:
     logger.warning("%s cannot be locked (%s): let no second process write to this folder", path, reason)
-
-
-def new_temporary(folder: Path) -> Path:
-    """Make an empty folder beside `folder`, to be filled and then moved to that name."""
-    remove_leftovers(folder.parent)
-    # Only the last part of the path is made: if the run folder is deleted during the run, it stays deleted.
-    folder.parent.mkdir(exist_ok=True)
-    temporary = folder.with_name(TEMPORARY)
-    temporary.mkdir()
-    return temporary
-
-
-def seal(temporary: Path, folder: Path) -> None:
-    """Write the manifest of a temporary folder, and move it to `folder`."""
-    sizes = _sizes_in(temporary)
-    (temporary / MANIFEST).write_text(json.dumps(sizes, indent=1), "utf-8")
-    sync_and_move(temporary, folder)
-
-
-def find_damage(folder: Path) -> str:
-    """Say what is wrong with a sealed folder; "" if it has exactly the files and sizes of its manifest.
-
-    This notices files that are cut short, missing or added. It does not notice changed bytes.
-    """
-    try:
-        listed = json_object((folder / MANIFEST).read_bytes())
-        sizes = _sizes_in(folder)
-    except OSError as error:
-        return f"it cannot be read: {error.strerror}"
-    if not listed:
-        return f"{MANIFEST} is incomplete"
-    for name in sorted(listed.keys() | sizes.keys()):
-        if listed.get(name) != sizes.get(name):
-            return f"{name} has another size than was written"
-    return ""
-
-
-def _sizes_in(folder: Path) -> dict[str, int]:
-    """The size in bytes of each file of a folder, by name, without the manifest."""
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    sizes.pop(MANIFEST, None)
-    return sizes
-
-
-def sync_and_move(temporary: Path, folder: Path) -> None:
-    """Sync a folder to the disk, and rename it to `folder`, which may exist."""
-    for path in sorted(temporary.rglob("*")):
-        _sync(path)
-    _sync(temporary)
-    if folder.exists():
-        os.replace(folder, folder.with_name(f".{folder.name}.old"))
-    os.replace(temporary, folder)
-    remove_leftovers(folder.parent)
-    _sync(folder.parent)
-
-
-def remove_leftovers(parent: Path) -> None:
-    """Remove incomplete folders in `parent`; if a new folder never came, move the older folder back."""
-    for replaced in parent.glob(".*.old"):
-        folder = parent / replaced.name.removeprefix(".").removesuffix(".old")
-        if folder.exists():
-            _remove(replaced)
-        else:
-            os.replace(replaced, folder)
-    _remove(parent / TEMPORARY)
-
-
-def _remove(path: Path) -> None:
-    """Remove a folder, or the file or link that stands in its place in a run folder from elsewhere."""
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

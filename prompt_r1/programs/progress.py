@@ -2,7 +2,12 @@
 
 import io
 import sys
-from typing import Any
+from collections.abc import Iterable
+from typing import TypeVar
+
+from tqdm import tqdm
+
+T = TypeVar("T")
 
 
 class _Lines(io.TextIOBase):
@@ -15,11 +20,26 @@ class _Lines(io.TextIOBase):
         return len(text)
 
 
-def progress_style() -> dict[str, Any]:
-    """Arguments of tqdm. The last state of a bar stays, so that a wait ends at 100 %.
+def progress_bar(
+    items: Iterable[T] | None = None,
+    *,
+    name: str,
+    unit: str = "it",
+    total: int | None = None,
+    shown: bool = True,
+) -> "tqdm[T]":
+    """A progress bar over `items`, or to be updated up to `total`. Its last state stays, so it ends at 100 %.
 
     Without a terminal, a line is written after every ten seconds; a shorter wait writes none.
     """
-    if sys.stderr.isatty():
-        return {}
-    return {"file": _Lines(), "mininterval": 10, "delay": 10}
+    is_terminal = sys.stderr.isatty()
+    return tqdm(
+        items,
+        desc=name,
+        unit=unit,
+        total=total,
+        disable=not shown,
+        file=None if is_terminal else _Lines(),  # None: stderr
+        mininterval=0.1 if is_terminal else 10,
+        delay=0 if is_terminal else 10,
+    )

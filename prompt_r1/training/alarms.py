@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
 
-from prompt_r1.programs.command_line import teaching_command
+from prompt_r1.pair.named_agent import teaching_command
 from prompt_r1.training.update import Limit
 
 WINDOW = 5

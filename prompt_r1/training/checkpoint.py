@@ -30,7 +30,8 @@ from transformers.utils import cached_file
 from prompt_r1.errors import Resumable, UsageError, first_line
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy
-from prompt_r1.programs import files
+from prompt_r1.programs.reading import check_values, json_object
+from prompt_r1.programs.sealed_folders import find_damage, new_temporary, remove_leftovers, seal
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.run_folder import FORMAT, check_settings, check_version, checkpoints_of, step_of
@@ -77,7 +78,7 @@ def save_checkpoint(
     folder = run / "checkpoints" / f"step-{state.trained_step:06d}"
     tensors = tensors_of(policy, optimizer)
     with resumable_writes(folder, ranks):
-        temporary = ranks.on_first_rank(lambda: files.new_temporary(folder))
+        temporary = ranks.on_first_rank(lambda: new_temporary(folder))
         writer = HuggingFaceStorageWriter(
             str(temporary), fqn_to_index_mapping=_file_numbers(tensors, ranks), save_distributed=True
         )
@@ -87,7 +88,7 @@ def save_checkpoint(
         def finish() -> None:
             (temporary / "state.json").write_text(json.dumps(asdict(state)), "utf-8")
             write_yaml(config, temporary / "config.yaml")
-            files.seal(temporary, folder)  # Writes the manifest, and moves the folder into its place.
+            seal(temporary, folder)  # Writes the manifest, and moves the folder into its place.
             _remove_old(run, best_step=state.best_step)
 
         ranks.on_first_rank(finish)
@@ -121,12 +122,12 @@ def newest_checkpoint(run: Path, *, say: Callable[[str], None]) -> Path | None:
     Damaged checkpoints are skipped, and `say` gets a line about each. Raises UsageError if all checkpoints
     are damaged, or if the search meets a checkpoint of another version.
     """
-    files.remove_leftovers(run)
-    files.remove_leftovers(run / "checkpoints")
+    remove_leftovers(run)
+    remove_leftovers(run / "checkpoints")
     found = checkpoints_of(run)
     for checkpoint in reversed(found):
         check_version(checkpoint)
-        damage = files.find_damage(checkpoint)
+        damage = find_damage(checkpoint)
         if not damage:
             return checkpoint
         say(f"Skipping {checkpoint}: {damage}")
@@ -169,12 +170,12 @@ def load_checkpoint(
 def read_state(checkpoint: Path) -> State:
     """Read state.json. Raises UsageError if it has other fields or values than a run writes."""
     try:
-        values = files.json_object((checkpoint / "state.json").read_bytes())
+        values = json_object((checkpoint / "state.json").read_bytes())
         state = State(**values)
         missing = vars(state).keys() - values.keys()
         if missing:
             raise ValueError(f"{min(missing)} is missing")
-        files.check_values(state)
+        check_values(state)
         if state.trained_step != step_of(checkpoint):
             raise ValueError(f"trained_step is {state.trained_step}")
         return state
@@ -251,7 +252,7 @@ def resumable_writes(folder: Path, ranks: Ranks) -> Iterator[None]:
         yield
     except (OSError, SafetensorError, dcp.CheckpointException) as error:
         if ranks.is_first:
-            files.remove_leftovers(folder.parent)
+            remove_leftovers(folder.parent)
         cause = _cause(error)
         reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else first_line(cause)
         raise Resumable(

@@ -16,7 +16,8 @@ from typing import Any
 from tqdm import tqdm
 
 from prompt_r1.errors import UsageError
-from prompt_r1.programs.files import is_finite_number, json_object, replace_file
+from prompt_r1.programs.files import replace_file
+from prompt_r1.programs.reading import is_finite_number, json_object
 from prompt_r1.programs.text import printable
 from prompt_r1.types import ScoredGame
 

@@ -29,7 +29,8 @@ from prompt_r1.errors import UsageError
 from prompt_r1.f1 import exact_match
 from prompt_r1.pair.named_agent import exported_step
 from prompt_r1.programs.command_line import Parser, program_name, run_program
-from prompt_r1.programs.files import json_object, replace_file
+from prompt_r1.programs.files import replace_file
+from prompt_r1.programs.reading import json_object
 from prompt_r1.programs.text import printable
 from prompt_r1.settings.fields import read_mapping
 from prompt_r1.training.charts import Lines, charts_of, points_of

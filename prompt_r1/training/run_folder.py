@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import TextIO
 
 from prompt_r1.errors import UsageError
-from prompt_r1.programs.files import find_damage, json_object, lock, make_folder
+from prompt_r1.programs.files import lock, make_folder
+from prompt_r1.programs.reading import json_object
+from prompt_r1.programs.sealed_folders import find_damage
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import experiment_values, read_mapping
 

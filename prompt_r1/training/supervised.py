@@ -14,7 +14,6 @@ from itertools import groupby
 from pathlib import Path
 
 from torch import Tensor
-from tqdm import tqdm
 
 from prompt_r1.engine.model_check import check_model
 from prompt_r1.errors import UsageError
@@ -25,8 +24,9 @@ from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import find_agent
-from prompt_r1.programs.files import TEMPORARY, make_folder
-from prompt_r1.programs.progress import progress_style
+from prompt_r1.programs.files import make_folder
+from prompt_r1.programs.progress import progress_bar
+from prompt_r1.programs.sealed_folders import TEMPORARY
 from prompt_r1.protocol import Codec
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.training.export import export_agent
@@ -104,7 +104,7 @@ def train_weights(
 
     return fine_tune(
         policy.trained_parameters(),
-        tqdm(batches, desc="fine-tuning", unit="step", **progress_style()),
+        progress_bar(batches, name="fine-tuning", unit="step"),
         partial(negative_log_likelihood, policy),
         rate=lambda step: config.lr * schedule(step, len(batches)),
         betas=(0.9, 0.999),

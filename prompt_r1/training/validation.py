@@ -3,14 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 
-from tqdm import tqdm
-
 from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.errors import EnvError
 from prompt_r1.f1 import exact_match, f1
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
 from prompt_r1.pair.asking import read_answer, request_of
-from prompt_r1.programs.progress import progress_style
+from prompt_r1.programs.progress import progress_bar
 from prompt_r1.programs.tables import markdown_table, text_table
 from prompt_r1.reward import Rule, score_games
 from prompt_r1.rollout import play_groups, run_together
@@ -110,7 +108,7 @@ def compare_on_test(run: Run, questions: Sequence[Question]) -> str:
     own = run.ranks.share(questions)
     spec = run.config.env
     asked = len(own) * (2 if spec == "none" else 3)
-    with tqdm(total=asked, desc="test", disable=not run.ranks.is_first, **progress_style()) as bar:
+    with progress_bar(name="test", total=asked, shown=run.ranks.is_first) as bar:
         if spec != "none":
             alone = run.wait_for(ask_directly(own, run.environment, spec, after_each=bar.update))
             rows["environment alone"] = run.ranks.gather_lists(alone)

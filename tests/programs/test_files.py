@@ -11,16 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.programs import files
-from prompt_r1.programs.files import (
-    append_line,
-    find_damage,
-    json_object,
-    lock,
-    new_temporary,
-    replace_file,
-    seal,
-)
+from prompt_r1.programs import sealed_folders
+from prompt_r1.programs.files import append_line, lock, replace_file
+from prompt_r1.programs.reading import json_object
+from prompt_r1.programs.sealed_folders import find_damage, new_temporary, seal
 from tests.support.paths import ROOT
 
 
@@ -37,13 +31,13 @@ def test_a_link_in_the_place_of_the_temporary_folder_is_removed_and_not_followed
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / files.TEMPORARY).symlink_to(tmp_path / "mine")
+    (tmp_path / "run" / sealed_folders.TEMPORARY).symlink_to(tmp_path / "mine")
     write_folder(tmp_path / "run" / "agent", "new")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["agent"]
     assert (tmp_path / "mine" / "notes.txt").exists()
 
 
-@pytest.mark.parametrize("name", [files.TEMPORARY, ".agent.old"])
+@pytest.mark.parametrize("name", [sealed_folders.TEMPORARY, ".agent.old"])
 def test_a_file_in_the_place_of_a_folder_of_ours_is_removed(name, tmp_path):
     write_folder(tmp_path / "agent", "old")
     (tmp_path / name).touch()
@@ -54,7 +48,7 @@ def test_a_file_in_the_place_of_a_folder_of_ours_is_removed(name, tmp_path):
 
 def test_a_sealed_folder_lists_its_files_and_their_sizes(tmp_path):
     write_folder(tmp_path / "agent", "four")
-    listed = json.loads((tmp_path / "agent" / files.MANIFEST).read_text())
+    listed = json.loads((tmp_path / "agent" / sealed_folders.MANIFEST).read_text())
     assert listed == {"a.txt": 4, "b.txt": 4} and find_damage(tmp_path / "agent") == ""
 
 
@@ -73,14 +67,14 @@ def test_a_file_that_is_cut_short_missing_or_added_is_damage(tmp_path):
 @pytest.mark.parametrize("content", ["", "[]", '{"a.txt": 4', "{}"])
 def test_a_damaged_list_of_files_is_damage(content, tmp_path):
     write_folder(tmp_path / "agent", "four")
-    (tmp_path / "agent" / files.MANIFEST).write_text(content)
+    (tmp_path / "agent" / sealed_folders.MANIFEST).write_text(content)
     assert find_damage(tmp_path / "agent") == "manifest.json is incomplete"
 
 
 def test_replacing_a_folder_leaves_nothing_of_the_older_one(tmp_path):
     folder = tmp_path / "agent"
     write_folder(folder, "older")
-    for left in (files.TEMPORARY, ".agent.old"):  # by kills
+    for left in (sealed_folders.TEMPORARY, ".agent.old"):  # by kills
         (tmp_path / left).mkdir()
         (tmp_path / left / "torn.txt").touch()
     write_folder(folder, "newer")

@@ -5,12 +5,11 @@ import sys
 import unicodedata
 
 import pytest
-from tqdm import tqdm
 
 from prompt_r1.programs import keys
 from prompt_r1.programs.command_line import prepare_standard_streams
 from prompt_r1.programs.keys import scrub
-from prompt_r1.programs.progress import progress_style
+from prompt_r1.programs.progress import progress_bar
 from prompt_r1.programs.text import printable, printable_line
 
 # Such as the CSI of eight bits, right to left, and a line separator.
@@ -56,7 +55,7 @@ def test_without_a_terminal_progress_is_a_line_every_ten_seconds_up_to_100_perce
     now = [0.0]
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])
     for seconds, expected in [(1, []), (6, [2, 4, 5])]:  # steps that take a second, or six
-        for _ in tqdm(range(5), desc="games", **progress_style()):
+        for _ in progress_bar(range(5), name="games"):
             now[0] += seconds
         error = capsys.readouterr().err
         assert [line.split("|")[2].split()[0] for line in error.splitlines()] == [f"{n}/5" for n in expected]

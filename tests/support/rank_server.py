@@ -22,9 +22,9 @@ from select import select
 import torch
 
 import train
-from prompt_r1.programs import files
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.settings.train import train_config
+from prompt_r1.training import checkpoint
 from prompt_r1.training import record as record_file
 from prompt_r1.training.record import Record
 from prompt_r1.training.run import Run
@@ -78,7 +78,7 @@ def run_rank(rank: int, request: dict, port: int, pipe: int) -> None:
         (torch.optim.AdamW, "step", "step"),
         (record_file, "export_agent", "export"),
         (record_file, "save_checkpoint", "save"),
-        (files, "seal", "seal"),
+        (checkpoint, "seal", "seal"),
     ]:
         setattr(home, attribute, recorded(phase)(getattr(home, attribute)))
     sys.argv = ["train.py", *request["arguments"]]

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.model.distributed import Ranks
-from prompt_r1.programs import files
+from prompt_r1.programs import sealed_folders
 from prompt_r1.settings.fields import experiment_values
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import checkpoint
@@ -209,7 +209,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(saved):
 def test_a_kill_while_a_checkpoint_or_agent_is_written_or_replaced_loses_no_older_one(saved):
     """Kills between write and rename, and between the two renames of a folder that is replaced."""
     folder = saved.folder / "checkpoints"
-    (folder / "step-000002").rename(folder / files.TEMPORARY)
+    (folder / "step-000002").rename(folder / sealed_folders.TEMPORARY)
     shutil.copytree(folder / "step-000001", folder / ".step-000001.old")
     assert saved.newest().name == "step-000001"
     (folder / "step-000001").rename(folder / ".step-000001.old")
@@ -331,9 +331,9 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(saved):
     """Its list of files had digests, so that it would pass for damaged."""
     for folder in checkpoints_of(saved.folder):
         edit_state(folder, format=3)
-        listed = json.loads((folder / files.MANIFEST).read_text())
+        listed = json.loads((folder / sealed_folders.MANIFEST).read_text())
         with_digests = {name: [size, "digest"] for name, size in listed.items()}
-        (folder / files.MANIFEST).write_text(json.dumps(with_digests))
+        (folder / sealed_folders.MANIFEST).write_text(json.dumps(with_digests))
     with pytest.raises(UsageError, match=r"by another version: .* another --out$"):
         saved.newest()
     assert saved.said == []

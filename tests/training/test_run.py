@@ -16,7 +16,7 @@ from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.model.signals import Interrupt
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import exported_step
-from prompt_r1.programs import files
+from prompt_r1.programs import sealed_folders
 from prompt_r1.reward import RULES
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import validation
@@ -175,7 +175,7 @@ def test_a_full_disk_in_an_export_stops_the_run_which_exports_the_step_when_it_i
         pytest.raises(Resumable, match=r"agent could not be written: .*File too large.*: make room"),
     ):
         record.step(val_em=0.5, val_reward=0.3)
-    assert not (tmp_path / files.TEMPORARY).exists()  # the room that it took is free again
+    assert not (tmp_path / sealed_folders.TEMPORARY).exists()  # the room that it took is free again
     assert exported_step(tmp_path / "agent") == 0
     record.save()
     resumed = resume(tmp_path, base)
@@ -228,8 +228,8 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(base, tmp_p
     state = json.loads((newest / "state.json").read_text())
     del state["format"]
     (newest / "state.json").write_text(json.dumps(state | {"sampler": {"epoch": 0, "position": 10}}))
-    (newest / files.MANIFEST).unlink()
-    files.seal(newest, newest.with_name("step-000005"))
+    (newest / sealed_folders.MANIFEST).unlink()
+    sealed_folders.seal(newest, newest.with_name("step-000005"))
     with pytest.raises(UsageError, match=r"by another version: .* another --out$"):
         resume(tmp_path, base)
 

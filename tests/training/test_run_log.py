@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from prompt_r1.programs import files
+from prompt_r1.programs import sealed_folders
 from prompt_r1.training.log import Log, read_metrics, trim_run
 
 
@@ -85,7 +85,7 @@ def test_a_run_folder_that_is_deleted_during_the_run_is_named_and_not_made_again
         with pytest.raises(FileNotFoundError):
             write()
     with pytest.raises(FileNotFoundError):
-        files.new_temporary(folder / "checkpoints/step-000001")
+        sealed_folders.new_temporary(folder / "checkpoints/step-000001")
     assert not folder.exists()
 
 

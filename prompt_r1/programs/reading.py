@@ -1,0 +1,42 @@
+"""Check what was read from files and requests that others may have written."""
+
+import json
+from dataclasses import fields
+from typing import Any, TypeGuard, get_origin
+
+MAX_AMOUNT = 1e15  # Above, sums of tokens would lose precision.
+MAX_NUMBER = 1e300  # A larger integer may overflow a float.
+
+
+def is_finite_number(value: object) -> TypeGuard[float]:
+    """Whether a value from a file is a number that can be computed with."""
+    return type(value) in (int, float) and -MAX_NUMBER < value < MAX_NUMBER  # type: ignore[operator]
+
+
+def check_values(read: object) -> None:
+    """Raise ValueError if a dataclass that was made from a file holds values of other types than its fields.
+
+    No number in our files is below -1 or above MAX_AMOUNT.
+    """
+    for one in fields(read):  # type: ignore[arg-type]
+        value = getattr(read, one.name)
+        kind = get_origin(one.type) or one.type
+        if kind in (int, float):
+            is_right = type(value) in (int, kind) and -1 <= value <= MAX_AMOUNT
+        elif kind is dict:  # metrics, which may be NaN
+            is_right = type(value) is dict and all(
+                isinstance(number, float) or is_finite_number(number) for number in value.values()
+            )
+        else:
+            is_right = type(value) is kind
+        if not is_right:
+            raise ValueError(f"{one.name} is {value!r:.50}")
+
+
+def json_object(text: str | bytes) -> dict[str, Any]:
+    """Parse a JSON object. Anything else, such as a list or a text that was cut short, gives {}."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

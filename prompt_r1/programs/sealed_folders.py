@@ -1,0 +1,98 @@
+"""Write folders that are complete or absent, also if the process is killed meanwhile.
+
+A folder is written under a temporary name, synced to the disk and renamed when it is complete. A kill while
+it is written leaves only the temporary folder, which the next writer beside it removes. If an older folder
+has the same name, it is moved aside first; after a kill between the two renames, `remove_leftovers` moves it
+back. A *sealed* folder also has a manifest, by which damage is found.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from prompt_r1.programs.reading import json_object
+
+TEMPORARY = ".unfinished.tmp"
+MANIFEST = "manifest.json"  # the size in bytes of each file of a sealed folder, by name
+
+
+def new_temporary(folder: Path) -> Path:
+    """Make an empty folder beside `folder`, to be filled and then moved to that name."""
+    remove_leftovers(folder.parent)
+    # Only the last part of the path is made: if the run folder is deleted during the run, it stays deleted.
+    folder.parent.mkdir(exist_ok=True)
+    temporary = folder.with_name(TEMPORARY)
+    temporary.mkdir()
+    return temporary
+
+
+def seal(temporary: Path, folder: Path) -> None:
+    """Write the manifest of a temporary folder, and move it to `folder`."""
+    sizes = _sizes_in(temporary)
+    (temporary / MANIFEST).write_text(json.dumps(sizes, indent=1), "utf-8")
+    sync_and_move(temporary, folder)
+
+
+def find_damage(folder: Path) -> str:
+    """Say what is wrong with a sealed folder; "" if it has exactly the files and sizes of its manifest.
+
+    This notices files that are cut short, missing or added. It does not notice changed bytes.
+    """
+    try:
+        listed = json_object((folder / MANIFEST).read_bytes())
+        sizes = _sizes_in(folder)
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    if not listed:
+        return f"{MANIFEST} is incomplete"
+    for name in sorted(listed.keys() | sizes.keys()):
+        if listed.get(name) != sizes.get(name):
+            return f"{name} has another size than was written"
+    return ""
+
+
+def _sizes_in(folder: Path) -> dict[str, int]:
+    """The size in bytes of each file of a folder, by name, without the manifest."""
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    sizes.pop(MANIFEST, None)
+    return sizes
+
+
+def sync_and_move(temporary: Path, folder: Path) -> None:
+    """Sync a folder to the disk, and rename it to `folder`, which may exist."""
+    for path in sorted(temporary.rglob("*")):
+        _sync(path)
+    _sync(temporary)
+    if folder.exists():
+        os.replace(folder, folder.with_name(f".{folder.name}.old"))
+    os.replace(temporary, folder)
+    remove_leftovers(folder.parent)
+    _sync(folder.parent)
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Remove incomplete folders in `parent`; if a new folder never came, move the older folder back."""
+    for replaced in parent.glob(".*.old"):
+        folder = parent / replaced.name.removeprefix(".").removesuffix(".old")
+        if folder.exists():
+            _remove(replaced)
+        else:
+            os.replace(replaced, folder)
+    _remove(parent / TEMPORARY)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or the file or link that stands in its place in a run folder from elsewhere."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
