@@ -5,7 +5,6 @@ if __name__ == "__main__":  # This comes first: the imports below fail if packag
 
     check_installation()
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -23,78 +22,80 @@ from prompt_r1.types import Question
 
 def main(arguments: list[str]) -> None:
     """Run one of the commands convert, split and mix."""
+    options = vars(command_line().parse_args(arguments))
+    run = options.pop("run")
+    run(**options)
+
+
+def command_line() -> Parser:
+    """The flags of the three commands, and the function that runs each command."""
     parser = Parser(program_name(), description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="convert|split|mix")
-    _add_convert(commands)
-    _add_split(commands)
-    _add_mix(commands)
-    options = parser.parse_args(arguments)
-    options.run(options)
 
-
-def _add_convert(commands: "argparse._SubParsersAction[Parser]") -> None:
-    command = commands.add_parser("convert", help="convert a raw dump to a question file", allow_abbrev=False)
-    command.set_defaults(run=_convert)
-    command.add_argument("--from", dest="source", required=True, choices=CONVERTED, help="the dataset")
+    about = "convert a raw dump to a question file"
+    command = commands.add_parser("convert", help=about, allow_abbrev=False)
+    command.set_defaults(run=convert_files)
+    add = command.add_argument
+    add("--from", dest="name", required=True, choices=CONVERTED, help="the dataset")
     sources = "raw files, or hf:ORG/NAME:SPLIT"
-    command.add_argument("--in", dest="files", required=True, nargs="+", metavar="FILE", help=sources)
-    command.add_argument("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")
+    add("--in", dest="files", required=True, nargs="+", metavar="FILE", help=sources)
+    add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")
 
-
-def _convert(options: argparse.Namespace) -> None:
-    _check_written(options.out, options.files)
-    questions, left_out = convert(options.source, options.files)
-    write_questions(options.out, questions)
-    print(f"{options.out}: {len(questions):,} questions of {questions[0].dataset}")
-    for reason, rows in left_out.most_common():
-        print(f"  left out: {rows:,} ({reason})")
-
-
-def _add_split(commands: "argparse._SubParsersAction[Parser]") -> None:
     about = "divide questions into a file to train on and a file to test with"
     command = commands.add_parser("split", help=about, allow_abbrev=False)
-    command.set_defaults(run=_split)
+    command.set_defaults(run=split_files)
     add = command.add_argument
     add("--in", dest="files", required=True, nargs="+", metavar="FILE", help="question files")
     add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file to train on")
     add("--test", required=True, type=Path, metavar="FILE", help="a .jsonl file to test with")
     add("--share", type=float, default=0.1, metavar="X", help="share to test with, of each dataset (0.1)")
 
-
-def _split(options: argparse.Namespace) -> None:
-    _check_written(options.out, options.files)
-    _check_written(options.test, [*options.files, options.out])
-    check_number("--share", options.share, Range(above=0, below=1))
-    questions = _questions_of(options.files)
-    check_ids(questions)
-    count = max(1, round(options.share * len(questions)))
-    training, test = hold_out(questions, count)
-    write_questions(options.out, training)
-    write_questions(options.test, test)
-    print(f"{options.out}: {len(training):,} questions to train on")
-    print(f"{options.test}: {len(test):,} questions to test with")
-
-
-def _add_mix(commands: "argparse._SubParsersAction[Parser]") -> None:
     about = "draw the same number of questions from each dataset"
     command = commands.add_parser("mix", help=about, allow_abbrev=False)
-    command.set_defaults(run=_mix)
+    command.set_defaults(run=mix_files)
     add = command.add_argument
     add("--in", dest="files", required=True, nargs="+", metavar="FILE", help="question files")
     add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")
     add("--per-dataset", type=int, default=5_120, metavar="N", help="questions per dataset (5120)")
     add("--exclude", nargs="+", default=[], metavar="FILE", help="leave out their questions")
     add("--seed", type=int, default=0, metavar="N", help="seed of the draw (0)")
+    return parser
 
 
-def _mix(options: argparse.Namespace) -> None:
-    _check_written(options.out, [*options.files, *options.exclude])
-    check_number("--per-dataset", options.per_dataset, POSITIVE)
-    questions = _questions_of(options.files)
-    excluded = _questions_of(options.exclude)
-    drawn = mix(questions, options.per_dataset, seed=options.seed, exclude=excluded)
-    write_questions(options.out, drawn)
-    print(f"{options.out}: {len(drawn):,} questions")
+def convert_files(*, name: str, files: Sequence[str], out: Path) -> None:
+    """Write the questions of raw files of a dataset to `out`, and print what was left out."""
+    _check_written(out, files)
+    questions, left_out = convert(name, files)
+    write_questions(out, questions)
+    print(f"{out}: {len(questions):,} questions of {questions[0].dataset}")
+    for reason, rows in left_out.most_common():
+        print(f"  left out: {rows:,} ({reason})")
+
+
+def split_files(*, files: Sequence[str], out: Path, test: Path, share: float) -> None:
+    """Write a share of the questions to `test`, and the others to `out`."""
+    _check_written(out, files)
+    _check_written(test, [*files, out])
+    check_number("--share", share, Range(above=0, below=1))
+    questions = _questions_of(files)
+    check_ids(questions)
+    count = max(1, round(share * len(questions)))
+    training, held_out = hold_out(questions, count)
+    write_questions(out, training)
+    write_questions(test, held_out)
+    print(f"{out}: {len(training):,} questions to train on")
+    print(f"{test}: {len(held_out):,} questions to test with")
+
+
+def mix_files(
+    *, files: Sequence[str], out: Path, per_dataset: int, exclude: Sequence[str], seed: int
+) -> None:
+    """Write a random draw of the questions to `out`, without the questions of the files in `exclude`."""
+    _check_written(out, [*files, *exclude])
+    check_number("--per-dataset", per_dataset, POSITIVE)
+    drawn = mix(_questions_of(files), per_dataset, seed=seed, exclude=_questions_of(exclude))
+    write_questions(out, drawn)
+    print(f"{out}: {len(drawn):,} questions")
     counts = Counter(question.dataset for question in drawn)
     for dataset in sorted({*counts, *TRAINED}):
         print(printable(f"  {dataset}: {counts[dataset]:,}"))
