@@ -11,9 +11,20 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from prompt_r1.data.files import gold_answers, id_from_text, kind_of, question_key, without_dapo_wrapper
-from prompt_r1.data.rows import BadRow, Fields, describe, fields_of, read_rows, text_field, text_or_number
+from prompt_r1.data.rows import (
+    BadRow,
+    Fields,
+    NumberedRows,
+    describe,
+    fields_of,
+    read_rows,
+    text_field,
+    text_of,
+    text_or_number,
+)
 from prompt_r1.errors import UsageError
 from prompt_r1.f1 import normalise
 from prompt_r1.types import Question
@@ -21,9 +32,9 @@ from prompt_r1.types import Question
 Draft = tuple[str, tuple[str, ...]]  # a question and its gold answers
 NO_ANSWER = "no answer (a test split)"
 WRITING_TAGS = re.compile(r"^(?:\s*\[\s*(?:WP|EU|CW|TT|PI|RF|MP|IP|PM|OT|FF|SP)\s*\])+", re.IGNORECASE)
-# The letter and bracket of an option, as in "a ) 38 , b ) 27.675". They stand at the beginning, or after a
-# space, a comma, a square bracket or a quote.
-OPTION_LETTER = re.compile(r"(?:^|(?<=[\s,\['\"]))([a-e]) \) ")
+# What separates the options of MathQA, as in "a ) 38 , b ) 27.675". Some files have the options as a list in
+# quotes, and some repeat the letter: "a ) a ) 38 , b ) b ) 27.675".
+OPTION = re.compile(r"""(?:^|,)[\s['"]*(?:([a-e]) \) )+""")
 
 
 class LeftOut(Exception):
@@ -33,7 +44,7 @@ class LeftOut(Exception):
 def hotpotqa(row: Fields) -> Draft:
     """HotpotQA, and 2WikiMultihopQA, which has the same format. Their test splits have no answers."""
     _require(row, "context")
-    return text_field(row, "question"), _golds(row.get("answer"), "answer")
+    return text_field(row, "question"), _filled_golds([row.get("answer")], "answer")
 
 
 def musique(row: Fields) -> Draft:
@@ -42,7 +53,7 @@ def musique(row: Fields) -> Draft:
     if str(row.get("answerable", True)).lower() != "true":  # In a table, the cell is a text.
         raise LeftOut("unanswerable")
     aliases = _list(row["answer_aliases"] or [], "answer_aliases")
-    return text_field(row, "question"), _golds([row.get("answer"), *aliases], "answer")
+    return text_field(row, "question"), _filled_golds([row.get("answer"), *aliases], "answer")
 
 
 def popqa(row: Fields) -> Draft:
@@ -53,7 +64,7 @@ def popqa(row: Fields) -> Draft:
     except (ValueError, RecursionError):
         raise BadRow("the field possible_answers is not a JSON list") from None
     golds = _list(golds, "possible_answers")
-    return text_field(row, "question"), _golds(golds, "possible_answers")
+    return text_field(row, "question"), _filled_golds(golds, "possible_answers")
 
 
 def gsm8k(row: Fields) -> Draft:
@@ -102,10 +113,23 @@ def writingprompts(row: Fields) -> Draft:
     return f"Please write a short article based on the given title: '{prompt}'", (story,)
 
 
+def prompts_and_stories(path: Path) -> NumberedRows:
+    """The rows of WritingPrompts: line n of X.wp_source is the prompt, line n of X.wp_target its story."""
+    stories_path = path.with_suffix(".wp_target")
+    if not stories_path.is_file():
+        raise UsageError(f"{path}: its stories are missing, which belong into {stories_path}")
+    prompts = text_of(path).strip("\n").split("\n")
+    stories = text_of(stories_path).strip("\n").split("\n")
+    if len(prompts) != len(stories):
+        raise UsageError(f"{path} and {stories_path.name} have different numbers of lines")
+    for number, (prompt, story) in enumerate(zip(prompts, stories, strict=True), start=1):
+        yield number, {"prompt": prompt, "story": story}
+
+
 def mathqa(row: Fields) -> Draft:
     """MathQA. The gold answer is the text of the correct option; the question does not show the options."""
     _require(row, "Problem", "options", "correct")
-    _, *pieces = OPTION_LETTER.split(text_field(row, "options"))  # letter, text, letter, text, …
+    _, *pieces = OPTION.split(text_field(row, "options"))  # letter, text, letter, text, …
     letters, texts = pieces[::2], pieces[1::2]
     options = dict(zip(letters, texts, strict=True))
     gold = options.get(text_field(row, "correct").strip(), "").strip(" ,[]'\"")
@@ -127,7 +151,7 @@ def squad(row: Fields) -> Draft:
         texts = [text_field(fields_of(answer), "text") for answer in _list(answers, "answers")]
     if not texts:
         raise LeftOut("unanswerable")
-    return text_field(row, "question"), _golds(texts, "answers")
+    return text_field(row, "question"), _filled_golds(texts, "answers")
 
 
 def triviaqa(row: Fields) -> Draft:
@@ -137,7 +161,7 @@ def triviaqa(row: Fields) -> Draft:
         raise LeftOut(NO_ANSWER)
     answer = {name.lower(): value for name, value in fields_of(row["answer"]).items()}
     aliases = _list(answer.get("aliases") or [], "aliases")
-    return text_field(row, "question"), _golds([answer.get("value"), *aliases], "answer")
+    return text_field(row, "question"), _filled_golds([answer.get("value"), *aliases], "answer")
 
 
 def xsum(row: Fields) -> Draft:
@@ -176,16 +200,15 @@ def _list(value: object, field: str) -> list[object]:
     return value
 
 
-def _golds(value: object, field: str) -> tuple[str, ...]:
-    """The gold answers in a field, a single value or a list, without blank answers and repeats.
+def _filled_golds(values: Sequence[object], field: str) -> tuple[str, ...]:
+    """The gold answers among the values of a field, without blank answers and repeats.
 
     Raises LeftOut if no answer is left, as in test splits.
     """
-    values = value if isinstance(value, list) else [value]
-    filled = [gold for gold in values if gold not in (None, "<unk>") and str(gold).strip()]
+    filled = [value for value in values if value not in (None, "<unk>") and str(value).strip()]
     if not filled:
         raise LeftOut(NO_ANSWER)
-    return tuple(dict.fromkeys(text_or_number(gold, field) for gold in filled))
+    return tuple(dict.fromkeys(gold_answers(filled, field)))
 
 
 # The name for --from → the dataset's name in the paper, and the function that converts its rows.
@@ -220,7 +243,7 @@ def convert(name: str, sources: Sequence[str]) -> tuple[list[Question], Counter[
     questions: dict[str, Question] = {}  # question_key → question
     left_out: Counter[str] = Counter()
     for source in sources:
-        for number, row in read_rows(source):
+        for number, row in rows_of_dump(source):
             try:
                 text, golds = question_of(fields_of(row))
             except LeftOut as reason:
@@ -239,6 +262,11 @@ def convert(name: str, sources: Sequence[str]) -> tuple[list[Question], Counter[
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items()) or "no rows"
         raise UsageError(f"{sources[0]}: no question is left ({reasons})")
     return list(questions.values()), left_out
+
+
+def rows_of_dump(source: str) -> NumberedRows:
+    """The rows of a raw file. Only WritingPrompts has a format of its own."""
+    return prompts_and_stories(Path(source)) if source.endswith(".wp_source") else read_rows(source)
 
 
 def mix(

@@ -69,12 +69,13 @@ def as_questions(source: str | Path, rows: Iterable[tuple[int, object]], *, data
                 question = _published_question(fields)
             else:
                 question = _question(fields, dataset)
-            if question.id in questions and "id" in fields:
-                raise BadRow(f"another row has the id {question.id!r} too")
+            _check_no_solution(question.answers)
+            if question.id in questions:
+                if "id" in fields:
+                    raise BadRow(f"another row has the id {question.id!r} too")
+                question = replace(question, id=f"{question.id}-{number}")
         except BadRow as reason:
             raise UsageError(f"{source}, row {number}: {reason}") from None
-        if question.id in questions:
-            question = replace(question, id=f"{question.id}-{number}")
         questions[question.id] = question
     if not questions:
         raise UsageError(f"{source}: there are no questions in it")
@@ -140,26 +141,29 @@ def _published_question(row: Fields) -> Question:
     return Question(_id_of(row, text), dataset, text, golds, kind_of(dataset))
 
 
-def gold_answers(value: object, field: str) -> tuple[str, ...]:
-    """The gold answers in a field: a single value, a list, or a text with a JSON list.
-
-    Raises BadRow if there is none, or if an answer is a whole solution of GSM8K, which no agent would repeat.
-    """
-    if isinstance(value, str):
-        values: list[object] = _golds_in_text(value, field)
-    else:
-        values = value if isinstance(value, list) else [value]
-    if not values:
-        raise BadRow(f"the field {field} has no gold answer")
-    if any("####" in str(gold) for gold in values):
+def _check_no_solution(golds: Sequence[str]) -> None:
+    """Raise BadRow if a gold answer is a whole solution of GSM8K, which no agent would repeat."""
+    if any("####" in gold for gold in golds):
         raise BadRow(
             f"the answer is a whole solution with ####: `{CONVERT} --from gsm8k --in FILE --out NEW.jsonl` "
             "takes the number after it"
         )
+
+
+def gold_answers(value: object, field: str) -> tuple[str, ...]:
+    """The gold answers in a field: a single value, a list, or a text with a JSON list.
+
+    Raises BadRow if there is none.
+    """
+    if isinstance(value, str):
+        value = _list_in_text(value, field)
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise BadRow(f"the field {field} has no gold answer")
     return tuple(text_or_number(gold, field) for gold in values)
 
 
-def _golds_in_text(text: str, field: str) -> list[object]:
+def _list_in_text(text: str, field: str) -> list[object]:
     """The texts of a JSON list in a cell, or the whole text if it is no list.
 
     A list begins with a bracket and a quote. An interval, such as [0, 1), is no list. Raises BadRow for a

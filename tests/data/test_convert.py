@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.data.__main__ import main
-from prompt_r1.data.datasets import CONVERTED, detokenise, mix
+from prompt_r1.data.datasets import CONVERTED, detokenise, mathqa, mix
 from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, load_questions, write_questions
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
@@ -122,6 +122,23 @@ LAYOUTS = [
 def test_each_layout_of_a_dataset_is_converted_to_questions(tmp_path: Path, layout: Layout) -> None:
     path = dump(tmp_path / layout.name, layout.rows)
     assert converted(path, "--from", layout.source) == [(layout.question, layout.answers)]
+
+
+@pytest.mark.parametrize(
+    ("shown", "correct", "text"),
+    [
+        ("a ) 1,500 m , b ) 33 1 / 3 % , e ) none", "b", "33 1 / 3 %"),
+        ("a ) rs . 1 , 200 , b ) rs . 300", "a", "rs . 1 , 200"),
+        ("a ) a , b ) b , c ) both a and b", "c", "both a and b"),
+        ("a ) a ) 25 , b ) b ) 30", "a", "25"),
+        ("['a ) 38', 'b ) 27.675', 'e ) none']", "a", "38"),
+        ('["a ) 38", "b ) 27.675", "e ) none"]', "e", "none"),
+        ("a ) f ( a ) = 2 , b ) f ( a ) = 3", "a", "f ( a ) = 2"),
+    ],
+)
+def test_the_options_of_mathqa_are_read_in_all_their_forms(shown: str, correct: str, text: str) -> None:
+    """The text of an option may contain commas and the letter of an option with a bracket."""
+    assert mathqa(options(shown, correct)) == ("Who?", (text,))
 
 
 def test_a_raw_gsm8k_file_is_refused_with_the_command_that_converts_it(tmp_path, monkeypatch) -> None:
