@@ -4,7 +4,7 @@ Every collective is called by all ranks or by none.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError, first_line, is_out_of_memory
@@ -20,6 +20,9 @@ from prompt_r1.model.sharding import full_tensor
 from prompt_r1.programs.launcher import check_device, launcher_number
 
 T = TypeVar("T")
+
+# Gradients are summed over the ranks in buckets of this many numbers: 32 MB in float32.
+BUCKET = 2**23
 
 
 class RankLost(Resumable):
@@ -97,11 +100,19 @@ class Ranks:
         """
         if self.count == 1 or self.mesh is not None:
             return
+        gradients: list[Tensor] = []
         for weight in module.parameters():
             if weight.requires_grad:
                 if weight.grad is None:  # No token of this rank used the weight.
                     weight.grad = torch.zeros_like(weight)
-                dist.all_reduce(weight.grad)
+                gradients.append(weight.grad)
+        for bucket in buckets(gradients):
+            # A small model's gradients are summed in one collective. One for each would cost it more.
+            flat = torch.cat([gradient.flatten() for gradient in bucket])
+            dist.all_reduce(flat)
+            summed = flat.split([gradient.numel() for gradient in bucket])
+            for gradient, values in zip(bucket, summed, strict=True):
+                gradient.copy_(values.view_as(gradient))
 
     @torch.no_grad()
     def weight_norm(self, module: nn.Module) -> float:
@@ -112,6 +123,20 @@ class Ranks:
         """Wait until every rank has called this."""
         if self.count > 1:
             dist.barrier()
+
+
+def buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Divide tensors into lists of at most BUCKET numbers, or of one larger tensor. Keeps their order."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and size + tensor.numel() > BUCKET:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.numel()
+    if bucket:
+        yield bucket
 
 
 def pick_device(name: str) -> torch.device:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.grpo import compare_games
+from prompt_r1.model import distributed
 from prompt_r1.model.distributed import (
     RankLost,
     Ranks,
@@ -438,4 +439,25 @@ def test_a_weight_that_no_token_of_a_rank_used_takes_part_in_the_sum(monkeypatch
     experts = torch.nn.ParameterList([torch.zeros(2), torch.zeros(3)])
     experts[0].grad = torch.ones(2)
     Ranks(0, 2, CPU).sum_gradients(experts)
-    assert [gradient.tolist() for gradient in reduced] == [[1, 1], [0, 0, 0]]
+    assert [gradients.tolist() for gradients in reduced] == [[1, 1, 0, 0, 0]]
+
+
+def test_gradients_are_summed_in_buckets_and_each_returns_to_its_weight(monkeypatch):
+    """A collective for each gradient cost a small model more than its optimiser step."""
+    reduced = []
+
+    def add_the_gradients_of_an_equal_rank(bucket: Tensor) -> None:
+        reduced.append(bucket.numel())
+        bucket.mul_(2)
+
+    monkeypatch.setattr(distributed, "BUCKET", 6)
+    monkeypatch.setattr(dist, "all_reduce", add_the_gradients_of_an_equal_rank)
+    shapes = [(2,), (2, 2), (3, 5), (1,), (4,), (3,)]
+    weights = torch.nn.ParameterList([torch.zeros(shape) for shape in shapes])
+    own = [torch.randn(shape) for shape in shapes]
+    for weight, gradient in zip(weights, own, strict=True):
+        weight.grad = gradient.clone()
+    Ranks(0, 2, CPU).sum_gradients(weights)
+    assert reduced == [6, 15, 5, 3]
+    for weight, gradient in zip(weights, own, strict=True):
+        assert torch.equal(weight.grad, 2 * gradient)
