@@ -93,14 +93,11 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
             # The game adds its tokens from `start` to `end`. The first game also adds the opening.
             start = 0 if number == 0 else opening_length
             end = len(game.tokens) - 1
-            first_added = len(tokens)  # the column of the token at `start`
+            own_start = len(tokens) + opening_length - start  # the column of the token after the opening
             for position, sampled in enumerate(game.sampled):
                 if sampled:
-                    source = position - 1  # The token before predicts the sampled token.
-                    if source < start:  # It is in the opening, which the games share.
-                        sources.append(group_start + source)
-                    else:  # among the tokens that this game adds
-                        sources.append(first_added + source - start)
+                    before = position - 1  # This token predicts the sampled token.
+                    sources.append(_column_of(before, opening_length, group_start, own_start))
                     targets.append(game.tokens[position])
             tokens += game.tokens[start:end]
             positions += range(start, end)
@@ -116,3 +113,10 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
         sources=torch.tensor(sources, dtype=torch.int64, device=device),
         targets=torch.tensor(targets, dtype=torch.int64, device=device),
     )
+
+
+def _column_of(position: int, opening_length: int, group_start: int, own_start: int) -> int:
+    """The column of a game's token. The opening begins at `group_start`, and all after it at `own_start`."""
+    if position < opening_length:
+        return group_start + position
+    return own_start + position - opening_length
