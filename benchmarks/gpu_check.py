@@ -149,21 +149,23 @@ def _attention_error(
     )
     pool.cache.normal_()
     attend = _flash if pool.flash else _sequence_by_sequence
-    sequences = [Sequence(number, [0] * length) for number, length in enumerate(lengths)]
-    for sequence in sequences:
-        pool.allocate(sequence, len(sequence.tokens))
-    new_tokens = dict(zip(sequences, counts, strict=True))
+    new_tokens: dict[Sequence, list[int]] = {}
+    for number, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        sequence = Sequence(number, tokens=[0] * (length - count))
+        pool.allocate(sequence, length)
+        new_tokens[sequence] = [0] * count
     query = torch.randn(sum(counts), 8, config.head_dim, device=policy.device, dtype=policy.compute_dtype)
     scale = config.head_dim**-0.5
     batch = PagedBatch(new_tokens, pool)
     found = attend(0, query, batch, scale, window)
     expected = _sequence_by_sequence(0, query, batch, scale, window)
     assert not found.isnan().any(), "the output has NaN"
-    for sequence, queries, part in zip(sequences, query.split(counts), found.split(counts), strict=True):
+    for sequence, queries, part in zip(new_tokens, query.split(counts), found.split(counts), strict=True):
         if len(queries) == 1 < batch.max_new:
             continue  # Alone, a single query is computed by another kernel.
-        alone = attend(0, queries, PagedBatch({sequence: len(queries)}, pool), scale, window)
-        assert torch.equal(alone, part), f"a batch changes a sequence of {len(sequence.tokens)} tokens"
+        batch_of_one = PagedBatch({sequence: new_tokens[sequence]}, pool)
+        alone = attend(0, queries, batch_of_one, scale, window)
+        assert torch.equal(alone, part), f"a batch changes a sequence of {batch_of_one.longest} tokens"
     return float((found - expected).abs().max())
 
 

@@ -47,7 +47,7 @@ class DecodeGraphs:
         # Batch size → the batch whose buffers the graph reads, and the graph.
         self._graphs: dict[int, tuple[PagedBatch, Step]] = {}
 
-    def __call__(self, new_tokens: Mapping[Sequence, int]) -> Tensor:
+    def __call__(self, new_tokens: Mapping[Sequence, list[int]]) -> Tensor:
         """The last hidden states (R, hidden) of R sequences, each with one new token."""
         count = len(new_tokens)
         if self._broken or count > SIZES[-1]:
@@ -55,8 +55,8 @@ class DecodeGraphs:
         size = next(size for size in SIZES if size >= count)
         padded = dict(new_tokens)
         for _ in range(count, size):
-            idle = Sequence(number=-1, tokens=[0], block_table=[self._pool.spare])
-            padded[idle] = 1
+            idle = Sequence(number=-1, block_table=[self._pool.spare])
+            padded[idle] = [0]
         batch = PagedBatch(padded, self._pool, longest=self._longest)
         if size not in self._graphs:
             self._graphs[size] = batch, self._capture_and_compare(partial(self._forward, batch))

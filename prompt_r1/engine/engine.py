@@ -5,8 +5,9 @@ the rest is computed. A game without cached tokens starts from the cached sequen
 prefix. A step has three parts:
 
     schedule   choose the tokens of the step: one for each job that decodes, and prompt tokens in chunks
-    run        one forward over these tokens, packed into one row
-    sample     append a token to each job whose tokens are all cached. Finished jobs leave the batch at once
+    compute    one forward over these tokens, packed into one row, and the next token of each job whose tokens
+               are all in the cache then
+    commit     count the tokens as cached, and append the sampled ones. Finished jobs leave the batch at once
 
 A game that waits for its environment keeps its blocks while memory allows, but has no place in the batch.
 """
@@ -20,10 +21,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
-from torch import Tensor
 
 from prompt_r1.engine.compiled_forward import CompiledForward
-from prompt_r1.engine.cuda_graphs import Capture, CudaGraphs, DecodeGraphs, Forward
+from prompt_r1.engine.cuda_graphs import CudaGraphs, DecodeGraphs, Forward
 from prompt_r1.engine.kv_cache import Sequence, allocate_pool
 from prompt_r1.engine.paged_attention import PagedBatch, upload
 from prompt_r1.engine.sampling import draw
@@ -53,13 +53,11 @@ class Engine:
         max_sequences: int = 256,
         prefill_tokens: int = 0,
         block_size: int = 0,
-        capture: Capture | None = None,
     ) -> None:
         """`max_tokens`: tokens of the longest game. `kv_tokens`: tokens in the KV cache; 0: as many as free
         memory allows. `max_sequences`: the most games that decode at the same time. `prefill_tokens`: the
         most prompt tokens in a forward. `block_size`: tokens in a block of the cache. For the last two, 0
-        stands for the default of the device. `capture`: captures decode steps on GPUs in 16 bits; None:
-        CUDA graphs.
+        stands for the default of the device.
 
         Raises UsageError if the free memory does not hold the cache of one game.
         """
@@ -70,11 +68,11 @@ class Engine:
             policy, tokens=kv_tokens, longest=max_tokens, sequences=max_sequences, block_size=block_size
         )
         self._forward: Forward = policy.hidden_states
-        if self._pool.flash and can_compile(policy.device):
-            self._forward = CompiledForward(policy)
-        self._graphs = DecodeGraphs(
-            self._forward, self._pool, longest=max_tokens, capture=capture or CudaGraphs()
-        )
+        self._graphs: DecodeGraphs | None = None
+        if self._pool.flash:  # Without FlashAttention, a forward cannot be captured.
+            if can_compile(policy.device):
+                self._forward = CompiledForward(policy)
+            self._graphs = DecodeGraphs(self._forward, self._pool, longest=max_tokens, capture=CudaGraphs())
         self._scheduler = Scheduler(
             self._pool,
             max_sequences=max_sequences,
@@ -176,15 +174,22 @@ class Engine:
     def _step(self) -> None:
         """One step. On out-of-memory, requeue the running jobs and retry with half the batch."""
         scheduler = self._scheduler
-        try:
-            self._run_schedule(scheduler.schedule())
+        counts = scheduler.schedule()
+        if not counts:  # All jobs have been cancelled.
             return
+        try:
+            drawn = self._compute(counts)
         except torch.OutOfMemoryError:
             can_halve = scheduler.halve_limits()
             if not can_halve:
                 raise
+        else:
+            scheduler.commit(counts)
+            for job, (token, logprob) in drawn.items():
+                self._append(job, token, logprob)
+            return
         # This is not in the handler, because the exception keeps the tensors of the forward alive.
-        scheduler.drop_cache()  # The forward may not have written all rows.
+        scheduler.drop_cache()  # All jobs wait again, and start within the new limits.
         torch.cuda.empty_cache()  # This has no effect on a CPU.
         warnings.warn(
             f"out of memory: until these games have ended, at most {scheduler.max_sequences} games decode at "
@@ -193,58 +198,56 @@ class Engine:
         )
 
     @torch.inference_mode()
-    def _run_schedule(self, counts: dict[Job, int]) -> None:
-        """Run one forward, and sample a token for each job whose tokens are all cached.
+    def _compute(self, counts: dict[Job, int]) -> dict[Job, tuple[int, float]]:
+        """Run one forward over the next `counts` tokens of each job.
 
-        `counts`: how many tokens of each job the forward computes.
+        Returns the sampled token, and its log-probability, of each job whose tokens are all cached by then.
         """
-        if not counts:  # All jobs have been cancelled.
-            return
-        # 1. Pack the new tokens of all jobs into one row. If all tokens of a job are cached after this step,
-        #    the hidden state of its last column gives the next token.
-        new_tokens: dict[Sequence, int] = {}
+        # 1. Pack the new tokens of all jobs into one row. If a job has no other uncached tokens, the hidden
+        #    state of its last column gives the next token.
+        new_tokens: dict[Sequence, list[int]] = {}
         sampling: list[Job] = []
         columns: list[int] = []
         width = 0
         for job, count in counts.items():
-            new_tokens[job.sequence] = count
+            new_tokens[job.sequence] = job.next_tokens(count)
             width += count
-            if job.uncached == 0:  # `schedule` has counted the tokens of this step as cached.
+            if count == job.uncached:
                 sampling.append(job)
                 columns.append(width - 1)
         # 2. Run one forward. If every job has one token, a CUDA graph can replay this decode step.
         only_decodes = all(count == 1 for count in counts.values())
-        if self._pool.flash and only_decodes:  # CUDA graphs need FlashAttention.
+        if self._graphs is not None and only_decodes:
             hidden = self._graphs(new_tokens)
         else:
             hidden = self._forward(PagedBatch(new_tokens, self._pool))
         # 3. Sample.
-        if sampling:
-            chosen = upload(columns, torch.int64, self._pool.device)
-            self._sample(sampling, hidden.index_select(0, chosen))
-
-    def _sample(self, jobs: list[Job], hidden: Tensor) -> None:
-        """Sample a token of each job from its last hidden state (R, hidden), and resolve finished jobs."""
+        if not sampling:
+            return {}
+        chosen = upload(columns, torch.int64, self._pool.device)
         drawn = draw(
-            self.policy.logits(hidden),
-            temperatures=[job.temperature for job in jobs],
-            top_ps=[job.top_p for job in jobs],
-            uniforms=[job.uniform for job in jobs],
+            self.policy.logits(hidden.index_select(0, chosen)),
+            temperatures=[job.temperature for job in sampling],
+            top_ps=[job.top_p for job in sampling],
+            uniforms=[job.uniform for job in sampling],
         )
-        for job, (drawn_token, logprob) in zip(jobs, drawn.tolist(), strict=True):
-            if not math.isfinite(logprob):
-                raise Resumable(
-                    "the model's logits are NaN or infinite, so no token can be sampled: its weights have "
-                    "diverged (give a smaller --lr) or do not suit 16 bits (give --dtype float32)"
-                )
-            token = int(drawn_token)
-            job.tokens.append(token)
-            job.logprobs.append(logprob)
-            job.uniform = job.rng.random()
-            if job.watch is not None:
-                job.watch(token)
-            finished = token in self.stop_ids
-            if finished or len(job.logprobs) == job.max_new:
-                self._scheduler.running.remove(job)  # The sequence stays cached for the game's next turn.
-                sampled = job.tokens[-len(job.logprobs) :]
-                job.done.set_result(Completion(sampled, job.logprobs, finished))
+        pairs = zip(sampling, drawn.tolist(), strict=True)
+        return {job: (int(token), logprob) for job, (token, logprob) in pairs}
+
+    def _append(self, job: Job, token: int, logprob: float) -> None:
+        """Append a sampled token to a job, and resolve the job if this was its last token."""
+        if not math.isfinite(logprob):
+            raise Resumable(
+                "the model's logits are NaN or infinite, so no token can be sampled: its weights have "
+                "diverged (give a smaller --lr) or do not suit 16 bits (give --dtype float32)"
+            )
+        job.tokens.append(token)
+        job.logprobs.append(logprob)
+        job.uniform = job.rng.random()
+        if job.watch is not None:
+            job.watch(token)
+        finished = token in self.stop_ids
+        if finished or len(job.logprobs) == job.max_new:
+            self._scheduler.running.remove(job)  # The sequence stays cached for the game's next turn.
+            sampled = job.tokens[-len(job.logprobs) :]
+            job.done.set_result(Completion(sampled, job.logprobs, finished))

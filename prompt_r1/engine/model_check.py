@@ -127,8 +127,9 @@ def _cached_logits(policy: Policy, game: list[int]) -> Tensor:
     pool.allocate(sequence, len(game))
     hidden: list[Tensor] = []
     for begin, end in pairwise([*CACHED, len(game)]):
-        sequence.tokens = game[:end]
-        hidden.append(policy.hidden_states(PagedBatch({sequence: end - begin}, pool)))
+        new = game[begin:end]
+        hidden.append(policy.hidden_states(PagedBatch({sequence: new}, pool)))
+        sequence.tokens += new
     return policy.logits(torch.cat(hidden))
 
 

@@ -22,15 +22,21 @@ def upload(
 class PagedBatch:
     """A packed row of the T new tokens of B sequences, and the blocks that hold these sequences."""
 
-    def __init__(self, new_tokens: Mapping[Sequence, int], pool: BlockPool, *, longest: int = 0) -> None:
-        """`new_tokens`: how many of the last tokens of each sequence are new.
+    def __init__(
+        self, new_tokens: Mapping[Sequence, list[int]], pool: BlockPool, *, longest: int = 0
+    ) -> None:
+        """`new_tokens`: the tokens that follow the cached tokens of each sequence. They have blocks already.
 
         `longest`: how many tokens a row of the block tables has room for; 0: the longest of these sequences.
         """
-        self.new_tokens, self.pool = new_tokens, pool
+        self.pool = pool
+        self.sequences = list(new_tokens)
+        self.counts = [len(new) for new in new_tokens.values()]  # of the new tokens
+        # The tokens of each sequence, the new ones included.
+        self.host_lengths = [len(sequence.tokens) + len(new) for sequence, new in new_tokens.items()]
         self.mask = cache(causal_mask)  # All layers share their masks.
-        self.max_new = max(new_tokens.values())  # the most new tokens of a sequence
-        self.longest = max(longest, *(len(sequence.tokens) for sequence in new_tokens))
+        self.max_new = max(self.counts)  # the most new tokens of a sequence
+        self.longest = max(longest, *self.host_lengths)
         table_length = pool.blocks_for(self.longest)
 
         # For each sequence: its new tokens, and where their keys and values are written.
@@ -39,17 +45,16 @@ class PagedBatch:
         blocks: list[int] = []
         rows: list[int] = []
         starts = [0]
-        lengths: list[int] = []
         block_tables: list[list[int]] = []
-        for sequence, count in new_tokens.items():
-            length, table = len(sequence.tokens), sequence.block_table
-            new = range(length - count, length)
-            tokens += sequence.tokens[new.start :]
-            positions += new
-            blocks += [table[position // pool.block_size] for position in new]
-            rows += [position % pool.block_size for position in new]
+        for sequence, new in new_tokens.items():
+            table = sequence.block_table
+            cached = len(sequence.tokens)
+            new_positions = range(cached, cached + len(new))
+            tokens += new
+            positions += new_positions
+            blocks += [table[position // pool.block_size] for position in new_positions]
+            rows += [position % pool.block_size for position in new_positions]
             starts.append(len(tokens))
-            lengths.append(length)
             # While a prompt is computed in chunks, its sequence already has blocks for the whole prompt.
             used = table[:table_length]
             block_tables.append(used + [pool.spare] * (table_length - len(used)))
@@ -59,7 +64,7 @@ class PagedBatch:
         self.tokens, self.positions, self.blocks, self.rows = columns
         # (B + 1,) the first column of each sequence, then T
         self.starts = upload(starts, torch.int32, pool.device)
-        self.lengths = upload(lengths, torch.int32, pool.device)  # (B,) tokens, the new ones included
+        self.lengths = upload(self.host_lengths, torch.int32, pool.device)  # (B,)
         self.block_tables = upload(block_tables, torch.int32, pool.device)  # (B, blocks of `longest`)
 
     @property
@@ -91,9 +96,9 @@ class PagedBatch:
         attention to a short game.
         """
         views: list[list[tuple[Tensor, Tensor]]] = []
-        for sequence in self.new_tokens:
-            cached = self.pool.cache[:, :, sequence.block_table[0], : len(sequence.tokens)]
-            keys, values = cached.transpose(2, 3)  # (layers, Hkv, rows, D) each
+        for sequence, length in zip(self.sequences, self.host_lengths, strict=True):
+            block = self.pool.cache[:, :, sequence.block_table[0], :length]
+            keys, values = block.transpose(2, 3)  # (layers, Hkv, rows, D) each
             views.append(list(zip(keys, values, strict=True)))
         return views
 
@@ -139,10 +144,10 @@ def _sequence_by_sequence(
     # (new tokens, Hkv, G, D) for each sequence: G query heads share a key head. With one new token, SDPA
     # computes G heads with 1 query each as 1 head with G queries. The result is the same, and no key is
     # copied, which is far slower on a CPU.
-    grouped = query.unflatten(1, (kv_heads, -1)).split([*batch.new_tokens.values()])
+    grouped = query.unflatten(1, (kv_heads, -1)).split(batch.counts)
     outs: list[Tensor] = []
-    for sequence, first_block, queries in zip(batch.new_tokens, batch.first_blocks, grouped, strict=True):
-        length = len(sequence.tokens)
+    parts = zip(batch.sequences, batch.host_lengths, batch.first_blocks, grouped, strict=True)
+    for sequence, length, first_block, queries in parts:
         if length <= pool.block_size:
             key, value = first_block[layer]  # (Hkv, length, D)
         else:

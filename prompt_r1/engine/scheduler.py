@@ -47,6 +47,11 @@ class Job:
         """How many tokens must be computed before the next token is sampled."""
         return len(self.tokens) - len(self.sequence.tokens)
 
+    def next_tokens(self, count: int) -> list[int]:
+        """The first `count` tokens that are not cached."""
+        cached = len(self.sequence.tokens)
+        return self.tokens[cached : cached + count]
+
 
 class Scheduler:
     """Waiting and running jobs, and the sequences that hold blocks."""
@@ -130,44 +135,49 @@ class Scheduler:
         return job.sequence, own
 
     def _start(self, job: Job, source: Sequence, shared: int) -> bool:
-        """Run a job on the first `shared` tokens of a cached sequence. False if there are too few blocks.
-
-        If memory does not hold the job beside another `source`, the job starts without cached tokens.
-        """
-        sequence, pool = job.sequence, self._pool
+        """Run a job on the first `shared` tokens of a cached sequence. False if there are too few blocks."""
         # The last token is always computed, because the next token is sampled from its hidden state.
         shared = min(shared, len(job.tokens) - 1)
-        needed = pool.blocks_for(len(job.tokens))
+        needed = self._pool.blocks_for(len(job.tokens))
         if self.running:
-            needed += int(RESERVE * pool.count)
-        if source is sequence:
-            pool.truncate(sequence, shared)
+            needed += int(RESERVE * self._pool.count)
+        if source is job.sequence:
+            has_room = self._keep(job, shared, needed)
         else:
-            pool.truncate(sequence, 0)
-            self._fork_if_it_fits(source, job, shared, needed)
-        # After a fork, the missing blocks are free already. Otherwise evict more sequences, even the source.
-        has_room = self._make_room(needed - len(sequence.block_table), job)
+            has_room = self._fork(job, source, shared, needed)
+            if not has_room:  # Start from scratch. Then even `source` may be evicted.
+                has_room = self._keep(job, 0, needed)
         if not has_room:
             return False
-        pool.allocate(sequence, len(job.tokens))
-        self._cached.add(sequence)
+        self._pool.allocate(job.sequence, len(job.tokens))
+        self._cached.add(job.sequence)
         self.waiting.remove(job)
         insort(self.running, job, key=_age)
         return True
 
-    def _fork_if_it_fits(self, source: Sequence, job: Job, shared: int, needed: int) -> None:
-        """Begin the job's sequence with tokens of `source`, if there are `needed` blocks beside `source`."""
+    def _keep(self, job: Job, length: int, needed: int) -> bool:
+        """Keep the first `length` cached tokens of a job. Returns whether it then has `needed` blocks."""
+        self._pool.truncate(job.sequence, length)
+        return self._make_room(needed - len(job.sequence.block_table), job)
+
+    def _fork(self, job: Job, source: Sequence, shared: int, needed: int) -> bool:
+        """Begin a job's sequence with the first `shared` tokens of `source`.
+
+        Returns whether the job then has `needed` blocks beside `source`. If not, it has no cached token.
+        """
+        self._pool.truncate(job.sequence, 0)
         shared_blocks = shared // self._pool.block_size
         has_room = self._make_room(needed - shared_blocks, job, keep=source)
         if has_room:
             self._pool.fork(source, job.sequence, shared)
+        return has_room
 
     # One step
 
     def schedule(self) -> dict[Job, int]:
         """Choose the tokens of the next step: one for each job that decodes, and prompts in chunks.
 
-        Returns how many tokens of each job the step computes. They count as cached from now on.
+        Returns how many tokens of each job the step computes. They count as cached after `commit`.
         """
         counts: dict[Job, int] = {}
         decoding = [job for job in self.running if job.uncached == 1]
@@ -189,10 +199,12 @@ class Scheduler:
             if count:
                 counts[job] = count
                 left -= count
-        for job, count in counts.items():
-            cached = len(job.sequence.tokens)
-            job.sequence.tokens += job.tokens[cached : cached + count]
         return counts
+
+    def commit(self, counts: dict[Job, int]) -> None:
+        """Count the tokens of a step as cached, after the forward has written their keys and values."""
+        for job, count in counts.items():
+            job.sequence.tokens += job.next_tokens(count)
 
     # Blocks
 

@@ -35,11 +35,14 @@ def cached_turns(policy: Policy, forward) -> tuple[list[Tensor], Tensor]:
     pool.cache.zero_()
     sequences, hidden = [Sequence(0), Sequence(1)], []
     for turn, counts in enumerate(NEW):
+        new_tokens: dict[Sequence, list[int]] = {}
         for sequence, count in zip(sequences, counts, strict=True):
-            sequence.tokens += [token % 99 for token in tiny.random_tokens(count, seed=turn)]
-            pool.allocate(sequence, len(sequence.tokens))
+            new_tokens[sequence] = [token % 99 for token in tiny.random_tokens(count, seed=turn)]
+            pool.allocate(sequence, len(sequence.tokens) + count)
         with torch.inference_mode():
-            hidden.append(forward(PagedBatch(dict(zip(sequences, counts, strict=True)), pool)))
+            hidden.append(forward(PagedBatch(new_tokens, pool)))
+        for sequence, new in new_tokens.items():
+            sequence.tokens += new
     return hidden, pool.cache
 
 

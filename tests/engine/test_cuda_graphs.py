@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from prompt_r1.engine.cuda_graphs import Step
+from prompt_r1.engine.cuda_graphs import DecodeGraphs, Step
 from prompt_r1.engine.engine import Engine
 from tests.support import tiny
 from tests.support.at_once import at_once
@@ -35,14 +35,11 @@ class Capture:
 def play(capture: Capture | None, *, block_size: int = 0) -> tuple[list[list[list[int]]], Engine]:
     """Nine greedy games of three turns, three of each question; the tokens of each turn, and the engine."""
     engine = Engine(
-        tiny.policy(),
-        stop_ids=frozenset(),
-        max_tokens=160,
-        kv_tokens=1600,
-        block_size=block_size,
-        capture=capture or Capture(),
+        tiny.policy(), stop_ids=frozenset(), max_tokens=160, kv_tokens=1600, block_size=block_size
     )
-    engine._pool.flash = capture is not None  # graphs record FlashAttention
+    if capture is not None:  # as on a GPU: graphs record FlashAttention
+        engine._pool.flash = True
+        engine._graphs = DecodeGraphs(engine._forward, engine._pool, longest=160, capture=capture)
 
     async def game(number: int) -> list[list[int]]:
         tokens, turns = tiny.random_tokens(20 + number // 3, seed=number // 3), []

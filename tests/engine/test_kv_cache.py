@@ -36,10 +36,10 @@ def filled_pool(block_size: int, layers: int = 1) -> tuple[BlockPool, list[Seque
 @pytest.mark.parametrize("only_single", [False, True])
 def test_attention_over_blocks_equals_a_loop_over_queries(attention, block_size, window, only_single):
     pool, games = filled_pool(block_size)
-    for game, length in zip(games, LENGTHS, strict=True):
-        game.tokens = [0] * length
     counts = [1 if only_single else count for count in NEW]
-    batch = PagedBatch(dict(zip(games, counts, strict=True)), pool)
+    for game, length, count in zip(games, LENGTHS, counts, strict=True):
+        game.tokens = [0] * (length - count)
+    batch = PagedBatch({game: [0] * count for game, count in zip(games, counts, strict=True)}, pool)
     kv_heads, dim = pool.keys.shape[3:]
     query, keys, values = torch.randn(sum(counts), 2 * kv_heads, dim), pool.keys[0], pool.values[0]
     found = attention(0, query, batch, 0.3, window)
