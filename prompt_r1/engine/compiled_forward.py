@@ -9,9 +9,7 @@ CUDA graphs (cuda_graphs.py) capture the kernels of the compiled forward as they
 """
 
 import warnings
-from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +54,7 @@ class CompiledForward:
     this takes one to three minutes (calculated, not measured).
     """
 
-    def __init__(self, policy: Policy, *, backend: str | Callable[..., Any] = "inductor") -> None:
+    def __init__(self, policy: Policy, *, backend: str = "inductor") -> None:
         """`backend` is torch.compile's."""
         self._policy = policy
         self._works = True  # False: the model cannot be compiled, so it is used as it is.

@@ -5,7 +5,6 @@ torch.compile fuses them into one.
 """
 
 import warnings
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -35,7 +34,7 @@ def can_compile(device: torch.device) -> bool:
     return True
 
 
-def options_of(backend: str | Callable[..., Any]) -> dict[str, Any] | None:
+def options_of(backend: str) -> dict[str, Any] | None:
     """The options of torch.compile for a backend; None for every backend but inductor."""
     # With this option a fused kernel rounds to 16 bits after each operation, as separate kernels do.
     return {"emulate_precision_casts": True} if backend == "inductor" else None

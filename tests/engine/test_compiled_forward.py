@@ -113,8 +113,9 @@ def test_a_model_that_cannot_be_compiled_plays_eagerly_with_a_warning():
     def broken(graph: object, inputs: object) -> None:
         raise RuntimeError("no such instruction")
 
+    torch._dynamo.register_backend(broken, name="broken")
     with pytest.warns(UserWarning, match="cannot compile this model .*no such instruction"):
-        tokens = play(policy, CompiledForward(policy, backend=broken))
+        tokens = play(policy, CompiledForward(policy, backend="broken"))
     assert tokens == play(policy, policy.hidden_states)
 
 
