@@ -5,8 +5,8 @@ the rest is computed. A game without cached tokens starts from the cached sequen
 prefix. A step has three parts:
 
     schedule   choose the tokens of the step: one for each job that decodes, and prompt tokens in chunks
-    compute    one forward over these tokens, packed into one row, and the next token of each job whose tokens
-               are all in the cache then
+    compute    run one forward over these tokens, packed into one row, and sample where a job's last token is
+               among them
     commit     count the tokens as cached, and append the sampled ones. Finished jobs leave the batch at once
 
 A game that waits for its environment keeps its blocks while memory allows, but has no place in the batch.
@@ -201,10 +201,10 @@ class Engine:
     def _compute(self, counts: dict[Job, int]) -> dict[Job, tuple[int, float]]:
         """Run one forward over the next `counts` tokens of each job.
 
-        Returns the sampled token, and its log-probability, of each job whose tokens are all cached by then.
+        Returns a sampled token, and its log-probability, for each job whose last token is among them.
         """
-        # 1. Pack the new tokens of all jobs into one row. If a job has no other uncached tokens, the hidden
-        #    state of its last column gives the next token.
+        # 1. Pack the new tokens of all jobs into one row. The hidden state of a job's last token gives the
+        #    next token.
         new_tokens: dict[Sequence, list[int]] = {}
         sampling: list[Job] = []
         columns: list[int] = []
