@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 
 OPENAI_URL = "https://api.openai.com/v1"
 CONNECT_SECONDS = 30.0
-# A request is slow, and is sent again, after four times the median of the last 200 replies, but not within 10
-# seconds. Before there are 50 replies, the median is not used.
+# A request is given up, and sent again, after four times the median time of the last 200 replies, but not
+# within 10 seconds. With fewer than 50 replies, there is no such limit.
 SLOW_FACTOR, MIN_SLOW_SECONDS = 4.0, 10.0
 MEDIAN_WINDOW, MEDIAN_MIN_REPLIES = 200, 50
 MAX_BYTES = 2_000_000  # the largest response; more than most models can write
@@ -55,7 +55,7 @@ class Endpoint(Source):
     """A source that asks the model `name` at `base_url`.
 
     `system` opens every dialogue that has no system message. `fields` (temperature, max_tokens, …) are added
-    to every request; a field that the server does not know is dropped for the rest of the run. `timeout` is
+    to every request; a field that the server does not know is left out for the rest of the run. `timeout` is
     the longest time for a request and its response, in seconds.
     """
 
@@ -93,7 +93,7 @@ class Endpoint(Source):
         """Send a request, and at once send it again without a field that the server does not know."""
         messages = with_system(messages, self.system)
         while True:
-            fields = self.fields  # While this call waits, another call may drop a field from `self.fields`.
+            fields = self.fields  # While this call waits, another call may leave out a field.
             try:
                 reply = await self._send({"model": self.name, "messages": messages, **fields}, failures)
                 break
@@ -119,10 +119,11 @@ class Endpoint(Source):
         return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
 
     def _time_limit(self, failures: int) -> float:
-        """The time limit of a request, in seconds, after `failures` requests of its call.
+        """The time limit of a request, in seconds, after `failures` requests without a reply.
 
         All games of a step wait for the slowest call, so a slow request is sent again early. The limit
-        doubles with each failure: if the server is slow because of load, more requests make it slower.
+        doubles with each failure: if the server is slow because of load, more requests make it slower. A
+        server on this machine is slow only because of load.
         """
         if is_loopback(self.base_url) or len(self._reply_seconds) < MEDIAN_MIN_REPLIES:
             return self.timeout
@@ -132,12 +133,16 @@ class Endpoint(Source):
     async def _send(self, request: Mapping[str, object], failures: int) -> Reply:
         """Send a request and read its response. Raises Busy and Refused."""
         loop = asyncio.get_running_loop()
-        begin, limit = loop.time(), self._time_limit(failures)
-        client = self._client = self._client or self._open_client()
+        begin = loop.time()
+        limit = self._time_limit(failures)
+        if self._client is None:
+            self._client = self._open_client()
+        url = self.base_url + "/chat/completions"
         content = json.dumps(request)  # json.dumps escapes lone surrogates, which have no UTF-8.
-        url, body = self.base_url + "/chat/completions", bytearray()
+        sending = self._client.stream("POST", url, content=content)
+        body = bytearray()
         try:
-            async with asyncio.timeout(limit), client.stream("POST", url, content=content) as response:
+            async with asyncio.timeout(limit), sending as response:
                 # The raw body is not decompressed, because a few kilobytes may stand for gigabytes.
                 async for chunk in response.aiter_raw():
                     body += chunk

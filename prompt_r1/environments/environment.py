@@ -1,6 +1,6 @@
 """One or several environments behind `ask`.
 
-In four steps, each of which calls the next:
+A call has four steps. Each step calls the next:
 
     ask        draw the environment of the question, and count how its call ends
     _call      take the reply from the journal if it is there
@@ -50,7 +50,7 @@ CHECK_SECONDS = 5.0  # The check of an environment waits this long for a reply.
 
 NO_GAME = Caller()  # A call that no game makes.
 ONE_FREE_CALL = Spending(calls=1)  # A refused or failed call counts as a call, and costs nothing.
-# The share of failed calls is taken of the last 200 calls. Fewer than 100 calls count as 100, so that one
+# The share of failed calls is taken over the last 200 calls. Fewer than 100 calls count as 100, so that one
 # early failure raises no alarm.
 WINDOW, MIN_CALLS = 200, 100
 WARN_ABOVE, STOP_ABOVE = 0.05, 0.20  # shares of failed calls
@@ -73,15 +73,17 @@ class Member:
 
     source: Source
     price: Price
+    limits_usd: bool  # whether the budget limits dollars
     slots: asyncio.Semaphore = field(init=False)  # Each call holds a slot while its requests are sent.
-    # How many slots there are, free or held. If there are fewer than the source's concurrency at first, each
-    # reply adds a slot.
-    slot_count: int = field(init=False)
+    slot_count: int = field(init=False)  # how many slots there are, free or held
     has_replied: bool = False
     longest_reply: int = 0  # tokens
     paused_until: float = 0.0  # The server asked for no calls before this time of the event loop.
     is_wait_reported: bool = False
     counts: Counter[str] = field(default_factory=Counter)  # since the last `take_metrics`; see COUNTED
+
+    def __post_init__(self) -> None:
+        self.open_slots()
 
     def estimate(self, messages: list[Message]) -> Spending:
         """Estimate the cost of a request from above.
@@ -94,18 +96,19 @@ class Member:
         longest = max(LONG_REPLY, self.longest_reply) if limit is None else limit
         return self.price.of_call(characters // BILLED_CHARACTERS_PER_TOKEN, longest)
 
-    def open_slots(self, *, limits_usd: bool) -> None:
-        """Make the slots: only INITIAL_SLOTS at first if dollars are limited and nothing bounds a reply."""
+    def open_slots(self) -> None:
+        """Open as many slots as the source may have concurrent requests.
+
+        If dollars are limited, but nothing bounds what a reply costs, only INITIAL_SLOTS are opened, and
+        `note_reply` opens another slot with each reply.
+        """
         self.slot_count = self.source.concurrency
-        if limits_usd and self.source.reply_limit() is None:
+        if self.limits_usd and self.source.reply_limit() is None:
             self.slot_count = min(self.slot_count, INITIAL_SLOTS)
         self.slots = asyncio.Semaphore(self.slot_count)
 
     def note_reply(self, reply: Reply) -> None:
-        """Note that the source replies, and how long its reply is.
-
-        With each reply one more request may run, up to the source's concurrency.
-        """
+        """Note that the source replies, and how long its reply is. Open another slot if any is missing."""
         self.has_replied = True
         self.is_wait_reported = False
         self.longest_reply = max(self.longest_reply, reply.tokens_out)
@@ -116,10 +119,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Checked:
-    """What the check has learned about a source. Another rank learns it from here, without a request."""
+    """What a check has learned about a source. The ranks that do not check take it over."""
 
     has_replied: bool
-    longest_reply: int
+    longest_reply: int  # tokens
     left_out: Sequence[str]  # the fields that the server rejects
 
 
@@ -164,9 +167,7 @@ class Environment:
         self.journal = journal or Journal(None)
         self.members: list[Member] = []
         for source, price in zip(sources, prices or [FREE] * len(sources), strict=True):
-            member = Member(source, price)
-            member.open_slots(limits_usd=self.budget.limits_usd)
-            self.members.append(member)
+            self.members.append(Member(source, price, self.budget.limits_usd))
         self._route = route
         self._weights = parse_weights(route, len(sources))
         self._sleep = sleep
@@ -184,7 +185,7 @@ class Environment:
         of the bill.
         """
         bill = bill or Bill()
-        # The run's seed is no part of it: a question gets the same environment in every run.
+        # The run's seed is no part of this seed, so a question gets the same environment in every run.
         seed = caller.question if self._route == "session" else f"{caller.question}/{caller.epoch}"
         member = random.Random(seed).choices(self.members, self._weights)[0]
         try:
@@ -248,21 +249,19 @@ class Environment:
                 self._note_wait(member, busy, wait)
 
     async def _pause(self, member: Member, wait: float) -> None:
-        """Sleep for so many seconds, and until the server accepts calls again.
-
-        The server may ask for a longer pause, in its response to another call, while this call sleeps.
-        """
+        """Sleep for `wait` seconds, and until the server accepts calls again."""
         loop = asyncio.get_running_loop()
         wait = max(wait, member.paused_until - loop.time())
         while wait > 0:
-            known = member.paused_until
+            paused_until = member.paused_until
             await self._sleep(wait)
-            if member.paused_until == known:
+            # Meanwhile, in its response to another call, the server may have asked for a longer pause.
+            if member.paused_until == paused_until:
                 break
             wait = member.paused_until - loop.time()
 
     async def _request(self, call: Call, *, failures: int = 0) -> Reply:
-        """Send one request of a call, after `failures` requests: reserve, begin, attempt, settle.
+        """Send one request of a call, after `failures` requests that got no reply.
 
         The estimated cost is reserved in the budget, and written to the journal before the request is sent.
         However the request ends, budget, journal and bill are then charged with what it may have cost.
@@ -273,8 +272,8 @@ class Environment:
         self.journal.check_room()
         estimate = await self.budget.reserve(call.estimate)
         cost_if_lost = estimate + Spending(lost_usd=estimate.usd)
-        # If the cost stays unknown, there is no reply, but the request may be billed: it is lost. A cancelled
-        # request is lost, too.
+        # The cost stays None if the request is cancelled, or if it gets no reply but may be billed. Then it
+        # counts as lost.
         cost: Spending | None = None
         reply: Reply | None = None
         try:
@@ -331,8 +330,7 @@ class Environment:
             member.longest_reply = checked.longest_reply
             for field_name in checked.left_out:
                 member.source.leave_out(field_name)
-            # Without `max_tokens`, replies may be longer. So the slots are counted again.
-            member.open_slots(limits_usd=self.budget.limits_usd)
+            member.open_slots()  # Without `max_tokens`, there may be fewer than before.
 
     async def _check(self, member: Member) -> None:
         """Send one request, and charge it. Its reply is not used again: the next start checks again."""

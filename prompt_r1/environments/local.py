@@ -55,7 +55,7 @@ def read_template(tokenizer: PreTrainedTokenizerBase) -> Template:
 class LocalEnvironment(Source):
     """A source that replies with text of the model, greedy or sampled, and counts tokens as an endpoint does.
 
-    `capacity` is the length of a dialogue with its reply, and `max_tokens` of a reply, in tokens. Raises
+    A dialogue with its reply has at most `capacity` tokens, and a reply has at most `max_tokens`. Raises
     UsageError for a tokenizer without a chat template that works.
     """
 

@@ -73,7 +73,7 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: flo
     if said:
         reason += f": {said}"
     if is_ok:
-        status = _status_of_error(fields)
+        status = _status_of_error(fields)  # From here on, this status decides.
     codes = {str(fields.get(name)) for name in ("code", "type", "status")}
     if "insufficient_quota" in codes:
         raise Refused(f"{reason} (check plan and billing)", status=status, concerns_all=True)

@@ -44,8 +44,8 @@ END_TOKEN = re.compile(
 )
 MAX_END_TOKEN = 60  # characters
 
-# A call of a user's object may take half an hour, with its wait for a thread. Other ranks wait an hour for a
-# rank (`start_ranks`).
+# A call of a user's object may take half an hour, which includes its wait for a thread. The other ranks of a
+# run wait an hour for a rank (`start_ranks`).
 OWN_CALL_SECONDS = 1800.0
 
 
@@ -91,8 +91,8 @@ class Reply:
 class Busy(Exception):
     """There is no reply yet: the same request may get a reply later.
 
-    `wait` is how many seconds the server wants no calls; None if it does not say. `may_be_billed`: the server
-    may charge for the request, although there is no reply.
+    `wait`: for how many seconds the server wants no calls; None if it does not say. `may_be_billed`: whether
+    the server may charge for the request, although there is no reply.
     """
 
     def __init__(self, reason: str, *, wait: float | None = None, may_be_billed: bool = False) -> None:
@@ -125,7 +125,7 @@ class Refused(Exception):
 
 
 class Source(ABC):
-    """Something that replies. `parameters` holds all that shapes a reply beside the dialogue."""
+    """Something that replies. `parameters` holds all that shapes a reply besides the dialogue."""
 
     name: str
     parameters: Mapping[str, object]

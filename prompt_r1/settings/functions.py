@@ -72,7 +72,7 @@ def import_function(
 def user_code(what: str) -> Iterator[None]:
     """Inside `with`, an error in a user's own code becomes a UsageError: "`what` raised …".
 
-    The errors of errors.py that a user's code may raise on purpose are not changed.
+    EnvError, FatalEnvError and UsageError pass unchanged, because the user's code may raise them on purpose.
     """
     try:
         yield
