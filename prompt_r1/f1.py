@@ -47,34 +47,45 @@ SUPERSCRIPT = re.compile("([²³¹⁰-ⁿ]+)")
 FRACTION_AFTER_DIGIT = re.compile(r"(?<=\d)([¼-¾⅐-⅞])")
 COMPARISONS = {"<=": "≤", ">=": "≥", "!=": "≠"}
 
-LEADING_MINUS = re.compile(r"^\s*-\s+(?=[\d.$\\])")  # "- 5"
 LETTER = r"[^\W\d_]"
 VARIABLE = rf"(?<!{LETTER})[a-z](?!{LETTER})"  # a lower-case letter alone: x, and the x of 2x
 SINGLE_LETTER = rf"(?<!{LETTER}){LETTER}(?!{LETTER})"
-# An operator between operands: x + 1, and MathQA's 33 1 / 3. In "5 - a prime", the letter "a" is an article.
-OPERAND_BEFORE = rf"(?:(?<=[\d)}}\]])|(?<={SINGLE_LETTER}))"  # It ends with a digit or bracket, or is x.
-OPERAND_AFTER = rf"(?=-?[\d({{\\]|(?!a\s+\w){VARIABLE})"  # It begins like 2, -2, (2 or \frac, or is x.
-OPERATOR = re.compile(rf"{OPERAND_BEFORE}\s*([-+/=<>≤≥≠^])\s*{OPERAND_AFTER}")
-BLANK_AFTER_COMPARISON = re.compile(r"(?<=[<>≤≥≠])\s+(?=[\d.-])")  # "< 5"
+
+# Blanks beside an operator. An operand before it ends with a digit or bracket, or is a letter: 2, (2), x. An
+# operand after it begins like 2, -2, (2 or \frac, or is a variable. In "5 - a prime", "a" is an article.
+OPERAND_BEFORE = rf"(?:(?<=[\d)}}\]])|(?<={SINGLE_LETTER}))"
+OPERAND_AFTER = rf"(?=-?[\d({{\\]|(?!a\s+\w){VARIABLE})"
+INFIX = re.compile(rf"{OPERAND_BEFORE}\s*([-+/=<>≤≥≠^])\s*{OPERAND_AFTER}")  # x + 1, and MathQA's 33 1 / 3
+LEADING_MINUS = re.compile(r"^\s*(-)\s+(?=[\d.$\\])")  # - 5
+LEADING_COMPARISON = re.compile(r"([<>≤≥≠])\s+(?=[\d.-])")  # < 5
+
 THOUSANDS = re.compile(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))")  # 1,234 and, in India, 1,00,000
-KEPT = "|".join(
-    (
-        r"(?<![\w-])-(?=[^\s-])",  # the minus before an operand: -5
-        r"(?<=\d[eE])-(?=\d)",  # the minus of an exponent: 1e-5
-        rf"(?<=\b{LETTER})-(?={LETTER}\b)",  # the minus of x-y
-        rf"(?<={VARIABLE})-(?=\d)",  # the minus of x-1 and 2x-3
-        rf"(?<=\d)-(?={VARIABLE})",  # the minus of 2-x
-        r"(?<=\w)-(?=[^\w-]|$)",  # the minus of x-(y+1), and of the blood type O-
-        r"(?<=\d)\.(?=\d)",  # the point of 3.14
-        r"(?<![\w.])\.(?=\d)",  # the point of .5
-        r"(?<=[\w)}\]])[/=](?=[\w({\\-])",  # the slash of 1/2 and (x+1)/y, the sign of x=5
-        r"(?<=[\w)}\]+ ])(?<!\d[eE])\+",  # the plus of 2x+3 and C++, but not the sign of +5 and 1e+5
-        r"(?<=\^)[+-](?!\d)",  # the charge of Na⁺
-        r"[\^<>]",  # x^2, <5
-        r"(?<=\w)\*\*(?=\w)",  # the power of x**2
-        rf"(?<={LETTER})#",  # C#
-    )
+
+# The punctuation that is kept, by the lines of the table above.
+MINUS = (
+    r"(?<![\w-])-(?=[^\s-])",  # the sign of -5
+    r"(?<=\d[eE])-(?=\d)",  # 1e-5
+    rf"(?<=\b{LETTER})-(?={LETTER}\b)",  # x-y
+    rf"(?<={VARIABLE})-(?=\d)",  # x-1, 2x-3
+    rf"(?<=\d)-(?={VARIABLE})",  # 2-x
+    r"(?<=\w)-(?=[^\w-]|$)",  # x-(y+1), and the blood type O-
+    r"(?<=\^)-(?!\d)",  # the charge of Cl⁻
 )
+POINT = (
+    r"(?<=\d)\.(?=\d)",  # 3.14
+    r"(?<![\w.])\.(?=\d)",  # .5
+)
+SLASH_OR_EQUALS = (r"(?<=[\w)}\]])[/=](?=[\w({\\-])",)  # 1/2, (x+1)/y, x=5
+PLUS = (
+    r"(?<=[\w)}\]+ ])(?<!\d[eE])\+",  # 2x+3 and C++, but not the sign of +5 and 1e+5
+    r"(?<=\^)\+(?!\d)",  # the charge of Na⁺
+)
+POWER_OR_COMPARISON = (
+    r"[\^<>]",  # x^2, <5
+    r"(?<=\w)\*\*(?=\w)",  # x**2
+)
+NUMBER_SIGN = (rf"(?<={LETTER})#",)  # C#
+KEPT = "|".join((*MINUS, *POINT, *SLASH_OR_EQUALS, *PLUS, *POWER_OR_COMPARISON, *NUMBER_SIGN))
 # Other punctuation between two digits separates them. These characters may be kept instead: + . / < > ^
 OTHER = re.escape("".join(mark for mark in string.punctuation if mark not in "+./<>^"))
 SEPARATOR = rf"(?<=\d)[{OTHER}]+?(?=-?\d)|(?<=\w),(?=\w)"
@@ -94,7 +105,12 @@ def normalise(text: str, *, official: bool = False) -> str:
 
 
 def _drop_punctuation(text: str) -> str:
-    """The lower-case text without the punctuation that carries no value."""
+    """The lower-case text without the punctuation that carries no value.
+
+    The characters beside a mark decide whether it is kept. So before that, each operator gets a single
+    spelling, without blanks around it. Commas of thousands also leave before, because they would be read as
+    separators.
+    """
 
     def replacement(match: re.Match[str]) -> str:
         if match["separator"]:
@@ -104,9 +120,8 @@ def _drop_punctuation(text: str) -> str:
     text = _plain_characters(text)
     for typed, plain in COMPARISONS.items():
         text = text.replace(typed, plain)
-    text = LEADING_MINUS.sub("-", text)
-    text = OPERATOR.sub(r"\1", text)
-    text = BLANK_AFTER_COMPARISON.sub("", text)
+    for blanks in (LEADING_MINUS, INFIX, LEADING_COMPARISON):
+        text = blanks.sub(r"\1", text)
     text = THOUSANDS.sub("", text)
     return PUNCTUATION.sub(replacement, text).casefold()
 
