@@ -1,6 +1,7 @@
 """Ranks without torchrun: on a CPU a run uses several cores by forking its process.
 
-One rank with several threads is no substitute: the operations of a small model are too short to divide.
+One rank with several threads is no substitute for the mini agent, whose operations are too short to divide.
+For SmolLM2 threads are faster, and hold the weights once.
 """
 
 import os
@@ -35,10 +36,11 @@ def forked_ranks(wanted: int, *, device: str, questions: int) -> Iterator[None]:
     """
     count = rank_count(wanted, device=device, questions=questions)
     if count == 1:
+        limit_threads()
         yield
         return
     forks = fork(count)
-    torch.set_num_threads(max(1, usable_cores() // count))
+    limit_threads(ranks=count)
     try:
         yield
     except RankLost:
@@ -66,14 +68,23 @@ def rank_count(wanted: int, *, device: str, questions: int) -> int:
         return 1
     if wanted:
         return wanted
+    if sys.platform != "linux":  # Elsewhere a fork of a process with torch may crash.
+        return 1
     return max(1, min(usable_cores(), questions // QUESTIONS_PER_RANK))
+
+
+def limit_threads(*, ranks: int = 1) -> None:
+    """Let torch compute in no more threads than there are cores for each of `ranks` ranks.
+
+    The number that torch chooses follows affinity and OMP_NUM_THREADS, but not the limit of a container. With
+    more threads than that, the container would stop all of them for most of each period.
+    """
+    torch.set_num_threads(max(1, min(torch.get_num_threads(), usable_cores() // ranks)))
 
 
 def usable_cores() -> int:
     """The number of cores for this process: by its affinity, its container, and OMP_NUM_THREADS."""
-    if sys.platform != "linux":  # elsewhere a fork of a process with torch may crash
-        return 1
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     if CONTAINER_LIMIT.exists():
         time, _, period = CONTAINER_LIMIT.read_text().partition(" ")
         if time != "max":

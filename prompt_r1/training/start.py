@@ -122,6 +122,8 @@ def open_parts(
         log=log,
     )
     where = f"{ranks.count} × {ranks.device.type}"
+    if ranks.device.type == "cpu":
+        where += f", threads: {torch.get_num_threads()}"
     log.say(f"{folder}: agent {config.agent}, environment {config.env}, {where}")
     if ranks.device.type == "cuda":
         run.warm_up()

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from prompt_r1.engine.model_check import check_model
@@ -102,9 +103,10 @@ def train_weights(
         shown = f"{len(used)} examples in {config.epochs} epochs are {len(batches)} steps"
         logger.warning("%s, which teach little: give more examples, or more --epochs", shown)
 
+    where = "" if policy.device.type == "cuda" else f", threads: {torch.get_num_threads()}"
     return fine_tune(
         policy.trained_parameters(),
-        progress_bar(batches, name="fine-tuning", unit="step"),
+        progress_bar(batches, name=f"fine-tuning{where}", unit="step"),
         partial(negative_log_likelihood, policy),
         rate=lambda step: config.lr * schedule(step, len(batches)),
         betas=(0.9, 0.999),

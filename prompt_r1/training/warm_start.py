@@ -33,6 +33,7 @@ from prompt_r1.data.rows import BadRow, fields_of, read_rows, text_field
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.demonstrations import record
+from prompt_r1.model.forked_ranks import limit_threads
 from prompt_r1.pair.named_agent import preset_config
 from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.protocol import Codec, parse
@@ -51,6 +52,8 @@ def main(config: SftConfig) -> None:
     """Warm-start an agent, and print the command that trains it."""
     if config.threads:
         torch.set_num_threads(config.threads)
+    else:
+        limit_threads()
     out = Path(config.out or f"runs/sft-seed{config.seed}")
     folder = learn_games(config.games, config, out)
     preset = preset_of(config.agent, default=config.preset)

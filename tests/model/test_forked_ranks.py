@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.model import forked_ranks
-from prompt_r1.model.forked_ranks import rank_count, usable_cores
+from prompt_r1.model.forked_ranks import limit_threads, rank_count, usable_cores
 from prompt_r1.training.log import read_metrics
 from tests.support.programs import SMALL, CallHere, call
 
@@ -69,28 +72,79 @@ def test_on_a_gpu_ranks_are_started_by_torchrun(four_cores, monkeypatch):
         rank_count(2, device="auto", questions=16)
 
 
+@pytest.mark.parametrize(
+    ("limit", "chosen", "ranks", "threads"),
+    [
+        ("max 100000", 4, 1, 4),
+        ("200000 100000", 4, 1, 2),  # torch does not know the container's limit
+        ("200000 100000", 1, 1, 1),
+        ("50000 100000", 4, 1, 1),
+        ("max 100000", 4, 2, 2),
+        ("max 100000", 4, 3, 1),
+        ("max 100000", 4, 8, 1),
+    ],
+)
+def test_torch_computes_in_as_many_threads_as_a_rank_has_cores(
+    limit, chosen, ranks, threads, four_cores, monkeypatch
+):
+    (four_cores / "cpu.max").write_text(f"{limit}\n")
+    set_threads = []
+    monkeypatch.setattr("torch.get_num_threads", lambda: chosen)
+    monkeypatch.setattr("torch.set_num_threads", set_threads.append)
+    limit_threads(ranks=ranks)
+    assert set_threads == [threads]
+
+
+def test_a_machine_without_safe_forks_keeps_one_rank_and_its_threads(four_cores, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert rank_count(0, device="cpu", questions=16) == 1
+    assert usable_cores() == 8
+
+
+LINE = ["train.py", *SMALL, "--data", "mini:validation", "--test-data", "none", "--out", "run"]
+
+
+def games_of(run: Path, step: int) -> list[tuple[str, list[tuple[str, str | None]]]]:
+    """The games of a step, whichever ranks played them: question, and texts and replies of the turns."""
+    files = (run / "trajectories").glob(f"step-{step:06d}-*")
+    played = [json.loads(game) for file in files for game in file.read_text().splitlines()]
+    return sorted(
+        (game["question"]["id"], [(turn["text"], turn["reply"]) for turn in game["turns"]]) for game in played
+    )
+
+
 @pytest.mark.slow
 def test_forked_ranks_play_the_games_of_one_process_and_print_once(tmp_path, call_here: CallHere):
     """Two steps with one, and with two ranks: the same games in the first step, and nearly equal metrics."""
-    line = ["train.py", *SMALL, "--data", "mini:validation", "--steps", "2", "--test-data", "none"]
     games, rows = {}, {}
     for ranks in (1, 2):
-        out = tmp_path / f"ranks{ranks}"
+        folder = tmp_path / f"ranks{ranks}"
+        folder.mkdir()
         run = call if ranks > 1 else call_here  # a process with threads does not fork
-        ended = run(tmp_path, *line, "--out", out, "--ranks", str(ranks))
+        ended = run(folder, *LINE, "--steps", "2", "--ranks", str(ranks))
         assert not ended.returncode, ended.stderr
         assert ended.stdout.count(f"{ranks} × cpu") == 1 and ended.stdout.count("report.html") == 1
-        files = sorted((out / "trajectories").glob("step-000001-*"))
-        assert len(files) == ranks
-        played = [json.loads(game) for file in files for game in file.read_text().splitlines()]
-        games[ranks] = sorted(
-            (game["question"]["id"], [(turn["text"], turn["reply"]) for turn in game["turns"]])
-            for game in played
-        )
-        rows[ranks] = read_metrics(out)
+        assert len(list((folder / "run/trajectories").glob("step-000001-*"))) == ranks
+        games[ranks] = games_of(folder / "run", step=1)
+        rows[ranks] = read_metrics(folder / "run")
     assert games[1] == games[2] and len(games[1]) == 8
     for one, two in zip(rows[1], rows[2], strict=True):
         assert one["step"] == two["step"]
     first, second = rows[1][1], rows[2][1]
     assert first["reward/mean"] == second["reward/mean"]
     assert first["grad_norm"] == pytest.approx(second["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_run_of_two_forked_ranks_resumes_with_one_and_plays_the_same_games(tmp_path, call_here: CallHere):
+    """From one checkpoint, any number of ranks plays the next step's games alike."""
+    begun = call(tmp_path, *LINE, "--steps", "1", "--ranks", "2")
+    assert not begun.returncode, begun.stderr
+    shutil.copytree(tmp_path / "run", tmp_path / "other" / "run")
+    for ranks, folder, run in [("2", tmp_path, call), ("1", tmp_path / "other", call_here)]:
+        resumed = run(folder, *LINE, "--steps", "2", "--ranks", ranks)
+        assert not resumed.returncode and "Resuming after step 1" in resumed.stdout, resumed.stderr
+        assert [row["step"] for row in read_metrics(folder / "run")] == [0, 1, 2]
+    games = games_of(tmp_path / "run", step=2)
+    assert games == games_of(tmp_path / "other" / "run", step=2) and len(games) == 8
