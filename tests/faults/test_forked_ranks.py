@@ -82,3 +82,19 @@ def test_a_killed_rank_0_leaves_no_rank_behind(started):
     process.kill()
     process.communicate(timeout=120)
     wait_until_ended(rank_1)
+
+
+def test_an_error_that_only_rank_1_meets_is_shown(arguments, tmp_path):
+    """Rank 1 has no terminal: without its stderr, a user would only read that another rank has died."""
+    (tmp_path / "own_loss.py").write_text(
+        "import os\n"
+        "from prompt_r1.grpo import grpo_loss\n\n\n"
+        "def own_loss(logprobs, columns, *, clip, clip_high, kl_coef, importance_cap):\n"
+        "    if os.environ.get('RANK') == '1':\n"
+        "        raise ZeroDivisionError('only on rank 1')\n"
+        "    return grpo_loss(logprobs, columns, clip=clip, clip_high=clip_high, kl_coef=kl_coef,\n"
+        "                     importance_cap=importance_cap)\n"
+    )
+    ended = call(tmp_path, "train.py", *arguments, "--ranks", "2", "--loss-function", "own_loss:own_loss")
+    assert ended.returncode == 75 and "another rank has died" in ended.stderr, ended.stderr
+    assert ended.stderr.count("ZeroDivisionError: only on rank 1") == 1
