@@ -19,8 +19,11 @@ from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
 OBJECT_PREFIX = "py:"  # py:MODULE:NAME is a user's environment, or a user's questions.
 # Keywords of `grpo.grpo_loss`, which a user's loss may have as parameters.
 LOSS_SETTINGS = ("clip", "clip_high", "kl_coef", "importance_cap")
-# Where Python and its packages are installed.
-INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+# The folders of Python, of its packages and of this package: code that is not the user's.
+LIBRARIES = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    f"{Path(__file__).parents[1]}/",  # A user's file may be named prompt_r1_reward.py.
+)
 
 
 def import_object(name: str, *, where: str) -> Any:
@@ -91,9 +94,10 @@ def import_reward(name: str) -> Callable[[Trajectory, Reward], float]:
         end = f"{game.stop} after {len(game.turns)} turns, answer {(game.answer or '')[:80]!r}"
         what = f"{where}, question {game.question.id!r} (game: {end}),"
         with user_code(what):
-            value = float(function(game, paper))
+            returned = function(game, paper)
+        value = _number_of(returned)
         if not math.isfinite(value):
-            raise UsageError(f"{what} returned {value}, not a finite number")
+            raise UsageError(f"{what} returned {reprlib.repr(returned)}, not a finite number")
         return value
 
     return reward
@@ -110,12 +114,21 @@ def import_metric(name: str) -> Callable[[str, Question], float]:
     def metric(answer: str, question: Question) -> float:
         what = f"{where}, question {question.id!r} (answer: {answer[:80]!r}),"
         with user_code(what):
-            value = float(function(answer, question))
+            returned = function(answer, question)
+        value = _number_of(returned)
         if not 0 <= value <= 1:  # Wilson's interval needs a rate. This is true for NaN.
-            raise UsageError(f"{what} returned {value}, not a number from 0 to 1")
+            raise UsageError(f"{what} returned {reprlib.repr(returned)}, not a number from 0 to 1")
         return value
 
     return metric
+
+
+def _number_of(returned: Any) -> float:
+    """What a user's function returned, as a number; NaN for anything else, such as None or a text."""
+    try:
+        return float(returned)
+    except Exception:  # Each type has errors of its own.
+        return math.nan
 
 
 def import_loss_function(name: str) -> Callable[..., Any]:
@@ -177,17 +190,17 @@ def place_of(function: Callable[..., object]) -> str:
 def described(error: BaseException) -> str:
     """An error in a user's own code, on one line: its type, its text, and the file and line.
 
-    Where a library raised the error, the line is the user's line that called it.
+    Where a library raised the error, the line is the user's line that called it. An error of our call of the
+    user's function, such as a wrong number of arguments, has no line of the user.
     """
     text = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, SyntaxError):  # The text of a SyntaxError names the file.
         return text
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(INSTALLED)]
-    if not frames:
+    own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
+    if not own:
         return text
-    last = own[-1] if own else frames[-1]
-    return f"{text} ({Path(last.filename).name}, line {last.lineno})"
+    return f"{text} ({Path(own[-1].filename).name}, line {own[-1].lineno})"
 
 
 def parameters_of(function: Callable[..., object]) -> set[str]:

@@ -31,6 +31,10 @@ class Leaves:
     def ask(self, messages):
         raise SystemExit(3)
 
+class Silent:
+    def ask(self):
+        return "Yes."
+
 seen = []
 
 def frugal(game, paper):
@@ -48,6 +52,9 @@ def leaves(game, paper):
 
 def nothing_returned(game, paper):
     pass
+
+def praises(game, paper):
+    return "good"
 
 def one_argument(game):
     return 0.0
@@ -109,7 +116,8 @@ def test_the_users_reward_replaces_the_papers_and_is_called_once_for_each_unbrok
         ),
         ("own_code:infinite", "own_code:infinite, question 'q' .*, returned inf, not a finite number"),
         ("own_code:leaves", r"raised SystemExit: no key \(own_code.py, line"),
-        ("own_code:nothing_returned", "own_code:nothing_returned, question 'q' .* not 'NoneType'"),
+        ("own_code:nothing_returned", "question 'q' .*, returned None, not a finite number"),
+        ("own_code:praises", "praises, question 'q' .*, returned 'good', not a finite number"),
         ("own_code:one_argument", "must take 2 arguments, game and reward of the paper"),
         ("own_code:Oracle", "not a function"),
         ("own_code:OWN", "cannot import"),
@@ -133,7 +141,8 @@ def test_an_error_in_the_users_reward_is_one_sentence(own, name, sentence):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("length", r", question 'q' \(answer: 'Anna'\), returned 4.0, not a number from 0 to 1"),
+        ("length", r", question 'q' \(answer: 'Anna'\), returned 4, not a number from 0 to 1"),
+        ("nothing_returned", ", question 'q' .*, returned None, not a number from 0 to 1"),
         ("misspelt_gold", r", question 'q' .* raised AttributeError: .*own_code.py, line"),
         ("one_argument", ": must take 2 arguments, answer and question"),
         ("nothing", "cannot import"),
@@ -143,6 +152,12 @@ def test_an_error_in_the_users_metric_is_one_sentence(own, name, sentence):
     with pytest.raises(UsageError, match=f"^--metric.*{sentence}") as refused:
         import_metric(f"own_code:{name}")("Anna", Question("q", "d", "Who?", answers=("Anna",)))
     assert "\n" not in str(refused.value)
+
+
+def test_a_wrong_signature_is_not_placed_in_a_line_of_ours(own):
+    """The error of a user's `ask(self)` named "sources.py, line 256", which the user did not write."""
+    with pytest.raises(UsageError, match=r"TypeError: .* takes 1 positional argument but 2 were given$"):
+        asyncio.run(attempt(open_environment("py:own_code:Silent").members[0].source))
 
 
 def test_an_error_in_the_users_environment_is_one_sentence(own):
