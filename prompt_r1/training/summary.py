@@ -3,16 +3,20 @@
 from pathlib import Path
 
 from prompt_r1.programs.command_line import command
-from prompt_r1.settings.agent import HELD_OUT, AgentConfig
+from prompt_r1.settings.agent import HELD_OUT, AgentConfig, is_mini_data
 from prompt_r1.settings.functions import OBJECT_PREFIX
 from prompt_r1.training.run_folder import TEST_FILE
 
 
 def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
     """Return the text that says where the results are, and what the next commands are."""
-    mini = config.env == "mini" and set(config.data) <= {"mini"}
     validated = tuple(name for name in config.val_data if name != HELD_OUT)
-    unseen = ("mini:ood",) if mini else config.test_data or validated
+    if set(config.data) <= {"mini"}:
+        unseen: tuple[str, ...] = ("mini:ood",)
+    elif all(is_mini_data(name) or name.startswith(OBJECT_PREFIX) for name in config.data):
+        unseen = config.data  # Their test questions are others than their training questions.
+    else:
+        unseen = config.test_data or validated
     # The settings in a folder may not import code, so the user types --env MODULE:OBJECT again.
     own_objects = ["--env", config.env] if OBJECT_PREFIX in config.env else []
     agent = f"{folder}/agent: the agent of step {best_step}, a Hugging Face folder"

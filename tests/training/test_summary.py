@@ -82,6 +82,15 @@ def test_the_whole_summary_of_a_run(tmp_path):
     assert f"infer.py --agent {tmp_path} --env py:my_llm:Oracle" in own
 
 
+@pytest.mark.parametrize(
+    ("data", "tested"), [("mini", "mini:ood"), ("mini:pop", "mini:pop"), ("py:sums:rows", "py:sums:rows")]
+)
+def test_questions_that_are_in_no_file_are_not_split(tmp_path, data, tested):
+    """A bug: after a run with an environment of one's own, the advice was `split --in mini`, which fails."""
+    shown = summary(tmp_path, 1, TrainConfig(env="m@http://127.0.0.1:8000/v1", data=(data,)))
+    assert "split" not in shown and shown.endswith(f"evaluate.py --agent {tmp_path} --data {tested}")
+
+
 def test_a_run_whose_best_agent_is_the_start_says_so(tmp_path):
     """A user asked the agent of a short run, and did not know that it was the untrained one."""
     sentence = "the agent of step 0, a Hugging Face folder; it is not trained"
