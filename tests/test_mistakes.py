@@ -36,6 +36,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --step 9", "there is no flag --step; did you mean --steps?"),
     ("train.py --kl 0", "there is no flag --kl; did you mean --kl-coef?"),
     ("train.py --conifg=paper", "there is no flag --conifg; did you mean --config?"),
+    ("infer.py --config paper", "there is no flag --config; `infer.py --help`"),
     ("infer.py extra", "unrecognized arguments: extra"),
     ("train.py --steps", "argument --steps: expected one argument"),
     # values
@@ -64,6 +65,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --data good.jsonl ", "--data is empty"),
     ("train.py --steps ", "--steps is empty"),
     ("infer.py --agent ", "--agent is empty"),
+    ("infer.py --question=\t", "--question is empty"),
     ("evaluate.py --env ", "--env is empty"),
     ("evaluate.py --out ", "--out is empty"),
     ("train.py --config ", "--config '': neither a preset (mini, small, paper) nor a YAML file"),
@@ -81,6 +83,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --advantage-function json:decoder", "--advantage-function json:decoder: not a function"),
     # questions
     ("train.py --config mini --data none.jsonl", "none.jsonl: there is no such file"),
+    ("train.py --config mini --data https://host/a.jsonl", "https://host/a.jsonl: there is no such file"),
     ("train.py --config mini --val-data none.jsonl", "none.jsonl: there is no such file"),
     ("train.py --config mini --test-data none.jsonl", "none.jsonl: there is no such file"),
     ("train.py --config mini --data /dev/null", "/dev/null is a pipe or a device: save its rows in a file"),

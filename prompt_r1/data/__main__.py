@@ -22,8 +22,11 @@ from prompt_r1.types import Question
 
 def main(arguments: list[str]) -> None:
     """Run one of the commands convert, split and mix."""
-    options = vars(command_line().parse_args(arguments))
-    run = options.pop("run")
+    parsed, unknown = command_line().parse_known_args(arguments)
+    options = vars(parsed)
+    command, run = options.pop("command"), options.pop("run")
+    if unknown:  # The parser of the command names the help that lists its flags.
+        command.error(f"unrecognized arguments: {' '.join(unknown)}")
     run(**options)
 
 
@@ -34,7 +37,7 @@ def command_line() -> Parser:
 
     about = "convert a raw dump to a question file"
     command = commands.add_parser("convert", help=about, allow_abbrev=False)
-    command.set_defaults(run=convert_files)
+    command.set_defaults(command=command, run=convert_files)
     add = command.add_argument
     add("--from", dest="name", required=True, choices=CONVERTED, help="the dataset")
     sources = "raw files, or hf:ORG/NAME:SPLIT"
@@ -43,7 +46,7 @@ def command_line() -> Parser:
 
     about = "divide questions into a file to train on and a file to test with"
     command = commands.add_parser("split", help=about, allow_abbrev=False)
-    command.set_defaults(run=split_files)
+    command.set_defaults(command=command, run=split_files)
     add = command.add_argument
     add("--in", dest="files", required=True, nargs="+", metavar="FILE", help="question files")
     add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file to train on")
@@ -52,7 +55,7 @@ def command_line() -> Parser:
 
     about = "draw the same number of questions from each dataset"
     command = commands.add_parser("mix", help=about, allow_abbrev=False)
-    command.set_defaults(run=mix_files)
+    command.set_defaults(command=command, run=mix_files)
     add = command.add_argument
     add("--in", dest="files", required=True, nargs="+", metavar="FILE", help="question files")
     add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")

@@ -29,10 +29,12 @@ def given_values(kind: type[Any], arguments: list[str], *, presets: Presets) -> 
     values, unknown = parser.parse_known_args(arguments)
     given = vars(values)
     flags = {flag_of(f.name) for f in settings_of(kind)}
+    if presets:
+        flags.add("--config")
     for word in unknown:
         name = word.partition("=")[0]
         if name.startswith("--"):
-            parser.error(f"there is no flag {name}{did_you_mean(name, {*flags, '--config'})}")
+            parser.error(f"there is no flag {name}{did_you_mean(name, flags)}")
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     for f in settings_of(kind):
@@ -43,9 +45,9 @@ def given_values(kind: type[Any], arguments: list[str], *, presets: Presets) -> 
 
 
 def _check_not_empty(f: Field[Any], value: object) -> None:
-    """Raise UsageError for an empty text, which is most often a variable of the shell that is not set."""
+    """Raise UsageError for a text without a letter, most often a variable of the shell that is not set."""
     texts = value if isinstance(value, list) else [value]
-    if "" in texts and not about(f).may_be_empty:
+    if not all(str(text).strip() for text in texts) and not about(f).may_be_empty:
         raise UsageError(
             f"{flag_of(f.name)} is empty: give a value, or leave the flag out (is a variable unset?)"
         )

@@ -267,7 +267,7 @@ def check_unnamed_preset(config: TrainConfig) -> None:
 def check_training(config: TrainConfig) -> None:
     """Raise UsageError for settings with which no training is possible."""
     if not config.data:
-        raise UsageError("no training questions: give --data FILE … (JSONL or parquet), or --data mini")
+        raise UsageError("no training questions: give --data FILE …, or --data mini")
     if config.adapter_rank and (config.parallel in ("fsdp", "hsdp") or config.offload):
         raise UsageError(
             "--adapter-rank trains beside whole weights on every GPU, which cannot be sharded or offloaded: "
