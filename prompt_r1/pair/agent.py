@@ -154,7 +154,7 @@ async def play_question(
     if limits.turns is not None:
         rules = replace(rules, max_turns=min(limits.turns, rules.max_turns))
     try:
-        async with asyncio.timeout(limits.seconds):
+        async with asyncio.timeout(limits.seconds) as deadline:
             with agent.engine.new_sequence() as sequence:
                 generate = partial(
                     agent.engine.generate,
@@ -165,6 +165,8 @@ async def play_question(
                 )
                 trajectory = await play(question, generate, ask, agent.codec, rules, seed=sampling.seed)
     except TimeoutError:
+        if not deadline.expired():  # A network disk that is gone raises TimeoutError too (ETIMEDOUT).
+            raise
         raise LimitReached("seconds", f"no answer within the limit of {limits.seconds:g} s") from None
     if pieces is not None:
         pieces.end_turn()

@@ -1,6 +1,7 @@
 """Asking a pair from Python: answers, streams, limits, one's own environment, and a running event loop."""
 
 import asyncio
+import errno
 import json
 import shutil
 import subprocess
@@ -253,6 +254,18 @@ def test_a_game_that_is_played_again_pays_nothing_and_another_sample_or_epoch_as
         return environment.take_metrics()["env/paid"]
 
     assert [calls_paid(), calls_paid(), calls_paid(sample=1), calls_paid(epoch=1)] == [2, 0, 2, 2]
+
+
+def test_a_timeout_of_a_network_disk_is_not_the_time_limit_of_a_question():
+    """A bug: `OSError(ETIMEDOUT)` is a TimeoutError, and was taken for the limit, which may be None."""
+
+    class Unwritable:
+        async def ask(self, *arguments):
+            raise OSError(errno.ETIMEDOUT, "the journal cannot be written")
+
+    asked = Question("q", "d", "a", ("a",))
+    with pytest.raises(TimeoutError, match="the journal cannot be written"):
+        asyncio.run(play_question(EchoAgent(), Unwritable(), asked, Sampling("0")))
 
 
 def test_a_game_that_runs_when_its_pair_is_closed_is_cancelled():
