@@ -203,7 +203,7 @@ def print_left_out(evaluation: Evaluation) -> None:
     if not evaluation.config.grpo_agent:
         train = command("train.py", "--env", "none")
         print(f"\ngrpo-only is left out: `{train}` trains its agent for --grpo-agent RUN")
-    if not any(METHODS[system.method].search for system in evaluation.systems):
+    if not any(METHODS[system.method].algorithm for system in evaluation.systems):
         print("\nSearches are left out: they need an LLM that writes prompts; name it with --optimizer-env")
 
 

@@ -69,7 +69,7 @@ class MethodCosts:
             second = case.direct_call(f"{system}{STEP_BY_STEP}{EXTRACT}{request}", question)
             repeated = case.price.of_call(case.reply, 0)  # The second call sends the thought again.
             answer = first + second + replace(repeated, calls=0)
-        elif method.search:
+        elif method.algorithm:
             prompt = SEARCH_TEXTS[case.name].prompt
             answer = case.call(prompt + case.tokens(request) + question // case.bytes_per_token)
         else:
@@ -85,9 +85,12 @@ class MethodCosts:
             questions = data.train if algorithm.scored_by == "train" else data.validation
             scored = min(len(questions), self.config.optimize_examples or algorithm.scored_on)
             calls = algorithm.calls(scored)
-            most = self.config.optimize_calls or calls.most
-            share = {"low": 0.0, "likely": calls.of_optimizer, "high": HIGHEST_SHARE}[case.name]
-            made = min(scored, most) if case.name == "low" else most
+            made = self.config.optimize_calls or calls.most
+            share = calls.of_optimizer
+            if case.name == "low":  # Only the first prompt is scored.
+                made, share = min(scored, made), 0.0
+            elif case.name == "high":
+                share = HIGHEST_SHARE
             of_optimizer = round(made * share)
             texts = SEARCH_TEXTS[case.name]
             question = mean_bytes(questions) // case.bytes_per_token
@@ -118,9 +121,9 @@ def estimate(evaluation: Evaluation) -> str:
         of_method = {}
         for case in cases_of(agent.config.game, mean_bytes(evaluation.questions), fields, prices):
             spent = costs.answers(system.method, case, spec)
-            if method.search:
-                [writer, *_] = evaluation.prices_of_writer(spec).values()
-                spent += costs.searches(method.search, case, spec, writer)
+            if method.algorithm:
+                writer = next(iter(evaluation.prices_of_writer(spec).values()))
+                spent += costs.searches(method.algorithm, case, spec, writer)
             if system.method == "rft":
                 spent += costs.games_of_rft(case)
             of_method[case.name] = spent

@@ -54,8 +54,8 @@ async def gepa(search: PromptSearch, data: Data) -> str:
         if mean_score(before) == 1:
             continue
         reply = await search.ask_optimizer(ROLE, reflection(parent, before), sample=search.steps)
-        child = None if reply.is_cut else read_fenced_prompt(reply.text)
-        if child is None:
+        child = read_fenced_prompt(reply.text)
+        if child is None or reply.finish == "length":  # The reply has no prompt, or it is cut.
             continue
         after = await search.try_prompt(child, batch)
         if mean_score(after) > mean_score(before):

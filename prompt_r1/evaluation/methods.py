@@ -170,7 +170,7 @@ class Method:
     needs: Needs
     make: Callable[[Setup], Awaitable[Answer]]
     compared: tuple[Comparison, ...] = ("paper",)  # the comparisons that have the method
-    search: Algorithm | None = None  # how the method searches for a prompt
+    algorithm: Algorithm | None = None  # how the method searches for a prompt
     fields: Fields = field(default_factory=dict)  # fields of each request; they win over --env-args
 
 
@@ -178,7 +178,7 @@ def search_method(algorithm: Algorithm) -> Method:
     """The method that answers under the prompt that an algorithm finds."""
     needs = Needs(training=True, validation=algorithm.scored_by == "validation")
     make = partial(make_search, algorithm=algorithm)
-    return Method(needs, make, search=algorithm, fields=algorithm.fields)
+    return Method(needs, make, algorithm=algorithm, fields=algorithm.fields)
 
 
 METHODS: dict[str, Method] = {

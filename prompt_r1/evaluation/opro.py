@@ -53,7 +53,7 @@ async def opro(search: PromptSearch, data: Data) -> str:
         first = search.steps * PER_STEP
         asked = [search.ask_optimizer(ROLE, request, sample=first + number) for number in range(PER_STEP)]
         for reply in await run_together(asked):
-            if reply.is_cut:
+            if reply.finish == "length":  # The reply is cut.
                 continue
             instruction = read_instruction(reply.text)
             usable = is_usable(instruction, digits_allowed=digits_allowed)

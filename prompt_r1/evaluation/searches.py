@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from prompt_r1.environments.environment import Caller, Environment
+from prompt_r1.environments.environment import Caller, Environment, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.evaluation.ask_once import Answer, direct, task_score
 from prompt_r1.evaluation.predictions import Prediction
@@ -33,7 +33,6 @@ SEED_PROMPT = "Answer the question as well as you can."  # A search starts from 
 VALIDATED_ON = 50  # the number of validation questions of textgrad and gepa
 PATIENCE = 50  # A search ends after so many calls without a new prompt.
 ALL = "all-questions"  # names the search over all questions
-
 
 Fields = Mapping[str, object]
 """Fields of a request to an endpoint."""
@@ -53,14 +52,6 @@ class Data:
         train = [question for question in self.train if question.dataset == name]
         validation = [question for question in self.validation if question.dataset == name]
         return Data(train, validation)
-
-
-@dataclass(frozen=True)
-class OptimizerReply:
-    """What the optimiser wrote."""
-
-    text: str
-    is_cut: bool  # whether the limit of tokens has cut it
 
 
 @dataclass(frozen=True)
@@ -165,7 +156,7 @@ class PromptSearch:
                 raise Resumable(f"the environment failed in the search of {self.name}: {prediction.error}")
         return predictions
 
-    async def ask_optimizer(self, system: str, request: str, *, sample: int) -> OptimizerReply:
+    async def ask_optimizer(self, system: str, request: str, *, sample: int) -> Reply:
         """One call of the optimiser.
 
         `sample` is the number of the request in the search. If an equal request has the same number, it gets
@@ -178,10 +169,9 @@ class PromptSearch:
             {"role": "user", "content": request},
         ]
         try:
-            reply = await self.settings.optimizer.ask(messages, Caller(self.name, sample))
+            return await self.settings.optimizer.ask(messages, Caller(self.name, sample))
         except EnvError as error:
             raise Resumable(f"the optimiser of {self.name} failed: {error}") from None
-        return OptimizerReply(reply.text, is_cut=reply.finish == "length")
 
     def _assert_affordable(self, calls: int) -> None:
         limit = self.settings.max_calls

@@ -86,7 +86,7 @@ def choose_systems(
         if not method.needs.environment:
             environments_of_method = [""]
         for environment in environments_of_method:
-            if method.search and is_mini(environment) and not config.optimizer_env:
+            if method.algorithm and is_mini(environment) and not config.optimizer_env:
                 if config.method:
                     raise UsageError(
                         f"--method {name}: the mini world writes no prompts: name what does, such as "
