@@ -26,13 +26,14 @@ from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 
 from prompt_r1.data.questions import sample_questions
-from prompt_r1.environments.specs import open_account
+from prompt_r1.environments.specs import Account, open_account
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.dry_run import estimate
 from prompt_r1.evaluation.folder_settings import keep_settings
 from prompt_r1.evaluation.methods import METHODS, Setup
 from prompt_r1.evaluation.predictions import FILE, PredictionFile, System
 from prompt_r1.evaluation.scores import score_predictions
+from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.evaluation.setup import Evaluation, Repeat, prices_of
 from prompt_r1.evaluation.similarity import SentenceEncoder, load_encoder
@@ -142,15 +143,19 @@ def ask_missing(evaluation: Evaluation, file: PredictionFile) -> None:
         if unanswered:
             missing[system] = unanswered
     if missing:  # A complete evaluation opens no environment and no journal.
-        asyncio.run(answer_missing(evaluation, missing, file))
+        data = evaluation.data_for(missing)
+        account = open_account(evaluation.config, evaluation.folder)
+        asyncio.run(answer_missing(evaluation, missing, data, account, file))
 
 
 async def answer_missing(
-    evaluation: Evaluation, missing: Mapping[System, Sequence[Repeat]], file: PredictionFile
+    evaluation: Evaluation,
+    missing: Mapping[System, Sequence[Repeat]],
+    data: Data,
+    account: Account,
+    file: PredictionFile,
 ) -> None:
-    """Let each system answer its questions, system by system."""
-    data = evaluation.data_for(missing)
-    account = open_account(evaluation.config, evaluation.folder)
+    """Let the systems answer their questions, one system after the other."""
     for system, unanswered in missing.items():
         async with AsyncExitStack() as opened:
             # An environment may be a model in this process. No variable holds the setup here, so that it is

@@ -30,24 +30,34 @@ def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
     check_device(config.device)
     for name in config.metric:
         import_metric(name)
-    methods = methods_of(config)
     if not config.agent and not config.env:
         raise UsageError("no environment to ask: give --env SPEC, or an --agent that was trained with one")
     for name in config.agent:
         check_agent(name)
-    if "grpo-only" in methods:
+    if "grpo-only" in methods_of(config):
         _check_grpo_agent(config.grpo_agent)
     encoder = Path(config.ssim_model)
     if config.ssim_model not in ("", "auto") and not (encoder / "config.json").is_file():
         raise UsageError(f"--ssim-model {config.ssim_model}: not a folder with a config.json")
-    check_data([*config.data, *config.train_data, *config.val_data])
-    if not all_mini_data(config.data):
-        for method in methods:
-            if METHODS[method].needs.training and not config.train_data:
-                raise UsageError(f"{method} needs training questions: give --train-data")
-            if METHODS[method].needs.validation and not config.val_data:
-                raise UsageError(f"{method} needs validation questions: give --val-data")
+    _check_questions(config)
+    _check_folder_and_environments(config)
+    return config
 
+
+def _check_questions(config: EvaluateConfig) -> None:
+    """Raise UsageError for files that cannot be read, and for methods that lack questions."""
+    check_data([*config.data, *config.train_data, *config.val_data])
+    if all_mini_data(config.data):  # The mini world has questions for every method.
+        return
+    for method in methods_of(config):
+        if METHODS[method].needs.training and not config.train_data:
+            raise UsageError(f"{method} needs training questions: give --train-data")
+        if METHODS[method].needs.validation and not config.val_data:
+            raise UsageError(f"{method} needs validation questions: give --val-data")
+
+
+def _check_folder_and_environments(config: EvaluateConfig) -> None:
+    """Raise UsageError for a folder with answers of another experiment, and for a wrong environment."""
     folder = Path(config.out)
     begun = (folder / FILE).exists()
     if folder.exists():
@@ -58,7 +68,6 @@ def read_evaluate_config(arguments: list[str]) -> EvaluateConfig:
         typed = [spec for spec in [*config.env, config.optimizer_env] if spec]
         for spec in typed:
             check_environment(spec, config, typed=typed, others=typed)
-    return config
 
 
 def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:

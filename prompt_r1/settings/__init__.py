@@ -9,8 +9,8 @@ In reading order:
     functions   the functions and objects that a user names as MODULE:NAME
 
 Flags override a preset or a YAML file, which overrides the defaults. Here each value is checked alone. Files,
-folders and keys are checked in the rooms that use them: by `preflight.py` in `pair` and `training`, and by
-`systems.py` in `evaluation`.
+folders and keys are checked in the rooms that use them: by `preflight.py` in `pair`, `training` and
+`evaluation`.
 
 It may import programs and the root.
 """
