@@ -156,14 +156,17 @@ class Scheduler:
         return True
 
     def _keep(self, job: Job, length: int, needed: int) -> bool:
-        """Keep the first `length` cached tokens of a job. Returns whether it then has `needed` blocks."""
+        """Keep the first `length` cached tokens of a job, and free the blocks that its other tokens need.
+
+        `needed`: blocks of all tokens. False if too few can be freed.
+        """
         self._pool.truncate(job.sequence, length)
         return self._make_room(needed - len(job.sequence.block_table), job)
 
     def _fork(self, job: Job, source: Sequence, shared: int, needed: int) -> bool:
-        """Begin a job's sequence with the first `shared` tokens of `source`.
+        """Begin a job's sequence with tokens of `source`, and free the blocks that its other tokens need.
 
-        Returns whether the job then has `needed` blocks beside `source`. If not, it has no cached token.
+        False if too few can be freed beside `source`. Then the job has no cached tokens.
         """
         self._pool.truncate(job.sequence, 0)
         shared_blocks = shared // self._pool.block_size

@@ -46,9 +46,10 @@ RULES = (
     Rule(
         "reward/mean",
         WINDOW,
-        lambda now, before: now < max(before) - 0.5,
+        lambda now, before: now < max(before) - 0.5,  # The range is -1 to 1.
         "it has fallen by more than a quarter of its range",
     ),
+    # Both are in nats per token.
     Rule("kl", WINDOW, lambda now, before: now > 1.0, "the text loses the language of the start model"),
     Rule(
         "entropy",

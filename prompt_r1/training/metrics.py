@@ -27,10 +27,13 @@ from prompt_r1.types import ScoredGame, Stop
 SCORED = ("reward/mean", "reward/format", "reward/answer", "em", "f1", "format", "turns", "game/usd")
 WITH_INTERVAL = ("reward/mean", "em", "format")
 RUN_TOTALS = ("env/usd", "env/lost_usd")  # These are sums over the run so far; other counts are of one step.
-GAP = "engine/logprob_gap"
+GAP = "engine/logprob_gap"  # the largest difference of engine and policy, in nats
 GAP_MEAN = f"{GAP}_mean"
 
 Row = Mapping[str, float]  # the metrics of one game, by name
+
+
+# The games of a training step
 
 
 def is_scored(row: Row) -> bool:
@@ -171,6 +174,9 @@ def ranked_pairs(group: Sequence[Row]) -> list[bool]:
     return ranked
 
 
+# The update of a training step
+
+
 @dataclass(frozen=True)
 class BatchStats:
     """The measurements of a micro-batch."""
@@ -264,6 +270,9 @@ def gap_metrics(differences: Sequence[Tensor], *, cap: float) -> dict[str, float
         "engine/importance_mean": weights.mean().item(),
         "engine/importance_truncated": truncated.float().mean().item(),
     }
+
+
+# Calls and dollars
 
 
 def spending(environment: Environment, ranks: Ranks) -> dict[str, float]:

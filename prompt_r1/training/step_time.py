@@ -3,9 +3,8 @@
     update       2 FLOP · parameters · tokens · forwards / (GPUs · FLOPS)
     generation   the turns of the longest game, token by token; each token reads all weights from memory
 
-A forward and backward with recomputation counts as four forwards; the reference, and π_old of all
-mini-batches but the first, take one each. docs/paper.md has the calculation for the paper's run. The
-measured time of a step is in metrics.jsonl, as time/rollout and time/update.
+docs/paper.md has the calculation for the paper's run. The measured time of a step is in metrics.jsonl, as
+time/rollout and time/update.
 """
 
 import re
@@ -54,7 +53,12 @@ def update_seconds(
     game = (calls + 1) * min(TURN, config.max_new) + calls * read
     tokens = config.questions * (opening + config.group_size * game)
     mini_batches = max(1.0, config.questions * config.group_size / config.mini_batch)
-    forwards = 3 + config.checkpointing + bool(config.kl_coef) + (1 - 1 / mini_batches)
+    forwards = 3.0  # A backward counts as two.
+    if config.checkpointing:
+        forwards += 1  # the recomputation
+    if config.kl_coef:
+        forwards += 1  # the reference
+    forwards += 1 - 1 / mini_batches  # π_old of all mini-batches but the first
     return 2 * parameters * tokens * forwards / (ranks * FLOPS)
 
 
