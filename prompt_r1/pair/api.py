@@ -12,6 +12,7 @@ from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any, TypeVar
 
+from prompt_r1.environments.budget import FREE
 from prompt_r1.environments.sources import Answering
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.agent import NO_LIMITS, Limits
@@ -40,9 +41,9 @@ class Pair:
         """Play one game, and return it with its `answer`, `turns`, `spent` and `seconds`.
 
         The answer is None if the game ended without one. Raises EnvError if the environment failed,
-        LimitReached, and UsageError for an empty question or a closed pair.
+        LimitReached, and UsageError for an empty question, a limit that cannot be kept, or a closed pair.
         """
-        _check_question(question)
+        self._check(question, limits)
         game = self._loop.run(self._pair.play(question, limits=limits))
         raise_for_env_error(game)
         return game
@@ -52,9 +53,21 @@ class Pair:
 
         Closing the iterator cancels the game.
         """
-        _check_question(question)
+        self._check(question, limits)
         self._loop.check_open()
         return self._stream(question, limits)
+
+    def _check(self, question: object, limits: Limits) -> None:
+        """Raise UsageError for an empty question, and for a limit of dollars that are not counted."""
+        if not isinstance(question, str):
+            raise UsageError(f"the question must be a text, not {type(question).__name__}")
+        if not question.strip():
+            raise UsageError("the question is empty")
+        free = all(member.price == FREE for member in self._pair.environment.members)
+        if limits.usd is not None and free:
+            raise UsageError(
+                "Limits(usd=…) needs env_price of `load`: without a price, dollars are not counted"
+            )
 
     def _stream(self, question: str, limits: Limits) -> Iterator[Piece | Trajectory]:
         pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
@@ -80,13 +93,6 @@ class Pair:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _check_question(question: object) -> None:
-    if not isinstance(question, str):
-        raise UsageError(f"the question must be a text, not {type(question).__name__}")
-    if not question.strip():
-        raise UsageError("the question is empty")
 
 
 class LoopThread:

@@ -139,6 +139,14 @@ def test_a_call_that_may_exceed_the_limit_in_dollars_is_not_made():
     assert reached.value.limit == "usd"
 
 
+def test_a_limit_in_dollars_without_a_price_is_refused(pair):
+    """Without a price every call costs $0, so the limit let a game on a paid endpoint go on to its end."""
+    with pytest.raises(prompt_r1.UsageError, match="needs env_price"):
+        pair.ask(QUESTION, limits=prompt_r1.Limits(usd=0.01))
+    with pytest.raises(prompt_r1.UsageError, match="needs env_price"):
+        pair.stream(QUESTION, limits=prompt_r1.Limits(usd=0.01))
+
+
 def test_lost_requests_count_towards_the_limit_in_dollars():
     """A bug: only replies did, so a server that took requests and never replied was paid without end."""
     source = CountingSource(*[Busy("no response in time", may_be_billed=True)] * 9, max_tokens=9)
