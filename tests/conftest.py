@@ -14,6 +14,8 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests compare what a CPU computes
 import hypothesis
 import pytest
 
+gc.disable()  # until the tests have been imported: imports make many objects and hardly any garbage
+
 # Every run tries the same examples. Their time depends on the load of the machine, so there is no deadline.
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("suite")
@@ -22,11 +24,12 @@ hypothesis.settings.load_profile("suite")
 # torch is imported in the fixtures: the process that only distributes the tests does not need it.
 @pytest.fixture(scope="session", autouse=True)
 def quick_process() -> None:
-    """Tiny models are faster on one thread, and full garbage collections if they skip what was imported."""
+    """Tiny models are faster on one thread, and garbage collections if they skip what was imported."""
     import torch
 
     torch.set_num_threads(1)
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

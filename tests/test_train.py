@@ -26,7 +26,7 @@ from tests.support.exports import load_tensors
 from tests.support.programs import run_here
 
 SMALL = (
-    "--config mini --env mini --questions 2 --group-size 4 --mini-batch 8 --max-turns 3 --max-new 80 "
+    "--config mini --env mini --questions 2 --group-size 4 --mini-batch 8 --max-turns 2 --max-new 64 "
     "--max-tokens 900 --lr 1e-3 --steps 1 --device cpu"
 ).split()
 

@@ -8,7 +8,7 @@ to the other.
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 FIRST_NAMES = (
     "Anna Boris Clara David Elena Felix Greta Hugo Irene Jonas Karin Lukas Maria Nils Olga Peter "
@@ -81,6 +81,7 @@ class World:
         return tables.get(relation, people)
 
 
+@lru_cache(maxsize=4)  # The environment and all questions of a run are of one world.
 def make_world(seed: int | str) -> World:
     """Make the world of `seed`: 600 films, 768 people, 256 cities, the same in every process.
 
@@ -119,14 +120,22 @@ def _draw_facts(rng: random.Random, side: Side) -> dict[tuple[str, str], str]:
         facts[film, "hero"] = rng.choice(HEROES)
     women = _women(side.people)
     for person in side.people:
-        mother = rng.choice([woman for woman in women if woman != person])
-        others = [other for other in side.people if other not in (person, mother)]
-        spouse, teacher = rng.sample(others, 2)
+        mother = rng.choice(_without(women, person))
+        spouse, teacher = rng.sample(_without(side.people, person, mother), 2)
         facts[person, "mother"] = mother
         facts[person, "spouse"] = spouse
         facts[person, "teacher"] = teacher
         facts[person, "birthplace"] = rng.choice(side.cities)
     return facts
+
+
+def _without(people: Sequence[str], *names: str) -> list[str]:
+    """The people in their order, without these names."""
+    others = list(people)
+    for name in names:
+        if name in others:
+            others.remove(name)
+    return others
 
 
 def _women(people: Sequence[str]) -> tuple[str, ...]:

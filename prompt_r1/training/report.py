@@ -17,12 +17,13 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, UndefinedError
+from jinja2 import Environment, StrictUndefined, Template, UndefinedError
 from markupsafe import Markup
 
 from prompt_r1.errors import UsageError
@@ -74,10 +75,6 @@ def page(run: Path) -> str:
     settings_file = run / "config.yaml"
     settings = read_mapping(settings_file) if settings_file.is_file() else {}
     best = exported_step(run / "agent")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
-    )
-    template = environment.from_string((HERE / "page.html").read_text("utf-8"))
     style = (HERE / "page.css").read_text("utf-8")
     script = (HERE / "page.js").read_text("utf-8")
     parts = {
@@ -98,11 +95,20 @@ def page(run: Path) -> str:
         "most": MAX_GROUPS,
     }
     try:
-        return template.render(parts, groups=read_groups(run, best=best))
+        return _template().render(parts, groups=read_groups(run, best=best))
     except NOT_A_GAME as error:
         raise UsageError(
             f"{run}/trajectories: a line of the steps shown is not a game of train.py ({error!r})"
         ) from None
+
+
+@cache
+def _template() -> Template:
+    """The template of the page. A run writes its page after each step, and compiles this once."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+    )
+    return environment.from_string((HERE / "page.html").read_text("utf-8"))
 
 
 def _digest(text: str) -> str:

@@ -107,6 +107,7 @@ def test_the_compiled_engine_equals_a_naive_computation_over_random_schedules(**
         assert counters["stats"]["unique_graphs"] <= 2
 
 
+@pytest.mark.slow  # The first compilation imports the compiler.
 def test_a_model_that_cannot_be_compiled_plays_eagerly_with_a_warning():
     policy = tiny.policy()
 
@@ -130,6 +131,7 @@ def test_without_a_compiler_the_model_is_not_compiled(monkeypatch):
     can_compile.cache_clear()
 
 
+@pytest.mark.slow  # Compiling takes some seconds.
 def test_compiled_norms_and_mlps_change_neither_scores_nor_gradients():
     """With recomputed activations, as in training, and without gradients, as for the reference."""
     found = []

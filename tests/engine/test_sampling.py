@@ -31,7 +31,7 @@ LOGITS = st.lists(st.integers(-50, 50), min_size=2, max_size=12, unique=True).ma
 TOP_P = st.sampled_from([0.123457, 0.51237, 0.87653, 1.0])
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(LOGITS, st.sampled_from([0.3, 1.0, 1.7]), TOP_P)
 def test_tokens_are_drawn_with_the_frequencies_that_top_p_defines(logits, temperature, top_p):
     count = 400  # evenly spaced numbers instead of random ones give frequencies without noise

@@ -504,7 +504,7 @@ def test_a_value_that_is_wrong_is_refused_and_no_field_is_dropped(body: object) 
     assert follows == "refused"
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.integers(100, 599), st.binary() | JSON_BODIES)
 def test_any_response_is_a_reply_or_a_sentence(status: int, body: bytes) -> None:
     came = read_body(status, body)

@@ -14,7 +14,7 @@ from tests.support.programs import run_here
 
 
 @pytest.mark.parametrize(
-    ("steps", "questions"), [(1, 4), pytest.param(2, minimal.QUESTIONS, marks=pytest.mark.slow)]
+    ("steps", "questions"), [(1, 2), pytest.param(2, minimal.QUESTIONS, marks=pytest.mark.slow)]
 )
 def test_steps_on_one_page_are_those_of_the_package(
     tmp_path: Path, steps: int, questions: int, monkeypatch: pytest.MonkeyPatch

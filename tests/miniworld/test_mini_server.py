@@ -43,7 +43,8 @@ def faulty(asking_agent: Path, tmp_path_factory) -> tuple[subprocess.CompletedPr
         assert server.stdout is not None
         line = [
             *("--agent", str(asking_agent), "--env", f"mini@{server.stdout.readline().split()[-1]}"),
-            *(*GAMES, "--group-size", "8", "--temperature", "0.5", "--steps", "1"),
+            *GAMES,
+            *"--questions 2 --group-size 8 --mini-batch 8 --max-turns 2 --temperature 0.5 --steps 1".split(),
             *("--test-data", "own.jsonl", "--env-price", "1,2", "--out", "run"),
         ]
         patch.setenv("OPENAI_API_KEY", KEY)
@@ -62,7 +63,7 @@ def test_no_trajectory_contains_an_error_text(faulty) -> None:
     files = out.glob("trajectories/step-*")
     rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     replies = [turn["reply"] for row in rows for turn in row["turns"] if turn["reply"] is not None]
-    assert len(rows) == 32 and len(replies) > 10  # three calls in ten failed
+    assert len(rows) == 16 and len(replies) > 5  # three calls in ten failed
     for row in rows:
         shown = json.dumps(row["turns"])
         assert ERROR_TEXT not in shown and "html" not in shown and "HTTP" not in shown

@@ -122,7 +122,7 @@ def test_a_film_was_not_released_before_its_own_year():
 
 
 def test_a_reply_depends_only_on_seed_style_and_the_last_user_message():
-    environment, again = MiniEnvironment(WORLD, seed=5), MiniEnvironment(make_world(0), seed=5)
+    environment, again = MiniEnvironment(WORLD, seed=5), MiniEnvironment(make_world.__wrapped__(0), seed=5)
     questions = [question.text for _, question in make_questions(WORLD, "test", 50, 0)]
     first = [environment.reply(question) for question in questions]
     assert first == [again.reply(question) for question in reversed(questions)][::-1]

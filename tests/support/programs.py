@@ -20,10 +20,13 @@ from tests.support.paths import ROOT
 
 # Settings of a training run of a few seconds: few questions (the start tokenizes each), short games.
 SMALL: list[str] = (
-    "--questions 2 --group-size 4 --mini-batch 4 --max-new 80 --max-tokens 700 --val-limit 2 --lr 1e-3 "
+    "--questions 2 --group-size 4 --mini-batch 4 --max-new 64 --max-tokens 700 --val-limit 2 --lr 1e-3 "
     "--device cpu"
 ).split()
-FOUR_STEPS = [*SMALL, *"--data mini:validation --out runs/small --steps 4 --save-every 2".split()]
+FOUR_STEPS = [
+    *SMALL,
+    *"--data mini:validation --out runs/small --steps 4 --save-every 2 --max-turns 2".split(),
+]
 
 # What makes the settings of a program from its arguments, and what runs it with them.
 PROGRAMS: dict[str, tuple[Callable[[list[str]], Any], Callable[[Any], None]]] = {

@@ -224,7 +224,7 @@ def test_after_a_loss_that_fails_the_run_goes_on_from_its_last_step(own, asking_
     """
     line = (
         "--config mini --env mini --data mini:validation --val-data none --test-data none --questions 2 "
-        "--group-size 4 --mini-batch 4 --max-turns 2 --max-new 40 --max-tokens 900 --steps 2 --save-every 1 "
+        "--group-size 4 --mini-batch 4 --max-turns 1 --max-new 30 --max-tokens 900 --steps 2 --save-every 1 "
         f"--device cpu --agent {asking_agent} --loss-function own_loss:broken_for_now --out"
     ).split()
     run_here("train.py", *line, "whole")
