@@ -175,9 +175,7 @@ def test_a_tokenizer_that_writes_blanks_into_tags_is_refused():
     """A bug: the tokenizer was accepted, and no turn could be read."""
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.backend_tokenizer.decoder = decoders.WordPiece(cleanup=False)
-    with pytest.raises(
-        UsageError, match=r"decodes the tags of the game as .*no turn of an agent could be read"
-    ):
+    with pytest.raises(UsageError, match=r"decodes the tags"):
         Codec(tokenizer, INSTRUCTION)
 
 
@@ -208,7 +206,7 @@ def test_a_template_that_cannot_be_used_is_refused_in_one_sentence(template):
 def test_a_template_without_end_token_needs_an_eos_token():
     tokenizer = copy.deepcopy(tokenizer_of(KINDS["SOLAR"], "byte level"))
     tokenizer.eos_token = None
-    with pytest.raises(UsageError, match="ends messages without a control token, and there is no eos token"):
+    with pytest.raises(UsageError, match="no eos token"):
         Codec(tokenizer, "")
 
 
@@ -216,7 +214,7 @@ def test_a_tokenizer_that_changes_pieces_of_a_text_is_refused():
     """Such a tokenizer strips the blanks around each text, so encoded pieces cannot be joined."""
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.backend_tokenizer.normalizer = normalizers.Strip()
-    with pytest.raises(UsageError, match="tokenizing the pieces of a dialogue one by one"):
+    with pytest.raises(UsageError, match="pieces of a dialogue"):
         Codec(tokenizer, INSTRUCTION)
 
 
@@ -228,7 +226,7 @@ def test_the_opening_and_the_next_turn_are_each_compared_with_the_template(monke
         return right(self, *given, **options) + self.encoder.trusted("more")
 
     monkeypatch.setattr(Codec, part, wrong)
-    with pytest.raises(UsageError, match="tokenizing the pieces of a dialogue one by one"):
+    with pytest.raises(UsageError, match="pieces of a dialogue"):
         Codec(tiny.tokenizer(), INSTRUCTION)
 
 

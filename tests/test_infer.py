@@ -104,7 +104,7 @@ def test_json_output_has_one_object_per_question_with_its_own_cost(ask, monkeypa
 
 def test_input_that_is_no_text_is_refused(ask):
     """Standard input may give half characters for bytes that are not UTF-8."""
-    with pytest.raises(UsageError, match="holds JSON: give each question as a line of text"):
+    with pytest.raises(UsageError, match="JSON"):
         ask(typed='{"question": "Who?", "answer": "Ada"}\n')
     with pytest.raises(UsageError, match="standard input is not UTF-8"):
         ask(typed="who?\nwho \udcff?\n")
@@ -115,9 +115,9 @@ def test_input_that_is_no_text_is_refused(ask):
 def test_an_agent_without_the_format_is_named_with_what_teaches_it(ask):
     """A bug: a real model showed nothing for minutes, and no flag shortened its turns."""
     shown = ask("--question", "abc def?", "--max-new", "1", "--max-turns", "1")
-    assert "does not know the format; `python -m prompt_r1.training.warm_start" in shown
+    assert "`python -m prompt_r1.training.warm_start" in shown
     cut = ask("--question", "Who is the star of Silent Valley?", "--max-new", "12", "--max-turns", "1")
-    assert "the game ended" in cut and "does not know the format" not in cut
+    assert "the game ended" in cut and "warm_start" not in cut
 
 
 def test_an_agent_that_knows_the_format_is_not_said_to_lack_it_after_one_malformed_turn():
@@ -164,7 +164,7 @@ def test_several_questions_end_with_their_total_cost(ask):
 def test_an_environment_that_fails_in_one_of_two_games_ends_with_a_resumable_error(ask, monkeypatch, capsys):
     outcomes = chain([EnvError("HTTP 500")], repeat(Reply("Anna")))
     monkeypatch.setattr(Environment, "ask", AsyncMock(side_effect=outcomes))
-    with pytest.raises(Resumable, match="failed in 1 of 2 dialogues; the first: HTTP 500; try again later"):
+    with pytest.raises(Resumable, match=r"1 of 2 .*HTTP 500"):
         ask("--json", "--temperature", "1", "--seed", "0", typed="abc def?\nabc def?\n")
     game, _ = map(json.loads, capsys.readouterr().out.splitlines())
     assert (game["stop"], game["error"], game["answer"]) == ("env_error", "HTTP 500", None)

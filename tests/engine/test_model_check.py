@@ -41,7 +41,7 @@ class WrongPositions(Policy):
 def test_a_wrong_computation_is_refused_with_the_type_and_the_difference(wrong, what, compute):
     policy = WrongPositions(tiny.model(), compute_dtype=compute)
     policy.wrong = wrong
-    with pytest.raises(UsageError, match=rf"type 'qwen3' are not supported: .* {what} differ by up to \d"):
+    with pytest.raises(UsageError, match=rf"'qwen3' .*: .*{what} differ .*\d"):
         check_model(policy)
 
 
@@ -87,7 +87,7 @@ def test_the_check_leaves_no_trace(weights):
 def test_models_that_we_would_compute_wrongly_are_refused(tmp_path, kind, options, cause):
     """Some were played or trained with log-probabilities that were 0.8 to 2.3 nats wrong."""
     tiny.save_model(tmp_path, kind, **options)
-    with pytest.raises(UsageError, match=f"models of type '{kind}' are not supported: .*{cause}"):
+    with pytest.raises(UsageError, match=f"'{kind}' .*not supported: .*{cause}"):
         check_model(load_policy(tmp_path, device=CPU))
 
 

@@ -194,7 +194,7 @@ def test_an_exhausted_budget_raises_resumable_and_is_still_exhausted_after_a_res
         return environment(source, folder=tmp_path, budget=budget)
 
     assert ask(resumed(2), sample=0) == "reply 1"  # recorded replies stay available
-    with pytest.raises(Resumable, match=r"--max-env-calls 2 has no room .* 2 calls, .* tokens, \$0.0001"):
+    with pytest.raises(Resumable, match=r"--max-env-calls 2 .* 2 calls, .* tokens, \$0.0001"):
         ask(resumed(2), sample=2)
     assert ask(resumed(3), sample=2) == "reply 3"
 
@@ -258,7 +258,7 @@ def test_each_environment_has_its_own_price_or_all_have_one():
     assert parse_prices(["1,2", "0,0"], names) == {"paid": Price(1, 2), "local": Price()}
     assert parse_prices(["1,2"], names) == {"paid": Price(1, 2), "local": Price(1, 2)}
     assert parse_prices([], names) == {"paid": Price(), "local": Price()}
-    with pytest.raises(UsageError, match="one for each of paid, local in this order, not 3"):
+    with pytest.raises(UsageError, match=r"paid, local .*not 3"):
         parse_prices(["1,2", "0,0", "1,1"], names)
 
 

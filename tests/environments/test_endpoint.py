@@ -193,12 +193,12 @@ def test_an_endpoint_that_cannot_be_used_fails_the_check_with_the_servers_words(
 def test_the_check_says_why_an_endpoint_that_passes_is_busy(caplog) -> None:
     """A server that takes no system message may answer with a 500: its words tell."""
     assert len(check(httpx.Response(500, json=ODD))) == 1
-    assert "large at https://llm.test/v1 is busy: HTTP 500: Developer instruction" in caplog.text
+    assert all(words in caplog.text for words in ("https://llm.test/v1", "HTTP 500: Developer instruction"))
 
 
 def test_a_reply_without_text_fails_the_check() -> None:
     """A bug: with max_tokens above the server's window every reply was empty, and the check passed."""
-    with pytest.raises(UsageError, match=r'replied to "Hi" without any text \(length\): check max_tokens'):
+    with pytest.raises(UsageError, match=r"\(length\).*max_tokens"):
         check(httpx.Response(200, json=body_of("", finish="length")), fields={"max_tokens": 9999})
 
 

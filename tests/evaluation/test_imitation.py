@@ -114,9 +114,7 @@ def test_rft_learns_once_from_its_right_games(tmp_path, learned, living_players,
 def test_rft_gives_up_after_a_hundred_games_if_none_ended_right(tmp_path):
     """A model without the format played 5,000 games before it was told so."""
     start = tiny.save_agent(tmp_path / "start")
-    with pytest.raises(
-        UsageError, match=r"no game of .*start ended right in 100: .*warm_start --agent .*--games"
-    ):
+    with pytest.raises(UsageError, match=r"start .*100: .*warm_start --agent .*--games"):
         method("rft", mini_world(), agent=start, folder=tmp_path, train=QUESTIONS)
 
 
@@ -176,5 +174,5 @@ def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, learne
 
 
 def test_bc_needs_the_weights_of_the_mini_agent():
-    with pytest.raises(UsageError, match="bc imitates the demonstrations of the mini agent"):
+    with pytest.raises(UsageError, match=r"bc .*mini agent"):
         method("bc", priced(PricedSource(str)), agent="other")

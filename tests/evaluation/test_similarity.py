@@ -67,7 +67,7 @@ def test_the_encoder_is_found_in_the_hubs_cache(
     tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UsageError, match=f"not on this machine: `hf download {REPOSITORY}`"):
+    with pytest.raises(UsageError, match=f"`hf download {REPOSITORY}`"):
         SentenceEncoder(REPOSITORY)
     repository = tmp_path / f"models--{REPOSITORY.replace('/', '--')}"
     shutil.copytree(tiny_encoder, repository / "snapshots/1110a243")
@@ -80,7 +80,7 @@ def test_a_folder_without_an_encoder_is_a_usage_error(asking_agent: Path, tmp_pa
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UsageError, match="cannot be loaded"):
         SentenceEncoder(tmp_path)
-    with pytest.raises(UsageError, match="holds a causal language model, no encoder"):
+    with pytest.raises(UsageError, match="causal language model"):
         SentenceEncoder(asking_agent)
 
 

@@ -72,7 +72,7 @@ def test_searches_need_a_model_that_writes_prompts_which_the_mini_world_is_not(a
     assert not {"opro", "textgrad", "gepa"} & {system.method for system in systems_of(mini, agents)}
     written = systems_of(replace(mini, optimizer_env="large"), agents)
     assert {"opro", "textgrad", "gepa"} <= {system.method for system in written}
-    with pytest.raises(UsageError, match="--method opro: the mini world writes no prompts"):
+    with pytest.raises(UsageError, match="--method opro"):
         systems_of(replace(mini, method=("opro",)), agents)
 
 
@@ -133,7 +133,7 @@ def test_runs_share_the_answers_of_their_start_only_if_it_plays_the_same_game(ag
     config = EvaluateConfig(method=("untrained",))
     first, second = ({name: agents[name]} for name in ("runs/a", "runs/b"))
     changed = replace(agents["runs/b"], config=replace(agents["runs/b"].config, **change))
-    with pytest.raises(UsageError, match=r"runs/b begins with the agent .*, but their games differ"):
+    with pytest.raises(UsageError, match=r"runs/b .*games differ"):
         systems_of(config, {**first, "runs/b": changed})
     # The same in two evaluations with one --out.
     (tmp_path / FILE).write_text("{}")
@@ -142,7 +142,7 @@ def test_runs_share_the_answers_of_their_start_only_if_it_plays_the_same_game(ag
     keep_settings(tmp_path, {}, keep[0])
     keep_settings(tmp_path, {}, keep[1])
     other = digests_of_systems(config, systems_of(config, {"runs/b": changed}))
-    with pytest.raises(UsageError, match=r"game of .* has changed since its answers"):
+    with pytest.raises(UsageError, match=r"game of .* has changed"):
         keep_settings(tmp_path, {}, other)
 
 
@@ -199,7 +199,7 @@ def test_agents_with_other_settings_of_one_environment_are_not_compared(agents):
     """A bug: both were asked with the default settings, with which neither was trained."""
     other = TrainConfig(env="large", env_system="")
     agents["runs/b"] = replace(agents["runs/b"], config=other)
-    with pytest.raises(UsageError, match="runs/b was trained with the environment large"):
+    with pytest.raises(UsageError, match=r"runs/b .*environment large"):
         systems_of(EvaluateConfig(), agents)
     assert systems_of(EvaluateConfig(env=("large",)), agents)
 
@@ -270,7 +270,7 @@ def test_a_folder_refuses_answers_with_other_settings(evaluate_here, other, sent
 def test_a_folder_refuses_answers_after_a_file_has_changed(evaluate_here):
     """Only the names of the files were compared, so the answers of the old prompt were reused."""
     Path("train.jsonl").write_text('{"question": "What?", "answer": "Bob"}\n')
-    with pytest.raises(UsageError, match=r"train\.jsonl has changed since its answers: give another --out"):
+    with pytest.raises(UsageError, match=r"train\.jsonl has changed.*--out"):
         evaluate_here()
 
 
@@ -284,7 +284,7 @@ def test_a_changed_model_of_a_pool_is_noticed(tmp_path, changed):
     pool = f"hf:{tmp_path}/first,hf:{tmp_path}/second"
     keep_settings(tmp_path, {"seed": 0}, digests_of([], [pool], []))
     (tmp_path / changed / "model.safetensors").write_bytes(b"after")
-    with pytest.raises(UsageError, match=f"{changed} has changed since its answers: give another --out"):
+    with pytest.raises(UsageError, match=f"{changed} has changed.*--out"):
         keep_settings(tmp_path, {"seed": 0}, digests_of([], [pool], []))
 
 
@@ -371,7 +371,7 @@ def test_a_folder_remembers_the_contents_of_all_earlier_commands(tmp_path):
     (tmp_path / FILE).touch()
     for contents in ({"runs/a": "1"}, {"runs/b": "1"}):
         keep_settings(tmp_path, {"seed": 0}, contents)
-    with pytest.raises(UsageError, match="runs/a has changed since its answers"):
+    with pytest.raises(UsageError, match="runs/a has changed"):
         keep_settings(tmp_path, {"seed": 0}, {"runs/a": "2"})
 
 
@@ -418,13 +418,13 @@ def test_a_users_metric_scores_recorded_answers_without_a_call(evaluate_here, mo
 
 def test_questions_of_two_datasets_may_have_the_same_id(evaluate_here):
     assert evaluate_here("--data", "train.jsonl") == 2
-    with pytest.raises(UsageError, match="of own occurs twice; give each file once"):
+    with pytest.raises(UsageError, match=r"of own .*twice"):
         evaluate_here("--data", "own.jsonl")
 
 
 def test_a_folder_without_its_settings_is_refused(evaluate_here):
     Path("out/config.yaml").unlink()
-    with pytest.raises(UsageError, match="its answers are of an older version: give another --out"):
+    with pytest.raises(UsageError, match=r"older version.*--out"):
         evaluate_here()
 
 
@@ -446,4 +446,4 @@ def test_a_note_says_which_questions_the_agent_was_trained_on(
     (tmp_path / GAME_FILE).write_text(settings + f"instruction: short\nval_limit: {val_limit}\n")
     line = ["--agent", tmp_path, "--data", tmp_path / "own.jsonl", "--method", "direct", "--device", "cpu"]
     run_here("evaluate.py", *line, "--out", tmp_path / "out")
-    assert f"the agent was trained on {known} of these 20 questions" in capsys.readouterr().err
+    assert f"trained on {known} of these 20" in capsys.readouterr().err

@@ -35,16 +35,14 @@ def test_an_agent_is_refused_for_games_that_are_longer_than_its_positions(tmp_pa
     tiny.save_model(tmp_path, "gpt2")
     tiny.tokenizer().save_pretrained(tmp_path)
     config = TrainConfig(**{**PRESETS["mini"], "agent": str(tmp_path), "max_tokens": 257})
-    with pytest.raises(UsageError, match="games of 257 tokens exceed the 256 positions"):
+    with pytest.raises(UsageError, match=r"257 tokens .*256 positions"):
         load_agent(tmp_path, config, CPU)
 
 
 def test_a_question_must_leave_room_for_one_token():
     length = len(CODEC.opening(QUESTION.text))
     check_question_lengths([QUESTION], CODEC, GameSettings(max_tokens=length + 1))
-    with pytest.raises(
-        UsageError, match=rf"question 'q7' \(.*\) takes {length} tokens of a game of {length}"
-    ):
+    with pytest.raises(UsageError, match=rf"'q7' .*{length} tokens .*{length}"):
         check_question_lengths([QUESTION], CODEC, GameSettings(max_tokens=length))
     with pytest.raises(UsageError, match=r"^the question "):  # not its whole text
         check_question_length(QUESTION.text, CODEC, GameSettings(max_tokens=2))
@@ -53,9 +51,7 @@ def test_a_question_must_leave_room_for_one_token():
 def test_megabytes_are_refused_before_they_are_encoded():
     """A bug: 2 MB of control tokens were encoded for 13 seconds, and then refused."""
     codec = Mock()
-    with pytest.raises(
-        QuestionTooLong, match="has 2,000,000 characters, more than a game of 8192 tokens holds"
-    ):
+    with pytest.raises(QuestionTooLong, match=r"2,000,000 characters.* 8192"):
         check_question_lengths([replace(QUESTION, text="x" * 2_000_000)], codec, GameSettings())
     assert not codec.mock_calls
 

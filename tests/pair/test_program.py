@@ -63,7 +63,7 @@ def test_every_loopback_address_is_local(host, is_local, asking_agent, monkeypat
 def test_a_port_in_use_is_reported_before_the_agent_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=f"cannot listen at 127.0.0.1, port {port}: Address already"):
+        with pytest.raises(UsageError, match=f"127.0.0.1, port {port}: Address already"):
             main(["--port", str(port), "--agent", "nosuch"])
 
 

@@ -137,7 +137,7 @@ def test_a_file_system_without_locks_is_warned_of_once_and_used_without(tmp_path
     with path.open("w") as file:
         assert lock(file, path) and lock(file, path)
     [warning] = caplog.messages
-    assert f"{path} cannot be locked (No locks available)" in warning
+    assert str(path) in warning and "No locks available" in warning
 
 
 @pytest.fixture

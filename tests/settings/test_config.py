@@ -44,7 +44,7 @@ def test_steps_and_epochs_are_not_given_together(tmp_path, where):
     file = tmp_path / "own.yaml"
     file.write_text("data: mini\nsteps: 7\nepochs: 2\n")
     line = {"flags": ["--steps", "7", "--epochs", "2"], "file": ["--config", str(file)]}
-    with pytest.raises(UsageError, match="--steps and --epochs both say how long to train"):
+    with pytest.raises(UsageError, match="--steps and --epochs"):
         train_config(line[where])
 
 

@@ -117,7 +117,7 @@ def test_a_run_is_not_resumed_on_another_start(whole, tmp_path):
     start = shutil.copytree(whole.parent / "start", tmp_path / "start")
     run = trained(tmp_path / "run", start, "--steps", 1)
     tiny.save_agent(start, seed=1)
-    with pytest.raises(UsageError, match="step-000001 was made with another agent than there is now in"):
+    with pytest.raises(UsageError, match=r"step-000001 .*another agent"):
         trained(run, start, "--steps", 2)
 
 

@@ -199,7 +199,7 @@ def test_the_losses_of_the_examples_pass_the_trial(name, kl_coef):
 
 
 def test_a_flag_that_the_users_loss_does_not_take_is_refused(own):
-    with pytest.raises(UsageError, match="--clip would change nothing: --loss-function own_loss:good has no"):
+    with pytest.raises(UsageError, match=r"--clip .*--loss-function own_loss:good"):
         train_config("--loss-function own_loss:good --clip 0.1".split())
     config = train_config("--loss-function examples.losses:gspo --clip 0.1 --clip-high 0.2".split())
     assert (config.clip, config.clip_high) == (0.1, 0.2)
@@ -255,7 +255,5 @@ def test_a_run_is_not_resumed_with_another_loss(own, asking_agent):
     ).split()
     line.append(str(asking_agent))
     run_here("train.py", *line, "--loss-function", "own_loss:good")
-    with pytest.raises(
-        UsageError, match="was made with loss_function = 'own_loss:good', not 'other_loss:good'"
-    ):
+    with pytest.raises(UsageError, match="'own_loss:good', not 'other_loss:good'"):
         read_train_config([*line, "--loss-function", "other_loss:good"])

@@ -142,7 +142,7 @@ def test_until_a_validation_succeeds_the_newest_agent_is_exported(base, tmp_path
     for _ in range(3):
         record.step(val_n=0, val_errors=10)
     assert record.state.best_step == 2 == exported_step(tmp_path / "agent")
-    assert capsys.readouterr().out.count("the newest agent counts as the best") == 1
+    assert capsys.readouterr().out.count("newest agent") == 1
     record.step(val_em=0.0, val_reward=-0.5)
     record.step(val_n=0, val_errors=10)
     assert record.state.best_step == 3 == exported_step(tmp_path / "agent"), "a validation has judged it"
@@ -170,10 +170,7 @@ def test_a_full_disk_in_an_export_stops_the_run_which_exports_the_step_when_it_i
     """The error of the safetensors library ended the run with a traceback."""
     record = resume(tmp_path, base)
     record.step(val_em=0.2, val_reward=0.1)
-    with (
-        file_size_limit(20_000),
-        pytest.raises(Resumable, match=r"agent could not be written: .*File too large.*: make room"),
-    ):
+    with file_size_limit(20_000), pytest.raises(Resumable, match=r"agent .*File too large"):
         record.step(val_em=0.5, val_reward=0.3)
     assert not (tmp_path / sealed_folders.TEMPORARY).exists()  # the room that it took is free again
     assert exported_step(tmp_path / "agent") == 0
@@ -216,7 +213,7 @@ def test_a_run_whose_questions_have_changed_is_not_resumed(base, tmp_path):
     run_to_step_5(base, tmp_path)
     for change in ({"text": "When?"}, {"answers": ("Berta",)}, {"kind": "math"}):
         changed = [*QUESTIONS[:-1], replace(QUESTIONS[-1], **change)]
-        with pytest.raises(UsageError, match=r"step-000004 was made with other questions: give the data"):
+        with pytest.raises(UsageError, match=r"step-000004 .*other questions"):
             resume(tmp_path, base, questions=changed)
     assert resume(tmp_path, base).state.trained_step == 4
 
@@ -263,7 +260,7 @@ def test_an_alarm_is_reported_once_with_its_page_and_the_run_continues(base, tmp
     for _ in range(3):
         resumed.step(format=0.3, **{"reward/mean": -0.5})
     said = capsys.readouterr().out
-    assert said.count("Alarm") == said.count("Alarm at step 11: reward/mean is -0.5; its median") == 1
+    assert said.count("Alarm") == said.count("Alarm at step 11: reward/mean is -0.5") == 1
 
 
 @pytest.mark.parametrize(
@@ -318,9 +315,9 @@ def test_a_run_without_budget_is_said_to_resume_with_a_larger_limit_only(base, t
     with pytest.raises(OutOfBudget) as spent:
         asyncio.run(budget.reserve(lambda: Spending(usd=0.1)))
     sentence = str(record.save_and_stop(spent.value))
-    assert sentence.endswith("; a larger limit resumes the run; stopped after step 5")
+    assert "larger limit" in sentence and "step 5" in sentence
     other = str(record.save_and_stop(Resumable("too many calls failed")))
-    assert other.endswith("; stopped after step 5, the same command resumes the run")
+    assert "larger limit" not in other and "step 5" in other
 
 
 def test_a_warm_up_leaves_weights_gradients_and_optimiser_as_they_were(base, tmp_path):

@@ -289,7 +289,7 @@ def test_an_update_has_the_gradients_of_the_naive_loss_in_float64(token_mean, cl
 def test_weights_that_overflow_end_the_run_before_they_are_saved():
     """They were saved and exported, and the run ended as a success."""
     policy, games = policy_and_games(4)
-    with pytest.raises(UsageError, match=r"the weights are not finite after an optimiser step: .*--lr"):
+    with pytest.raises(UsageError, match=r"weights are not finite.*--lr"):
         Learner(policy, lr=1e30).learn([games])
 
 

@@ -165,8 +165,8 @@ def test_examples_that_are_too_long_are_cut_and_counted(caplog):
     add_lora(agent.policy.model, rank=2, alpha=4)
     settings = replace(SMALL, batch_size=1, epochs=1, cutoff=len(rows[0].tokens))
     assert len(list(train_weights(agent.policy, rows, settings))) == 3
-    assert f"1 of 3 examples have more than --cutoff {settings.cutoff} tokens, and are cut" in caplog.text
-    with pytest.raises(UsageError, match="--cutoff 1 leaves no token of the agent to train on"):
+    assert f"1 of 3 examples have more than --cutoff {settings.cutoff}" in caplog.text
+    with pytest.raises(UsageError, match="--cutoff 1"):
         next(train_weights(agent.policy, rows, replace(SMALL, cutoff=1)))
 
 
@@ -193,7 +193,7 @@ def test_fewer_than_thirty_steps_are_warned_of(epochs, warned, caplog):
     add_lora(agent.policy.model, rank=1, alpha=1)
     lines = train_weights(agent.policy, examples(agent)[:1], replace(SMALL, epochs=epochs))
     next(lines)
-    assert ("which teach little: give more examples, or more --epochs" in caplog.text) == warned
+    assert ("--epochs" in caplog.text) == warned
 
 
 GAME = {
@@ -246,7 +246,7 @@ def test_the_think_block_that_a_template_opens_is_not_learned_twice():
 )
 def test_a_line_that_is_no_game_is_named(tmp_path, row):
     path = games_file(tmp_path, GAME, row)
-    with pytest.raises(UsageError, match=r"games.jsonl, row 2: a game has `question`, a text, and `turns`"):
+    with pytest.raises(UsageError, match=r"games.jsonl, row 2: .*`question`.*`turns`"):
         list(read_games(path))
 
 
