@@ -91,7 +91,7 @@ def test_inductor_computes_what_the_eager_forward_does():
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(**test_engine.WORKLOADS)
 def test_the_compiled_engine_equals_a_naive_computation_over_random_schedules(**workload):
     """Each engine gets the compiled forward, as on a GPU."""

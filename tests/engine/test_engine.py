@@ -185,9 +185,9 @@ def test_no_workload_changes_a_token_or_deadlocks(**workload):
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(**WORKLOADS | {"turns": st.lists(st.lists(TURNS, min_size=1, max_size=4), min_size=8, max_size=14)})
-def test_three_hundred_large_workloads_have_no_wrong_token(**workload):
+def test_large_workloads_have_no_wrong_token(**workload):
     check_schedule(**workload)
 
 
