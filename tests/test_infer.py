@@ -106,9 +106,9 @@ def test_input_that_is_no_text_is_refused(ask):
     """Standard input may give half characters for bytes that are not UTF-8."""
     with pytest.raises(UsageError, match="JSON"):
         ask(typed='{"question": "Who?", "answer": "Ada"}\n')
-    with pytest.raises(UsageError, match="standard input is not UTF-8"):
+    with pytest.raises(UsageError, match=r"standard input .*UTF-8"):
         ask(typed="who?\nwho \udcff?\n")
-    with pytest.raises(UsageError, match="standard input is not UTF-8"):
+    with pytest.raises(UsageError, match=r"standard input .*UTF-8"):
         ask(typed=io.TextIOWrapper(io.BytesIO(b"who \xff?\n"), "utf-8"))
 
 
@@ -137,7 +137,7 @@ def test_an_agent_that_knows_the_format_is_not_said_to_lack_it_after_one_malform
 def test_the_exit_code_says_whether_there_is_an_answer(agent):
     """A bug: a game that ended without an answer exited with 0, so a script took the empty answer for one."""
     common = ["infer.py", "--agent", agent, "--env", "mini", "--device", "cpu", "--question"]
-    with pytest.raises(NoAnswer, match="1 of 1 questions got no answer"):
+    with pytest.raises(NoAnswer, match="1 of 1"):
         run_here(*common, "Who is the star of Silent Valley?", "--max-new", "1", "--max-turns", "1")
     assert explain(NoAnswer("…"))[0] == 3
     run_here(*common, "Who is the star of Silent Valley?")
@@ -147,7 +147,7 @@ def test_a_question_that_is_too_long_does_not_end_the_questions_after_it(agent, 
     """A bug: the questions after it were not asked, and at the keyboard the session ended."""
     line = "Who is the star of Silent Valley?"
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{line}\n{'long ' * 9999}\n{line}\n"))
-    with pytest.raises(NoAnswer, match="1 of 3 questions got no answer"):
+    with pytest.raises(NoAnswer, match="1 of 3"):
         run_here("infer.py", "--agent", agent, "--env", "mini", "--device", "cpu", "--json")
     first, long, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert first["answer"] == last["answer"] is not None

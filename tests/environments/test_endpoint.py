@@ -52,9 +52,7 @@ def test_a_failed_request_is_retried_until_it_succeeds(
 def test_time_ends_a_call_and_not_the_number_of_its_requests() -> None:
     """A bug: retries ended after 8 s though a model takes longer to load, and 429s last a minute."""
     provider, clock = Provider(httpx.Response(503, json=error_of("Loading\nmodel"))), MovingClock()
-    with pytest.raises(
-        EnvError, match=r"large did not reply: in 600 s, the last .*: HTTP 503: Loading model$"
-    ):
+    with pytest.raises(EnvError, match=r"600 s.*: HTTP 503: Loading model$"):
         ask(environment_over(provider, sleep=clock))
     assert 560 < sum(clock) < 700 and len(provider.requests) > 30
 
@@ -276,6 +274,6 @@ def test_a_budget_without_room_stops_a_call_but_not_the_check(tmp_path: Path) ->
     provider = Provider(OK)
     asked = Environment([endpoint(provider)], budget=Budget(max_calls=1, spent=Spending(calls=1)))
     asyncio.run(asked.check())
-    with pytest.raises(Resumable, match="a larger limit resumes the run"):
+    with pytest.raises(Resumable, match="larger limit"):
         ask(asked)
     assert not provider.requests

@@ -90,7 +90,7 @@ def test_a_hanging_object_of_the_user_fails_its_call_after_half_an_hour():
     """A single rank waited for it forever."""
 
     async def seconds() -> float:
-        with pytest.raises(EnvError, match="HangingObject did not reply within 1800 s"):
+        with pytest.raises(EnvError, match=r"HangingObject .*1800 s"):
             await reply(environment_of(HangingObject()))
         return asyncio.get_running_loop().time()
 

@@ -199,7 +199,7 @@ def test_agents_with_other_settings_of_one_environment_are_not_compared(agents):
     """A bug: both were asked with the default settings, with which neither was trained."""
     other = TrainConfig(env="large", env_system="")
     agents["runs/b"] = replace(agents["runs/b"], config=other)
-    with pytest.raises(UsageError, match=r"runs/b .*environment large"):
+    with pytest.raises(UsageError, match=r"runs/b .*large"):
         systems_of(EvaluateConfig(), agents)
     assert systems_of(EvaluateConfig(env=("large",)), agents)
 
@@ -207,7 +207,7 @@ def test_agents_with_other_settings_of_one_environment_are_not_compared(agents):
 @pytest.mark.parametrize("name", ["mini", "py:own_sums:sums"])
 def test_agents_with_other_seeds_have_other_questions_of_generated_data(agents, name):
     agents["runs/b"] = replace(agents["runs/b"], config=TrainConfig(seed=1))
-    with pytest.raises(UsageError, match="were trained with other seeds"):
+    with pytest.raises(UsageError, match="other seeds"):
         common_seed(EvaluateConfig(data=(name,)), agents)
     assert common_seed(EvaluateConfig(data=(name,), seed=7), agents) == 7
     assert common_seed(EvaluateConfig(data=("own.jsonl",)), agents) == 0

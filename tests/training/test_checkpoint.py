@@ -334,7 +334,7 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(saved):
         listed = json.loads((folder / sealed_folders.MANIFEST).read_text())
         with_digests = {name: [size, "digest"] for name, size in listed.items()}
         (folder / sealed_folders.MANIFEST).write_text(json.dumps(with_digests))
-    with pytest.raises(UsageError, match=r"by another version: .* another --out$"):
+    with pytest.raises(UsageError, match=r"another version.*--out"):
         saved.newest()
     assert saved.said == []
 
@@ -395,7 +395,7 @@ def test_a_malicious_pickle_in_a_checkpoint_is_not_executed(saved, tmp_path, nam
     try:
         saved.load(folder)
     except UsageError as error:
-        assert name == SHARD and "does not fit the agent" in str(error)
+        assert name == SHARD and "does not fit" in str(error)
     assert not mark.exists()
 
 

@@ -291,5 +291,5 @@ def test_a_folder_with_other_files_is_refused(start, tmp_path):
     """Such as a run: its `agent/` was replaced, and its metrics.jsonl overwritten."""
     config = replace(SMALL, agent=str(start))
     (tmp_path / "config.yaml").touch()
-    with pytest.raises(UsageError, match="a new or an empty folder"):
+    with pytest.raises(UsageError, match="empty folder"):
         fine_tune_agent(lambda codec: [], config, one_turn_config(str(start), seed=0), tmp_path)
