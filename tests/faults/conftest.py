@@ -27,7 +27,7 @@ def arguments(asking_agent, tmp_path_factory) -> list[str]:
     file.write_text("\n".join(map(json.dumps, rows)))
     settings = """
         --config mini --env mini --out run --steps 5 --questions 4 --group-size 2 --mini-batch 4 --lr 0.001
-        --max-turns 3 --max-new 60 --max-tokens 900 --val-limit 2 --save-every 1
+        --max-turns 2 --max-new 60 --max-tokens 900 --val-limit 2 --save-every 1
         --device cpu
     """
     data = ["--data", str(file), "--val-data", str(file), "--test-data", str(file)]
