@@ -73,6 +73,20 @@ def test_a_fork_shares_full_blocks_and_copies_the_rest(length, shared):
     assert len(pool.free) == free and pool.ref_counts[source.block_table[0]] == 1
 
 
+@pytest.mark.parametrize(("length", "kept"), [(6, 4), (8, 8)])
+def test_a_sequence_that_is_cut_writes_to_no_block_of_another(length, kept):
+    """The cut at 6 tokens is inside a shared block of 4, to which the next tokens would be written."""
+    pool, games = filled_pool(4)
+    source, target = games[0], Sequence(9)
+    source.tokens = [*range(37)]
+    pool.fork(source, target, 12)
+    pool.truncate(target, length)
+    assert target.tokens == source.tokens[:kept]
+    pool.allocate(target, 12)
+    written = target.block_table[kept // 4 :]
+    assert not set(written) & set(source.block_table)
+
+
 def test_the_cache_takes_its_share_of_the_free_memory_and_no_more_than_the_games_fill(monkeypatch):
     policy = tiny.policy()
     block = 64 * 2 * policy.model.config.num_hidden_layers * 2 * policy.model.config.head_dim * 4
