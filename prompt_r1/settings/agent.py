@@ -6,7 +6,7 @@ from functools import partial
 
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM, INSTRUCTION_WITHOUT_ENVIRONMENT, INSTRUCTIONS
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT, RULES, Rule
-from prompt_r1.settings.fields import ANY, POSITIVE, Range, setting
+from prompt_r1.settings.fields import ANY, POSITIVE, THREADS, Range, setting
 from prompt_r1.settings.functions import import_reward
 from prompt_r1.types import GameSettings
 
@@ -103,7 +103,7 @@ class AgentConfig(EnvironmentConfig):
     dtype: str = machine_setting(
         "bfloat16", "matrix products on GPUs; all else: float32", ("float32", "bfloat16")
     )
-    threads: int = machine_setting(0, "threads of torch on a CPU; 0: its own choice")
+    threads: int = machine_setting(0, "threads of torch on a CPU; 0: its own choice", THREADS)
 
     @property
     def without_environment(self) -> bool:

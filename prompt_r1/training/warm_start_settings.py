@@ -8,7 +8,7 @@ from prompt_r1.miniworld.questions import TRAINING_MIX
 from prompt_r1.pair.named_agent import check_agent
 from prompt_r1.programs.launcher import check_device
 from prompt_r1.settings.agent import is_mini_data
-from prompt_r1.settings.fields import ANY, LEARNING_RATE, POSITIVE, everyday_setting, setting
+from prompt_r1.settings.fields import ANY, LEARNING_RATE, POSITIVE, THREADS, everyday_setting, setting
 from prompt_r1.settings.flags import parse_arguments
 
 
@@ -34,7 +34,7 @@ class SftConfig:
     micro_batch: int = setting(4, "examples in memory at a time", POSITIVE)
     cutoff: int = setting(2048, "tokens of an example; longer ones are cut", POSITIVE)
     device: str = setting("auto", "auto, cpu or cuda")
-    threads: int = setting(0, "threads of torch on a CPU; 0: its own choice")
+    threads: int = setting(0, "threads of torch on a CPU; 0: its own choice", THREADS)
 
 
 def read_warm_start_config(arguments: list[str]) -> SftConfig:
