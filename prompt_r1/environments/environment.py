@@ -165,9 +165,11 @@ class Environment:
         self.name = ",".join(source.name for source in sources)
         self.budget = budget or Budget()
         self.journal = journal or Journal(None)
+        # The estimates of a resumed run begin with the longest reply in its journal, of whichever source.
+        longest = max((reply.tokens_out for reply in self.journal.replies.values()), default=0)
         self.members: list[Member] = []
         for source, price in zip(sources, prices or [FREE] * len(sources), strict=True):
-            self.members.append(Member(source, price, self.budget.limits_usd))
+            self.members.append(Member(source, price, self.budget.limits_usd, longest_reply=longest))
         self._route = route
         self._weights = parse_weights(route, len(sources))
         self._sleep = sleep

@@ -84,6 +84,21 @@ def test_where_nothing_bounds_a_reply_the_first_calls_are_few_at_a_time() -> Non
     assert INITIAL_SLOTS < growing.peak < 30
 
 
+def test_a_resumed_run_remembers_the_longest_reply(tmp_path: Path) -> None:
+    """A bug: a resumed run reserved LONG_REPLY again, and its first four calls exceeded the new limit."""
+    long_reply = Reply("long", tokens_in=10, tokens_out=5 * LONG_REPLY)
+    ask(environment(CountingSource(long_reply), folder=tmp_path), sample=99)
+
+    spent = Journal(tmp_path).spent
+    limit = spent.usd + 6 * LONG_REPLY * 10e-6  # There is room for one more long reply, not for two.
+    resumed = environment(
+        CountingSource(*[long_reply] * 40), folder=tmp_path, budget=Budget(max_usd=limit, spent=spent)
+    )
+    results = forty_calls(resumed)
+    assert any(isinstance(result, OutOfBudget) for result in results)
+    assert spent.usd < resumed.budget.spent.usd <= limit
+
+
 def test_a_limit_of_minus_one_is_no_limit() -> None:
     """A bug: llama.cpp takes -1 for no limit, and the estimate of a reply was -1 token."""
     source = CountingSource(max_tokens=-1)
