@@ -133,11 +133,12 @@ def billed_tokens(usage: object) -> tuple[int, int]:
 
     Most servers count cached tokens as a part of the prompt, and thinking as a part of the completion. If a
     server counts a part besides, it is added here. The numbers show it: the part is larger than the whole, or
-    the total has room for both. Anthropic, which sends `input_tokens` and no total, always counts cached
+    the total is exactly the sum. Anthropic, which sends `input_tokens` and no total, always counts cached
     tokens besides.
 
         the server counts                                            billed
         prompt 100 (80 of them cached), completion 20, total 120     100, 20
+        prompt 100 (80 of them cached), completion 20, total 220     100, 120 (100 are hidden thinking)
         prompt 20, cached 80 besides,   completion 20, total 120     100, 20
         prompt 20, cached 80 besides,   completion 20, no total      100, 20
         prompt 100,                     completion 20, total 170     100, 70 (50 are hidden thinking)
@@ -151,7 +152,7 @@ def billed_tokens(usage: object) -> tuple[int, int]:
     if thinking > completion:
         completion += thinking
     is_anthropics = not counts["prompt_tokens"] and not total
-    if is_anthropics or cached > prompt or total >= prompt + cached + completion:
+    if is_anthropics or cached > prompt or total == prompt + cached + completion:
         prompt += cached
     if prompt:  # The rest of the total is output, also if it is not counted as completion.
         completion = max(completion, total - prompt)
