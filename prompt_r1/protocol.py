@@ -126,6 +126,11 @@ def _is_clean(text: str) -> bool:
     return not (before + between + after).strip()
 
 
+def shown_reply(reply: str) -> str:
+    """A reply as it stands in the dialogue: itself, or NO_REPLY if it is blank."""
+    return reply if reply.strip() else NO_REPLY
+
+
 class Codec:
     """Converts the turns of a game between text and tokens.
 

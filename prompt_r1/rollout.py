@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
 from prompt_r1.errors import EnvError
-from prompt_r1.protocol import NO_REPLY, Codec, parse
+from prompt_r1.protocol import Codec, parse, shown_reply
 from prompt_r1.types import Ask, GameSettings, Generate, Message, Question, Trajectory, Turn
 
 Result = TypeVar("Result")
@@ -59,7 +59,7 @@ async def play(
         trajectory.turns.append(Turn(text, action, reply, latency))
         if reply is None:  # The game is over.
             break
-        shown = reply if reply.strip() else NO_REPLY
+        shown = shown_reply(reply)
         history.append({"role": "assistant", "content": shown})
         context = codec.reply(shown, after=trajectory.tokens[-1], max_tokens=settings.max_reply_tokens)
     return trajectory

@@ -14,7 +14,7 @@ from functools import partial
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import Bridge, Compare, Gen, Pop, Problem, Slots, question_word, summary
 from prompt_r1.miniworld.world import CREW, GENRES, HEROES, World
-from prompt_r1.protocol import Codec, parse
+from prompt_r1.protocol import Codec, parse, shown_reply
 from prompt_r1.types import Completion, Question, Trajectory, Turn
 
 # Strategy → its share of all demonstrations. "mixed up" is "decompose" with a wrong relation, film or number.
@@ -92,17 +92,22 @@ def perform(
     return [*turns, Turn(text, parse(text), None)]
 
 
-def record(question: Question, turns: list[Turn], codec: Codec) -> Trajectory:
-    """Encode a demonstration as the trajectory that a rollout would have recorded."""
+def record(question: Question, turns: list[Turn], codec: Codec, *, max_reply_tokens: int = 0) -> Trajectory:
+    """Encode a game as the trajectory that `rollout.play` would have recorded.
+
+    Each turn ends with the end token. `max_reply_tokens`: as in `types.GameSettings`.
+    """
     trajectory = Trajectory(question)
-    trajectory.add_context(codec.opening(question.text))
+    context = codec.opening(question.text)
     for turn in turns:
+        trajectory.add_context(context)
         written = codec.tokenizer(turn.text, add_special_tokens=False)["input_ids"]
         tokens = [*written, codec.turn_end]
         trajectory.add_sampled(Completion(tokens, logprobs=[0.0] * len(tokens), finished=True))
         trajectory.turns.append(turn)
-        if turn.reply is not None:
-            trajectory.add_context(codec.reply(turn.reply, after=codec.turn_end))
+        if turn.reply is not None:  # It is appended if a turn follows, as in `play`.
+            shown = shown_reply(turn.reply)
+            context = codec.reply(shown, after=codec.turn_end, max_tokens=max_reply_tokens)
     trajectory.stop = "malformed" if trajectory.answer is None else "answered"
     return trajectory
 

@@ -23,13 +23,13 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
 
     settings = read_settings(read_warm_start_config)
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from prompt_r1.data.rows import BadRow, fields_of, read_rows, text_field
+from prompt_r1.data.rows import BadRow, Fields, fields_of, read_rows, text_field
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.demonstrations import record
@@ -46,6 +46,8 @@ from prompt_r1.types import Question, Trajectory, Turn
 # `--games mini` are the demonstrations of MINI_GAMES games in each of MINI_WORLDS worlds.
 MINI_WORLDS = 8
 MINI_GAMES = 6
+
+Game = tuple[Question, list[Turn]]
 
 
 def main(config: SftConfig) -> None:
@@ -65,20 +67,30 @@ def learn_games(source: str, config: SftConfig, out: Path) -> Path:
     """Warm-start an agent on the games of a file or of `mini`, and return its folder."""
     games = mini_games(source, config.seed) if is_mini_data(source) else list(read_games(Path(source)))
 
-    def examples(codec: Codec) -> list[Trajectory]:
-        return [record(question, without_opened_think(turns, codec), codec) for question, turns in games]
-
     preset = preset_config(config.agent, default=config.preset)
-    # game.yaml in the agent's folder names this folder as `agent`, because train.py will start from it.
+
+    def examples(codec: Codec) -> list[Trajectory]:
+        return encode(games, codec, max_reply_tokens=preset.max_reply_tokens)
+
+    # prompt_r1.yaml in the agent's folder names this folder as `agent`, because train.py will start from it.
     trained_as = replace(preset, agent=str(out / "agent"), seed=config.seed)
     return fine_tune_agent(examples, config, trained_as, out)
 
 
-def mini_games(source: str, seed: int) -> list[tuple[Question, list[Turn]]]:
+def mini_games(source: str, seed: int) -> list[Game]:
     """The demonstrations of `mini`, or of `mini:KIND`."""
     _, _, kind = source.partition(":")
     kinds = [kind] if kind else None
     return list(demonstrations(seed, MINI_WORLDS, MINI_GAMES, kinds=kinds))
+
+
+def encode(games: Sequence[Game], codec: Codec, *, max_reply_tokens: int) -> list[Trajectory]:
+    """The games as an agent with this codec plays them."""
+    examples = []
+    for question, turns in games:
+        sampled = without_opened_think(turns, codec)
+        examples.append(record(question, sampled, codec, max_reply_tokens=max_reply_tokens))
+    return examples
 
 
 def without_opened_think(turns: list[Turn], codec: Codec) -> list[Turn]:
@@ -92,7 +104,7 @@ def without_opened_think(turns: list[Turn], codec: Codec) -> list[Turn]:
     return sampled
 
 
-def read_games(path: Path) -> Iterator[tuple[Question, list[Turn]]]:
+def read_games(path: Path) -> Iterator[Game]:
     """Read the games of a JSONL file. Raises UsageError with the number, from 1, of a row without a game."""
     for number, row in read_rows(path):
         try:
@@ -121,10 +133,18 @@ def _turns(played: object) -> list[Turn]:
         if turns and turns[-1].reply is None:
             raise BadRow("a turn before the last has no reply")
         fields = fields_of(row)
-        text = text_field(fields, "text")
-        reply = None if fields["reply"] is None else text_field(fields, "reply")
+        text = _text(fields, "text")
+        reply = None if fields["reply"] is None else _text(fields, "reply")
         turns.append(Turn(text, parse(text), reply))
     return turns
+
+
+def _text(fields: Fields, name: str) -> str:
+    """A text of a turn, which may be empty: an agent may write nothing, and an environment may reply so."""
+    value = fields[name]
+    if isinstance(value, str) and not value.strip():
+        return value
+    return text_field(fields, name)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,15 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.evaluation.imitation import example_of, one_turn_config
 from prompt_r1.evaluation.preflight import read_evaluate_config
 from prompt_r1.model.lora import adapters_removed, add_lora
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
 from prompt_r1.pair.named_agent import resolve_agent, trained_config
-from prompt_r1.protocol import Codec, parse
+from prompt_r1.protocol import INSTRUCTIONS, Codec, parse
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
+from prompt_r1.training.log import Log
 from prompt_r1.training.supervised import (
     batch_size_for,
     cut,
@@ -26,13 +27,15 @@ from prompt_r1.training.supervised import (
     schedule,
     train_weights,
 )
-from prompt_r1.training.warm_start import learn_games, read_games, without_opened_think
+from prompt_r1.training.warm_start import encode, learn_games, read_games, without_opened_think
 from prompt_r1.training.warm_start_settings import SftConfig
-from prompt_r1.types import Completion, Question, Trajectory, Turn
+from prompt_r1.types import Completion, GameSettings, Question, ScoredGame, Trajectory, Turn
 from tests.support import tiny
 from tests.support.methods import PricedSource, method, priced
+from tests.support.played import play_game
 from tests.support.programs import run_here
 from tests.support.templates import KINDS, tokenizer_of
+from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 QUESTIONS = [Question(str(n), "a", f"Number {n}?", (f"it is {n}",)) for n in range(6)]
 SMALL = SftConfig(agent="", lr=1e-2, epochs=8, batch_size=4, micro_batch=2, device="cpu")
@@ -228,6 +231,38 @@ def test_a_warm_start_on_recorded_games_teaches_a_model_without_the_format_to_pl
         play_question(agent, priced(PricedSource(lambda prompt: "Anna.")), question, Sampling("0"))
     )
     assert [turn.text for turn in played.turns] == [turn["text"] for turn in GAME["turns"]]
+
+
+ASK = think("a", prompt="Who?")
+
+
+@pytest.mark.parametrize(
+    ("texts", "replies", "limits", "stop"),
+    [
+        ([ASK, think("b", answer="Anna")], ["Anna."], {}, "answered"),
+        ([ASK, think("b", answer="Anna")], [""], {}, "answered"),
+        ([ASK, think("b", answer="Anna")], ["Anna. " * 99], {"max_reply_tokens": 20}, "answered"),
+        ([ASK, ASK], ["Anna."], {"max_turns": 2}, "max_turns"),
+        ([ASK], [EnvError("HTTP 500")], {}, "env_error"),
+        ([ASK, ""], ["Anna."], {}, "malformed"),
+        ([ASK], ["Anna. " * 99], {"max_tokens": 600}, "max_tokens"),
+    ],
+)
+def test_a_game_of_a_run_is_learned_with_the_tokens_that_were_played(tmp_path, texts, replies, limits, stop):
+    """Empty texts were refused, replies were not cut, and a reply that no turn follows was appended.
+
+    The last of these broke `cut`, which expects a turn after everything that the agent reads.
+    """
+    rules = GameSettings(**limits)
+    question = Question("7", "own", "Who?", ("Anna",))
+    game = play_game(ScriptedAgent(texts), ScriptedEnvironment(replies), question=question, game=rules)
+    assert game.stop == stop
+    Log(tmp_path, first=True).write_games("step-000001-rank0", [[ScoredGame(game, None, None)]])
+    games = list(read_games(tmp_path / "trajectories" / "step-000001-rank0.jsonl"))
+    codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
+    [learned] = encode(games, codec, max_reply_tokens=rules.max_reply_tokens)
+    assert (learned.tokens, learned.sampled) == (game.tokens, game.sampled)
+    assert cut(learned, len(game.tokens) - 3).sampled[-1]
 
 
 def test_the_think_block_that_a_template_opens_is_not_learned_twice():
