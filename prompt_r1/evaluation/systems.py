@@ -71,7 +71,8 @@ def choose_systems(
 
     --tables runs the methods of Table 5 with all environments and agents, and other methods with the first
     environment and the first agent. Searches need a model that writes prompts, which the mini world cannot
-    do. There --tables leaves them out, and --method raises UsageError for them.
+    do, and with `none` there is no environment that answers alone. There the methods are left out, and
+    --method raises UsageError for them.
     """
     all_environments = list(environments)
     all_agents = list(agents.items()) or [("", NO_AGENT)]
@@ -86,6 +87,13 @@ def choose_systems(
         if not method.needs.environment:
             environments_of_method = [""]
         for environment in environments_of_method:
+            if environment == "none" and not method.needs.agent:
+                if config.method:
+                    raise UsageError(
+                        f"--method {name} asks the environment without an agent, and there is no environment "
+                        "(none): name one by --env"
+                    )
+                continue
             if method.algorithm and is_mini(environment) and not config.optimizer_env:
                 if config.method:
                     raise UsageError(

@@ -76,6 +76,19 @@ def test_searches_need_a_model_that_writes_prompts_which_the_mini_world_is_not(a
         systems_of(replace(mini, method=("opro",)), agents)
 
 
+def test_without_an_environment_no_method_asks_it_alone(agents):
+    """An agent of --env none was compared with `direct (none)`, whose EM was 0."""
+    alone = {"runs/a": replace(agents["runs/a"], config=TrainConfig(env="none"))}
+    for config in (EvaluateConfig(), EvaluateConfig(env=("none",)), EvaluateConfig(tables=True)):
+        methods = {system.method for system in systems_of(config, alone)}
+        assert {"untrained", "prompt-r1"} <= methods
+        assert not {"direct", "cot", "opro", "textgrad", "gepa"} & methods
+    both = systems_of(EvaluateConfig(env=("none", "mini")), alone)
+    assert [system.environment for system in both if system.method == "direct"] == ["mini"]
+    with pytest.raises(UsageError, match=r"--method direct .*--env"):
+        systems_of(EvaluateConfig(method=("direct",)), alone)
+
+
 def test_by_default_the_environment_is_that_of_the_training(agents):
     systems = list(systems_of(EvaluateConfig(), agents))
     assert {system.environment for system in systems} == {"large"}
