@@ -115,13 +115,14 @@ class TrainConfig(AgentConfig):
 
 def warnings_of(config: TrainConfig) -> list[str]:
     """What a user should know before a run starts: a toy beside real parts, or the toy's learning rate."""
-    toys = {"--agent mini": config.agent == MINI_AGENT, "--data mini": all_mini_data(config.data)}
+    data = " ".join(config.data)
+    toys = {"--agent mini": config.agent == MINI_AGENT, f"--data {data}": all_mini_data(config.data)}
     if not config.without_environment:
         toys["--env mini"] = is_mini(config.env)
     warnings = []
     if any(toys.values()) and not all(toys.values()):
         names = ", ".join(flag for flag, is_toy in toys.items() if is_toy)
-        warnings.append(f"{names}: a toy that knows nothing of your own questions, agent or environment")
+        warnings.append(f"{names}: made for the invented mini world, and of no use outside it")
     if config.agent != MINI_AGENT and config.lr >= MINI["lr"]:
         warnings.append(
             f"--lr {config.lr:g} suits the toy agent, and destroys a pretrained model: give about 3e-5 for a "

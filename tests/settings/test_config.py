@@ -200,6 +200,7 @@ def test_without_an_environment_the_agent_is_told_to_answer_in_one_turn_as_long_
         ("--data a/mine.jsonl", "mini-mine", "--agent mini, --env mini:"),
         ("--data mine.jsonl --env gpt-4o-mini@http://host/v1", "mini-gpt-4o-mini-mine", "--agent mini:"),
         ("--agent org/Qwen3-0.6B", "mini-Qwen3-0.6B", "--data mini, --env mini:"),
+        ("--config small --agent org/Qwen3-0.6B", "small-Qwen3-0.6B", "--data mini:pop, --env mini:"),
         ("--config paper --data mine.jsonl", "paper-mine", ""),
         ("--config paper --agent ../my/model/ --data x.parquet", "paper-model-x", ""),
     ],
