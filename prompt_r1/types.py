@@ -40,6 +40,11 @@ class Question:
     extra: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
 
 
+def dollars(usd: float) -> str:
+    """Write an amount with four decimals, or six below a cent: a call of a small model costs $0.000031."""
+    return f"${usd:,.4f}" if usd >= 0.01 else f"${usd:.6f}"
+
+
 @dataclass(frozen=True)
 class Spending:
     """Calls with their tokens and dollars.
@@ -67,10 +72,10 @@ class Spending:
         if self.tokens:
             parts.append(f"{self.tokens_in:,} + {self.tokens_out:,} tokens")
         if self.usd:
-            parts.append(f"${self.usd:,.4f}")
+            parts.append(dollars(self.usd))
         text = ", ".join(parts)
         if self.lost_usd:
-            text += f" (${self.lost_usd:,.4f} of it estimated, for lost attempts)"
+            text += f" ({dollars(self.lost_usd)} of it estimated, for lost attempts)"
         return text
 
     @property

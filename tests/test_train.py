@@ -14,6 +14,7 @@ import torch
 import yaml
 
 import train
+from prompt_r1.environments.journal import Journal
 from prompt_r1.errors import FatalEnvError
 from prompt_r1.training import questions as run_questions
 from prompt_r1.training import start as start_file
@@ -254,6 +255,16 @@ def test_each_game_records_what_its_replies_cost_before_it_is_scored(asking_agen
         assert line["reward/mean"] == pytest.approx(line["game/usd"]) and line["game/usd"] > 0
     # Equal calls are paid once, by the run; each game is charged for its own.
     assert sum(line["game/usd"] * line["games"] for line in lines) >= lines[-1]["env/usd"] > 0
+
+
+def test_a_run_ends_with_what_it_cost_with_the_test(asking_agent, tmp_path, capsys):
+    """The last row of steps said $0.0026, the bill $0.0029: no number had the calls of the test."""
+    question = {"question": "Who directed Silent Valley?", "answer": "Felix Berger"}
+    (tmp_path / "test.jsonl").write_text(json.dumps(question))
+    run = train_run(tmp_path, asking_agent, "--env-price", "2,8", "--test-data", tmp_path / "test.jsonl")
+    spent = Journal(run / "journal", rank=1).spent
+    assert spent.usd > read_metrics(run)[-1]["env/usd"] > 0, "the test costs something"
+    assert f"The run cost {spent}:" in capsys.readouterr().out
 
 
 # Rewards and advantages that differ between games and turns.

@@ -20,7 +20,7 @@ from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import TokenScores
 from prompt_r1.reward import well_formed
 from prompt_r1.training.batches import Batch
-from prompt_r1.types import ScoredGame, Stop
+from prompt_r1.types import ScoredGame, Spending, Stop
 
 # Only games with a reward have these metrics. Games that the environment broke count in stop/*, tokens/* and
 # env/* only.
@@ -281,14 +281,19 @@ def spending(environment: Environment, ranks: Ranks) -> dict[str, float]:
     env/lost_usd is the part of env/usd that is charged for attempts without a reply. Called by every rank.
     """
     shares = ranks.gather(environment.take_metrics())
-    budget = environment.budget
-    # Every rank knows what the run had spent before it was resumed, so this is added only once.
-    spent_since = ranks.gather(budget.spent - budget.before)
-    spent = sum(spent_since, budget.before)
+    spent = total_spent(environment, ranks)
     metrics = {"env/usd": spent.usd, "env/lost_usd": spent.lost_usd}
     for name in sorted({name for share in shares for name in share}):
         metrics[name] = sum(share.get(name, 0.0) for share in shares)
     return metrics
+
+
+def total_spent(environment: Environment, ranks: Ranks) -> Spending:
+    """What the whole run has spent so far, over all ranks. Called by every rank."""
+    budget = environment.budget
+    # Every rank knows what the run had spent before it was resumed, so this is added only once.
+    spent_since = ranks.gather(budget.spent - budget.before)
+    return sum(spent_since, budget.before)
 
 
 def add_spending(metrics: dict[str, float], spent: Mapping[str, float]) -> None:

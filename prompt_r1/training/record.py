@@ -19,7 +19,7 @@ from prompt_r1.training.checkpoint import (
 )
 from prompt_r1.training.export import export_agent
 from prompt_r1.training.log import read_metrics, trim_run
-from prompt_r1.training.metrics import StepStats, add_spending, spending, step_metrics
+from prompt_r1.training.metrics import StepStats, add_spending, spending, step_metrics, total_spent
 from prompt_r1.training.questions import repetition_note
 from prompt_r1.training.run import Run
 from prompt_r1.training.summary import summary
@@ -242,7 +242,7 @@ class Record:
     def test(self) -> None:
         """Compare environment, untrained and trained agent on the test questions, if there are any.
 
-        Then prints where all results are.
+        Then prints where all results are, and what the run cost. Called by every rank.
         """
         run = self.run
         if run.questions.test:
@@ -251,6 +251,9 @@ class Record:
             run.log.progress.close()  # The test has a bar of its own.
             run.log.say("\n" + compare_on_test(run, run.questions.test))
         self.update_report()  # It shows the table of the test.
+        spent = total_spent(run.environment, run.ranks)
+        if spent.usd:
+            run.log.say(f"\nThe run cost {spent}: training, validation and test")
         run.log.say("\n" + summary(run.folder, self.state.best_step, run.config))
 
     def save_and_stop(self, error: Resumable | FatalEnvError) -> Resumable | FatalEnvError:

@@ -58,6 +58,13 @@ def test_spending_is_one_line_without_what_is_zero():
     assert str(Spending(2, 1200, 30, 0.5, lost_usd=0.25)) == line
 
 
+def test_a_call_that_costs_a_hundredth_of_a_cent_is_not_shown_as_free():
+    """The log of a server said "1 call, 37 + 6 tokens, $0.0000" of calls that were billed."""
+    assert str(Spending(1, 37, 6, 0.000031)) == "1 call, 37 + 6 tokens, $0.000031"
+    assert str(Spending(1, usd=0.0099)) == "1 call, $0.009900"
+    assert str(Spending(1, usd=0.01)) == "1 call, $0.0100"
+
+
 def test_a_finished_game_has_these_fields_for_programs():
     names = {"agent": "a", "environment": "e"}
     finished = replace(GAME, spent=Spending(2, 10, 5, 0.5), seconds=1.5)
