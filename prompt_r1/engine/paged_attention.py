@@ -89,17 +89,17 @@ class PagedBatch:
         return _sequence_by_sequence(layer, query, self, scale, window)
 
     @cached_property
-    def first_blocks(self) -> list[list[tuple[Tensor, Tensor]]]:
-        """Views of each sequence's first block, for each layer: keys and values (Hkv, rows, D).
+    def first_blocks(self) -> list[tuple[Tensor, ...]]:
+        """Views of each sequence's first block: the keys of each layer, then the values of each layer.
 
-        They are made once for a step, because slicing the cache in every layer would take longer than
-        attention to a short game.
+        Each view is (1, Hkv, rows, D). They are made once for a step, because slicing the cache in every
+        layer would take longer than attention to a short game.
         """
-        views: list[list[tuple[Tensor, Tensor]]] = []
+        cache = self.pool.cache.transpose(3, 4).flatten(0, 1)  # (2 · layers, blocks, Hkv, rows, D)
+        views: list[tuple[Tensor, ...]] = []
         for sequence, length in zip(self.sequences, self.host_lengths, strict=True):
-            block = self.pool.cache[:, :, sequence.block_table[0], :length]
-            keys, values = block.transpose(2, 3)  # (layers, Hkv, rows, D) each
-            views.append(list(zip(keys, values, strict=True)))
+            block = sequence.block_table[0]
+            views.append(cache[:, block : block + 1, :, :length].unbind())
         return views
 
 
@@ -140,26 +140,26 @@ def _sequence_by_sequence(
 ) -> Tensor:
     """Attend with one call of torch's SDPA for each sequence, on any device. (T, H, D) → (T, H, D)."""
     pool = batch.pool
-    kv_heads = pool.keys.shape[3]
+    layers, kv_heads = pool.keys.shape[0], pool.keys.shape[3]
     # (new tokens, Hkv, G, D) for each sequence: G query heads share a key head. With one new token, SDPA
     # computes G heads with 1 query each as 1 head with G queries. The result is the same, and no key is
     # copied, which is far slower on a CPU.
     grouped = query.unflatten(1, (kv_heads, -1)).split(batch.counts)
     outs: list[Tensor] = []
-    parts = zip(batch.sequences, batch.host_lengths, batch.first_blocks, grouped, strict=True)
-    for sequence, length, first_block, queries in parts:
+    parts = zip(batch.sequences, batch.counts, batch.host_lengths, batch.first_blocks, grouped, strict=True)
+    for sequence, count, length, first_block, queries in parts:
         if length <= pool.block_size:
-            key, value = first_block[layer]  # (Hkv, length, D)
+            key, value = first_block[layer], first_block[layers + layer]  # (1, Hkv, length, D)
         else:
             blocks = sequence.block_table[: pool.blocks_for(length)]
             copied = pool.cache[:, layer, blocks].flatten(1, 2)[:, :length]  # (2, length, Hkv, D)
-            key, value = copied.transpose(1, 2)
-        if len(queries) == 1:
+            key, value = copied.transpose(1, 2).split(1)
+        if count == 1:
             if window is not None:
-                key, value = key[:, -window:], value[:, -window:]
-            outs.append(F.scaled_dot_product_attention(queries, key[None], value[None], scale=scale))
+                key, value = key[:, :, -window:], value[:, :, -window:]
+            outs.append(F.scaled_dot_product_attention(queries, key, value, scale=scale))
         else:
             heads_first = queries.flatten(1, 2).transpose(0, 1)  # (H, new tokens, D)
-            part = attend_in_window(heads_first, key, value, scale, window, batch.mask)
+            part = attend_in_window(heads_first, key[0], value[0], scale, window, batch.mask)
             outs.append(part.transpose(0, 1).view(queries.shape))
     return torch.cat(outs).flatten(1, 2)
