@@ -112,11 +112,10 @@ class Scheduler:
 
         Then this job waits until the prefix is cached, and starts from it.
         """
-        enough = shared + MIN_SHARED_TOKENS
-        return any(
-            other.uncached > 1 and common_prefix_length(other.tokens, job.tokens) >= enough
-            for other in self.running
-        )
+        prefix = job.tokens[: shared + MIN_SHARED_TOKENS]
+        if len(prefix) < shared + MIN_SHARED_TOKENS:
+            return False
+        return any(other.uncached > 1 and other.tokens[: len(prefix)] == prefix for other in self.running)
 
     def _longest_prefix(self, job: Job) -> tuple[Sequence, int]:
         """Which cached sequence to start from, and how many of its tokens.
@@ -126,7 +125,9 @@ class Scheduler:
         own = common_prefix_length(job.sequence.tokens, job.tokens)
         best, longest = job.sequence, own
         for sequence in self._cached:
-            if len(sequence.tokens) > longest:
+            # A sequence that shares more tokens also has the next one. Most have not, and are soon skipped.
+            next_token = slice(longest, longest + 1)
+            if sequence.tokens[next_token] == job.tokens[next_token]:
                 shared = common_prefix_length(sequence.tokens, job.tokens)
                 if shared > longest:
                     best, longest = sequence, shared
