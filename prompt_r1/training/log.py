@@ -9,7 +9,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -190,11 +190,11 @@ def _row(game: ScoredGame) -> dict[str, object]:
             logprobs.append(round(logprob, 3))
     row: dict[str, object] = {
         "question": question,
-        "turns": [asdict(turn) for turn in trajectory.turns],
+        "turns": [vars(turn) | {"action": vars(turn.action)} for turn in trajectory.turns],
         "stop": trajectory.stop,
         "error": trajectory.error,
         "answer": trajectory.answer,
-        "reward": asdict(game.reward) if game.reward else None,
+        "reward": vars(game.reward) if game.reward else None,
         "advantage": game.advantage,
         "usd": trajectory.spent.usd,
         "tokens": trajectory.tokens,
