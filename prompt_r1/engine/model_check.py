@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from prompt_r1.engine.kv_cache import BLOCK_SIZE, BlockPool, Sequence
 from prompt_r1.engine.paged_attention import PagedBatch
-from prompt_r1.errors import first_line
+from prompt_r1.errors import first_line, is_out_of_memory
 from prompt_r1.model import attention
 from prompt_r1.model.attention import UnsupportedAttention
 from prompt_r1.model.loading import unsupported
@@ -51,11 +51,11 @@ def check_model(policy: Policy) -> float:
             own = [_logprobs(policy, game, _own_logits(policy, game)) for game in games]
             cached = [_logprobs(policy, game, _cached_logits(policy, game)) for game in games]
             packed = policy(pack([[_as_trajectory(game) for game in games]], policy.device)).logprobs.cpu()
-        except torch.OutOfMemoryError:
-            raise
         except UnsupportedAttention as error:
             raise unsupported(model.config, str(error)) from None
         except Exception as error:  # An unknown model may raise anything.
+            if is_out_of_memory(error):
+                raise
             cause = f"{type(error).__name__}: {first_line(error)[:200]}"
             adapted = "with adapters " if adapters_of(model) else ""
             raise unsupported(model.config, f"its forward {adapted}fails ({cause})") from None

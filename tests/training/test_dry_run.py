@@ -1,5 +1,7 @@
 """The estimate of --dry-run, against numbers computed by hand and against what a fake endpoint counts."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ import train
 from prompt_r1.environments.budget import Price
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.training.dry_run import Case, cases_of, cost_table, duration, estimate
-from prompt_r1.training.step_time import update_seconds
+from prompt_r1.training.step_time import count_parameters, update_seconds
 from prompt_r1.types import GameSettings, Spending
 
 SPLITS = {"val_data": ("mini",), "test_data": ("mini",)}
@@ -117,3 +119,14 @@ def test_the_update_of_the_papers_step_takes_about_a_minute_on_eight_a100():
     flop = 2 * 4_022_468_096 * (128 * opening + 640 * 1250) * 5.9
     assert abs(seconds - flop / (8 * 312e12 * 0.4)) < 1e-6
     assert 30 < seconds < 90
+
+
+@pytest.mark.parametrize("kind", ["t5", "unheard-of"])
+def test_the_size_of_a_model_that_is_no_causal_language_model_is_read_from_its_name(tmp_path, kind):
+    """--dry-run ended with a traceback, and the sentence that this is a bug."""
+    for name, parameters in (("model", 0), ("model-1.5B", 1_500_000_000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": kind}))
+        for file in ("tokenizer.json", "model.safetensors"):
+            (tmp_path / name / file).touch()
+        assert count_parameters(str(tmp_path / name)) == parameters
