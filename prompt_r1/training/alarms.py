@@ -46,8 +46,8 @@ RULES = (
     Rule(
         "reward/mean",
         WINDOW,
-        lambda now, before: now < max(before) - 0.5,  # The range is -1 to 1.
-        "it has fallen by more than a quarter of its range",
+        lambda now, before: now < max(before) - 0.5,  # R is in [-ε, 1].
+        "it has fallen by more than 0.5 below its best",
     ),
     # Both are in nats per token.
     Rule("kl", WINDOW, lambda now, before: now > 1.0, "the text loses the language of the start model"),
@@ -66,6 +66,14 @@ RULES = (
     Rule("groups/no_spread", WINDOW, lambda now, before: now >= 1.0, "every advantage is 0"),
 )
 
+
+def rules_of(*, gap: Limit, own_reward: bool) -> list[Rule]:
+    """The rules of a run. `gap`: the limit of the gap between engine and policy."""
+    rules = [*RULES, Rule(gap.metric, 1, lambda now, before: now > gap.alarm, "engine and policy disagree")]
+    # A user's own reward may have any scale.
+    return [rule for rule in rules if not (own_reward and rule.metric == "reward/mean")]
+
+
 # Zero well-formed games are an alarm if they would happen by chance less than once in 1,000 steps.
 CHANCE = 1e-3
 LEARNED_EM = 0.9  # Groups without spread are no alarm where the sampled games have this EM.
@@ -81,7 +89,7 @@ class Alarms:
     """
 
     agent: str  # The name that the user gave, for the command that teaches the format.
-    gap: Limit  # the limit of the gap between engine and policy
+    rules: Sequence[Rule]
     recent: dict[str, list[float]] = field(default_factory=dict)  # the last values of each metric
     medians: dict[str, list[float]] = field(default_factory=dict)  # the medians of the full windows so far
     highest_format: float = 0.0  # share of well-formed games
@@ -106,11 +114,9 @@ class Alarms:
 
     def _broken_rules(self, line: Mapping[str, float]) -> dict[str, str]:
         """Judge each metric that has a rule. Groups without spread are fine once the answers are right."""
-        gap = self.gap
-        gap_rule = Rule(gap.metric, 1, lambda now, before: now > gap.alarm, "engine and policy disagree")
         has_learned = line.get("em", 0.0) >= LEARNED_EM
         wrong = {}
-        for rule in (*RULES, gap_rule):
+        for rule in self.rules:
             if rule.metric in line and not (rule.metric == "groups/no_spread" and has_learned):
                 wrong[rule.metric] = self._judge(rule, line[rule.metric])
         return wrong

@@ -9,7 +9,7 @@ from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError
 from prompt_r1.model.distributed import stop_ranks
 from prompt_r1.settings.fields import write_yaml
-from prompt_r1.training.alarms import Alarms
+from prompt_r1.training.alarms import Alarms, rules_of
 from prompt_r1.training.checkpoint import (
     State,
     digest_of_start,
@@ -52,7 +52,8 @@ class Record:
             questions=digest_of(run.questions.training),
             start=ranks.on_first_rank(lambda: digest_of_start(run.start)),
         )
-        record = cls(run, state, Alarms(config.agent, run.gap_limit))
+        rules = rules_of(gap=run.gap_limit, own_reward=bool(config.reward))
+        record = cls(run, state, Alarms(config.agent, rules))
         found = ranks.on_first_rank(lambda: newest_checkpoint(run.folder, say=run.log.say))
         if found is None:
             note = repetition_note(config, len(run.questions.training))

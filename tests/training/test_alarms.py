@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prompt_r1.model.policy import Policy
-from prompt_r1.training.alarms import Alarms
+from prompt_r1.training.alarms import Alarms, Rule, rules_of
 from prompt_r1.training.update import limit_of
 from tests.support import tiny
 from tests.support.games import ANY_GAP
@@ -39,7 +39,12 @@ def noisy_run(later_curves: dict[str, Curve] = HEALTHY) -> list[dict[str, float]
 
 def alarms(lines: list[dict[str, float]]) -> list[tuple[int, str]]:
     """The step and text of each alarm."""
-    watch = Alarms("my-agent", ANY_GAP)
+    return alarms_by(rules_of(gap=ANY_GAP, own_reward=False), lines)
+
+
+def alarms_by(rules: Sequence[Rule], lines: list[dict[str, float]]) -> list[tuple[int, str]]:
+    """The step and text of each alarm by these rules."""
+    watch = Alarms("my-agent", rules)
     return [(int(line["step"]), alarm) for line in lines for alarm in watch.read(line)]
 
 
@@ -136,6 +141,13 @@ def test_steps_whose_games_the_environment_broke_are_ignored():
     assert step == 41 and alarm.startswith("groups/dropped is 1")
 
 
+def test_a_users_own_reward_which_may_have_any_scale_may_fall():
+    """A reward that went from 50 to 49 was an alarm, because R is at most 1."""
+    lines: list[dict[str, float]] = [{"step": step, "reward/mean": 50.0 - step // 10} for step in range(20)]
+    assert alarms_by(rules_of(gap=ANY_GAP, own_reward=True), lines) == []
+    assert [step for step, _ in alarms(lines)] == [12], "by eq. 15 it would be one"
+
+
 def test_a_metric_that_recovers_and_collapses_again_is_reported_again():
     lines = noisy_run({"format": lambda step: 0.05})
     assert len(alarms([*lines, *noisy_run()[20:40], *lines[40:]])) == 2
@@ -145,7 +157,7 @@ def test_a_metric_that_recovers_and_collapses_again_is_reported_again():
 def test_a_gap_between_engine_and_policy_is_an_alarm_from_the_first_step(compute):
     """A bug: the watch had no rule for it. It is reported once, until it is small again."""
     limit = limit_of(Policy(tiny.model(), compute_dtype=compute))
-    watch = Alarms("my-agent", limit)
+    watch = Alarms("my-agent", rules_of(gap=limit, own_reward=False))
     seen = [
         watch.read({"step": step, limit.metric: share * limit.alarm})
         for step, share in enumerate([1.01, 2, 0.99, 3])
