@@ -47,6 +47,7 @@ from prompt_r1.evaluation.systems import (
 )
 from prompt_r1.evaluation.tables import TABLES, terminal_table, write_results
 from prompt_r1.model.distributed import pick_device
+from prompt_r1.model.forked_ranks import limit_threads
 from prompt_r1.pair.agent import check_question_lengths, load_codec
 from prompt_r1.pair.named_agent import trained_config
 from prompt_r1.programs.command_line import command, run_program
@@ -60,6 +61,7 @@ from prompt_r1.types import Question
 
 def main(config: EvaluateConfig) -> None:
     """Ask for the answers that are missing, and write the tables."""
+    limit_threads()
     evaluation = prepare(config)
     encoder = load_encoder(config.ssim_model, evaluation.device)  # If it is missing, no call is made.
     describe_agents(evaluation)

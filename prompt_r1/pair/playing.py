@@ -11,6 +11,7 @@ from prompt_r1.environments.sources import Answering
 from prompt_r1.environments.specs import open_environment, open_own
 from prompt_r1.errors import EnvError
 from prompt_r1.model.distributed import pick_device
+from prompt_r1.model.forked_ranks import limit_threads
 from prompt_r1.pair.agent import (
     NO_LIMITS,
     Agent,
@@ -85,6 +86,7 @@ async def open_pair(config: PairConfig, own: Answering | None = None) -> OpenPai
     named = resolve_agent(config.agent, max_turns=config.max_turns, max_new=config.max_new)
     seed = named.config.seed if config.seed < 0 else config.seed
     device = pick_device(config.device)
+    limit_threads()
     # The tokenizer is loaded first, so that a missing agent is reported before a missing key.
     load_codec(named.path, named.config)
     if own is None:

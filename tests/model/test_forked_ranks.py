@@ -1,5 +1,6 @@
 """A run on a CPU forks its process into one rank per core."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -11,8 +12,10 @@ import pytest
 from prompt_r1.errors import UsageError
 from prompt_r1.model import forked_ranks
 from prompt_r1.model.forked_ranks import limit_threads, rank_count, usable_cores
+from prompt_r1.pair.playing import open_pair
+from prompt_r1.pair.settings import PairConfig
 from prompt_r1.training.log import read_metrics
-from tests.support.programs import SMALL, CallHere, call
+from tests.support.programs import SMALL, CallHere, call, run_here
 
 
 @pytest.fixture
@@ -93,6 +96,20 @@ def test_torch_computes_in_as_many_threads_as_a_rank_has_cores(
     monkeypatch.setattr("torch.set_num_threads", set_threads.append)
     limit_threads(ranks=ranks)
     assert set_threads == [threads]
+
+
+def test_a_pair_and_an_evaluation_compute_in_as_many_threads_as_they_have_cores(
+    four_cores, asking_agent, monkeypatch
+):
+    """They computed in a thread for each core of the host, although their container had two."""
+    (four_cores / "cpu.max").write_text("200000 100000\n")
+    set_threads: list[int] = []
+    monkeypatch.setattr("torch.get_num_threads", lambda: 64)
+    monkeypatch.setattr("torch.set_num_threads", set_threads.append)
+    asyncio.run(open_pair(PairConfig(agent=str(asking_agent), env="mini")))
+    assert set_threads == [2]
+    run_here("evaluate.py", "--method", "direct", "--env", "mini", "--limit", 1, "--dry-run")
+    assert set_threads == [2, 2]
 
 
 def test_a_machine_without_safe_forks_keeps_one_rank_and_its_threads(four_cores, monkeypatch):
