@@ -4,6 +4,7 @@ import csv
 import datetime
 import hashlib
 import json
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from prompt_r1.data.__main__ import main as data_main
 from prompt_r1.data.datasets import rows_of_dump
 from prompt_r1.data.files import load_questions, question_key, write_questions
 from prompt_r1.data.questions import find_questions, sample_questions, training_and_validation
+from prompt_r1.data.rows import read_rows
 from prompt_r1.data.sampler import digest_of, stratified
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.questions import TRAINING_MIX, mini_questions
@@ -309,6 +311,23 @@ def test_labels_that_are_stored_as_numbers_are_read_by_their_names(tmp_path):
     assert [question.answers for question in load_questions(tmp_path / "mmlu.parquet")] == [("C",), ("A",)]
     pq.write_table(table, tmp_path / "numbers.parquet")
     assert [question.answers for question in load_questions(tmp_path / "numbers.parquet")] == [("2",), ("0",)]
+
+
+def test_a_parquet_file_is_read_a_few_rows_at_a_time(tmp_path):
+    """A bug would only cost memory: each row may contain a book, and all were in memory at once."""
+    size, count = 10_000, 1000
+    questions = [f"{number:0{size}}" for number in range(count)]
+    table = pa.table({"question": questions, "answer": ["a"] * count})
+    pq.write_table(table, tmp_path / "books.parquet")
+    del questions, table
+    tracemalloc.start()
+    try:
+        read = sum(len(row["question"]) for _, row in read_rows(tmp_path / "books.parquet"))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert read == size * count
+    assert peak < read / 4
 
 
 def test_a_published_row_becomes_a_question(tmp_path: Path) -> None:

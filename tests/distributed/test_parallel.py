@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import pickle
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -373,12 +374,17 @@ def test_an_unexpected_error_of_one_rank_ends_all_ranks_and_keeps_its_traceback(
 
 
 def test_a_launch_that_cannot_work_is_one_sentence():
-    """Without a variable of torchrun, and with a peer that never comes: each was a traceback of torch."""
+    """Without a variable of torchrun, and with a peer that never comes: each was a traceback of torch.
+
+    The peer is awaited for the given time of a second.
+    """
     [port] = free_ports(1)
+    begin = time.monotonic()
     alone = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for variables in ({"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", **alone}):
         with patch.dict(os.environ, variables), pytest.raises(UsageError, match=r"2 ranks \(WORLD_SIZE\)"):
             start_ranks("cpu", timeout=1.0)
+    assert time.monotonic() - begin < 30
 
 
 def test_empty_variables_of_a_launcher_are_those_of_a_single_process():

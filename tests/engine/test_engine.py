@@ -1,6 +1,8 @@
 """The engine against a naive computation: one sequence at a time, without a cache."""
 
 import asyncio
+import gc
+import weakref
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from benchmarks import gpu_check
 from benchmarks.workload import CountingScheduler, Lengths, count_work, greedy_game, plan, play_async, totals
 from prompt_r1.engine.engine import PREFILL_TOKENS, Engine
+from prompt_r1.engine.kv_cache import Sequence
 from prompt_r1.engine.scheduler import Scheduler
 from prompt_r1.errors import Resumable
 from prompt_r1.model.distributed import Ranks
@@ -435,6 +438,20 @@ def test_invalid_settings_of_sampling_are_refused(wrong):
         asyncio.run(make_engine(tiny.policy()).generate([1, 2, 3], max_new=3, seed="0", **wrong))
 
 
+def test_the_engine_forgets_a_game_that_has_ended():
+    """A bug would only cost memory and time: a server would remember, and look through, all its games."""
+    engine, prompt = make_engine(tiny.policy()), tiny.random_tokens(20, seed=0)
+
+    async def play() -> weakref.ref[Sequence]:
+        with engine.new_sequence() as game:
+            await engine.generate(prompt, max_new=3, seed="0", sequence=game)
+        return weakref.ref(game)
+
+    ended = asyncio.run(play())
+    gc.collect()
+    assert ended() is None
+
+
 @pytest.mark.parametrize("cleared", [True, False])
 def test_cancelled_games_leave_nothing_behind_and_free_their_places_in_the_batch(cleared):
     engine, sampled = make_engine(tiny.policy(), max_sequences=1), []
@@ -482,11 +499,14 @@ def test_after_out_of_memory_smaller_batches_give_the_same_tokens(tokens, rows, 
     assert not engine._scheduler.waiting and not engine._scheduler.running
 
 
-def test_after_out_of_memory_half_of_the_nine_running_games_decode(monkeypatch):
-    """If fewer games decoded at once, the tokens would be the same, but the rollout would take longer."""
+@pytest.mark.parametrize("max_sequences", [9, 64])
+def test_after_out_of_memory_half_of_the_nine_running_games_decode(max_sequences, monkeypatch):
+    """If fewer games decoded at once, the tokens would be the same, but the rollout would take longer. If 32
+    were allowed, the same nine would run out of memory again.
+    """
     policy, openings = tiny.policy(), [tiny.random_tokens(20, seed=number) for number in range(9)]
     limit_memory(policy, tokens=1000, rows=4, monkeypatch=monkeypatch)
-    engine = make_engine(policy, max_sequences=9)
+    engine = make_engine(policy, max_sequences=max_sequences)
     with pytest.warns(UserWarning, match="at most 4 games .* 256 prompt") as said:
         play_with(engine, openings, turns=3, max_new=12)
     assert len(said) == 1

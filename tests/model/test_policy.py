@@ -68,6 +68,40 @@ def test_the_masks_of_a_packed_row_are_freed_with_the_graph_of_its_forward(monke
     assert all(mask() is None for mask in masks)
 
 
+def test_the_layers_of_a_forward_share_their_masks(monkeypatch):
+    """A bug would only cost memory and time: of 36 layers, each would keep its own masks for backward."""
+    shapes: list[tuple[object, ...]] = []
+
+    def noted_mask(*shape):
+        shapes.append(shape)
+        return causal_mask(*shape)
+
+    monkeypatch.setattr("prompt_r1.model.packing.causal_mask", noted_mask)
+    tiny.policy(layers=3)(some_batch())
+    assert shapes and len(set(shapes)) == len(shapes)
+
+
+def test_with_checkpointing_autograd_keeps_nothing_from_within_a_layer():
+    """A bug would only cost memory. No saved tensor has the width of the MLP, except its weights."""
+    policy = tiny.policy()
+    width = policy.model.config.intermediate_size
+    kept: list[torch.Size] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.shape)
+        return tensor
+
+    def of_mlps() -> list[torch.Size]:
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            policy(some_batch())
+        return [shape for shape in kept if shape[-1:] == (width,) and shape[0] == 1]
+
+    assert of_mlps()
+    policy.checkpoint_activations()
+    assert kept and not of_mlps()
+
+
 def padded_policy() -> Policy:
     """A model whose head has 40 rows more than its tokenizer has tokens, all of them very likely."""
     model, extra = tiny.model(tied=False), 40

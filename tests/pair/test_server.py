@@ -220,6 +220,7 @@ def test_each_request_is_logged_as_one_line(monkeypatch, caplog):
         post(url, body, **headers)
         post(url, {**body, "stream": True}, **headers)
         post(url, {**body, "model": "other"}, **headers)
+        post(url, {**body, "model": "a-long-server-key"}, **headers)
         httpx.get(f"{url}/models")
         httpx.get(f"{url}/a-long-server-key%0A%1B[2J?x=a-long-server-key")
     assert [re.sub(r"[\d.]+ s", "N s", record.getMessage()) for record in caplog.records] == [
@@ -227,6 +228,8 @@ def test_each_request_is_logged_as_one_line(monkeypatch, caplog):
         "127.0.0.1 POST /v1/chat/completions 200 N s: max_turns, 0 calls",
         "127.0.0.1 POST /v1/chat/completions 404 N s: invalid_request_error: "
         "there is no model 'other'; this server has 'prompt-r1'",
+        "127.0.0.1 POST /v1/chat/completions 404 N s: invalid_request_error: "
+        "there is no model '[key]'; this server has 'prompt-r1'",
         "127.0.0.1 GET /v1/models 401 N s: authentication_error: the request needs the server's key",
         "127.0.0.1 GET /v1/[key] \\x1b[2J 404 N s: invalid_request_error: Not Found",
     ]

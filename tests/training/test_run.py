@@ -356,3 +356,26 @@ def test_the_test_loads_its_agents_without_optimizer_reference_and_cache_in_memo
     with pytest.raises(UsageError, match="no room"):
         record.test()
     assert len(alive) > 4 and not any(alive)
+
+
+def test_the_test_holds_one_agent_at_a_time(tmp_path, monkeypatch):
+    """A bug would only cost memory: that of the untrained agent, while the trained one is loaded."""
+
+    class LargeAgent:
+        pass
+
+    loaded: list[weakref.ref[LargeAgent]] = []
+    alive: list[int] = []
+
+    def load(path: Path, config: TrainConfig, device: torch.device) -> LargeAgent:
+        alive.append(sum(reference() is not None for reference in loaded))
+        agent = LargeAgent()
+        loaded.append(weakref.ref(agent))
+        return agent
+
+    monkeypatch.setattr(validation, "load_agent", load)
+    monkeypatch.setattr(validation, "play_share", lambda *positional, **named: [])
+    config = replace(CONFIG, env="none")
+    run = SimpleNamespace(ranks=ONE_RANK, config=config, start=tmp_path, folder=tmp_path)
+    validation.compare_on_test(run, [])
+    assert alive == [0, 0]
