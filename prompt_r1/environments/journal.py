@@ -115,6 +115,8 @@ class Journal:
                 try:
                     charged = Spending(*line["charged"])
                     check_values(charged)
+                    if min(charged.amounts) < 0:
+                        raise ValueError(f"charged is {charged.amounts}")
                     call = line["call"]
                     if type(call) is not int:
                         raise ValueError(f"call is {call!r:.50}")

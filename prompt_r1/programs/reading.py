@@ -16,13 +16,15 @@ def is_finite_number(value: object) -> TypeGuard[float]:
 def check_values(read: object) -> None:
     """Raise ValueError if a dataclass that was made from a file holds values of other types than its fields.
 
-    No number in our files is below -1 or above MAX_AMOUNT.
+    Integers are counts and steps, from -1 to MAX_AMOUNT. Other numbers are finite. A reward may be negative.
     """
     for one in fields(read):  # type: ignore[arg-type]
         value = getattr(read, one.name)
         kind = get_origin(one.type) or one.type
-        if kind in (int, float):
-            is_right = type(value) in (int, kind) and -1 <= value <= MAX_AMOUNT
+        if kind is int:
+            is_right = type(value) is int and -1 <= value <= MAX_AMOUNT
+        elif kind is float:
+            is_right = is_finite_number(value)
         elif kind is dict:  # metrics, which may be NaN
             is_right = type(value) is dict and all(
                 isinstance(number, float) or is_finite_number(number) for number in value.values()

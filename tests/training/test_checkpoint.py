@@ -302,6 +302,14 @@ WRONG_VALUES = {
 }
 
 
+@pytest.mark.parametrize("reward", [-1.5, -2.0, -1e6])
+def test_a_best_reward_below_minus_one_is_resumed(saved, reward):
+    """A bug: such a checkpoint was refused as damaged. The paper's rule gives -1.5, a user's any number."""
+    checkpoint = saved.folder / "checkpoints" / "step-000002"
+    edit_state(checkpoint, best_reward=reward)
+    assert saved.load(checkpoint).best_reward == reward
+
+
 @pytest.mark.parametrize("name", WRONG_VALUES)
 def test_a_state_that_no_run_writes_is_refused(saved, name):
     """A run folder from elsewhere: each value ended the run in another traceback, or was believed."""
