@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,14 +109,28 @@ def fork(count: int) -> dict[int, TextIO]:
     # What waits in the buffers would be printed once by each process.
     sys.stdout.flush()
     sys.stderr.flush()
+    # Only rank 0 keeps the end for writing, and writes nothing. When rank 0 has ended, the pipe is closed.
+    read_end, write_end = os.pipe()
     forks: dict[int, TextIO] = {}
     for rank in range(1, count):
         errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         process = os.fork()
         if process == 0:
+            os.close(write_end)
+            threading.Thread(target=end_with_rank_0, args=(read_end,), daemon=True).start()
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(errors.fileno(), 2)
             return {}
         forks[process] = errors
     return forks
+
+
+def end_with_rank_0(pipe: int) -> None:
+    """Wait until rank 0 has closed its end of the pipe, and then end this process at once.
+
+    Otherwise, after a kill of rank 0, this process would go on to play until its next collective, and the
+    resumed run would pay for the same calls.
+    """
+    os.read(pipe, 1)
+    os._exit(1)

@@ -84,6 +84,20 @@ def test_a_killed_rank_0_leaves_no_rank_behind(started):
     wait_until_ended(rank_1)
 
 
+def test_a_killed_rank_0_ends_the_others_while_they_wait_for_replies(
+    arguments, unresponsive_endpoint, tmp_path
+):
+    """A bug: they sent and paid calls until the games of the step had ended, also beside the resumed run."""
+    line = command("train.py", *arguments, "--ranks", "2", "--env", unresponsive_endpoint)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    journal = tmp_path / "run/journal/rank1.jsonl"
+    with subprocess.Popen(line, cwd=tmp_path, **pipes) as process:
+        wait_for(lambda: journal.exists() and journal.stat().st_size > 0, process)
+        rank_1 = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+        process.kill()
+    wait_until_ended(rank_1, seconds=10.0)
+
+
 def test_an_error_that_only_rank_1_meets_is_shown(arguments, tmp_path):
     """Rank 1 has no terminal: without its stderr, a user would only read that another rank has died."""
     (tmp_path / "own_loss.py").write_text(
