@@ -21,6 +21,8 @@ MAX_TOKEN_COUNT = 10_000_000  # No prompt or reply has more tokens: no model has
 MAX_ERROR_CHARACTERS = 2000  # So many characters of an error are read.
 
 BUSY_STATUSES = (408, 409, 425, 429)  # Every status from 500 on means busy too.
+# A proxy has given up, but the server behind it may go on. 524 is Cloudflare's.
+GATEWAY_TIMEOUTS = (504, 524)
 WRONG_FOR_ALL = (401, 402, 403)  # key, credit, permission
 FILTERED_CODES = ("content_filter", "content_policy_violation")
 REPLY_LIMITS = ("max_tokens", "max_completion_tokens")
@@ -87,7 +89,7 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: flo
     if (is_too_long and not unknown_field and not is_wrong_limit) or status == 413:
         return Reply("", label="context_length", reason=reason)
     if status in BUSY_STATUSES or status >= 500:
-        raise Busy(reason, wait=requested_wait(headers, now=now))
+        raise Busy(reason, wait=requested_wait(headers, now=now), may_be_billed=status in GATEWAY_TIMEOUTS)
     raise Refused(
         reason + ADVICE.get(status, ""),
         status=status,

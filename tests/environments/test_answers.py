@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.environment import INITIAL_SLOTS, LONG_REPLY, Environment
-from prompt_r1.environments.responses import requested_wait
-from prompt_r1.environments.sources import Reply, reply_of
+from prompt_r1.environments.responses import read_reply, requested_wait
+from prompt_r1.environments.sources import Busy, Reply, reply_of
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable
 from tests.support.at_once import at_once
 from tests.support.paths import ROOT
@@ -521,3 +521,11 @@ def test_a_date_in_retry_after_is_waited_for() -> None:
     dates = {seconds: formatdate(NOW + seconds, usegmt=True) for seconds in (20, 500, -20)}
     waits = {seconds: requested_wait({"retry-after": date}, now=NOW) for seconds, date in dates.items()}
     assert waits == {20: 20, 500: 120, -20: None}
+
+
+@pytest.mark.parametrize(("status", "may_be_billed"), [(503, False), (504, True), (524, True), (529, False)])
+def test_a_request_that_a_proxy_has_given_up_may_be_billed(status, may_be_billed):
+    """The server behind the proxy may go on, and its reply counted as free."""
+    with pytest.raises(Busy) as busy:
+        read_reply(status, {}, b"", now=0)
+    assert busy.value.may_be_billed == may_be_billed
