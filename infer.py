@@ -86,11 +86,19 @@ def typed_questions() -> Iterator[str]:
     """Prompt for questions at the keyboard until an empty line or the end of input."""
     import readline  # noqa: F401  (editing and history for input)
 
+    prompt = "\nask (an empty line ends): "
+    # input() writes its prompt to stdout, which may be a file of games.
+    is_redirected = not sys.stdout.isatty()
     try:
-        while question := input("\nask (an empty line ends): ").strip():
+        while True:
+            if is_redirected:
+                print(prompt, end="", file=sys.stderr, flush=True)
+            question = input("" if is_redirected else prompt).strip()
+            if not question:
+                return
             yield question
     except EOFError:
-        print()
+        print(file=sys.stderr)
 
 
 async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig) -> Trajectory:

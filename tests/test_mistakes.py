@@ -47,6 +47,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --lr nan", "--lr must be above 0 and below 1000, not nan"),
     ("train.py --steps 1" + "0" * 400, "--steps must be above 0 and below 1e+15"),
     ("train.py --group-size 1", "--group-size must be 2 or more and below 10001, not 1"),
+    ("evaluate.py --top-p 1.0000000005", "--top-p must be above 0 and at most 1, not 1.0000000005"),
     ("train.py --temperature 1e-300", "--temperature must be 1e-06 or more"),
     ("train.py --threads 100000", "--threads must be 0 or more and below 1025, not 100000"),
     ("train.py --rule mine", "--rule must be one of paper, release, not 'mine'"),

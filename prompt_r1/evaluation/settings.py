@@ -37,7 +37,7 @@ class EvaluateConfig(PlayConfig):
     top_p: float = setting(
         1.0,
         "nucleus of the agent's sampling, a probability",
-        Range(above=0, below=1 + 1e-9),
+        Range(above=0, at_most=1),
         defines_experiment=True,
     )
     train_data: tuple[str, ...] = method_setting((), "training questions (mini, if --data is the mini world)")

@@ -13,7 +13,7 @@ ANSWER_ONLY = " Answer only."  # The mini world understands only this request.
 
 def request_of(spec: str) -> str:
     """The request for an answer, after the question, to the environment of a SPEC."""
-    return ANSWER_ONLY if is_mini(spec) else IN_TAGS
+    return ANSWER_ONLY if all(is_mini(name) for name in spec.split(",")) else IN_TAGS
 
 
 def read_answer(reply: str, request: str) -> tuple[str, float | None]:

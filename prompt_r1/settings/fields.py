@@ -27,13 +27,16 @@ class Range:
     above: float = -MAX_VALUE
     at_least: float = -MAX_VALUE
     below: float = MAX_VALUE
+    at_most: float = MAX_VALUE
 
     def __contains__(self, value: float) -> bool:
-        return self.above < value < self.below and value >= self.at_least  # This is False for NaN.
+        # Both comparisons are False for NaN.
+        return self.above < value < self.below and self.at_least <= value <= self.at_most
 
     def __str__(self) -> str:
         lowest = f"above {self.above:g}" if self.above > self.at_least else f"{self.at_least:g} or more"
-        return f"{lowest} and below {self.below:g}"
+        highest = f"at most {self.at_most:g}" if self.at_most < self.below else f"below {self.below:g}"
+        return f"{lowest} and {highest}"
 
 
 ANY = Range()

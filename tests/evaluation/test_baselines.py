@@ -12,7 +12,7 @@ from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.pair.agent import Sampling
-from prompt_r1.pair.asking import ANSWER_ONLY, IN_TAGS, read_answer
+from prompt_r1.pair.asking import ANSWER_ONLY, IN_TAGS, read_answer, request_of
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT, RULES
@@ -40,6 +40,12 @@ def test_without_tags_the_request_is_answer_only():
     prediction = answer("direct", priced(OwnSource(environment, seed=0)), spec="mini")
     assert environment.asked == [[{"role": "user", "content": "abc def? Answer only."}]]
     assert prediction.answer == "Anna" and prediction.format is None
+
+
+def test_a_real_model_beside_the_mini_world_is_asked_as_real_models_are():
+    """It got "Answer only.", and its whole reply counted as the answer."""
+    assert request_of("mini,mini-b") == ANSWER_ONLY
+    assert request_of("mini,gpt-4o-mini") == IN_TAGS
 
 
 @pytest.mark.parametrize(
