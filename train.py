@@ -50,7 +50,8 @@ from prompt_r1.types import Question, Trajectory
 def train(run: Run, record: Record) -> None:
     """Train all steps that are not trained yet. Called by every rank."""
     config, ranks, policy = run.config, run.ranks, run.policy
-    # The user may replace eq. 17, and change the advantages of eq. 16.
+    # The user may replace the reward (eq. 15) and the loss (eq. 17), and change the advantages (eq. 16).
+    rule = config.reward_rule
     loss_function = import_loss(config.loss_function) if config.loss_function else grpo_loss
     own_advantages = import_advantages(config.advantage_function) if config.advantage_function else None
     loss_of = partial(
@@ -68,7 +69,7 @@ def train(run: Run, record: Record) -> None:
             trajectories_PG = run.wait_for(play_step(run, step, questions))  # a signal cancels the games
 
         # Score. A game that the environment broke has no reward.
-        rewards_PG = [score_games(group, rule=config.reward_rule) for group in trajectories_PG]
+        rewards_PG = [score_games(group, rule=rule) for group in trajectories_PG]
 
         # Compare. The advantage of a game is its distance from the other games of its question.
         games_PG = compare_games(
