@@ -6,18 +6,20 @@ punctuation, no articles. It was made for names, and makes wrong answers right i
 from SQuAD. The *strict* rules, which are the default and are used by the reward, keep the punctuation that
 carries a value:
 
-    a minus: sign, exponent, beside a variable       -5   -\frac{1}{2}   1e-5   x-y   x-1   O-
+    a minus: sign, exponent, between operands        -5   -\frac{1}{2}   1e-5   x-y   x-1   3-sqrt(2)   O-
     a point in a number                              3.14   .5
-    a slash or = between operands                    1/2   x/y   x=5
+    a slash or = between two things                  1/2   x/y   km/h   x=5   F=ma
     plus, power and comparison                       2x+3   x^2   <5   !=5   C++
     # after a letter                                 C#
 
 Other punctuation between two digits separates two numbers ("18-20", "3:2"), except commas of thousands.
-Blanks around an operator do not count ("x + 1"). Typographic forms of a character equal its plain form. A
-minus needs a number or a lower-case letter before it: "x-1" keeps its minus, but in names ("F-16",
-"COVID-19") the hyphen is no minus. The letter "a" beside an operator is a variable and no article ("a-5",
-"a = 5"), also where a reader might see an article before a negative number: "a -5 degree slope" is not
-"-5 degree slope".
+Blanks around these operators do not count: "F = ma" equals "F=ma". Typographic forms of a character equal
+its plain form.
+A minus stands between numbers, lower-case letters, brackets or words of MATHS_WORD. Any other hyphen is
+dropped, and blanks around it stay: in names ("F-16", "COVID-19") and as a dash ("World War I - 1914"). A
+product of letters is no operand: "3 - ab" equals "3 ab".
+The letter "a" beside an operator is a variable and no article ("a-5", "a = 5"), also where a reader might
+see an article before a negative number: "a -5 degree slope" is not "-5 degree slope".
 Brackets, "!", "|" and "%" are not kept: "[0,1]" equals "(0,1)", and "5!" equals "5".
 
 An empty prediction scores 0. If normalisation leaves nothing of a gold answer ("a", "$"), only the same text
@@ -45,19 +47,31 @@ PLAIN = {"\u2212": "-", "\u2044": "/", "\u2215": "/", "\u00d7": "x", "\u02bb": "
 # NFKC alone would turn 10³ into 103, 2ⁿ into 2n and 3½ into 31/2.
 SUPERSCRIPT = re.compile("([²³¹⁰-ⁿ]+)")
 FRACTION_AFTER_DIGIT = re.compile(r"(?<=\d)([¼-¾⅐-⅞])")
-COMPARISONS = {"<=": "≤", ">=": "≥", "!=": "≠"}
+COMPARISONS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "="}
 
 LETTER = r"[^\W\d_]"
-VARIABLE = rf"(?<!{LETTER})[a-z](?!{LETTER})"  # a lower-case letter alone: x, and the x of 2x
+# A lower-case letter alone, but not the s of "it's".
+VARIABLE = rf"(?<!{LETTER})(?<!{LETTER}['\"])[a-zα-ω](?!{LETTER})"  # x, and the x of 2x
 SINGLE_LETTER = rf"(?<!{LETTER}){LETTER}(?!{LETTER})"
 
-# Blanks beside an operator. An operand before it ends with a digit or bracket, or is a letter: 2, (2), x. An
-# operand after it begins like 2, -2, (2 or \frac, or is a variable. In "5 - a prime", "a" is an article.
-OPERAND_BEFORE = rf"(?:(?<=[\d)}}\]])|(?<={SINGLE_LETTER}))"
-OPERAND_AFTER = rf"(?=-?[\d({{\\]|(?!a\s+\w){VARIABLE})"
-INFIX = re.compile(rf"{OPERAND_BEFORE}\s*([-+/=<>≤≥≠^])\s*{OPERAND_AFTER}")  # x + 1, and MathQA's 33 1 / 3
-LEADING_MINUS = re.compile(r"^\s*(-)\s+(?=[\d.$\\])")  # - 5
+MATHS_WORD = r"(?:\\[a-z]|(?:pi|sqrt|sin|cos|tan|log|ln|exp)\b)"
+
+# Blanks beside an operator. In "World War I - 1914", they stay.
+THING_BEFORE = r"(?<=[\w)}\]])"
+THING_AFTER = r"(?=-?[\w({\\.$√∞])"
+OPERAND_BEFORE = rf"(?:(?<=[\d)}}\]∞|])|(?<={VARIABLE})|(?<=\bpi))"
+OPERAND_AFTER = rf"(?=-?(?:[\d({{.√∞|]|{VARIABLE}|{MATHS_WORD}))"
+INFIX = re.compile(
+    rf"{THING_BEFORE}\s*([/=+^])\s*{THING_AFTER}"  # km / h, F = ma, and MathQA's 33 1 / 3
+    rf"|{THING_BEFORE}\s+(\*\*)\s+{THING_AFTER}"  # x ** 2, but not **bold** text
+    rf"|{OPERAND_BEFORE}\s*([-<>≤≥≠])\s*{OPERAND_AFTER}"  # x - 1, 3 - sqrt(2)
+    rf"|(?<={SINGLE_LETTER})\s*([<>≤≥≠])\s*{OPERAND_AFTER}"  # T > 0
+    rf"|(?<=\b{LETTER})\s*(-)\s*(?={LETTER}\b(?!\s+\w))"  # A - B
+)
+SIGN = re.compile(rf"((?:^|[=({{\[,:<>≤≥≠^/])\s*-)\s+(?=[\d.$(\\]|{VARIABLE})")  # - 5, x = - 5
+ARTICLE_AFTER_OPERATOR = re.compile(r"(?<=[-+/=]\s)\s*(?:a|(?i:an|the))\s+(?=\w)")  # 5 = a prime
 LEADING_COMPARISON = re.compile(r"([<>≤≥≠])\s+(?=[\d.-])")  # < 5
+WORD_BEFORE_COMPARISON = re.compile(rf"(?<={LETTER}{LETTER})\s*(?=[<>≤≥≠][\d.-])")  # speed <5
 
 THOUSANDS = re.compile(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))")  # 1,234 and, in India, 1,00,000
 
@@ -67,7 +81,10 @@ MINUS = (
     r"(?<=\d[eE])-(?=\d)",  # 1e-5
     rf"(?<=\b{LETTER})-(?={LETTER}\b)",  # x-y
     rf"(?<={VARIABLE})-(?=\d)",  # x-1, 2x-3
-    rf"(?<=\d)-(?={VARIABLE})",  # 2-x
+    rf"(?<=\d)-(?={VARIABLE}|{MATHS_WORD})",  # 2-x, 3-sqrt(2)
+    rf"(?<={VARIABLE})-(?={VARIABLE}|{MATHS_WORD})",  # 2x-y, x-cos x
+    r"(?<=\^\d)-(?=\d)",  # x^2-1
+    rf"(?<=\bpi)-(?=\d|{VARIABLE}|{MATHS_WORD})",  # pi-2
     r"(?<=\w)-(?=[^\w-]|$)",  # x-(y+1), and the blood type O-
     r"(?<=\^)-(?!\d)",  # the charge of Cl⁻
 )
@@ -75,20 +92,20 @@ POINT = (
     r"(?<=\d)\.(?=\d)",  # 3.14
     r"(?<![\w.])\.(?=\d)",  # .5
 )
-SLASH_OR_EQUALS = (r"(?<=[\w)}\]])[/=](?=[\w({\\-])",)  # 1/2, (x+1)/y, x=5
+SLASH_OR_EQUALS = (r"(?<=[\w)}\]])[/=](?=[\w({\\.$√∞-])",)  # 1/2, (x+1)/y, x=5
 PLUS = (
     r"(?<=[\w)}\]+ ])(?<!\d[eE])\+",  # 2x+3 and C++, but not the sign of +5 and 1e+5
     r"(?<=\^)\+(?!\d)",  # the charge of Na⁺
 )
 POWER_OR_COMPARISON = (
     r"[\^<>]",  # x^2, <5
-    r"(?<=\w)\*\*(?=\w)",  # x**2
+    r"(?<=[\w)}\]])\*\*(?=[\w({\\])",  # x**2
 )
 NUMBER_SIGN = (rf"(?<={LETTER})#",)  # C#
 KEPT = "|".join((*MINUS, *POINT, *SLASH_OR_EQUALS, *PLUS, *POWER_OR_COMPARISON, *NUMBER_SIGN))
-# Other punctuation between two digits separates them. These characters may be kept instead: + . / < > ^
-OTHER = re.escape("".join(mark for mark in string.punctuation if mark not in "+./<>^"))
-SEPARATOR = rf"(?<=\d)[{OTHER}]+?(?=-?\d)|(?<=\w),(?=\w)"
+# Other punctuation between two digits separates them. These may be kept instead: + . / < > ^ = **
+OTHER = re.escape("".join(mark for mark in string.punctuation if mark not in "+./<>^="))
+SEPARATOR = rf"(?<=\d)(?:(?!\*\*)[{OTHER}])+?(?=-?\d)|(?<=\w),(?=\w)"
 PUNCTUATION = re.compile(f"(?P<kept>{KEPT})|(?P<separator>{SEPARATOR})|[{re.escape(string.punctuation)}]")
 
 
@@ -120,8 +137,11 @@ def _drop_punctuation(text: str) -> str:
     text = _plain_characters(text)
     for typed, plain in COMPARISONS.items():
         text = text.replace(typed, plain)
-    for blanks in (LEADING_MINUS, INFIX, LEADING_COMPARISON):
-        text = blanks.sub(r"\1", text)
+    text = ARTICLE_AFTER_OPERATOR.sub("", text)
+    text = SIGN.sub(r"\1", text)
+    text = LEADING_COMPARISON.sub(r"\1", text)
+    text = WORD_BEFORE_COMPARISON.sub(" ", text)
+    text = INFIX.sub(lambda match: match[match.lastindex or 0], text)
     text = THOUSANDS.sub("", text)
     return PUNCTUATION.sub(replacement, text).casefold()
 

@@ -1,5 +1,6 @@
 """EM, SM and F1 against an independent implementation of the SQuAD v1.1 rules."""
 
+import csv
 import random
 import re
 import time
@@ -8,7 +9,7 @@ import pytest
 
 from prompt_r1.data.files import load_questions
 from prompt_r1.f1 import exact_match, f1, normalise, substring_match
-from tests.support.paths import PUBLISHED
+from tests.support.paths import PUBLISHED, ROOT
 
 # Independent of the code under test: no regular expressions, no translate, no Counter.
 ASCII_PUNCTUATION = set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
@@ -178,6 +179,60 @@ def test_typographic_characters_equal_plain_ones(typographic: str, plain: str) -
     assert normalise(typographic, official=True) == " ".join(oracle_words(typographic))
 
 
+def table_of_cases() -> list[list[str]]:
+    with (ROOT / "tests" / "cases" / "f1.tsv").open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
+
+
+@pytest.mark.parametrize(("verdict", "prediction", "gold"), table_of_cases())
+def test_strict_rules_hold_the_table_of_cases(verdict: str, prediction: str, gold: str) -> None:
+    """A minus before a word was dropped ("3 sqrt(2)" equalled "3 - sqrt(2)"), and "F = ma" was not "F=ma".
+
+    "contains" and "lacks" are about SM: whether the prediction contains the gold answer.
+    """
+    if verdict == "equal":
+        assert_equal(prediction, gold)
+    elif verdict == "different":
+        assert exact_match(prediction, [gold]) == exact_match(gold, [prediction]) == 0
+        assert f1(prediction, [gold]) < 1
+    else:
+        assert substring_match(prediction, [gold]) == (verdict == "contains")
+
+
+def test_blanks_around_operators_never_count_and_operators_always_do() -> None:
+    """Random formulas, with and without blanks. Without its first operator, or with another, each differs."""
+    rng = random.Random(0)
+    operands = ["x", "y", "2x", "sin x", "sqrt(2)", "(x+1)", r"\pi", "x^2", "ln y"]
+
+    def formula(operators: list[str], terms: list[str]) -> str:
+        text = terms[0]
+        for operator, term in zip(operators, terms[1:], strict=True):
+            text += rng.choice(["", " "]) + operator + rng.choice(["", " "]) + term
+        return text
+
+    for _ in range(3_000):
+        terms = [rng.choice(operands) for _ in range(rng.randrange(2, 5))]
+        operators = [rng.choice(["-", "+", "/", "=", "^", "<", ">="]) for _ in terms[1:]]
+        text = formula(operators, terms)
+        assert normalise(text) == normalise(formula(operators, terms))
+        assert normalise(text) != normalise(formula([" ", *operators[1:]], terms)), text
+        other = "+" if operators[0] != "+" else "-"
+        assert normalise(text) != normalise(formula([other, *operators[1:]], terms)), text
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published test files are absent")
+def test_strict_rules_equal_squad_on_published_answers_without_operators_and_numbers() -> None:
+    kept = re.compile(r"[-\d+*/=^<>,#]")
+    compared = 0
+    for path in PUBLISHED.glob("*.parquet"):
+        for question in load_questions(path):
+            for text in question.answers:
+                if text.isascii() and not kept.search(text):
+                    assert normalise(text) == " ".join(oracle_words(text))
+                    compared += 1
+    assert compared > 500
+
+
 def assert_equal(left: str, right: str) -> None:
     for answer, gold in ((left, right), (right, left)):
         assert exact_match(answer, [gold]) == f1(answer, [gold]) == substring_match(answer, [gold]) == 1
@@ -228,7 +283,8 @@ def test_the_best_gold_answer_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", ["a ", "5/", "5 /", "(5 ", "5,000", ",00", "5((", "-", "5  ", "½", "…", "−"]
+    "piece",
+    ["a ", "5/", "5 /", "(5 ", "5,000", ",00", "5((", "-", "5  ", "½", "…", "−", ") ", "5-", "- ", "a - "],
 )
 @pytest.mark.parametrize("official", [False, True])
 def test_long_texts_take_linear_time(piece: str, official: bool) -> None:
