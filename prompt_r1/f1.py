@@ -58,7 +58,8 @@ MATHS_WORD = r"(?:\\[a-z]|(?:pi|sqrt|sin|cos|tan|log|ln|exp)\b)"
 
 # Blanks beside an operator. In "World War I - 1914", they stay.
 THING_BEFORE = r"(?<=[\w)}\]])"
-THING_AFTER = r"(?=-?[\w({\\.$√∞])"
+THING = r"(?:[\w({\\√∞]|\.\d|\$[\w({\\.-])"
+THING_AFTER = rf"(?=-?{THING})"
 OPERAND_BEFORE = rf"(?:(?<=[\d)}}\]∞|])|(?<={VARIABLE})|(?<=\bpi))"
 OPERAND_AFTER = rf"(?=-?(?:[\d({{.√∞|]|{VARIABLE}|{MATHS_WORD}))"
 INFIX = re.compile(
@@ -92,7 +93,7 @@ POINT = (
     r"(?<=\d)\.(?=\d)",  # 3.14
     r"(?<![\w.])\.(?=\d)",  # .5
 )
-SLASH_OR_EQUALS = (r"(?<=[\w)}\]])[/=](?=[\w({\\.$√∞-])",)  # 1/2, (x+1)/y, x=5
+SLASH_OR_EQUALS = (rf"(?<=[\w)}}\]])[/=](?=-|{THING})",)  # 1/2, (x+1)/y, x=5
 PLUS = (
     r"(?<=[\w)}\]+ ])(?<!\d[eE])\+",  # 2x+3 and C++, but not the sign of +5 and 1e+5
     r"(?<=\^)\+(?!\d)",  # the charge of Na⁺
@@ -103,9 +104,9 @@ POWER_OR_COMPARISON = (
 )
 NUMBER_SIGN = (rf"(?<={LETTER})#",)  # C#
 KEPT = "|".join((*MINUS, *POINT, *SLASH_OR_EQUALS, *PLUS, *POWER_OR_COMPARISON, *NUMBER_SIGN))
-# Other punctuation between two digits separates them. These may be kept instead: + . / < > ^ = **
-OTHER = re.escape("".join(mark for mark in string.punctuation if mark not in "+./<>^="))
-SEPARATOR = rf"(?<=\d)(?:(?!\*\*)[{OTHER}])+?(?=-?\d)|(?<=\w),(?=\w)"
+# Other punctuation between two digits separates them, unless it is kept.
+OTHER = re.escape("".join(mark for mark in string.punctuation if mark not in "+./<>^"))
+SEPARATOR = rf"(?<=\d)(?:(?!{KEPT})[{OTHER}])+?(?=-?\d)|(?<=\w),(?=\w)"
 PUNCTUATION = re.compile(f"(?P<kept>{KEPT})|(?P<separator>{SEPARATOR})|[{re.escape(string.punctuation)}]")
 
 
