@@ -91,7 +91,7 @@ def test_typed_questions_end_at_an_empty_line_or_at_the_end_of_the_input(monkeyp
         typed = iter(lines)
 
         def read(prompt: str) -> str:
-            assert prompt == "\nask (an empty line ends): "
+            assert prompt == ""  # Standard output is no terminal here, so the prompt goes to standard error.
             try:
                 return next(typed)
             except StopIteration:
@@ -100,8 +100,12 @@ def test_typed_questions_end_at_an_empty_line_or_at_the_end_of_the_input(monkeyp
         monkeypatch.setattr(builtins, "input", read)
         return list(infer.typed_questions())
 
-    assert type_in(" Who? ", "Why?", "  ", "never") == ["Who?", "Why?"] and capsys.readouterr().out == ""
-    assert type_in("Who?") == ["Who?"] and capsys.readouterr().out == "\n"
+    assert type_in(" Who? ", "Why?", "  ", "never") == ["Who?", "Why?"]
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.count("ask (an empty line ends): ") == 3
+    assert type_in("Who?") == ["Who?"]
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.endswith("\n")
 
 
 def test_a_markdown_table_aligns_numbers_to_the_right_and_keeps_pipes_in_their_cells():
