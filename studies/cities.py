@@ -45,7 +45,7 @@ from prompt_r1.evaluation.searches import text_between
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.tables import markdown_table
 from prompt_r1.types import Message
-from studies.seeds import Scores, means_of_seeds, percent
+from studies.seeds import Scores, percent, percent_by_seed
 
 CAPITALS = """\
 Kabul: Afghanistan, Tirana: Albania, Algiers: Algeria, Luanda: Angola, Buenos Aires: Argentina, \
@@ -299,8 +299,8 @@ def table(folders: Sequence[Path]) -> str:
             means[number, ""] = {text: fmean(each) for text, each in marks.items()}
             any_right[number, ""] = {text: max(each) for text, each in marks.items()}
             played += own
-        by_seed = ", ".join(f"{100 * mean:.1f}" for mean in means_of_seeds(means))
-        rows.append([method, percent(means), by_seed, percent(any_right), requests_of(played, cases)])
+        row = [method, percent(means), percent_by_seed(means), percent(any_right)]
+        rows.append([*row, requests_of(played, cases)])
     requests = "first requests about one city; of these the right one: its wordings"
     return markdown_table(["method", "right, % [95 %]", "by seed", "any sample right", requests], rows)
 

@@ -56,18 +56,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.intervals import bounds_text, student_interval
 from prompt_r1.f1 import exact_match
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.tables import markdown_table
 from prompt_r1.training.log import read_metrics
 from prompt_r1.training.run_folder import TEST_FILE
 from prompt_r1.types import Reward, Trajectory
-from studies.seeds import Scores, means_of_seeds, percent
+from studies.seeds import Scores, difference, mean_text, means_of_seeds, of_dataset, percent, percent_by_seed
 
 RULES = {
     "paper": "--rule paper",
@@ -173,32 +171,12 @@ def scores_of(folders: Mapping[int, Path], agent: str, measure: Callable[[Row], 
     return scores
 
 
-def mean_text(values: Sequence[float], form: str) -> str:
-    """The mean of one value for each seed, with Student's interval if there are several seeds."""
-    shown = f"{fmean(values):{form}}"
-    if len(values) == 1:
-        return shown
-    return f"{shown} {bounds_text(*student_interval(values), form)}"
-
-
-def minus(own: Scores, reference: Scores, form: str, *, scale: float = 1.0) -> str:
-    """The mean difference of `own` to `reference`, on the seeds of `own`."""
-    same_seeds = {key: reference[key] for key in own}
-    pairs = zip(means_of_seeds(own), means_of_seeds(same_seeds), strict=True)
-    return mean_text([scale * (mean - of_reference) for mean, of_reference in pairs], form)
-
-
 def steps_to(metrics: Sequence[Mapping[str, float]], reached: float) -> str:
     """The step of the first validation with this EM; "–" if there is none."""
     for line in metrics:
         if line.get("val/em", 0.0) >= reached:
             return f"{line['step']:.0f}"
     return "–"
-
-
-def of_kind(scores: Scores, kind: str) -> Scores:
-    """The scores of the questions of one kind."""
-    return {key: marks for key, marks in scores.items() if key[1] == kind}
 
 
 def tables(finished: Finished) -> str:
@@ -208,10 +186,12 @@ def tables(finished: Finished) -> str:
     """
     systems = {"untrained": (finished["paper"], "untrained")}
     systems |= {rule: (folders, "trained") for rule, folders in finished.items()}
-    em = {name: scores_of(folders, agent, em_of) for name, (folders, agent) in systems.items()}
-    formats = {name: scores_of(folders, agent, format_of) for name, (folders, agent) in systems.items()}
-    calls = {name: scores_of(folders, agent, calls_of) for name, (folders, agent) in systems.items()}
-    turns = {name: scores_of(folders, agent, turns_of) for name, (folders, agent) in systems.items()}
+
+    def measured(measure: Callable[[Row], float]) -> dict[str, Scores]:
+        return {name: scores_of(folders, agent, measure) for name, (folders, agent) in systems.items()}
+
+    em, formats = measured(em_of), measured(format_of)
+    turns, calls = measured(turns_of), measured(calls_of)
 
     compared = ["by seed", "minus paper"]
     accuracy = [[name, *compared_rates(em, name), *compared_rates(formats, name)] for name in systems]
@@ -219,15 +199,14 @@ def tables(finished: Finished) -> str:
     shown = [markdown_table(header, accuracy)]
 
     kinds = sorted({kind for _, kind in em["paper"]})
-    by_kind = [[name, *(percent(of_kind(em[name], kind)) for kind in kinds)] for name in systems]
+    by_kind = [[name, *(percent(of_dataset(em[name], kind)) for kind in kinds)] for name in systems]
     shown.append(markdown_table(["rule: test EM, %", *kinds], by_kind))
 
     asked = []
     for name, own in calls.items():
-        difference = "" if name == "paper" else minus(own, calls["paper"], "+.2f")
-        means = [means_of_seeds(scores) for scores in (turns[name], own, of_kind(own, "pop"))]
-        of_turns, of_calls, of_one_step = (mean_text(values, ".2f") for values in means)
-        asked.append([name, of_turns, of_calls, difference, of_one_step])
+        minus_paper = "" if name == "paper" else difference(own, calls["paper"], "+.2f", scale=1)
+        in_pop = per_question(of_dataset(own, "pop"))
+        asked.append([name, per_question(turns[name]), per_question(own), minus_paper, in_pop])
     shown.append(markdown_table(["rule", "turns", "calls", "minus paper", "calls in `pop`"], asked))
 
     learned = [[rule, *learning_of(folders)] for rule, folders in finished.items()]
@@ -239,9 +218,13 @@ def tables(finished: Finished) -> str:
 def compared_rates(scores: Mapping[str, Scores], name: str) -> list[str]:
     """A rate of a system in percent: its mean, the means of its seeds, and the difference to `paper`."""
     own = scores[name]
-    by_seed = ", ".join(f"{100 * mean:.1f}" for mean in means_of_seeds(own))
-    difference = "" if name == "paper" else minus(own, scores["paper"], "+.1f", scale=100)
-    return [percent(own), by_seed, difference]
+    minus_paper = "" if name == "paper" else difference(own, scores["paper"])
+    return [percent(own), percent_by_seed(own), minus_paper]
+
+
+def per_question(counts: Scores) -> str:
+    """The mean of what is counted in each game: turns or calls."""
+    return mean_text(means_of_seeds(counts), ".2f")
 
 
 def learning_of(folders: Mapping[int, Path]) -> list[str]:

@@ -59,12 +59,11 @@ def table(
     rows = []
     for method in methods:
         own = scores[method]
-        by_seed = ", ".join(f"{100 * mean:.1f}" for mean in means_of_seeds(own))
         below = "" if method == reference else difference(scores[reference], own)
         calls = [one.spent.calls for of_seed in answers for one in of_seed if one.system.method == method]
-        row = [method, percent(own), by_seed, below, f"{fmean(calls):.2f}"]
+        row = [method, percent(own), percent_by_seed(own), below, f"{fmean(calls):.2f}"]
         for dataset in datasets:
-            row.append(percent({key: marks for key, marks in own.items() if key[1] == dataset}))
+            row.append(percent(of_dataset(own, dataset)))
         rows.append(row)
     header = ["method", "mean [95 %]", "by seed", f"below {reference} [95 %]", "calls / question"]
     return markdown_table([*header, *datasets], rows)
@@ -108,19 +107,36 @@ def percent(scores: Scores) -> str:
     return f"{100 * fmean(means):.1f} {bounds_text(100 * low, 100 * high, '.1f')}"
 
 
-def difference(reference: Scores, scores: Scores) -> str:
-    """The mean difference between the reference and the scores in percent, over the same questions."""
+def percent_by_seed(scores: Scores) -> str:
+    """The mean of the datasets' means of each seed in percent."""
+    return ", ".join(f"{100 * mean:.1f}" for mean in means_of_seeds(scores))
+
+
+def difference(scores: Scores, subtracted: Scores, form: str = "+.1f", *, scale: float = 100.0) -> str:
+    """The mean of `scores` minus `subtracted` on the same questions, with its interval over seeds.
+
+    The seeds are those that `scores` has. By default, the difference is in percent. Raises UsageError if
+    `subtracted` has other questions.
+    """
     gaps: Scores = {}
-    for key, marks in reference.items():
-        if scores[key].keys() != marks.keys():
+    for key, marks in scores.items():
+        if subtracted[key].keys() != marks.keys():
             raise UsageError("the methods have answered different questions; finish the evaluations")
-        gaps[key] = {question: marks[question] - scores[key][question] for question in marks}
-    means = means_of_seeds(gaps)
-    shown = f"{100 * fmean(means):+.1f}"
+        gaps[key] = {question: marks[question] - subtracted[key][question] for question in marks}
+    return mean_text([scale * mean for mean in means_of_seeds(gaps)], form)
+
+
+def mean_text(means: Sequence[float], form: str) -> str:
+    """The mean of one number for each seed, with Student's interval if there are several seeds."""
+    shown = f"{fmean(means):{form}}"
     if len(means) == 1:
         return shown
-    low, high = student_interval(means)
-    return f"{shown} {bounds_text(100 * low, 100 * high, '+.1f')}"
+    return f"{shown} {bounds_text(*student_interval(means), form)}"
+
+
+def of_dataset(scores: Scores, dataset: str) -> Scores:
+    """The scores of one dataset."""
+    return {key: marks for key, marks in scores.items() if key[1] == dataset}
 
 
 def means_of_seeds(scores: Mapping[tuple[int, str], Mapping[str, float]]) -> list[float]:

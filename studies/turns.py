@@ -26,7 +26,7 @@ from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.tables import markdown_table
 from prompt_r1.rollout import play
 from prompt_r1.types import Completion, Generate, Question, Trajectory
-from studies.seeds import Scores, percent
+from studies.seeds import Scores, of_dataset, percent
 
 Table = dict[tuple[str, int], Scores]
 """(agent, interactions) → scores."""
@@ -101,7 +101,7 @@ def rows_of(table: Table) -> list[list[str]]:
     for kind in sorted({kind for _, kind in trained[0]}):
         row = [f"trained, {kind}"]
         for scores in trained:
-            row.append(percent({key: marks for key, marks in scores.items() if key[1] == kind}))
+            row.append(percent(of_dataset(scores, kind)))
         rows.append(row)
     return rows
 
