@@ -87,19 +87,10 @@ def choose_systems(
         if not method.needs.environment:
             environments_of_method = [""]
         for environment in environments_of_method:
-            if environment == "none" and not method.needs.agent:
+            problem = _problem_with(name, environment, config)
+            if problem:
                 if config.method:
-                    raise UsageError(
-                        f"--method {name} asks the environment without an agent, and there is no environment "
-                        "(none): name one by --env"
-                    )
-                continue
-            if method.algorithm and is_mini(environment) and not config.optimizer_env:
-                if config.method:
-                    raise UsageError(
-                        f"--method {name}: the mini world writes no prompts: name what does, such as "
-                        "--optimizer-env py:studies.advice:MiniOptimizer"
-                    )
+                    raise UsageError(problem)
                 continue
             for agent_name, agent in agents_of_method:
                 answering = _answering_agent(method, agent_name, agent)
@@ -112,6 +103,22 @@ def choose_systems(
                         "their games differ: evaluate them one by one, each with its own --out"
                     )
     return systems
+
+
+def _problem_with(name: str, environment: str, config: EvaluateConfig) -> str:
+    """Why a method cannot answer with an environment; "" if it can."""
+    method = METHODS[name]
+    if environment == "none" and not method.needs.agent:
+        return (
+            f"--method {name} asks the environment without an agent, and there is no environment (none): "
+            "name one by --env"
+        )
+    if method.algorithm and is_mini(environment) and not config.optimizer_env:
+        return (
+            f"--method {name}: the mini world writes no prompts: name what does, such as "
+            "--optimizer-env py:studies.advice:MiniOptimizer"
+        )
+    return ""
 
 
 def game_of_start(agent: NamedAgent) -> str:
