@@ -29,13 +29,13 @@ from prompt_r1.data.questions import sample_questions
 from prompt_r1.environments.specs import Account, open_account
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.dry_run import estimate
+from prompt_r1.evaluation.evaluation import Evaluation, Repeat, prices_of
 from prompt_r1.evaluation.folder_settings import keep_settings
 from prompt_r1.evaluation.methods import METHODS, Setup
 from prompt_r1.evaluation.predictions import FILE, PredictionFile, System
 from prompt_r1.evaluation.scores import score_predictions
 from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.evaluation.setup import Evaluation, Repeat, prices_of
 from prompt_r1.evaluation.similarity import SentenceEncoder, load_encoder
 from prompt_r1.evaluation.systems import (
     choose_systems,

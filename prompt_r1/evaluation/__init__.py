@@ -9,7 +9,7 @@
     settings.py           the flags of evaluate.py
     preflight.py          what is checked before an evaluation starts
     systems.py            which methods, environments and agents an evaluation compares
-    setup.py              an evaluation, and what each of its methods is made from
+    evaluation.py         an evaluation, and what each of its methods is made from
     folder_settings.py    what all answers in a folder have in common
     dry_run.py            estimate what an evaluation will cost
     scores.py             EM, SM, F1 and SSim (similarity.py), and means with intervals (intervals.py)

@@ -17,12 +17,12 @@ from prompt_r1.environments.budget import FREE, Price
 from prompt_r1.environments.sources import limit_in
 from prompt_r1.environments.specs import parse_fields
 from prompt_r1.evaluation.ask_once import EXTRACT, STEP_BY_STEP
+from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.imitation import CALLS
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import short_names
 from prompt_r1.evaluation.searches import Algorithm, Data, searched
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.evaluation.setup import Evaluation
 from prompt_r1.pair.asking import request_of
 from prompt_r1.training.dry_run import Case, cases_of, cost_table, mean_bytes, notes_of_calls
 from prompt_r1.types import Question, Spending

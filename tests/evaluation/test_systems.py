@@ -21,13 +21,13 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import open_account
 from prompt_r1.errors import FatalEnvError, UsageError
 from prompt_r1.evaluation import tables
+from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.folder_settings import digests_of, keep_settings
 from prompt_r1.evaluation.methods import METHODS, Setup
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.preflight import read_evaluate_config
 from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.evaluation.setup import Evaluation
 from prompt_r1.evaluation.systems import (
     choose_systems,
     common_seed,
@@ -132,7 +132,7 @@ def test_a_method_without_environment_opens_none(agents, monkeypatch, name):
     def refuse(spec: str, *_: object, **__: object) -> Environment:
         raise AssertionError(f"{spec} was opened")
 
-    monkeypatch.setattr("prompt_r1.evaluation.setup.open_environment", refuse)
+    monkeypatch.setattr("prompt_r1.evaluation.evaluation.open_environment", refuse)
     setup = setup_of(name, agents["runs/a"], EvaluateConfig(), environments={})
     assert setup.environment.name == "nobody"
 
@@ -178,7 +178,7 @@ def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(
         config = EvaluateConfig(out=str(tmp_path))
         return setup_of(name, agent, config, environments={"large": EvaluateConfig()}).folder
 
-    monkeypatch.setattr("prompt_r1.evaluation.setup.open_environment", Mock())
+    monkeypatch.setattr("prompt_r1.evaluation.evaluation.open_environment", Mock())
     first, same = agents.values()
     starts = ["runs/a-b", "runs/a/b", "mini", str(tmp_path / "start")]
     assert folder(first) == folder(same)
@@ -196,7 +196,7 @@ def test_settings_of_the_training_are_those_of_its_environment(asking_agent, tmp
     trained = "env: large@http://localhost:8000/v1\nenv_system: As trained.\nenv_args: '{\"top_p\": 0.5}'\n"
     (agent / GAME_FILE).write_text(trained)
     opened = Mock(side_effect=UsageError("seen"))
-    monkeypatch.setattr("prompt_r1.evaluation.setup.open_environment", opened)
+    monkeypatch.setattr("prompt_r1.evaluation.evaluation.open_environment", opened)
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     line = ["--agent", agent, "--method", "direct", "--limit", "1", "--out", tmp_path / "out"]
     with pytest.raises(UsageError, match="seen"):
