@@ -49,7 +49,7 @@ RULES = (
         lambda now, before: now < max(before) - 0.5,  # R is in [-ε, 1].
         "it has fallen by more than 0.5 below its best",
     ),
-    # Both are in nats per token.
+    # "kl" and "entropy" are in nats per token.
     Rule("kl", WINDOW, lambda now, before: now > 1.0, "the text loses the language of the start model"),
     Rule(
         "entropy",
@@ -70,8 +70,9 @@ RULES = (
 def rules_of(*, gap: Limit, own_reward: bool) -> list[Rule]:
     """The rules of a run. `gap`: the limit of the gap between engine and policy."""
     rules = [*RULES, Rule(gap.metric, 1, lambda now, before: now > gap.alarm, "engine and policy disagree")]
-    # A user's own reward may have any scale.
-    return [rule for rule in rules if not (own_reward and rule.metric == "reward/mean")]
+    if own_reward:  # It may have any scale.
+        rules = [rule for rule in rules if rule.metric != "reward/mean"]
+    return rules
 
 
 # Zero well-formed games are an alarm if they would happen by chance less than once in 1,000 steps.
@@ -129,20 +130,19 @@ class Alarms:
         """
         recent = self.recent.setdefault(rule.metric, [])
         medians = self.medians.setdefault(rule.metric, [])
-        before = list(medians)
-        usual = f"; its median over the run is {median(before):.3g}" if before else ""
         if not isfinite(value):
-            return f"{rule.metric} is {value:.3g}{usual}"
+            return _compared(rule.metric, value, medians)
         recent.append(value)
         del recent[: -rule.window]
         if len(recent) < rule.window:
             return ""
         now = median(recent)
+        can_judge = rule.window == 1 or len(medians) > 0
+        text = ""
+        if can_judge and rule.is_wrong(now, medians):
+            text = f"{_compared(rule.metric, now, medians)}: {rule.meaning}"
         medians.append(now)
-        can_judge = rule.window == 1 or len(before) > 0
-        if can_judge and rule.is_wrong(now, before):
-            return f"{rule.metric} is {now:.3g}{usual}: {rule.meaning}"
-        return ""
+        return text
 
     def _lost_format(self, line: Mapping[str, float]) -> dict[str, str]:
         """Judge a step without a well-formed game: a far too large learning rate destroys the format."""
@@ -160,6 +160,14 @@ class Alarms:
         else:
             return {}
         return {"format": text}
+
+
+def _compared(metric: str, value: float, medians: Sequence[float]) -> str:
+    """The value of a metric beside the median of its earlier medians, if there are any."""
+    text = f"{metric} is {value:.3g}"
+    if medians:
+        text += f"; its median over the run is {median(medians):.3g}"
+    return text
 
 
 def _odd_replies(line: Mapping[str, float]) -> dict[str, str]:
