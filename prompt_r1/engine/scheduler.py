@@ -125,7 +125,8 @@ class Scheduler:
         own = common_prefix_length(job.sequence.tokens, job.tokens)
         best, longest = job.sequence, own
         for sequence in self._cached:
-            # A sequence that shares more tokens also has the next one. Most have not, and are soon skipped.
+            # A sequence that shares more tokens also has the job's next token. Most sequences do not have it,
+            # and this test is faster than a search for the common prefix.
             next_token = slice(longest, longest + 1)
             if sequence.tokens[next_token] == job.tokens[next_token]:
                 shared = common_prefix_length(sequence.tokens, job.tokens)

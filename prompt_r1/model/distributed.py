@@ -107,7 +107,7 @@ class Ranks:
                     weight.grad = torch.zeros_like(weight)
                 gradients.append(weight.grad)
         for bucket in buckets(gradients):
-            # A small model's gradients are summed in one collective. One for each would cost it more.
+            # The gradients of a small model fit one bucket. A collective for each of them would take longer.
             flat = torch.cat([gradient.flatten() for gradient in bucket])
             dist.all_reduce(flat)
             summed = flat.split([gradient.numel() for gradient in bucket])

@@ -31,9 +31,9 @@ def forked_ranks(wanted: int, *, device: str, questions: int) -> Iterator[None]:
     """Fork this process into the ranks of a run. The context is entered in every one of them.
 
     `wanted` is --ranks, `device` is --device, and `questions` is the number of questions of a step. The
-    forks find in their environment what torchrun would tell them, and share the memory of what this process
-    has imported. Only rank 0 prints. If it loses another rank, it prints what that rank wrote to stderr.
-    Raises UsageError if there can be no forks.
+    forks have the environment variables that torchrun would set, and share the memory of what this process
+    has imported. Only rank 0 prints. If it loses another rank, it prints what that rank wrote to stderr. The
+    forks end when rank 0 ends, even if it was killed. Raises UsageError if there can be no forks.
     """
     count = rank_count(wanted, device=device, questions=questions)
     if count == 1:
