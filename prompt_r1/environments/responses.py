@@ -133,17 +133,17 @@ def _read_completion(data: Mapping[str, object], choice: Mapping[str, object], b
 def billed_tokens(usage: object) -> tuple[int, int]:
     """The tokens in and out that a reply is billed for; 0 where the server does not say.
 
-    Most servers count cached tokens as a part of the prompt, and thinking as a part of the completion. If a
-    server counts a part besides, it is added here. The numbers show it: the part is larger than the whole, or
-    the total is exactly the sum. Anthropic, which sends `input_tokens` and no total, always counts cached
-    tokens besides.
+    Most servers count cached tokens as part of the prompt, and thinking as part of the completion. If a
+    server counts such a part separately, it is added here. The numbers show this: the part is larger than the
+    whole, or the total is exactly the sum. Anthropic, which sends `input_tokens` and no total, always counts
+    cached tokens separately.
 
-        the server counts                                            billed
-        prompt 100 (80 of them cached), completion 20, total 120     100, 20
-        prompt 100 (80 of them cached), completion 20, total 220     100, 120 (100 are hidden thinking)
-        prompt 20, cached 80 besides,   completion 20, total 120     100, 20
-        prompt 20, cached 80 besides,   completion 20, no total      100, 20
-        prompt 100,                     completion 20, total 170     100, 70 (50 are hidden thinking)
+        the server counts                                             billed
+        prompt 100 (80 of them cached),  completion 20, total 120     100, 20
+        prompt 100 (80 of them cached),  completion 20, total 220     100, 120 (100 are hidden thinking)
+        prompt 20, 80 cached separately, completion 20, total 120     100, 20
+        prompt 20, 80 cached separately, completion 20, no total      100, 20
+        prompt 100,                      completion 20, total 170     100, 70 (50 are hidden thinking)
     """
     counts = _counts_of(usage)
     prompt = counts["prompt_tokens"] or counts["input_tokens"]
@@ -153,8 +153,8 @@ def billed_tokens(usage: object) -> tuple[int, int]:
     thinking = counts["reasoning_tokens"]
     if thinking > completion:
         completion += thinking
-    is_anthropics = not counts["prompt_tokens"] and not total
-    if is_anthropics or cached > prompt or total == prompt + cached + completion:
+    is_anthropic_form = not counts["prompt_tokens"] and not total
+    if is_anthropic_form or cached > prompt or total == prompt + cached + completion:
         prompt += cached
     if prompt:  # The rest of the total is output, also if it is not counted as completion.
         completion = max(completion, total - prompt)
