@@ -117,7 +117,7 @@ def prompts_and_stories(path: Path) -> NumberedRows:
     """The rows of WritingPrompts: line n of X.wp_source is the prompt, line n of X.wp_target its story."""
     stories_path = path.with_suffix(".wp_target")
     if not stories_path.is_file():
-        raise UsageError(f"{path}: its stories are missing, which belong into {stories_path}")
+        raise UsageError(f"{path}: its stories are missing, which belong in {stories_path}")
     prompts = text_of(path).strip("\n").split("\n")
     stories = text_of(stories_path).strip("\n").split("\n")
     if len(prompts) != len(stories):
