@@ -115,7 +115,8 @@ def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
 
 def describe_agents(evaluation: Evaluation) -> None:
     """Print which agents play. Raises QuestionTooLong for a question that leaves an agent no room."""
-    environments, questions = ",".join(evaluation.environments), evaluation.questions
+    questions = evaluation.questions
+    environments = ",".join(evaluation.environments)
     for agent in evaluation.agents.values():
         description = agent.describe(environment=environments, seed=evaluation.seed)
         print(printable(description), file=sys.stderr, flush=True)

@@ -88,7 +88,8 @@ class MethodCosts:
             made = self.config.optimize_calls or calls.most
             share = calls.of_optimizer
             if case.name == "low":  # Only the first prompt is scored.
-                made, share = min(scored, made), 0.0
+                made = min(scored, made)
+                share = 0.0
             elif case.name == "high":
                 share = HIGHEST_SHARE
             of_optimizer = round(made * share)

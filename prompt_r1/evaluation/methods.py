@@ -67,7 +67,9 @@ class Setup:
     def folder(self) -> Path:
         """Where the method keeps the prompts that it finds, or the agent that it fine-tunes from a start."""
         folder = self.results / file_name(self.spec) / self.method
-        return folder / file_name(self.agent.start) if self.needs.agent == "start" else folder
+        if self.needs.agent == "start":
+            return folder / file_name(self.agent.start)
+        return folder
 
 
 async def make_direct(setup: Setup) -> Answer:
