@@ -6,18 +6,25 @@ punctuation, no articles. It was made for names, and makes wrong answers right i
 from SQuAD. The *strict* rules, which are the default and are used by the reward, keep the punctuation that
 carries a value:
 
-    a minus: sign, exponent, between operands        -5   -\frac{1}{2}   1e-5   x-y   x-1   3-sqrt(2)   O-
+    a minus: sign, exponent, difference, charge      -5   -\frac{1}{2}   1e-5   x-y   x-1   3-sqrt(2)   O-
     a point in a number                              3.14   .5
     a slash or = between two things                  1/2   x/y   km/h   x=5   F=ma
     plus, power and comparison                       2x+3   x^2   <5   !=5   C++
     # after a letter                                 C#
 
-Other punctuation between two digits separates two numbers ("18-20", "3:2"), except commas of thousands.
 Blanks around these operators do not count: "F = ma" equals "F=ma". Typographic forms of a character equal
 its plain form.
-A minus stands between numbers, lower-case letters, brackets or words of MATHS_WORD. Any other hyphen is
-dropped, and blanks around it stay: in names ("F-16", "COVID-19") and as a dash ("World War I - 1914"). A
-product of letters is no operand: "3 - ab" equals "3 ab".
+
+A hyphen is a minus at the beginning of a word ("-5", "(x+1)-y"), at its end ("O-", "x-(y+1)"), and between
+two operands. An operand is a number, a bracket, a lower-case letter alone, or a word of MATHS_WORD; two
+letters alone may also be capitals ("A-B"). With blanks on both sides, a hyphen is a minus only between
+operands. Any other hyphen is dropped, and blanks around it stay: in names ("F-16", "COVID-19") and as a dash
+("World War I - 1914"). A product of letters is no operand: "3 - ab" equals "3 ab".
+
+Between two digits, a hyphen and all punctuation that is not in the table separate two numbers: "18-20" equals
+"18 20", and "3:2" equals "3 2". Exceptions are commas of thousands, and the minus after a power of one digit
+("x^2-1").
+
 The letter "a" beside an operator is a variable and no article ("a-5", "a = 5"), also where a reader might
 see an article before a negative number: "a -5 degree slope" is not "-5 degree slope".
 Brackets, "!", "|" and "%" are not kept: "[0,1]" equals "(0,1)", and "5!" equals "5".
@@ -55,23 +62,26 @@ VARIABLE = rf"(?<!{LETTER})(?<!{LETTER}['\"])[a-zα-ω](?!{LETTER})"  # x, and t
 SINGLE_LETTER = rf"(?<!{LETTER}){LETTER}(?!{LETTER})"
 
 MATHS_WORD = r"(?:\\[a-z]|(?:pi|sqrt|sin|cos|tan|log|ln|exp)\b)"
+# Beside an operator: a variable, or a word of mathematics that can stand there.
+NAME_BEFORE = rf"(?:(?<={VARIABLE})|(?<=\bpi))"
+NAME_AFTER = rf"(?:{VARIABLE}|{MATHS_WORD})"
 
-# Blanks beside an operator. In "World War I - 1914", they stay.
+# An operator with the blanks beside it, which do not count. "World War I - 1914" has no operator.
 THING_BEFORE = r"(?<=[\w)}\]])"
 THING = r"(?:[\w({\\√∞]|\.\d|\$[\w({\\.-])"
 THING_AFTER = rf"(?=-?{THING})"
-OPERAND_BEFORE = rf"(?:(?<=[\d)}}\]∞|])|(?<={VARIABLE})|(?<=\bpi))"
-OPERAND_AFTER = rf"(?=-?(?:[\d({{.√∞|]|{VARIABLE}|{MATHS_WORD}))"
+OPERAND_BEFORE = rf"(?:(?<=[\d)}}\]∞|])|{NAME_BEFORE})"
+OPERAND_AFTER = rf"(?=-?(?:[\d({{.√∞|]|{NAME_AFTER}))"
 INFIX = re.compile(
-    rf"{THING_BEFORE}\s*([/=+^])\s*{THING_AFTER}"  # km / h, F = ma, and MathQA's 33 1 / 3
-    rf"|{THING_BEFORE}\s+(\*\*)\s+{THING_AFTER}"  # x ** 2, but not **bold** text
-    rf"|{OPERAND_BEFORE}\s*([-<>≤≥≠])\s*{OPERAND_AFTER}"  # x - 1, 3 - sqrt(2)
-    rf"|(?<={SINGLE_LETTER})\s*([<>≤≥≠])\s*{OPERAND_AFTER}"  # T > 0
-    rf"|(?<=\b{LETTER})\s*(-)\s*(?={LETTER}\b(?!\s+\w))"  # A - B
+    rf"{THING_BEFORE}\s*[/=+^]\s*{THING_AFTER}"  # km / h, F = ma, and MathQA's 33 1 / 3
+    rf"|{THING_BEFORE}\s+\*\*\s+{THING_AFTER}"  # x ** 2, but not **bold** text
+    rf"|{OPERAND_BEFORE}\s*[-<>≤≥≠]\s*{OPERAND_AFTER}"  # x - 1, 3 - sqrt(2)
+    rf"|(?<={SINGLE_LETTER})\s*[<>≤≥≠]\s*{OPERAND_AFTER}"  # T > 0
+    rf"|(?<=\b{LETTER})\s*-\s*(?={LETTER}\b(?!\s+\w))"  # A - B
 )
 SIGN = re.compile(rf"((?:^|[=({{\[,:<>≤≥≠^/])\s*-)\s+(?=[\d.$(\\]|{VARIABLE})")  # - 5, x = - 5
 ARTICLE_AFTER_OPERATOR = re.compile(r"(?<=[-+/=]\s)\s*(?:a|(?i:an|the))\s+(?=\w)")  # 5 = a prime
-LEADING_COMPARISON = re.compile(r"([<>≤≥≠])\s+(?=[\d.-])")  # < 5
+COMPARISON_BEFORE_NUMBER = re.compile(r"([<>≤≥≠])\s+(?=[\d.-])")  # < 5
 WORD_BEFORE_COMPARISON = re.compile(rf"(?<={LETTER}{LETTER})\s*(?=[<>≤≥≠][\d.-])")  # speed <5
 
 THOUSANDS = re.compile(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))")  # 1,234 and, in India, 1,00,000
@@ -81,13 +91,11 @@ MINUS = (
     r"(?<![\w-])-(?=[^\s-])",  # the sign of -5
     r"(?<=\d[eE])-(?=\d)",  # 1e-5
     rf"(?<=\b{LETTER})-(?={LETTER}\b)",  # x-y
-    rf"(?<={VARIABLE})-(?=\d)",  # x-1, 2x-3
-    rf"(?<=\d)-(?={VARIABLE}|{MATHS_WORD})",  # 2-x, 3-sqrt(2)
-    rf"(?<={VARIABLE})-(?={VARIABLE}|{MATHS_WORD})",  # 2x-y, x-cos x
+    rf"{NAME_BEFORE}-(?=\d|{NAME_AFTER})",  # x-1, 2x-3, 2x-y, x-cos x, pi-2
+    rf"(?<=\d)-(?={NAME_AFTER})",  # 2-x, 3-sqrt(2)
     r"(?<=\^\d)-(?=\d)",  # x^2-1
-    rf"(?<=\bpi)-(?=\d|{VARIABLE}|{MATHS_WORD})",  # pi-2
     r"(?<=\w)-(?=[^\w-]|$)",  # x-(y+1), and the blood type O-
-    r"(?<=\^)-(?!\d)",  # the charge of Cl⁻
+    r"(?<=\^)-",  # the charge of Cl⁻
 )
 POINT = (
     r"(?<=\d)\.(?=\d)",  # 3.14
@@ -95,7 +103,7 @@ POINT = (
 )
 SLASH_OR_EQUALS = (rf"(?<=[\w)}}\]])[/=](?=-|{THING})",)  # 1/2, (x+1)/y, x=5
 PLUS = (
-    r"(?<=[\w)}\]+ ])(?<!\d[eE])\+",  # 2x+3 and C++, but not the sign of +5 and 1e+5
+    r"(?<=[\w)}\]+ ])(?<!\d[eE])\+",  # 2x+3 and C++, but not the sign of 1e+5, or of +5 at the start
     r"(?<=\^)\+(?!\d)",  # the charge of Na⁺
 )
 POWER_OR_COMPARISON = (
@@ -125,8 +133,8 @@ def normalise(text: str, *, official: bool = False) -> str:
 def _drop_punctuation(text: str) -> str:
     """The lower-case text without the punctuation that carries no value.
 
-    The characters beside a mark decide whether it is kept. So before that, each operator gets a single
-    spelling, without blanks around it. Commas of thousands also leave before, because they would be read as
+    The characters beside a mark decide whether it is kept. So each operator first gets a single spelling,
+    without the blanks that do not count. Commas of thousands leave too, because they would be taken for
     separators.
     """
 
@@ -140,9 +148,9 @@ def _drop_punctuation(text: str) -> str:
         text = text.replace(typed, plain)
     text = ARTICLE_AFTER_OPERATOR.sub("", text)
     text = SIGN.sub(r"\1", text)
-    text = LEADING_COMPARISON.sub(r"\1", text)
+    text = COMPARISON_BEFORE_NUMBER.sub(r"\1", text)
     text = WORD_BEFORE_COMPARISON.sub(" ", text)
-    text = INFIX.sub(lambda match: match[match.lastindex or 0], text)
+    text = INFIX.sub(lambda match: match[0].strip(), text)
     text = THOUSANDS.sub("", text)
     return PUNCTUATION.sub(replacement, text).casefold()
 
