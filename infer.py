@@ -86,19 +86,20 @@ def typed_questions() -> Iterator[str]:
     """Prompt for questions at the keyboard until an empty line or the end of input."""
     import readline  # noqa: F401  (editing and history for input)
 
-    prompt = "\nask (an empty line ends): "
-    # input() writes its prompt to stdout, which may be a file of games.
-    is_redirected = not sys.stdout.isatty()
     try:
-        while True:
-            if is_redirected:
-                print(prompt, end="", file=sys.stderr, flush=True)
-            question = input("" if is_redirected else prompt).strip()
-            if not question:
-                return
+        while question := read_line("\nask (an empty line ends): ").strip():
             yield question
     except EOFError:
         print(file=sys.stderr)
+
+
+def read_line(prompt: str) -> str:
+    """Read a line from the keyboard. Raises EOFError at the end of input."""
+    if sys.stdout.isatty():
+        return input(prompt)
+    # input() would write the prompt to stdout, into a file of games.
+    print(prompt, end="", file=sys.stderr, flush=True)
+    return input()
 
 
 async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig) -> Trajectory:
@@ -108,7 +109,8 @@ async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig
     """
     before = pair.environment.budget.spent
     view.question(question)
-    on_piece = None if config.json else view.piece  # With --json, nothing is shown while the game is played.
+    # With --json, nothing is shown while the game is played, so its turns are not decoded token by token.
+    on_piece = None if config.json else view.piece
     try:
         game = await pair.play(question, on_piece=on_piece)
     except asyncio.CancelledError:  # The user pressed Ctrl-C.
@@ -122,7 +124,7 @@ async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig
         names = {"agent": pair.path, "environment": pair.environment.name}
         print(json.dumps(game_as_json(game, names, priced=any(config.env_price))), flush=True)
     if game.stop != "answered":
-        reason = game.error or f"{game.stop}".replace("_", " ")
+        reason = game.error or str(game.stop).replace("_", " ")
         view.note("no answer", f"the game ended: {reason}")
     if game.turns and not has_action_tag(game):
         teach = teaching_command(config.agent or pair.path)

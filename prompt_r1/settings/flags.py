@@ -45,7 +45,7 @@ def given_values(kind: type[Any], arguments: list[str], *, presets: Presets) -> 
 
 
 def _check_not_empty(f: Field[Any], value: object) -> None:
-    """Raise UsageError for a text without a letter, most often a variable of the shell that is not set."""
+    """Raise UsageError for a blank text, which is most often a variable of the shell that is not set."""
     texts = value if isinstance(value, list) else [value]
     if not all(str(text).strip() for text in texts) and not about(f).may_be_empty:
         raise UsageError(
