@@ -47,7 +47,7 @@ LEARNING_RATE = Range(above=0, below=1000)  # Much larger rates overflow float32
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
+class Metadata:
     """What a config knows about one of its settings, beside name, type and default."""
 
     help: str  # its line in the help
@@ -71,8 +71,11 @@ def setting(
     group: str = "",
     default_text: str = "",
 ) -> Any:
-    """A field of a config. `allowed` is a range of numbers, or all possible texts; `About` has the others."""
-    about = About(
+    """A field of a config. `allowed` is a range of numbers, or all possible texts.
+
+    `Metadata` explains the other arguments.
+    """
+    metadata = Metadata(
         help=help,
         range=allowed if isinstance(allowed, Range) else ANY,
         choices=allowed if isinstance(allowed, tuple) else (),
@@ -82,7 +85,7 @@ def setting(
         group=group,
         default_text=default_text,
     )
-    return field(default=default, metadata={"about": about})
+    return field(default=default, metadata={"setting": metadata})
 
 
 everyday_setting = partial(setting, everyday=True)
@@ -90,13 +93,13 @@ everyday_setting = partial(setting, everyday=True)
 
 def settings_of(config: Any) -> list[Field[Any]]:
     """The fields of a config, or of its class, that were made by `setting`."""
-    return [f for f in fields(config) if "about" in f.metadata]
+    return [f for f in fields(config) if "setting" in f.metadata]
 
 
-def about(f: Field[Any]) -> About:
-    """What is known about a setting."""
-    known: About = f.metadata["about"]
-    return known
+def metadata_of(f: Field[Any]) -> Metadata:
+    """What the config knows about a setting."""
+    metadata: Metadata = f.metadata["setting"]
+    return metadata
 
 
 def flag_of(name: str) -> str:
@@ -106,7 +109,7 @@ def flag_of(name: str) -> str:
 
 def experiment_values(config: Any) -> dict[str, Any]:
     """The values of the settings that define an experiment."""
-    defining = [f.name for f in settings_of(config) if about(f).defines_experiment]
+    defining = [f.name for f in settings_of(config) if metadata_of(f).defines_experiment]
     return {name: getattr(config, name) for name in defining}
 
 
@@ -124,7 +127,7 @@ def checked_value(f: Field[Any], value: object, name: str) -> Any:
     if isinstance(converted, str):
         _check_text(f, converted, name)
         return converted
-    check_number(name, converted, about(f).range)
+    check_number(name, converted, metadata_of(f).range)
     # Only a number in its range becomes a float: float() raises OverflowError for a very large integer.
     return float(converted) if f.type is float else converted
 
@@ -158,7 +161,7 @@ def _texts(f: Field[Any], value: object, name: str) -> tuple[str, ...]:
 
 def _check_text(f: Field[Any], text: str, name: str) -> None:
     """Raise UsageError for a text that is not among the choices."""
-    choices = about(f).choices
+    choices = metadata_of(f).choices
     if choices and text not in choices:
         raise UsageError(f"{name} must be one of {', '.join(choices)}, not {text!r}")
 
