@@ -63,8 +63,8 @@ class Pair:
             raise UsageError(f"the question must be a text, not {type(question).__name__}")
         if not question.strip():
             raise UsageError("the question is empty")
-        free = all(member.price == FREE for member in self._pair.environment.members)
-        if limits.usd is not None and free:
+        has_price = any(member.price != FREE for member in self._pair.environment.members)
+        if limits.usd is not None and not has_price:
             raise UsageError(
                 "Limits(usd=…) needs env_price of `load`: without a price, dollars are not counted"
             )

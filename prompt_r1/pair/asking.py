@@ -12,7 +12,10 @@ ANSWER_ONLY = " Answer only."  # The mini world understands only this request.
 
 
 def request_of(spec: str) -> str:
-    """The request for an answer, after the question, to the environment of a SPEC."""
+    """The request for an answer, after the question, to the environment of a SPEC.
+
+    If a SPEC names a real model beside the mini world, the answer is asked for in tags.
+    """
     return ANSWER_ONLY if all(is_mini(name) for name in spec.split(",")) else IN_TAGS
 
 

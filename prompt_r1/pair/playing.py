@@ -81,7 +81,8 @@ async def open_pair(config: PairConfig, own: Answering | None = None) -> OpenPai
     """Open an agent and its environment, and check both before a large agent is loaded.
 
     `own` is an object of the user that replaces the environment of a SPEC. Loading the agent blocks the event
-    loop. Raises UsageError or FatalEnvError if the pair cannot play.
+    loop. From now on torch computes in no more threads than this process has cores. Raises UsageError or
+    FatalEnvError if the pair cannot play.
     """
     named = resolve_agent(config.agent, max_turns=config.max_turns, max_new=config.max_new)
     seed = named.config.seed if config.seed < 0 else config.seed

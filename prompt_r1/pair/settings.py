@@ -41,7 +41,7 @@ class InferConfig(PairConfig):
 
 
 def environment_settings(spec: str, trained: AgentConfig, given: Given) -> Given:
-    """How the environment is asked that a user names by `spec`, or for "" the environment of the training.
+    """The settings of the environment that a user names by `spec`; "" is the environment of the training.
 
     An environment that the user names has the user's settings, `given`. The environment of the training has
     the system message, the fields of requests and the route of the training, unless the user gave others.

@@ -1,4 +1,4 @@
-"""Write folders that are complete or absent, also if the process is killed meanwhile.
+"""Write folders that are complete or absent, even if the process is killed while it writes.
 
 A folder is written under a temporary name, synced to the disk and renamed when it is complete. A kill while
 it is written leaves only the temporary folder, which the next writer beside it removes. If an older folder

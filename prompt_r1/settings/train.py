@@ -239,8 +239,8 @@ def merged(base: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
 def with_defaults(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
     """The config with the values that follow from other settings, unless they are `given`.
 
-    Of the mini world and of a function, validation and test have splits of their own. Of files, a tenth is
-    held out for validation, and there is no test. "none" among the names means no questions.
+    The mini world and a user's function have splits for validation and test. Of questions from files, a tenth
+    is held out for validation, and there is no test. "none" among the names means no questions.
     """
     has_splits = all(is_mini_data(name) or name.startswith(OBJECT_PREFIX) for name in config.data)
     validation = given.get("val_data", config.data if has_splits else (HELD_OUT,))
