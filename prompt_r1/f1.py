@@ -12,8 +12,9 @@ carries a value:
     plus, power and comparison                       2x+3   x^2   <5   !=5   C++
     # after a letter                                 C#
 
-Blanks around these operators do not count: "F = ma" equals "F=ma". Typographic forms of a character equal
-its plain form.
+Blanks around these operators do not count: "F = ma" equals "F=ma". So an operator joins its operands to one
+word, also in prose: "Disney + Pixar" has no word in common with "Pixar". Typographic forms of a character
+equal its plain form.
 
 A hyphen is a minus at the beginning of a word ("-5", "(x+1)-y"), at its end ("O-", "x-(y+1)"), and between
 two operands. An operand is a number, a bracket, a lower-case letter alone, or a word of MATHS_WORD; two
