@@ -81,5 +81,5 @@ def test_a_url_in_an_agents_folder_gets_the_key_only_if_the_user_names_it(progra
 @pytest.mark.parametrize("program", ["infer", "evaluate"])
 def test_an_endpoint_that_misses_the_key_says_how_to_send_it(program, foreign, listener):
     listener.status = 401
-    with pytest.raises(FatalEnvError, match="OPENAI_API_KEY"):
+    with pytest.raises(FatalEnvError, match=r"check OPENAI_API_KEY; .*--env"):
         run(program, foreign)

@@ -104,7 +104,7 @@ def test_json_output_has_one_object_per_question_with_its_own_cost(ask, monkeypa
 
 def test_input_that_is_no_text_is_refused(ask):
     """Standard input may give half characters for bytes that are not UTF-8."""
-    with pytest.raises(UsageError, match="JSON"):
+    with pytest.raises(UsageError, match="holds JSON"):
         ask(typed='{"question": "Who?", "answer": "Ada"}\n')
     with pytest.raises(UsageError, match=r"standard input .*UTF-8"):
         ask(typed="who?\nwho \udcff?\n")
@@ -137,7 +137,7 @@ def test_an_agent_that_knows_the_format_is_not_said_to_lack_it_after_one_malform
 def test_the_exit_code_says_whether_there_is_an_answer(agent):
     """A bug: a game that ended without an answer exited with 0, so a script took the empty answer for one."""
     common = ["infer.py", "--agent", agent, "--env", "mini", "--device", "cpu", "--question"]
-    with pytest.raises(NoAnswer, match="1 of 1"):
+    with pytest.raises(NoAnswer, match="1 of 1 questions"):
         run_here(*common, "Who is the star of Silent Valley?", "--max-new", "1", "--max-turns", "1")
     assert explain(NoAnswer("…"))[0] == 3
     run_here(*common, "Who is the star of Silent Valley?")
@@ -147,7 +147,7 @@ def test_a_question_that_is_too_long_does_not_end_the_questions_after_it(agent, 
     """A bug: the questions after it were not asked, and at the keyboard the session ended."""
     line = "Who is the star of Silent Valley?"
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{line}\n{'long ' * 9999}\n{line}\n"))
-    with pytest.raises(NoAnswer, match="1 of 3"):
+    with pytest.raises(NoAnswer, match="1 of 3 questions"):
         run_here("infer.py", "--agent", agent, "--env", "mini", "--device", "cpu", "--json")
     first, long, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert first["answer"] == last["answer"] is not None
@@ -164,7 +164,7 @@ def test_several_questions_end_with_their_total_cost(ask):
 def test_an_environment_that_fails_in_one_of_two_games_ends_with_a_resumable_error(ask, monkeypatch, capsys):
     outcomes = chain([EnvError("HTTP 500")], repeat(Reply("Anna")))
     monkeypatch.setattr(Environment, "ask", AsyncMock(side_effect=outcomes))
-    with pytest.raises(Resumable, match=r"1 of 2 .*HTTP 500"):
+    with pytest.raises(Resumable, match=r"1 of 2 dialogues.*: HTTP 500.*try again"):
         ask("--json", "--temperature", "1", "--seed", "0", typed="abc def?\nabc def?\n")
     game, _ = map(json.loads, capsys.readouterr().out.splitlines())
     assert (game["stop"], game["error"], game["answer"]) == ("env_error", "HTTP 500", None)

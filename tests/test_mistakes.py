@@ -262,7 +262,7 @@ def test_a_python_without_the_packages_is_named_in_one_line(program):
     line = [sys.executable, "-S", *program.split()]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stdout == ""
-    assert "is not installed" in done.stderr
+    assert "is not installed; activate the virtual environment" in done.stderr
 
 
 @pytest.mark.parametrize("file", ["__init__.py", "errors.py", "programs/installation.py"])
@@ -302,7 +302,7 @@ def test_a_rank_that_would_wait_in_vain_is_refused_at_once(folder, monkeypatch):
     """A bug: rank 5 of 2 waited for an hour."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "5")
-    with pytest.raises(UsageError, match=r"RANK is 5 of 2 ranks \(WORLD_SIZE\)"):
+    with pytest.raises(UsageError, match=r"RANK is 5 of 2 ranks \(WORLD_SIZE\), .*from 0"):
         read_train_config([])
 
 
@@ -313,5 +313,5 @@ def test_ranks_without_an_address_are_refused_at_once(folder, monkeypatch):
     with pytest.raises(UsageError, match=r"WORLD_SIZE is 2.*MASTER_ADDR"):
         read_train_config([])
     monkeypatch.setenv("WORLD_SIZE", "two")
-    with pytest.raises(UsageError, match="WORLD_SIZE is 'two'"):
+    with pytest.raises(UsageError, match="WORLD_SIZE is 'two', not a number"):
         read_train_config([])

@@ -178,7 +178,7 @@ def test_writingprompts_pairs_the_lines_of_two_files_and_detokenises_them(tmp_pa
     )
     prompts = dump(tmp_path / "train.wp_source", ("[ WP ] You ca n't go !", "[ WP ] You ca n't  go !"))
     alone = dump(tmp_path / "test.wp_source", ("[ WP ] You ca n't go !",))
-    with pytest.raises(UsageError, match=r"test\.wp_target"):
+    with pytest.raises(UsageError, match=r"missing.*test\.wp_target"):
         converted(alone, "--from", "writingprompts")
     start = "Please write a short article based on the given title: "
     assert converted(prompts, "--from", "writingprompts") == [
@@ -343,6 +343,6 @@ def test_files_with_the_same_question_are_not_split_into_files_that_cannot_be_re
         path.write_text('{"question": "Who?", "answer": "Anna", "id": "q1"}\n')
     written = [tmp_path / "train.jsonl", tmp_path / "test.jsonl"]
     line = ["split", "--in", *map(str, files), "--out", str(written[0]), "--test", str(written[1])]
-    with pytest.raises(UsageError, match="'q1'"):
+    with pytest.raises(UsageError, match=r"id 'q1' .*two files"):
         main(line)
     assert not any(path.exists() for path in written)

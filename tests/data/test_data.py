@@ -127,7 +127,7 @@ def test_a_repeated_question_gets_its_row_number_appended_to_its_id_and_is_count
     path = jsonl(tmp_path, row, b"", row)
     questions = find_questions([str(path)], "train", 0)
     assert ids(questions) == [sha1("Where?"), f"{sha1('Where?')}-3"]
-    assert "cities.jsonl: 1 of 2" in capsys.readouterr().err
+    assert "cities.jsonl: 1 of 2 questions repeat" in capsys.readouterr().err
 
 
 def test_published_rows_keep_their_own_ids(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_validation_questions_that_are_trained_on_are_counted_once(tmp_path, cap
     files = [str(tmp_path / "a.jsonl")], [str(tmp_path / "b.jsonl")]
     training_and_validation(*files, seed=0, limit=0)
     said = capsys.readouterr().err
-    assert "1 of 2" in said
+    assert "1 of 2 validation questions" in said
     training_and_validation(["mini"], ["mini"], seed=0, limit=0)
     monkeypatch.setenv("RANK", "1")
     training_and_validation(*files, seed=0, limit=0)
@@ -159,7 +159,7 @@ def test_a_file_that_is_not_utf_8_is_refused_with_its_line_and_advice(tmp_path, 
     path.write_bytes("question,answer\nWhere?,Zürich\n".encode(encoding))
     path.with_suffix(".wp_target").write_text("One story.\n")
     line = 2 if encoding == "latin-1" else 1
-    with pytest.raises(UsageError, match=rf"own\.{suffix}, line {line}: .*UTF-8"):
+    with pytest.raises(UsageError, match=rf"own\.{suffix}, line {line}: .*not UTF-8: .*UTF-8"):
         list(rows_of_dump(str(path)))
 
 

@@ -428,7 +428,7 @@ def test_a_bfloat16_policy_plays_with_the_weights_copied_from_a_float32_learner(
 
 def test_a_request_that_is_too_long_is_refused():
     engine = make_engine(tiny.policy(), capacity=32)
-    with pytest.raises(ValueError, match=r"30 tokens and 3 .*32"):
+    with pytest.raises(ValueError, match=r"30 tokens and 3 .* 32"):
         asyncio.run(engine.generate(tiny.random_tokens(30, seed=0), max_new=3, seed="0"))
 
 

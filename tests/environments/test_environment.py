@@ -106,7 +106,8 @@ def test_too_many_failed_calls_warn_once_each_time_and_then_stop_the_run(
     ask_often(asked, source, 7, DOWN)
     assert not caplog.records
     ask_often(asked, source, 1, DOWN)
-    assert "8 of the last 158 calls" in caplog.text and "HTTP 500" in caplog.text
+    assert "8 of the last 158 calls of a failed" in caplog.text
+    assert "large did not reply: HTTP 500" in caplog.text
     caplog.clear()
     ask_often(asked, source, 200, None)
     ask_often(asked, source, 12, DOWN)
@@ -114,7 +115,7 @@ def test_too_many_failed_calls_warn_once_each_time_and_then_stop_the_run(
         "11 of the last 200 calls of a failed"
     ]
     ask_often(asked, source, 28, DOWN)
-    with pytest.raises(Resumable, match="41 of the last 200"):
+    with pytest.raises(Resumable, match="41 of the last 200 calls of a failed"):
         ask_often(asked, source, 1, DOWN)
 
 
@@ -124,8 +125,8 @@ def test_the_alarm_names_the_number_of_calls_that_were_made(caplog) -> None:
     asked = environment(source)
     ask_often(asked, source, 3, None)
     ask_often(asked, source, 11, DOWN)
-    assert "6 of the last 9" in caplog.text
-    with pytest.raises(Resumable, match="21 of the last 24"):
+    assert "6 of the last 9 calls of a failed" in caplog.text
+    with pytest.raises(Resumable, match="21 of the last 24 calls of a failed"):
         ask_often(asked, source, 99, DOWN)
     ask_often(asked, source, 1, None)  # an environment that replies again can be used
 
@@ -134,14 +135,14 @@ def test_a_dialogue_that_is_refused_after_a_reply_breaks_its_game_and_a_share_of
     """A bug: a content filter's 400 for one dialogue ended the run, and every resume of it."""
     source = Named("a", down=REFUSED)
     asked = environment(source)
-    with pytest.raises(FatalEnvError, match=r"a .*HTTP 400: Content Exists Risk"):
+    with pytest.raises(FatalEnvError, match=r"^a cannot be used: HTTP 400: Content Exists Risk"):
         ask_often(asked, source, 1, REFUSED)
     ask_often(asked, source, 80, None)
     source.down = REFUSED
     with pytest.raises(EnvError, match="a refused the dialogue: HTTP 400"):
         asyncio.run(asked.ask(HELLO))
     ask_often(asked, source, 19, REFUSED)
-    with pytest.raises(Resumable, match="21 of the last 101"):
+    with pytest.raises(Resumable, match="21 of the last 101 calls of a failed"):
         ask_often(asked, source, 1, REFUSED)
 
 

@@ -176,7 +176,7 @@ def test_a_line_of_another_version_is_refused_with_its_number(line: str, tmp_pat
     ask(environment(CountingSource(), folder=tmp_path))
     with (tmp_path / "rank0.jsonl").open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(UsageError, match=r"rank0.jsonl, line 3: .*--out"):
+    with pytest.raises(UsageError, match=r"rank0.jsonl, line 3: no call of this version .*--out"):
         Journal(tmp_path)
 
 

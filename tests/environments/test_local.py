@@ -151,7 +151,7 @@ def test_fields_other_than_a_possible_max_tokens_and_temperature_are_a_usage_err
     fields: dict[str, object], folder: Path
 ) -> None:
     """A bug: no tokens, or a temperature that is no number, ended the first call as a bug of ours."""
-    with pytest.raises(UsageError, match=r"max_tokens .*temperature"):
+    with pytest.raises(UsageError, match=r"max_tokens \(at least 1\) and temperature"):
         load_local(f"hf:{folder}", fields=fields, system="", seed=0, slots=1, device=torch.device("cpu"))
 
 

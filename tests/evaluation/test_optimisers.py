@@ -213,7 +213,7 @@ def test_a_failed_call_stops_the_search():
 
     source = answering_task()
     source.attempt = fail  # type: ignore[method-assign]
-    with pytest.raises(Resumable, match="search of searched"):
+    with pytest.raises(Resumable, match="environment failed in the search of searched"):
         find("gepa", new_search(source))
 
 

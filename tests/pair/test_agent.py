@@ -42,7 +42,7 @@ def test_an_agent_is_refused_for_games_that_are_longer_than_its_positions(tmp_pa
 def test_a_question_must_leave_room_for_one_token():
     length = len(CODEC.opening(QUESTION.text))
     check_question_lengths([QUESTION], CODEC, GameSettings(max_tokens=length + 1))
-    with pytest.raises(UsageError, match=rf"'q7' .*{length} tokens .*{length}"):
+    with pytest.raises(UsageError, match=rf"question 'q7' \(.*\) .* {length} tokens .* {length}"):
         check_question_lengths([QUESTION], CODEC, GameSettings(max_tokens=length))
     with pytest.raises(UsageError, match=r"^the question "):  # not its whole text
         check_question_length(QUESTION.text, CODEC, GameSettings(max_tokens=2))

@@ -71,7 +71,7 @@ def test_a_wrong_field_is_named(fields, field, sentence):
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b"[" * 100_000, b"\xff"])
 def test_a_body_that_is_no_json_object_is_refused(body):
-    with pytest.raises(Failure, match="JSON object"):
+    with pytest.raises(Failure, match="body is not a JSON object"):
         read_request(body)
 
 

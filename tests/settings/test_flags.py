@@ -38,7 +38,7 @@ def test_a_tuple_collects_every_value_and_a_boolean_takes_true_or_false():
     config = train_config("--data a.jsonl b.jsonl --data c.jsonl --checkpointing true".split())
     assert config.data == ("a.jsonl", "b.jsonl", "c.jsonl")
     assert config.checkpointing is True and train_config([]).checkpointing is False
-    with pytest.raises(UsageError, match=r"--checkpointing .*'yes'"):
+    with pytest.raises(UsageError, match=r"--checkpointing .*true or false, not 'yes'"):
         train_config(["--checkpointing", "yes"])
 
 
@@ -85,6 +85,6 @@ def test_a_flag_that_does_not_exist_brings_the_one_that_was_meant(typed, meant):
 @pytest.mark.parametrize("value", ["-1e-6", "-1", "-.5", "-inf"])
 def test_a_negative_number_is_a_value_and_no_flag(value):
     """A bug: `--lr -1e-6` was "expected one argument"."""
-    with pytest.raises(UsageError, match=r"--lr .*0.* 1000, not -"):
+    with pytest.raises(UsageError, match="--lr must be above 0 and below 1000, not -"):
         train_config(["--lr", value])
     assert train_config(["--seed", "-3"]).seed == -3

@@ -134,9 +134,9 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(n, right, k):
 def test_missing_answers_are_refused():
     with pytest.raises(UsageError, match="prompt-r1; --reference"):
         seeds.table([answers("direct", 1)], "prompt-r1")
-    with pytest.raises(UsageError, match=r"folder 2 .*1 .*direct .*pop"):
+    with pytest.raises(UsageError, match=r"folder 2 lacks 1 .*direct .*pop"):
         seeds.table([answers("direct", 1), []], "direct")
-    with pytest.raises(UsageError, match=r"folder 1 .*32 .*direct .*pop"):
+    with pytest.raises(UsageError, match=r"folder 1 lacks 32 .*direct .*pop"):
         seeds.table([answers("direct", 1)], "direct", k=32)
     with pytest.raises(UsageError, match="have answered different questions"):
         seeds.table([[*answers("direct", 1), *answers("opro", 1, of=9)]], "direct")

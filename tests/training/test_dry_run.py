@@ -85,7 +85,7 @@ def test_an_estimate_says_in_how_many_groups_a_question_is_played(tmp_path):
     (tmp_path / "own.jsonl").write_text("".join(rows))
     config = TrainConfig(data=(str(tmp_path / "own.jsonl"),), val_data=("held-out",), agent="unknown/name")
     text = estimate(config)
-    assert "180 questions 227.6 times" in text
+    assert "320 steps of 128 draw each of the 180 questions 227.6 times" in text
 
 
 def test_an_estimate_says_whether_its_high_end_is_a_bound_and_how_long_the_calls_take():

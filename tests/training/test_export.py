@@ -83,7 +83,7 @@ def test_the_share_of_changed_weights_that_rounding_takes_is_measured_written_an
     changed = sum(weight.numel() for weight in weights) - unchanged.numel()
     share = json.loads((exported(policy, base) / STEP_FILE).read_text())["export/rounded_away"]
     assert share == pytest.approx(1 - large.numel() / changed, abs=1e-3)
-    assert f"{100 * share:.0f} %" in caplog.text
+    assert f" {100 * share:.0f} % of the weights" in caplog.text
 
 
 def test_the_share_that_rounding_takes_is_also_measured_for_merged_adapters(base):

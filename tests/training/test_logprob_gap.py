@@ -79,7 +79,7 @@ def test_the_gap_of_a_right_engine_is_below_the_alarm(compute):
 @pytest.mark.parametrize("change", ERRORS)
 def test_an_engine_of_another_model_stops_the_run_before_the_update_in_float32(change):
     """A bug: nobody looked at the gap, and a model without a mask between games was trained on, exit 0."""
-    with pytest.raises(UsageError, match=r"engine/logprob_gap is .* 0.01"):
+    with pytest.raises(UsageError, match=r"engine/logprob_gap is .* 0\.01"):
         learn_from_engine(torch.float32, change)
 
 

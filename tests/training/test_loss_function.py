@@ -255,5 +255,5 @@ def test_a_run_is_not_resumed_with_another_loss(own, asking_agent):
     ).split()
     line.append(str(asking_agent))
     run_here("train.py", *line, "--loss-function", "own_loss:good")
-    with pytest.raises(UsageError, match="'own_loss:good', not 'other_loss:good'"):
+    with pytest.raises(UsageError, match="loss_function = 'own_loss:good', not 'other_loss:good'"):
         read_train_config([*line, "--loss-function", "other_loss:good"])

@@ -55,7 +55,7 @@ def test_a_run_says_how_often_it_repeats_its_questions():
     """A bug: `--config paper` trained 13,653 epochs of a file of three questions without a word."""
     paper = TrainConfig()
     assert repetition_note(paper, 8 * 5120) == ""
-    assert "3 questions 13,653.3 times" in repetition_note(paper, 3)
+    assert "320 steps of 128 draw each of the 3 questions 13,653.3 times" in repetition_note(paper, 3)
 
 
 def steps(count: int, steps: int, *, seed: int = 0) -> list[str]:

@@ -168,8 +168,8 @@ def test_examples_that_are_too_long_are_cut_and_counted(caplog):
     add_lora(agent.policy.model, rank=2, alpha=4)
     settings = replace(SMALL, batch_size=1, epochs=1, cutoff=len(rows[0].tokens))
     assert len(list(train_weights(agent.policy, rows, settings))) == 3
-    assert f"1 of 3 examples have more than --cutoff {settings.cutoff}" in caplog.text
-    with pytest.raises(UsageError, match="--cutoff 1"):
+    assert f"1 of 3 examples have more than --cutoff {settings.cutoff} tokens" in caplog.text
+    with pytest.raises(UsageError, match="--cutoff 1 leaves no token"):
         next(train_weights(agent.policy, rows, replace(SMALL, cutoff=1)))
 
 
