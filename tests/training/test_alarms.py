@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prompt_r1.model.policy import Policy
-from prompt_r1.training.alarms import Alarms, Rule, rules_of
+from prompt_r1.training.alarms import RULES, Alarms, Rule, rules_of
 from prompt_r1.training.update import limit_of
 from tests.support import tiny
 from tests.support.games import ANY_GAP
@@ -138,7 +138,7 @@ def test_steps_whose_games_the_environment_broke_are_ignored():
     for line in lines[40:]:
         line |= {"format": 0.0, "stop/answered": 0.0, "entropy": 0.0, "groups/dropped": 1.0}
     [(step, alarm)] = alarms(lines)
-    assert step == 41 and alarm.startswith("groups/dropped is 1")
+    assert step == 41 and alarm.startswith("groups/dropped is 1: ")
 
 
 def test_a_users_own_reward_which_may_have_any_scale_may_fall():
@@ -166,14 +166,18 @@ def test_a_gap_between_engine_and_policy_is_an_alarm_from_the_first_step(compute
     assert seen[0][0].startswith(f"{limit.metric} is ") and "disagree" in seen[0][0]
 
 
-@pytest.mark.parametrize(
-    ("name", "limit"), [("groups/dropped", 0.0), ("reward/misranked", 0.2), ("update/kl", 0.015)]
-)
-def test_a_sign_is_an_alarm_in_its_first_step(name, limit):
+# The highest values that are no alarm, of the metrics that are judged by a single value.
+LIMITS = {"groups/dropped": 0.0, "reward/misranked": 0.2, "update/kl": 0.015}
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.window == 1], ids=lambda rule: rule.metric)
+def test_a_sign_is_an_alarm_in_its_first_step(rule):
     """EM may fall within two steps, before a window of five is full."""
-    seen = alarms_for(name, [0.0, limit, limit + 0.01, limit + 0.02, limit, limit + 0.01])
+    limit = LIMITS[rule.metric]
+    seen = alarms_for(rule.metric, [0.0, limit, limit + 0.01, limit + 0.02, limit, limit + 0.01])
     assert [step for step, _ in seen] == [2, 5]
-    assert all(alarm.startswith(f"{name} is {limit + 0.01:.3g}") for _, alarm in seen)
+    assert all(alarm.startswith(f"{rule.metric} is {limit + 0.01:.3g}") for _, alarm in seen)
+    assert all(alarm.endswith(f": {rule.meaning}") for _, alarm in seen)
 
 
 @pytest.mark.parametrize(("em", "count"), [(0.2, 1), (0.95, 0)])

@@ -274,7 +274,7 @@ GAMES = "trajectories/step-000001-rank0.jsonl"
     ("name", "content", "sentence"),
     [
         ("metrics.jsonl", BINARY, "metrics.jsonl holds no line of metrics"),
-        (GAMES, b'{"group": 0, "question": {"id": []}, "turns": [7]}\n', "is not a game"),
+        (GAMES, b'{"group": 0, "question": {"id": []}, "turns": [7]}\n', "trajectories: .* is not a game"),
     ],
 )
 def test_a_file_that_is_not_of_a_run_is_refused_by_its_name(tmp_path, name, content, sentence):
