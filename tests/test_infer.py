@@ -207,11 +207,3 @@ def test_ctrl_c_shows_the_interrupted_game(agent, tmp_path):
         server.communicate()
     assert playing.returncode == 130 and "Traceback" not in errors
     assert "no answer    interrupted" in shown
-
-
-def test_the_prompt_for_questions_does_not_come_into_a_file_of_games(monkeypatch, capsys):
-    """With `infer.py --json > games.jsonl` the first line of the file began with the prompt."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("Who?\nWhere?\n\n"))
-    assert list(infer.typed_questions()) == ["Who?", "Where?"]
-    shown = capsys.readouterr()
-    assert shown.out == "" and shown.err.count("ask (") == 3

@@ -87,25 +87,32 @@ def test_a_finished_game_has_these_fields_for_programs():
 
 
 def test_typed_questions_end_at_an_empty_line_or_at_the_end_of_the_input(monkeypatch, capsys):
-    def type_in(*lines: str):
-        typed = iter(lines)
+    """The prompt was the first line of the file of games that `infer.py --json > games.jsonl` writes."""
 
-        def read(prompt: str) -> str:
-            assert prompt == ""  # Standard output is no terminal here, so the prompt goes to standard error.
-            try:
-                return next(typed)
-            except StopIteration:
-                raise EOFError from None
-
-        monkeypatch.setattr(builtins, "input", read)
+    def type_in(text: str) -> list[str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
         return list(infer.typed_questions())
 
-    assert type_in(" Who? ", "Why?", "  ", "never") == ["Who?", "Why?"]
+    assert type_in(" Who? \nWhy?\n  \nnever\n") == ["Who?", "Why?"]
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.count("ask (an empty line ends): ") == 3
-    assert type_in("Who?") == ["Who?"]
+    assert type_in("Who?\n") == ["Who?"]
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.endswith("\n")
+
+
+def test_at_a_terminal_input_itself_writes_the_prompt(monkeypatch, capsys):
+    """`readline` edits the line after the prompt, and must know how wide the prompt is."""
+    prompts = []
+
+    def read(prompt: str) -> str:
+        prompts.append(prompt)
+        return ""
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr(builtins, "input", read)
+    assert list(infer.typed_questions()) == []
+    assert prompts == ["\nask (an empty line ends): "] and capsys.readouterr().err == ""
 
 
 def test_a_markdown_table_aligns_numbers_to_the_right_and_keeps_pipes_in_their_cells():
