@@ -15,7 +15,7 @@ from prompt_r1.miniworld.questions import mini_questions
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.training.log import read_metrics
 from tests.support import tiny
-from tests.support.exports import newest_tensors
+from tests.support.exports import newest_tensors, recorded_games
 from tests.support.paths import ROOT
 from tests.support.programs import FOUR_STEPS, SMALL, run_here
 
@@ -71,8 +71,7 @@ def test_the_manuals_tables_of_metrics_list_exactly_the_metrics_of_a_run(trained
 
 
 def test_the_trajectory_files_hold_the_games_of_a_step_with_rewards_and_advantages(trained):
-    path = trained / "runs/small/trajectories/step-000001-rank0.jsonl"
-    games = [json.loads(line) for line in path.read_text().splitlines()]
+    games = recorded_games(trained / "runs/small", "step-000001")
     assert len(games) == 8
     game = games[0]
     assert len(game["tokens"]) == len(game["sampled"]) and -1 <= game["reward"]["total"] <= 1
@@ -81,8 +80,8 @@ def test_the_trajectory_files_hold_the_games_of_a_step_with_rewards_and_advantag
     assert [game["sample"] for game in games] == [0, 1, 2, 3, 0, 1, 2, 3]
     assert game["stop"] in ("answered", "max_turns", "malformed", "max_tokens")
     assert any(game["advantage"] for game in games)
-    validated = path.with_name("validation-000000-rank0.jsonl").read_text().splitlines()
-    assert all(-1 <= json.loads(line)["reward"]["total"] <= 1 for line in validated), "used by no update"
+    validated = recorded_games(trained / "runs/small", "validation-000000")
+    assert all(-1 <= game["reward"]["total"] <= 1 for game in validated), "used by no update"
 
 
 def test_a_stopped_and_resumed_run_ends_with_the_same_weights_and_metrics(

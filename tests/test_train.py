@@ -23,7 +23,7 @@ from prompt_r1.training.questions import RunQuestions
 from prompt_r1.training.update import GRADIENT_LIMIT
 from prompt_r1.types import Reward, Trajectory
 from tests.support import tiny
-from tests.support.exports import load_tensors
+from tests.support.exports import load_tensors, recorded_games
 from tests.support.programs import run_here
 
 SMALL = (
@@ -54,13 +54,7 @@ def train_run(folder: Path, agent: Path, *line: object) -> Path:
 
 
 def games_of(run: Path, step: int) -> list[dict]:
-    return games_in(run, f"step-{step:06d}")
-
-
-def games_in(run: Path, name: str) -> list[dict]:
-    """The games of a file in trajectories/, such as step-000001 or test-trained."""
-    rows = (run / f"trajectories/{name}-rank0.jsonl").read_text().splitlines()
-    return [json.loads(row) for row in rows]
+    return recorded_games(run, f"step-{step:06d}")
 
 
 def write_questions(folder: Path, *texts: str, copies: int = 1) -> Path:
@@ -165,7 +159,7 @@ def test_training_validation_and_test_play_their_own_questions(random_agent, tmp
         ("test-untrained", "test-data"),
         ("test-trained", "test-data"),
     ):
-        assert {game["question"]["text"] for game in games_in(run, name)} == {file}, name
+        assert {game["question"]["text"] for game in recorded_games(run, name)} == {file}, name
 
 
 @pytest.fixture(scope="module")

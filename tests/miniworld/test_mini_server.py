@@ -18,7 +18,7 @@ from prompt_r1.environments.journal import Journal
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.settings.train import train_config
 from prompt_r1.training.log import read_metrics
-from tests.support.exports import load_tensors
+from tests.support.exports import load_tensors, recorded_games
 from tests.support.mini_server import BILLED, FAULTS, GAMES, FaultyServer, with_server
 from tests.support.paths import ROOT
 from tests.support.programs import command
@@ -60,8 +60,7 @@ def faulty(asking_agent: Path, tmp_path_factory) -> tuple[subprocess.CompletedPr
 def test_no_trajectory_contains_an_error_text(faulty) -> None:
     done, out = faulty
     assert done.returncode == 0, done.stderr
-    files = out.glob("trajectories/step-*")
-    rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    rows = recorded_games(out, "step-000001")
     replies = [turn["reply"] for row in rows for turn in row["turns"] if turn["reply"] is not None]
     assert len(rows) == 16 and len(replies) > 5  # three calls in ten failed
     for row in rows:

@@ -1,7 +1,6 @@
 """A run on a CPU forks its process into one rank per core."""
 
 import asyncio
-import json
 import os
 import shutil
 import sys
@@ -15,6 +14,7 @@ from prompt_r1.model.forked_ranks import limit_threads, rank_count, usable_cores
 from prompt_r1.pair.playing import open_pair
 from prompt_r1.pair.settings import PairConfig
 from prompt_r1.training.log import read_metrics
+from tests.support.exports import recorded_games
 from tests.support.programs import SMALL, CallHere, call, run_here
 
 
@@ -122,12 +122,11 @@ def test_a_machine_without_safe_forks_keeps_one_rank_and_its_threads(four_cores,
 LINE = ["train.py", *SMALL, "--data", "mini:validation", "--test-data", "none", "--out", "run"]
 
 
-def games_of(run: Path, step: int) -> list[tuple[str, list[tuple[str, str | None]]]]:
+def dialogues_of(run: Path, step: int) -> list[tuple[str, list[tuple[str, str | None]]]]:
     """The games of a step, whichever ranks played them: question, and texts and replies of the turns."""
-    files = (run / "trajectories").glob(f"step-{step:06d}-*")
-    played = [json.loads(game) for file in files for game in file.read_text().splitlines()]
     return sorted(
-        (game["question"]["id"], [(turn["text"], turn["reply"]) for turn in game["turns"]]) for game in played
+        (game["question"]["id"], [(turn["text"], turn["reply"]) for turn in game["turns"]])
+        for game in recorded_games(run, f"step-{step:06d}")
     )
 
 
@@ -143,7 +142,7 @@ def test_forked_ranks_play_the_games_of_one_process_and_print_once(tmp_path, cal
         assert not ended.returncode, ended.stderr
         assert ended.stdout.count(f"{ranks} × cpu") == 1 and ended.stdout.count("report.html") == 1
         assert len(list((folder / "run/trajectories").glob("step-000001-*"))) == ranks
-        games[ranks] = games_of(folder / "run", step=1)
+        games[ranks] = dialogues_of(folder / "run", step=1)
         rows[ranks] = read_metrics(folder / "run")
     assert games[1] == games[2] and len(games[1]) == 8
     for one, two in zip(rows[1], rows[2], strict=True):
@@ -163,5 +162,5 @@ def test_a_run_of_two_forked_ranks_resumes_with_one_and_plays_the_same_games(tmp
         resumed = run(folder, *LINE, "--steps", "2", "--ranks", ranks)
         assert not resumed.returncode and "Resuming after step 1" in resumed.stdout, resumed.stderr
         assert [row["step"] for row in read_metrics(folder / "run")] == [0, 1, 2]
-    games = games_of(tmp_path / "run", step=2)
-    assert games == games_of(tmp_path / "other" / "run", step=2) and len(games) == 8
+    games = dialogues_of(tmp_path / "run", step=2)
+    assert games == dialogues_of(tmp_path / "other" / "run", step=2) and len(games) == 8

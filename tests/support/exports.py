@@ -1,4 +1,4 @@
-"""Export an agent on one rank, fake a run, read tensors, fill the disk, and lock a run folder."""
+"""Export an agent on one rank, fake a run, read tensors and games, fill the disk, and lock a run folder."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import resource
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -69,3 +70,10 @@ def load_tensors(folder: Path) -> dict[str, torch.Tensor]:
 def newest_tensors(run: Path) -> dict[str, torch.Tensor]:
     """Weights and Adam states of the newest checkpoint of a run."""
     return load_tensors(max((run / "checkpoints").iterdir()))
+
+
+def recorded_games(run: Path, name: str) -> list[dict[str, Any]]:
+    """The games in the files NAME-rank*.jsonl of a run, such as step-000001 or test-trained, of all ranks."""
+    files = sorted((run / "trajectories").glob(f"{name}-rank*.jsonl"))
+    assert files, f"{run} has no games of {name}"
+    return [json.loads(row) for file in files for row in file.read_text("utf-8").splitlines()]
