@@ -56,7 +56,8 @@ def test_the_page_shows_the_dialogue_while_it_is_played_and_then_answer_and_cost
         chromium.wait_for("document.title === 'prompt-r1'")
         chromium.type(question)
         chromium.press("Enter")
-        chromium.wait_for(f"{BLOCKS}.length === 2")
+        # The request of the agent is shown piece by piece.
+        chromium.wait_for(f"{BLOCKS}.length === 2 && {BLOCKS}[1].endsWith({question[-4:]!r})")
         assert chromium.value(BLOCKS) == ["Agent thinks\nI ask.", f"Agent asks\n{question}"]
         assert not chromium.value(f"Boolean({ENDED})")
         environment.may_reply.set()
