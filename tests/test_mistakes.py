@@ -146,6 +146,7 @@ SEEN_BEFORE_TORCH = [
     ("train.py --agent AGENT --env x@http://me:pw@host/v1", "without user, password or query"),
     ("train.py --agent AGENT --env mini,mini-b --route 1", "--route takes session, uniform or 2 weights"),
     ("train.py --agent AGENT --max-env-usd 5", "--max-env-usd needs --env-price"),
+    ("train.py --agent AGENT --max-env-usd 5 --env-price 1,1", "--max-env-usd needs a limit of each reply"),
     ("train.py --agent AGENT --env-price cheap", "--env-price takes IN,OUT"),
     ("train.py --agent AGENT --env py:no_module:x", "cannot import 'no_module:x'"),
     ("train.py --agent AGENT --env-args {", "--env-args is not JSON"),

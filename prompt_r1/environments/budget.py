@@ -5,7 +5,7 @@ A request starts only if its estimated cost fits into what is left of the budget
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prompt_r1.errors import Resumable, UsageError
@@ -75,7 +75,6 @@ class Budget:
         self, *, max_calls: int = 0, max_usd: float = 0.0, spent: Spending | None = None, ranks: int = 1
     ) -> None:
         self.before = self.spent = spent or Spending()
-        self.limits_usd = max_usd > 0
         self._limits = {"calls": max_calls, "usd": max_usd}
         # What this rank's `spent` may reach: the run's spending so far, and this rank's share of the rest.
         self._ceilings: dict[str, float] = {}
@@ -85,20 +84,13 @@ class Budget:
         self._reserved = Spending()
         self._settled = asyncio.Event()  # The next request that ends sets it, and wakes those that wait.
 
-    async def reserve(self, estimate: Callable[[], Spending]) -> Spending:
-        """Reserve the estimated cost of a request, and return it.
+    async def reserve(self, estimate: Spending) -> None:
+        """Reserve the estimated cost of a request.
 
         If the request does not fit, it waits until other requests have ended, because they may cost less than
-        was reserved for them. After each wait the estimate is made again, because a reply that came meanwhile
-        may have been longer than all before. Raises OutOfBudget if the request does not fit although no other
-        request is running.
+        was reserved for them. Raises OutOfBudget if it does not fit although no other request is running.
         """
-        while True:
-            estimated = estimate()
-            exceeded = self._exceeded(self.spent + self._reserved + estimated)
-            if not exceeded:
-                self._reserved += estimated
-                return estimated
+        while exceeded := self._exceeded(self.spent + self._reserved + estimate):
             if not self._reserved.calls:
                 name = exceeded[0]
                 flag = f"--max-env-{name} {self._limits[name]:g}"
@@ -107,6 +99,7 @@ class Budget:
                     "resumes the run"
                 )
             await self._settled.wait()
+        self._reserved += estimate
 
     def settle(self, estimate: Spending, actual: Spending) -> None:
         """Replace the reservation of a request that has ended by its actual cost."""

@@ -55,7 +55,8 @@ class Endpoint(Source):
     """A source that asks the model `name` at `base_url`.
 
     `system` opens every dialogue that has no system message. `fields` (temperature, max_tokens, …) are added
-    to every request; a field that the server does not know is left out for the rest of the run. `timeout` is
+    to every request; a field that the server does not know is left out for the rest of the run. But a limit
+    of the reply is never left out: without it, a request may cost more than was reserved for it. `timeout` is
     the longest time for a request and its response, in seconds.
     """
 
@@ -79,6 +80,7 @@ class Endpoint(Source):
         self.fields = dict(fields or {})
         self.system = system
         self.concurrency = concurrency
+        self.reply_limit = limit_in(self.fields)
         self.timeout = timeout
         self.parameters = {"url": base_url, "system": system, **self.fields}
         self.samples = self.fields.get("temperature") != 0
@@ -99,7 +101,8 @@ class Endpoint(Source):
                 break
             except Refused as refused:
                 refused.reason = self._shown(refused.reason)
-                if refused.field not in fields:
+                is_only_limit = refused.field == "max_completion_tokens" and "max_tokens" not in fields
+                if refused.field not in fields or is_only_limit:
                     raise
                 if refused.field in self.fields:  # Otherwise another call has left it out meanwhile.
                     without = f"{self.name} does not accept {refused.field}; continuing without"
@@ -164,17 +167,13 @@ class Endpoint(Source):
         self._reply_seconds.append(loop.time() - begin)
         return reply
 
-    def reply_limit(self) -> int | None:
-        """The limit of the requests as they are sent now: the server may have rejected the user's limit."""
-        return limit_in(self.fields)
-
     def leave_out(self, field: str) -> None:
-        """Send no request with this field any more."""
+        """Send no request with this field any more. `max_tokens` becomes `max_completion_tokens`."""
         if field not in self.fields:
             return
         fields = dict(self.fields)
         value = fields.pop(field)
-        if field == "max_tokens":  # OpenAI's newer models have another name for it.
+        if field == "max_tokens":
             fields.setdefault("max_completion_tokens", value)
         self.fields = fields
         self.left_out = (*self.left_out, field)

@@ -1,11 +1,10 @@
 """One or several environments behind `ask`.
 
-A call has four steps. Each step calls the next:
+A call has three steps. Each step calls the next:
 
-    ask        draw the environment of the question, and count how its call ends
-    _call      take the reply from the journal if it is there
-    _repeat    send the request until there is a reply
-    _request   reserve the cost in the budget, let the source make one attempt, and settle what it cost
+    ask        draw the environment of the question, and take the reply from the journal if it is there
+    _send      send the request until there is a reply
+    _request   reserve the cost in the budget, let the source make one attempt, and charge what it cost
 
 A source is a server (endpoint.py), a model in this process (local.py) or an object of the user (sources.py).
 """
@@ -16,7 +15,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
 from prompt_r1.environments.budget import FREE, Budget, OutOfBudget, Price
@@ -32,15 +31,14 @@ from prompt_r1.environments.sources import (
     Reply,
     Source,
 )
-from prompt_r1.errors import EnvError, FatalEnvError, LimitReached, Resumable, UsageError
+from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Message, Spending
 
 logger = logging.getLogger(__name__)
 
 # A request is estimated from above, because a budget may end early, but not late.
-LONG_REPLY = 1024  # If a request sets no limit, at least this many tokens are reserved for its reply.
+LONG_REPLY = 1024  # If nothing limits a reply, this many tokens are assumed.
 FRAME_CHARACTERS = 20  # The role and the markers of a message are estimated as this many characters.
-INITIAL_SLOTS = 4  # If nothing bounds what replies cost, only this many requests run at once at first.
 
 CALL_DEADLINE = 600.0  # A call repeats its request for at most this many seconds.
 MAX_EMPTY_RESPONSES = 6  # A call gives up after this many complete responses without a reply: each is billed.
@@ -73,48 +71,21 @@ class Member:
 
     source: Source
     price: Price
-    limits_usd: bool  # whether the budget limits dollars
     slots: asyncio.Semaphore = field(init=False)  # Each call holds a slot while its requests are sent.
-    slot_count: int = field(init=False)  # how many slots there are, free or held
     has_replied: bool = False
-    longest_reply: int = 0  # tokens
     paused_until: float = 0.0  # The server asked for no calls before this time of the event loop.
     is_wait_reported: bool = False
     counts: Counter[str] = field(default_factory=Counter)  # since the last `take_metrics`; see COUNTED
 
     def __post_init__(self) -> None:
-        self.open_slots()
+        self.slots = asyncio.Semaphore(self.source.concurrency)
 
     def estimate(self, messages: list[Message]) -> Spending:
-        """Estimate the cost of a request from above.
-
-        The estimate is too low only if the request sets no limit and its reply is longer than all before.
-        """
+        """Estimate the cost of a request from above."""
         characters = len(str(self.source.parameters))
         characters += sum(len(message["content"]) + FRAME_CHARACTERS for message in messages)
-        limit = self.source.reply_limit()
-        longest = max(LONG_REPLY, self.longest_reply) if limit is None else limit
-        return self.price.of_call(characters // BILLED_CHARACTERS_PER_TOKEN, longest)
-
-    def open_slots(self) -> None:
-        """Open as many slots as the source may have concurrent requests.
-
-        If dollars are limited, but nothing bounds what a reply costs, only INITIAL_SLOTS are opened, and
-        `note_reply` opens another slot with each reply.
-        """
-        self.slot_count = self.source.concurrency
-        if self.limits_usd and self.source.reply_limit() is None:
-            self.slot_count = min(self.slot_count, INITIAL_SLOTS)
-        self.slots = asyncio.Semaphore(self.slot_count)
-
-    def note_reply(self, reply: Reply) -> None:
-        """Note that the source replies, and how long its reply is. Open another slot if any is missing."""
-        self.has_replied = True
-        self.is_wait_reported = False
-        self.longest_reply = max(self.longest_reply, reply.tokens_out)
-        if self.slot_count < self.source.concurrency:
-            self.slot_count += 1
-            self.slots.release()
+        tokens_out = self.source.reply_limit or LONG_REPLY
+        return self.price.of_call(characters // BILLED_CHARACTERS_PER_TOKEN, tokens_out)
 
 
 @dataclass(frozen=True)
@@ -122,31 +93,7 @@ class Checked:
     """What a check has learned about a source. The ranks that do not check take it over."""
 
     has_replied: bool
-    longest_reply: int  # tokens
     left_out: Sequence[str]  # the fields that the server rejects
-
-
-@dataclass
-class Call:
-    """A call whose reply is not in the journal, and what its requests were charged so far."""
-
-    member: Member
-    messages: list[Message]
-    caller: Caller
-    bill: Bill
-    key: str  # identifies the call in the journal
-    number: int  # the call's number in the journal of this rank
-    charged: Spending = field(default_factory=Spending)
-
-    def estimate(self) -> Spending:
-        """Estimate the cost of the next request. Raises LimitReached if the bill may exceed its limit."""
-        estimate = self.member.estimate(self.messages)
-        charged, limit = self.bill.charged_usd, self.bill.max_usd
-        if charged + estimate.usd > limit:
-            raise LimitReached(
-                "usd", f"the next request may exceed the limit of ${limit:g}; spent: ${charged:.6f}"
-            )
-        return estimate
 
 
 class Environment:
@@ -165,11 +112,9 @@ class Environment:
         self.name = ",".join(source.name for source in sources)
         self.budget = budget or Budget()
         self.journal = journal or Journal(None)
-        # The estimates of a resumed run begin with the longest reply in its journal, of whichever source.
-        longest = max((reply.tokens_out for reply in self.journal.replies.values()), default=0)
         self.members: list[Member] = []
         for source, price in zip(sources, prices or [FREE] * len(sources), strict=True):
-            self.members.append(Member(source, price, self.budget.limits_usd, longest_reply=longest))
+            self.members.append(Member(source, price))
         self._route = route
         self._weights = parse_weights(route, len(sources))
         self._sleep = sleep
@@ -187,11 +132,18 @@ class Environment:
         of the bill.
         """
         bill = bill or Bill()
-        # The run's seed is no part of this seed, so a question gets the same environment in every run.
-        seed = caller.question if self._route == "session" else f"{caller.question}/{caller.epoch}"
-        member = random.Random(seed).choices(self.members, self._weights)[0]
+        member = self._draw(caller)
+        key = call_key(member.source, messages, caller)
         try:
-            reply = await self._call(member, messages, caller, bill)
+            # If games make the same call at once, the first one pays, and the others find its reply in the
+            # journal.
+            async with self._lock_of(key):
+                reply = self.journal.replies.get(key)
+                if reply is None:
+                    member.counts["paid"] += 1
+                    reply = await self._send(member, messages, caller, bill, key)
+                else:
+                    member.counts["reused"] += 1
         except (EnvError, Refused) as problem:
             bill.spent += ONE_FREE_CALL
             member.counts["errors"] += 1
@@ -200,55 +152,50 @@ class Environment:
                 self._watch(failed=True, reason=str(error))
             raise error from None
         self._watch(failed=False)
+        member.has_replied = True
+        member.is_wait_reported = False
         if reply.label:
             member.counts[f"outcomes/{reply.label}"] += 1
         bill.spent += member.price.of_call(reply.tokens_in, reply.tokens_out)
         return reply
 
-    async def _call(self, member: Member, messages: list[Message], caller: Caller, bill: Bill) -> Reply:
-        """The reply from the journal if it is there, or else a new reply. Raises what `_repeat` raises."""
-        key = call_key(member.source, messages, caller)
-        # If games make the same call at once, the first one pays, and the others find its reply in the
-        # journal.
-        async with self._lock_of(key):
-            if recorded := self.journal.replies.get(key):
-                member.counts["reused"] += 1
-                member.note_reply(recorded)
-                return recorded
-            call = Call(member, messages, caller, bill, key, number=next(self.journal.numbers))
-            member.counts["paid"] += 1
-            async with member.slots:
-                return await self._repeat(call)
+    def _draw(self, caller: Caller) -> Member:
+        """The environment of the caller's question."""
+        # The run's seed is no part of this seed, so a question gets the same environment in every run.
+        seed = caller.question if self._route == "session" else f"{caller.question}/{caller.epoch}"
+        return random.Random(seed).choices(self.members, self._weights)[0]
 
-    async def _repeat(self, call: Call) -> Reply:
+    async def _send(
+        self, member: Member, messages: list[Message], caller: Caller, bill: Bill, key: str
+    ) -> Reply:
         """Send the request of a call until there is a reply, for at most CALL_DEADLINE seconds.
 
         Raises Refused or EnvError if the call failed, and what `_request` raises before a request.
         """
-        member = call.member
         loop = asyncio.get_running_loop()
-        begin = loop.time()
         failures = without_text = 0
         wait = 0.0
-        while True:
-            await self._pause(member, wait)
-            try:
-                return await self._request(call, failures=failures)
-            except Busy as busy:
-                failures += 1
-                if isinstance(busy, NoText):
-                    without_text += 1
-                if without_text == MAX_EMPTY_RESPONSES:
-                    raise Refused(
-                        f"{MAX_EMPTY_RESPONSES} responses without a reply, the last: {busy.reason}"
-                    ) from None
-                wait = back_off(failures) if busy.wait is None else busy.wait
-                if loop.time() - begin + wait > CALL_DEADLINE:
-                    raise EnvError(
-                        f"{member.source.name} did not reply: in {CALL_DEADLINE:g} s, the last problem: "
-                        f"{busy.reason}"
-                    ) from None
-                self._note_wait(member, busy, wait)
+        async with member.slots:
+            deadline = loop.time() + CALL_DEADLINE
+            while True:
+                await self._pause(member, wait)
+                try:
+                    return await self._request(member, messages, caller, bill, key, failures=failures)
+                except Busy as busy:
+                    failures += 1
+                    if isinstance(busy, NoText):
+                        without_text += 1
+                    if without_text == MAX_EMPTY_RESPONSES:
+                        raise Refused(
+                            f"{MAX_EMPTY_RESPONSES} responses without a reply, the last: {busy.reason}"
+                        ) from None
+                    wait = back_off(failures) if busy.wait is None else busy.wait
+                    if loop.time() + wait > deadline:
+                        raise EnvError(
+                            f"{member.source.name} did not reply: in {CALL_DEADLINE:g} s, the last problem: "
+                            f"{busy.reason}"
+                        ) from None
+                    self._note_wait(member, busy, wait)
 
     async def _pause(self, member: Member, wait: float) -> None:
         """Sleep for `wait` seconds, and until the server accepts calls again."""
@@ -262,25 +209,34 @@ class Environment:
                 break
             wait = member.paused_until - loop.time()
 
-    async def _request(self, call: Call, *, failures: int = 0) -> Reply:
+    async def _request(
+        self,
+        member: Member,
+        messages: list[Message],
+        caller: Caller,
+        bill: Bill,
+        key: str,
+        *,
+        failures: int = 0,
+    ) -> Reply:
         """Send one request of a call, after `failures` requests that got no reply.
 
         The estimated cost is reserved in the budget, and written to the journal before the request is sent.
-        However the request ends, budget, journal and bill are then charged with what it may have cost.
+        However the request ends, bill, budget and journal are then charged with what it may have cost.
         Raises OutOfBudget or LimitReached before a request that does not fit, and what the source's attempt
         raises.
         """
-        member, source, counts = call.member, call.member.source, call.member.counts
         self.journal.check_room()
-        estimate = await self.budget.reserve(call.estimate)
-        cost_if_lost = estimate + Spending(lost_usd=estimate.usd)
-        # The cost stays None if the request is cancelled, or if it gets no reply but may be billed. Then it
-        # counts as lost.
-        cost: Spending | None = None
+        estimate = member.estimate(messages)
+        bill.check(estimate)
+        await self.budget.reserve(estimate)
+        number = next(self.journal.numbers)
+        cost_if_lost = replace(estimate, lost_usd=estimate.usd)
+        cost = cost_if_lost  # A request that is cancelled may be billed.
         reply: Reply | None = None
         try:
-            self.journal.write(call.number, call.key, call.charged + cost_if_lost)
-            reply = await source.attempt(call.messages, call.caller, failures=failures)
+            self.journal.write(number, key, cost_if_lost)
+            reply = await member.source.attempt(messages, caller, failures=failures)
             cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
         except Busy as busy:
             if not busy.may_be_billed:
@@ -291,18 +247,15 @@ class Environment:
             raise
         finally:
             if reply is None:
-                counts["failed_requests"] += 1
-            if cost is None:
-                counts["lost"] += 1
-                cost = cost_if_lost
+                member.counts["failed_requests"] += 1
+            if cost is cost_if_lost:
+                member.counts["lost"] += 1
+            bill.charged_usd += cost.usd
             self.budget.settle(estimate, cost)
-            call.charged += cost
-            call.bill.charged_usd += cost.usd
-            prompt = call.messages[-1]["content"]
-            self.journal.write(call.number, call.key, call.charged, reply, source=source.name, prompt=prompt)
-        member.note_reply(reply)
-        counts["tokens_in"] += reply.tokens_in
-        counts["tokens_out"] += reply.tokens_out
+            prompt = messages[-1]["content"]
+            self.journal.write(number, key, cost, reply, source=member.source.name, prompt=prompt)
+        member.counts["tokens_in"] += reply.tokens_in
+        member.counts["tokens_out"] += reply.tokens_out
         return reply
 
     async def check(self) -> list[Checked]:
@@ -318,30 +271,22 @@ class Environment:
                 finally:
                     await member.source.close()  # Games may be played in another event loop.
                 member.counts.clear()  # The metrics count the calls of games.
-        learned = [
-            Checked(member.has_replied, member.longest_reply, member.source.left_out)
-            for member in self.members
-        ]
-        self.apply(learned)
-        return learned
+        return [Checked(member.has_replied, member.source.left_out) for member in self.members]
 
     def apply(self, learned: Sequence[Checked]) -> None:
-        """Take over what a check has learned about each source, before the first game."""
+        """Take over what the check of another rank has learned about each source."""
         for member, checked in zip(self.members, learned, strict=True):
             member.has_replied = checked.has_replied
-            member.longest_reply = checked.longest_reply
             for field_name in checked.left_out:
                 member.source.leave_out(field_name)
-            member.open_slots()  # Without `max_tokens`, there may be fewer than before.
 
     async def _check(self, member: Member) -> None:
         """Send one request, and charge it. Its reply is not used again: the next start checks again."""
-        source, number = member.source, next(self.journal.numbers)
+        source = member.source
         messages = [Message(role="user", content="Hi")]
-        call = Call(member, messages, NO_GAME, Bill(), f"check {number}", number)
         try:
             async with asyncio.timeout(CHECK_SECONDS):
-                reply = await self._request(call)
+                reply = await self._request(member, messages, NO_GAME, Bill(), key="check")
         except OutOfBudget:
             return  # A run that plays from its journal may need no more calls.
         except TimeoutError:
@@ -363,6 +308,7 @@ class Environment:
                 f'{source} replied to "Hi" without any text ({said}): check max_tokens and the other fields '
                 "of --env-args, or choose another model"
             )
+        member.has_replied = True
 
     async def close(self) -> None:
         """Close the connections. Another call opens new ones."""

@@ -3,9 +3,9 @@
 Each rank appends JSON lines to a file of its own; at the start it reads the files of all ranks. So a resumed
 run repeats no call, but ranks that make equal calls in the same run pay for each of them.
 
-Before each request of a call, a line says what the call costs if the process is killed now. After the
-request, a line says what the call has cost so far. So the last line of a call says what it was charged. If a
-line has a `reply`, the call is never sent again.
+A call may need several requests, and each request has a number. Before it is sent, a line with its number
+says what it costs if the process is killed now. When it has ended, a line with the same number says what it
+has cost. So the last line of a number counts. If a line has a `reply`, the call is never sent again.
 
 If the disk becomes full, replies that have been paid must still be written. So each rank keeps a reserve, a
 file that is removed then, and no further request is sent.
@@ -57,7 +57,7 @@ class Journal:
         self.spent = Spending()
         self.records = folder is not None  # whether calls are written to a file
         self.replies: dict[str, Reply] = {}  # call key → its recorded reply
-        self.numbers = count(1)  # the numbers of new calls in this rank's file
+        self.numbers = count(1)  # the numbers of new requests in this rank's file
         if folder is None:
             return
         own = folder / f"rank{rank}.jsonl"
@@ -75,15 +75,15 @@ class Journal:
         self._reserve.write_bytes(os.urandom(RESERVE_BYTES))  # Some file systems store zeros in no room.
 
     def write(
-        self, call: int, key: str, charged: Spending, reply: Reply | None = None, **shown: object
+        self, number: int, key: str, charged: Spending, reply: Reply | None = None, **shown: object
     ) -> None:
-        """Append a line: what a call is charged so far, and its reply if there is one.
+        """Append a line: what a request is charged, and the reply to its call if there is one.
 
         `shown` is added to the line of a reply, for people who read the file.
         """
         if not self.records:
             return
-        line: dict[str, object] = {"key": key, "call": call, "charged": charged.amounts}
+        line: dict[str, object] = {"key": key, "call": number, "charged": charged.amounts}
         if reply is not None:
             self.replies[key] = reply
             line |= {"reply": asdict(reply), "time": round(time.time(), 3), "usd": charged.usd, **shown}
@@ -102,7 +102,7 @@ class Journal:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._own))
 
     def _read(self, path: Path) -> dict[int, Spending]:
-        """Remember the replies in a file, and add up its charges. Returns the charge of each call by number.
+        """Remember the replies in a file, and add up its charges. Returns the charges by their numbers.
 
         Lines that are no JSON are skipped, because a kill may leave an incomplete line.
         """

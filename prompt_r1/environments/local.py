@@ -78,7 +78,7 @@ class LocalEnvironment(Source):
         self.name = name
         self.slots = slots
         self.capacity = capacity
-        self.max_tokens = max_tokens
+        self.max_tokens = self.reply_limit = max_tokens
         self.temperature = temperature
         self.seed = seed
         self.system = system

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 
-from prompt_r1.environments.sources import Busy, NoText, Refused, Reply, reply_of
+from prompt_r1.environments.sources import REPLY_LIMITS, Busy, NoText, Refused, Reply, reply_of
 
 MAX_WAIT = 120.0  # seconds; a server that asks for a longer wait is asked again after this time
 MAX_CREDIBLE_WAIT = 86400.0  # seconds; a longer requested wait is ignored
@@ -25,7 +25,6 @@ BUSY_STATUSES = (408, 409, 425, 429)  # Every status from 500 on means busy too.
 GATEWAY_TIMEOUTS = (504, 524)
 WRONG_FOR_ALL = (401, 402, 403)  # key, credit, permission
 FILTERED_CODES = ("content_filter", "content_policy_violation")
-REPLY_LIMITS = ("max_tokens", "max_completion_tokens")
 UNKNOWN_FIELD_CODES = ("unsupported_parameter", "unsupported_value", "unknown_parameter", "extra_forbidden")
 # How servers say that a dialogue is too long. Other errors also name a length or a limit ("max_length must be
 # positive"), so only whole phrases count.

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from prompt_r1.errors import EnvError, UsageError
+from prompt_r1.errors import EnvError, LimitReached, UsageError
 from prompt_r1.settings.functions import parameters_of, user_code
 from prompt_r1.types import Message, Spending
 
@@ -22,6 +22,8 @@ from prompt_r1.types import Message, Spending
 # characters for each token. Tokens that may be billed are estimated from above.
 CHARACTERS_PER_TOKEN = 4
 BILLED_CHARACTERS_PER_TOKEN = 3
+# The fields of a request that limit the tokens of its reply: OpenAI's newer models take only the second.
+REPLY_LIMITS = ("max_tokens", "max_completion_tokens")
 
 # A block of thinking that neither model nor server separates from the reply. If a block does not end,
 # everything after its beginning is thinking. Models mark it as <think>, <thinking>, <thought>, <seed:think>,
@@ -69,6 +71,14 @@ class Bill:
     max_usd: float = math.inf  # No request starts that may take `charged_usd` above this limit.
     spent: Spending = field(default_factory=Spending)  # the cost of the replies
     charged_usd: float = 0.0  # what the requests were charged, also without a reply
+
+    def check(self, estimate: Spending) -> None:
+        """Raise LimitReached if a request with this estimated cost may exceed the limit."""
+        if self.charged_usd + estimate.usd > self.max_usd:
+            raise LimitReached(
+                "usd",
+                f"the next request may exceed the limit of ${self.max_usd:g}; spent: ${self.charged_usd:.6f}",
+            )
 
 
 @dataclass(frozen=True)
@@ -132,6 +142,7 @@ class Source(ABC):
     samples: bool  # True: it samples, so equal messages may get different replies.
     by_question: bool = False  # True: the reply depends on the question's id too.
     concurrency: int = sys.maxsize  # the most attempts at the same time
+    reply_limit: int | None = None  # the most tokens of a reply; None: nothing limits them
     needs_check: bool = False  # True: a wrong setting shows only in a reply.
     left_out: Sequence[str] = ()  # The fields that `leave_out` has removed from the requests, in this order.
 
@@ -150,16 +161,15 @@ class Source(ABC):
         """Send no request with this field any more, because the server rejects it."""
         raise NotImplementedError(f"the requests of {self.name} have no field {field}")
 
-    def reply_limit(self) -> int | None:
-        """The most tokens that a reply may have; None if the request sets no limit."""
-        return limit_in(self.parameters)
-
 
 def limit_in(fields: Mapping[str, object]) -> int | None:
-    """The limit of a reply's tokens in the fields of a request; None if there is none."""
-    limit = fields.get("max_tokens") or fields.get("max_completion_tokens")
+    """The limit of a reply's tokens in the fields of a request; None if there is none.
+
+    If both names of the limit are given, a server may accept only one of them, so the larger limit counts.
+    """
+    limits = [fields.get(name) for name in REPLY_LIMITS]
     # llama.cpp and others take -1 for no limit.
-    return limit if isinstance(limit, int) and limit > 0 else None
+    return max((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
 
 
 def with_system(messages: list[Message], system: str) -> list[Message]:
@@ -219,10 +229,13 @@ class OwnSource(Source):
     """A source that asks an object of the user. If `ask` is no async function, it runs in a thread.
 
     A class is instantiated, with the seed if it takes a seed. If calls are `priced`, tokens are estimated
-    from the length of the texts; otherwise they are 0. Raises UsageError.
+    from the length of the texts; otherwise they are 0. `reply_limit` is not enforced: it says how many tokens
+    the object writes at most. Raises UsageError.
     """
 
-    def __init__(self, own: Any, *, seed: int, name: str = "", priced: bool = False) -> None:
+    def __init__(
+        self, own: Any, *, seed: int, name: str = "", priced: bool = False, reply_limit: int | None = None
+    ) -> None:
         if inspect.isclass(own):
             arguments = {"seed": seed} if "seed" in parameters_of(own) else {}
             with user_code(f"the environment {name or own!r}"):
@@ -236,6 +249,7 @@ class OwnSource(Source):
         self._takes = parameters_of(function) & {"session", "sample", "seed"}
         self.by_question = "session" in self._takes
         self.samples = getattr(own, "samples", True)
+        self.reply_limit = reply_limit
         self._priced = priced
 
     async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:

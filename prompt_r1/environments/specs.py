@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from prompt_r1.environments.budget import FREE, Budget, Price, parse_price, parse_prices
 from prompt_r1.environments.environment import Environment, parse_weights
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Answering, MuteEnvironment, OwnSource, Source
+from prompt_r1.environments.sources import Answering, MuteEnvironment, OwnSource, Source, limit_in
 from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_file, is_gguf
 from prompt_r1.settings.agent import MINI_ENVIRONMENTS, SMOLLM2, EnvironmentConfig
@@ -55,17 +55,23 @@ class Account:
 def open_account(
     config: EnvironmentConfig, folder: Path | None = None, *, rank: int = 0, ranks: int = 1
 ) -> Account:
-    """Open the journal in `folder` (None: nothing is recorded), and a budget that knows what it has spent.
-
-    Raises UsageError for a limit of dollars without a price.
-    """
-    if config.max_env_usd and not any(config.env_price):
-        raise UsageError("--max-env-usd needs --env-price IN,OUT: without a price, dollars are not counted")
+    """Open the journal in `folder` (None: nothing is recorded), and a budget that knows what it has spent."""
     journal = Journal(folder / "journal" if folder else None, rank=rank)
     budget = Budget(
         max_calls=config.max_env_calls, max_usd=config.max_env_usd, spent=journal.spent, ranks=ranks
     )
     return Account(journal, budget)
+
+
+def check_usd_limit(flag: str, config: EnvironmentConfig) -> None:
+    """Raise UsageError if a limit of dollars cannot be kept with these settings; `flag` names the limit."""
+    if not any(config.env_price):
+        raise UsageError(f"{flag} needs --env-price IN,OUT: without a price, dollars are not counted")
+    if limit_in(parse_fields(config.env_args)) is None:
+        raise UsageError(
+            f"{flag} needs a limit of each reply, such as --env-args '{{\"max_tokens\": 1024}}': without it, "
+            "nobody knows what the next call will cost"
+        )
 
 
 def check_environment(
@@ -75,7 +81,8 @@ def check_environment(
 
     For `typed` and `others`, see `open_environment`.
     """
-    open_account(config)  # This raises UsageError for a limit of dollars without a price.
+    if config.max_env_usd:
+        check_usd_limit("--max-env-usd", config)
     for price in config.env_price:
         parse_price(price)
     names = spec.split(",")
@@ -114,6 +121,8 @@ def open_environment(
     `prices`, by the names of environments, replaces --env-price. The caller closes the environment. Raises
     UsageError.
     """
+    if config.max_env_usd:
+        check_usd_limit("--max-env-usd", config)
     fields = parse_fields(config.env_args)
     with_key = _names_with_key([spec, *others], typed)
     names = spec.split(",")
@@ -144,10 +153,12 @@ def open_environment(
 
 def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environment:
     """Open an object of the user that is given as such, and not by a SPEC. Nothing is recorded."""
-    account = open_account(config)
+    if config.max_env_usd:
+        check_usd_limit("--max-env-usd", config)
     [price] = parse_prices(config.env_price, ["env"]).values()
-    source = OwnSource(own, seed=seed, priced=price != FREE)
-    return Environment([source], budget=account.budget, prices=[price])
+    limit = limit_in(parse_fields(config.env_args))
+    source = OwnSource(own, seed=seed, priced=price != FREE, reply_limit=limit)
+    return Environment([source], budget=open_account(config).budget, prices=[price])
 
 
 def _check_name(name: str, typed: Collection[str]) -> None:
@@ -182,9 +193,11 @@ def _open_source(
     """Open an environment whose name `_check_name` has accepted. Raises UsageError."""
     match kind_of(name):
         case "built-in":
-            return OwnSource(_built_in(name), seed=seed, name=name, priced=priced)
+            own: Any = _built_in(name)
+            return OwnSource(own, seed=seed, name=name, priced=priced, reply_limit=limit_in(fields))
         case "own":
-            return OwnSource(_own_object(name), seed=seed, name=name, priced=priced)
+            own = _own_object(name)
+            return OwnSource(own, seed=seed, name=name, priced=priced, reply_limit=limit_in(fields))
         case "local":
             from prompt_r1.environments.local import load_local
 

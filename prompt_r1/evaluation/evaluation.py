@@ -11,6 +11,7 @@ import torch
 from prompt_r1.data.questions import find_questions, sample_questions
 from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.environment import Environment
+from prompt_r1.environments.sources import limit_in
 from prompt_r1.environments.specs import Account, open_environment, parse_fields
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.games import mute_environment
@@ -22,6 +23,8 @@ from prompt_r1.pair.agent import Sampling
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.settings.agent import all_mini_data
 from prompt_r1.types import Question
+
+OPTIMIZER_REPLY = 2000  # tokens of what an optimiser writes, if nothing else limits it
 
 Repeat = tuple[Question, int]
 """A question, and the number of its repeat (--repeats)."""
@@ -78,6 +81,9 @@ class Evaluation:
         def open_optimizer(fields: Fields) -> Environment:
             writer = config.optimizer_env or spec
             settings = config if config.optimizer_env else self.environments[spec]
+            if config.max_env_usd and limit_in(fields) is None:
+                # The authors of GEPA set no limit, but a limit of dollars needs it.
+                fields = {**fields, "max_tokens": OPTIMIZER_REPLY}
             return self.open(writer, settings, fields, self.prices_of_writer(spec), account, opened)
 
         return Setup(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from ipaddress import ip_address
 
+from prompt_r1.environments.specs import check_usd_limit
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.preflight import check_pair
 from prompt_r1.pair.settings import PairConfig
@@ -38,7 +39,9 @@ class ServeConfig(PairConfig):
     port: int = everyday_setting(8000, "port; 0: any free one", Range(at_least=0, below=65536))
     model_name: str = everyday_setting("prompt-r1", "name of the pair in /v1/models and in requests")
     max_sessions: int = everyday_setting(64, "questions at the same time; others get status 429", POSITIVE)
-    request_usd: float = everyday_setting(0.0, "limit of dollars per question (needs --env-price); 0: none")
+    request_usd: float = everyday_setting(
+        0.0, "limit of dollars per question (needs --env-price, max_tokens); 0: none"
+    )
     request_seconds: float = everyday_setting(300.0, "limit of seconds per question", POSITIVE)
 
 
@@ -48,8 +51,6 @@ def main(arguments: list[str]) -> None:
     missing = [package for package in PACKAGES if find_spec(package) is None]
     if missing:
         raise UsageError(f"the server needs {' and '.join(missing)}: pip install {' '.join(missing)}")
-    if config.request_usd and not any(config.env_price):
-        raise UsageError("--request-usd needs --env-price IN,OUT: without a price, dollars are not counted")
     # A port in use is reported before the agent is loaded.
     with _listen(config.host, config.port) as listener:
         _serve(config, listener)
@@ -72,7 +73,9 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
     key = os.environ.get(KEY, "").strip()
     if not key and not is_local:
         raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
-    check_pair(config)
+    settings = check_pair(config)
+    if config.request_usd:
+        check_usd_limit("--request-usd", settings)
     # Imported here, because torch takes seconds to import, and `--help` does not need it.
     from prompt_r1.pair.agent import Limits
     from prompt_r1.pair.playing import open_pair

@@ -58,15 +58,22 @@ class Pair:
         return self._stream(question, limits)
 
     def _check(self, question: object, limits: Limits) -> None:
-        """Raise UsageError for an empty question, and for a limit of dollars that are not counted."""
+        """Raise UsageError for an empty question, and for a limit of dollars that cannot be kept."""
         if not isinstance(question, str):
             raise UsageError(f"the question must be a text, not {type(question).__name__}")
         if not question.strip():
             raise UsageError("the question is empty")
-        has_price = any(member.price != FREE for member in self._pair.environment.members)
-        if limits.usd is not None and not has_price:
+        if limits.usd is None:
+            return
+        members = self._pair.environment.members
+        if all(member.price == FREE for member in members):
             raise UsageError(
                 "Limits(usd=…) needs env_price of `load`: without a price, dollars are not counted"
+            )
+        if any(member.source.reply_limit is None for member in members):
+            raise UsageError(
+                "Limits(usd=…) needs a limit of each reply, such as env_args='{\"max_tokens\": 1024}' of "
+                "`load`: without it, nobody knows what the next call will cost"
             )
 
     def _stream(self, question: str, limits: Limits) -> Iterator[Piece | Trajectory]:

@@ -14,11 +14,15 @@ def read_infer_config(arguments: list[str]) -> InferConfig:
     return config
 
 
-def check_pair(config: PairConfig) -> None:
-    """Raise UsageError for a device, an agent or an environment that cannot be opened."""
+def check_pair(config: PairConfig) -> PairConfig:
+    """Raise UsageError for a device, an agent or an environment that cannot be opened.
+
+    Returns the settings with those of the agent's training by which the environment will be asked.
+    """
     check_device(config.device)
     agent = config.agent or str(newest_mini_run())
     trained = trained_config(check_agent(agent)) or preset_config(agent)
     # The settings in an agent's folder may come from anyone, so only --env counts as named by the user.
     settings = environment_settings(config.env, trained, config)
     check_environment(config.env or trained.env, settings, typed=[config.env])
+    return settings

@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_r1.environments.budget import Budget, Price
-from prompt_r1.environments.environment import INITIAL_SLOTS, LONG_REPLY, Environment
 from prompt_r1.environments.responses import read_reply, requested_wait
 from prompt_r1.environments.sources import Busy, Reply, reply_of
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable
@@ -25,7 +23,6 @@ from tests.support.providers import (
     RecordedSleep,
     ask,
     body_of,
-    endpoint,
     environment_over,
     error_of,
     read_body,
@@ -449,18 +446,16 @@ def test_games_share_no_reply_of_a_server_that_rejects_the_temperature_0(tmp_pat
     assert sorted(replies) == [f"reply {number}" for number in range(2, 7)]
 
 
-def test_without_its_rejected_limit_a_request_is_estimated_as_one_without_a_limit() -> None:
+def test_the_limit_of_a_reply_is_never_left_out() -> None:
     """A bug: after both names of the limit had been dropped, 9 tokens were still reserved for a reply."""
-    no_limit = error_of("no", param="max_completion_tokens", **UNSUPPORTED)
+    no_limit = error_of("no such field", param="max_completion_tokens", **UNSUPPORTED)
     provider = Provider(response_of(400, NO_MAX_TOKENS), response_of(400, no_limit), OK)
-    budget = Budget(max_usd=1.0)
-    source = endpoint(provider, fields={"max_tokens": 9})
-    asked = Environment([source], budget=budget, prices=[Price(1.0, 1.0)])
+    asked = environment_over(provider, fields={"max_tokens": 9})
+    with pytest.raises(FatalEnvError, match="HTTP 400: no such field"):
+        asyncio.run(asked.check())
+    assert len(provider.requests) == 2 and provider.requests[-1]["max_completion_tokens"] == 9
     [member] = asked.members
-    assert member.slot_count == 64 and member.estimate(HELLO).tokens_out == 9
-    asyncio.run(asked.check())
-    assert member.slot_count == INITIAL_SLOTS and member.estimate(HELLO).tokens_out == LONG_REPLY
-    assert provider.requests[-1].keys() == {"model", "messages"}
+    assert member.estimate(HELLO).tokens_out == 9
     # The parameters of the user stay in the key of the call, so that a resumed run finds its reply.
     assert member.source.parameters["max_tokens"] == 9
 

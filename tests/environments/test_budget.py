@@ -1,13 +1,14 @@
 """Budgets: no limit is exceeded, whatever ends a call, and what may have been billed is charged."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import httpx
 import pytest
 
 from prompt_r1.environments.budget import Budget, OutOfBudget, Price, parse_prices
-from prompt_r1.environments.environment import INITIAL_SLOTS, LONG_REPLY, Environment
+from prompt_r1.environments.environment import LONG_REPLY, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Busy, Caller, Refused, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
@@ -36,74 +37,45 @@ def test_forty_concurrent_games_never_exceed_the_budget(
     assert budget.spent.usd <= limits.get("max_usd", 1.0) + 1e-12
 
 
-def test_forty_concurrent_games_without_a_limit_on_replies_never_exceed_the_budget() -> None:
-    """Each call reserves the longest reply so far, not the last or an average one."""
-    replies = [5 * LONG_REPLY, 5, *[5 * LONG_REPLY] * 40]
-    script = [Reply("long", tokens_in=10, tokens_out=tokens) for tokens in replies]
-    budget = Budget(max_usd=60 * LONG_REPLY * 10e-6)
-    asked = environment(CountingSource(*script), budget=budget)
-    for number in range(2):  # sequentially, so that a reply's length is known
-        ask(asked, sample=number)
-
-    results = forty_calls(asked)
-    assert all(isinstance(result, str | Resumable) for result in results)
-    assert 50 * LONG_REPLY < budget.spent.tokens <= 60 * LONG_REPLY
-
-
 def test_a_tiny_budget_holds_from_the_first_call_on() -> None:
     """A bug: the 9-token reply to the check was the estimate, and $0.033 were spent of $0.005."""
     script = [Reply("Hello!", tokens_in=8, tokens_out=9)]
     script += [Reply("long", tokens_in=10, tokens_out=800) for _ in range(99)]
-    source, budget = CountingSource(*script), Budget(max_usd=0.02)
+    source, budget = CountingSource(*script, max_tokens=800), Budget(max_usd=0.02)
     source.needs_check = True
     asked = environment(source, budget=budget)
     asyncio.run(asked.check())
     results = forty_calls(asked)
     assert all(isinstance(result, str | Resumable) for result in results)
-    # Four calls may run at once, but the estimate allows one: 4 × $0.008 would exceed the limit.
+    # The estimate allows one call at a time: three of $0.008 would exceed the limit.
     assert 0.01 < budget.spent.usd <= 0.02
 
 
-def test_where_nothing_bounds_a_reply_the_first_calls_are_few_at_a_time() -> None:
-    """A bug: of $0.05, 64 first calls at once spent $0.615. Each reply allows one more at a time."""
-    script = [Reply("long", tokens_in=10, tokens_out=9 * LONG_REPLY) for _ in range(99)]
-    limit = 10 * LONG_REPLY * 10e-6
-    source, budget = CountingSource(*script), Budget(max_usd=limit)
-    forty_calls(environment(source, budget=budget))
-    assert source.peak == INITIAL_SLOTS and budget.spent.usd <= limit + INITIAL_SLOTS * 8 * LONG_REPLY * 10e-6
-
-    for bound in ({"max_tokens": 9}, {"max_completion_tokens": 9}):
-        bounded = CountingSource(**bound)
-        forty_calls(environment(bounded, budget=Budget(max_usd=9)))
-        assert bounded.peak > 30
-    unlimited = CountingSource()
-    forty_calls(environment(unlimited, budget=Budget(max_calls=99)))
-    assert unlimited.peak > 30
-    growing = CountingSource()
-    forty_calls(environment(growing, budget=Budget(max_usd=9)))
-    assert INITIAL_SLOTS < growing.peak < 30
+LIMITS = [{"max_tokens": 9}, {"max_completion_tokens": 9}, {"max_tokens": 3, "max_completion_tokens": 9}]
 
 
-def test_a_resumed_run_remembers_the_longest_reply(tmp_path: Path) -> None:
-    """A bug: a resumed run reserved LONG_REPLY again, and its first four calls exceeded the new limit."""
-    long_reply = Reply("long", tokens_in=10, tokens_out=5 * LONG_REPLY)
-    ask(environment(CountingSource(long_reply), folder=tmp_path), sample=99)
+@pytest.mark.parametrize("fields", LIMITS)
+def test_a_limit_of_dollars_needs_a_limit_of_each_reply(fields, tmp_path) -> None:
+    """A bug: of $0.05, 64 first calls at once spent $0.615, because nobody knew how long replies are."""
+    priced = {"max_env_usd": 1.0, "env_price": ("1,10",)}
+    for spec in ("large@http://a.test/v1", "mini", "py:tests.environments.test_specs:Seeded"):
+        for args in ("", '{"max_tokens": -1}', '{"max_tokens": null, "top_p": 1}'):
+            with pytest.raises(UsageError, match="--max-env-usd needs a limit of each reply"):
+                open_environment(spec, env_args=args, **priced)
+        [member] = open_environment(spec, env_args=json.dumps(fields), **priced).members
+        assert member.estimate(HELLO).tokens_out == 9, "the larger limit: the server may reject the other"
 
-    spent = Journal(tmp_path).spent
-    limit = spent.usd + 6 * LONG_REPLY * 10e-6  # There is room for one more long reply, not for two.
-    resumed = environment(
-        CountingSource(*[long_reply] * 40), folder=tmp_path, budget=Budget(max_usd=limit, spent=spent)
-    )
-    results = forty_calls(resumed)
+    longest = [Reply("long", tokens_in=10, tokens_out=9) for _ in range(40)]
+    source, budget = CountingSource(*longest, **fields), Budget(max_usd=3e-3)
+    results = forty_calls(environment(source, folder=tmp_path, budget=budget))
     assert any(isinstance(result, OutOfBudget) for result in results)
-    assert spent.usd < resumed.budget.spent.usd <= limit
+    assert 2e-3 < budget.spent.usd <= 3e-3 and source.peak > 20
 
 
 def test_a_limit_of_minus_one_is_no_limit() -> None:
     """A bug: llama.cpp takes -1 for no limit, and the estimate of a reply was -1 token."""
-    source = CountingSource(max_tokens=-1)
-    [member] = environment(source, budget=Budget(max_usd=9)).members
-    assert member.estimate(HELLO).tokens_out == LONG_REPLY and member.slot_count == INITIAL_SLOTS
+    [member] = environment(CountingSource(max_tokens=-1)).members
+    assert member.estimate(HELLO).tokens_out == LONG_REPLY
 
 
 def busy(number: int) -> Busy:
@@ -244,27 +216,13 @@ def test_ranks_share_the_rest_of_a_budget_equally(limit: dict[str, float]) -> No
     async def use_up() -> int:
         for number in range(99):
             try:
-                await budget.reserve(lambda: call)
+                await budget.reserve(call)
             except Resumable:
                 return number
             budget.settle(call, call)
         return 99
 
     assert asyncio.run(use_up()) == 5
-
-
-def test_a_call_that_waits_for_room_is_estimated_again_when_it_gets_it() -> None:
-    """The replies that came meanwhile may have been longer than all before."""
-    budget, estimates = Budget(max_calls=1), [Spending(calls=1), Spending(calls=1, usd=2.0)]
-
-    async def wait_and_reserve() -> Spending:
-        first = await budget.reserve(lambda: Spending(calls=1))
-        second = asyncio.create_task(budget.reserve(lambda: estimates.pop(0)))
-        await asyncio.sleep(0)
-        budget.settle(first, Spending())
-        return await second
-
-    assert asyncio.run(wait_and_reserve()).usd == 2.0
 
 
 def test_each_environment_has_its_own_price_or_all_have_one():

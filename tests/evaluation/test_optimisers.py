@@ -442,6 +442,8 @@ def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(
         "--out",
         tmp_path / "out",
     ]
+    if own:
+        line += ["--max-env-usd", "9"]
     run_here("evaluate.py", *line)
     limits = search.call_args.kwargs
     assert (limits["max_calls"], limits["examples"]) == (9, 1)
@@ -457,6 +459,9 @@ def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(
     limits = ({"temperature": 0.0, "max_tokens": limit} for limit in (1024, 2000))
     opro, textgrad = (json.dumps({**own, **limit}) for limit in limits)
     assert sent[False, seed] == {opro, textgrad, json.dumps(own)}
+    # A limit of dollars needs a limit of each reply, and the authors of GEPA set none.
+    limits_of_writer = {body.get("max_tokens") for body in bodies if body["model"] == "writer"}
+    assert limits_of_writer == ({2000} if own else {None})
     calls = map(json.loads, (tmp_path / "out/journal/rank0.jsonl").read_text().splitlines())
     ended = [call for call in calls if "usd" in call]
     prices_paid = {

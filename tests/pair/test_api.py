@@ -147,6 +147,13 @@ def test_a_limit_in_dollars_without_a_price_is_refused(pair):
         pair.stream(QUESTION, limits=prompt_r1.Limits(usd=0.01))
 
 
+def test_a_limit_in_dollars_without_a_limit_of_each_reply_is_refused():
+    """One long reply could cost more than the limit of its question."""
+    unlimited = pair_of(counted_environment(CountingSource()))
+    with unlimited as pair, pytest.raises(prompt_r1.UsageError, match="needs a limit of each reply"):
+        pair.ask(QUESTION, limits=prompt_r1.Limits(usd=0.01))
+
+
 def test_lost_requests_count_towards_the_limit_in_dollars():
     """A bug: only replies did, so a server that took requests and never replied was paid without end."""
     source = CountingSource(*[Busy("no response in time", may_be_billed=True)] * 9, max_tokens=9)
@@ -193,7 +200,8 @@ def test_load_passes_its_settings_to_the_agent_and_to_every_call(folder):
     with prompt_r1.load(folder, device="cpu") as pair:
         assert (pair._pair.seed, pair._pair.temperature, pair.environment) == (5, 0.0, "mini")
         assert pair._pair.environment.budget._limits == {"calls": 0, "usd": 0.0}
-    given = {"env": "mini-b", "env_price": "1,2", "max_env_usd": 0.5, "seed": 0, "temperature": 0.25}
+    given = {"env": "mini-b", "seed": 0, "temperature": 0.25}
+    given |= {"env_price": "1,2", "max_env_usd": 0.5, "env_args": '{"max_tokens": 64}'}
     with prompt_r1.load(folder, device="cpu", **given) as pair:
         assert (pair._pair.seed, pair._pair.temperature, pair.environment) == (0, 0.25, "mini-b")
         assert pair._pair.environment.budget._limits == {"calls": 0, "usd": 0.5}
@@ -208,14 +216,15 @@ def test_a_price_a_limit_and_a_seed_hold_for_an_object_of_the_user_too(folder):
         def __init__(self, seed: int) -> None:
             self.seed = seed
 
-    given = {"env_price": "1,2", "max_env_usd": 0.5, "seed": 3}
+    given = {"env_price": "1,2", "max_env_usd": 0.5, "env_args": '{"max_tokens": 64}', "seed": 3}
     with pytest.raises(prompt_r1.UsageError, match="--max-env-usd needs --env-price"):
         prompt_r1.load(folder, device="cpu", env=Shouting(), max_env_usd=0.5)
     with prompt_r1.load(folder, device="cpu", env=Seeded, **given) as pair:
         environment = pair._pair.environment
     assert environment.members[0].source.parameters == {"seed": 3}
     assert environment.budget._limits == {"calls": 0, "usd": 0.5}
-    assert environment.members[0].estimate([{"role": "user", "content": "Who?"}]).usd > 0
+    estimate = environment.members[0].estimate([{"role": "user", "content": "Who?"}])
+    assert estimate.usd > 0 and estimate.tokens_out == 64
 
 
 def test_a_seed_and_a_temperature_of_the_pair_are_those_of_every_turn():

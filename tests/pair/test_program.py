@@ -22,7 +22,11 @@ from tests.support.paths import ROOT
     ("line", "sentence"),
     [
         ("--host 0.0.0.0", "set a key in PROMPT_R1_API_KEY to listen beyond this machine"),
-        ("--request-usd 1", "--request-usd needs --env-price"),
+        ("--port 0 --agent mini --env mini --request-usd 1", "--request-usd needs --env-price"),
+        (
+            "--port 0 --agent mini --env mini --request-usd 1 --env-price 1,2",
+            "--request-usd needs a limit of each reply",
+        ),
         ("--port 0 --agent no/such --env what?@ever:80", "there is no environment"),
     ],
 )
@@ -38,7 +42,8 @@ def test_the_server_has_the_limits_of_its_flags(asking_agent, monkeypatch):
     monkeypatch.setattr("prompt_r1.pair.server.ChatServer", server)
     monkeypatch.delenv(KEY, raising=False)
     line = f"--port 0 --device cpu --agent {asking_agent} --env mini --env-price 1,2"
-    for flags in ("", " --model-name m --request-usd 0.5 --request-seconds 7 --max-sessions 3"):
+    limits = """ --env-args {"max_tokens":64} --request-usd 0.5 --request-seconds 7"""
+    for flags in ("", f" --model-name m{limits} --max-sessions 3"):
         with pytest.raises(UsageError, match="made"):
             main((line + flags).split())
     made = [call.kwargs for call in server.call_args_list]

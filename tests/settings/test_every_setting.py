@@ -75,7 +75,7 @@ TEXTS = {
 # What else a setting needs.
 BESIDE = {
     "--skip-no-spread": "--kl-coef 0",
-    "--max-env-usd": "--env-price 1,1",
+    "--max-env-usd": '--env-price 1,1 --env-args {"max_tokens":9}',
     "--optimizer-price": "--optimizer-env mini-b",
     "--route": "--env mini,mini-b",
     "--offload": "--parallel fsdp",

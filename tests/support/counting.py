@@ -6,7 +6,7 @@ from pathlib import Path
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.environment import Caller, Environment
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Reply, Source
+from prompt_r1.environments.sources import Reply, Source, limit_in
 from prompt_r1.types import Message
 from tests.support.providers import RecordedSleep
 
@@ -29,6 +29,7 @@ class CountingSource(Source):
     ) -> None:
         self.name, self.samples, self.concurrency = name, samples, concurrency
         self.parameters = parameters
+        self.reply_limit = limit_in(parameters)
         self.script = list(script)
         self.calls = self.running = self.peak = 0
 

@@ -83,5 +83,5 @@ class Shouting:
 def paid_environment(*, max_usd: float = 0.0) -> Environment:
     """Replies of 10 tokens in and 10 out, at 1000 dollars per million tokens: 0.02 dollars each."""
     source = PricedSource(lambda messages: "Paid reply.", tokens_in=10, tokens_out=10)
-    source.parameters = {"max_tokens": 10}
+    source.reply_limit = 10
     return Environment([source], budget=Budget(max_usd=max_usd), prices=[Price(1000, 1000)])
