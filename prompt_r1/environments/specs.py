@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -74,27 +74,22 @@ def check_usd_limit(flag: str, config: EnvironmentConfig) -> None:
         )
 
 
+Opener = Callable[[int, "torch.device | None", bool], Source]
+"""Opens an environment: the seed, the device of local models, and whether calls have a price → a source."""
+
+
 def check_environment(
     spec: str, config: EnvironmentConfig, *, typed: Collection[str], others: Collection[str] = ()
 ) -> None:
     """Raise UsageError for what is wrong with a SPEC and its settings, before anything is loaded.
 
-    For `typed` and `others`, see `open_environment`.
+    For `typed` and `others`, see `resolve`.
     """
-    if config.max_env_usd:
-        check_usd_limit("--max-env-usd", config)
     for price in config.env_price:
         parse_price(price)
-    names = spec.split(",")
-    parse_weights(config.route, len(names))
-    with_key = _names_with_key([spec, *others], typed)
-    fields = parse_fields(config.env_args)
-    for name in names:
-        _check_name(name, typed)
-        kind = kind_of(name)
-        if kind in ("url", "model"):
-            _endpoint(name, config, key=_key_for(name, with_key), fields=fields)
-        if kind == "url":
+    resolve(spec, config, typed=typed, others=others)
+    for name in spec.split(","):
+        if kind_of(name) == "url":
             from prompt_r1.environments.endpoint import check_listening
 
             check_listening(name)
@@ -111,39 +106,18 @@ def open_environment(
     device: "torch.device | None" = None,
     prices: Mapping[str, Price] | None = None,
 ) -> Environment:
-    """Open the environments of a SPEC, which is one or several names (see `kind_of`), separated by commas.
-
-    `typed` are the SPECs that the user typed on the command line. A SPEC that is read from a file may come
-    from anyone: its object is not imported, and its URL does not get OPENAI_API_KEY. `others` are the SPECs
-    that the run opens besides this SPEC: if a MODEL without URL is among them, no URL gets the key.
+    """Open the environments of a SPEC. For `typed` and `others`, see `resolve`.
 
     `seed` is the seed of the mini world, of the user's objects, and of local models, which are on `device`.
     `prices`, by the names of environments, replaces --env-price. The caller closes the environment. Raises
     UsageError.
     """
-    if config.max_env_usd:
-        check_usd_limit("--max-env-usd", config)
-    fields = parse_fields(config.env_args)
-    with_key = _names_with_key([spec, *others], typed)
+    openers = resolve(spec, config, typed=typed, others=others)
+    price_of = parse_prices(config.env_price, list(openers)) if prices is None else prices
     names = spec.split(",")
-    price_of = parse_prices(config.env_price, names) if prices is None else prices
-    for name in names:  # All names are checked before the first model is loaded.
-        _check_name(name, typed)
-    sources = [
-        _open_source(
-            name,
-            config,
-            key=_key_for(name, with_key),
-            fields=fields,
-            seed=seed,
-            device=device,
-            priced=price_of[name] != FREE,
-        )
-        for name in names
-    ]
     account = account or open_account(config)
     return Environment(
-        sources,
+        [openers[name](seed, device, price_of[name] != FREE) for name in names],
         journal=account.journal,
         budget=account.budget,
         prices=[price_of[name] for name in names],
@@ -161,77 +135,84 @@ def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environ
     return Environment([source], budget=open_account(config).budget, prices=[price])
 
 
-def _check_name(name: str, typed: Collection[str]) -> None:
-    """Raise UsageError for a name that stands for no environment. No model is loaded."""
+def resolve(
+    spec: str, config: EnvironmentConfig, *, typed: Collection[str], others: Collection[str] = ()
+) -> dict[str, Opener]:
+    """Find out what each name in a SPEC stands for, and how it is opened. Nothing is loaded yet.
+
+    A SPEC is one or several names (see `kind_of`), separated by commas. `typed` are the SPECs that the user
+    typed on the command line. A SPEC that is read from a file may come from anyone: its object is not
+    imported, and its URL does not get OPENAI_API_KEY. `others` are the SPECs that the run opens besides this
+    SPEC: if a MODEL without URL is among them, no URL gets the key.
+
+    Raises UsageError for names that stand for no environment, and for settings that are wrong.
+    """
+    if config.max_env_usd:
+        check_usd_limit("--max-env-usd", config)
+    names = spec.split(",")
+    parse_weights(config.route, len(names))
+    with_key = _names_with_key([spec, *others], typed)
+    openers: dict[str, Opener] = {}
+    for name in names:
+        key = os.environ.get("OPENAI_API_KEY", "") if name in with_key else ""
+        openers[name] = _opener(name, config, key=key, is_typed=name in _names(typed))
+    return openers
+
+
+def _opener(name: str, config: EnvironmentConfig, *, key: str, is_typed: bool) -> Opener:
+    """How one name is opened. Raises UsageError for a name that stands for no environment."""
+    fields = parse_fields(config.env_args)
+    limit = limit_in(fields)
+    system, concurrency = config.env_system, config.env_concurrency
     match kind_of(name):
+        case "built-in" | "own":
+            own = _object_of(name, is_typed=is_typed)
+            return lambda seed, device, priced: OwnSource(
+                own, seed=seed, name=name, priced=priced, reply_limit=limit
+            )
         case "local":
             folder = name.removeprefix("hf:")
             if is_gguf(folder):
                 gguf_file(folder)  # This raises UsageError if the file cannot be used.
             elif not (Path(folder) / "config.json").exists():
                 raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
-        case "own":
-            if name not in _names(typed):
-                raise UsageError(f"a file names {name!r}, which runs code: give it as --env")
-            _own_object(name)
+
+            def open_local(seed: int, device: "torch.device | None", priced: bool) -> Source:
+                from prompt_r1.environments.local import load_local
+
+                assert device is not None, f"{name} needs a device"
+                return load_local(
+                    name, fields=fields, system=system, seed=seed, slots=concurrency, device=device
+                )
+
+            return open_local
         case "model" if name.startswith("mini-") and "@" not in name:
             raise UsageError(
                 f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
             )
-
-
-def _open_source(
-    name: str,
-    config: EnvironmentConfig,
-    *,
-    key: str,
-    fields: Mapping[str, object],
-    seed: int,
-    device: "torch.device | None",
-    priced: bool,
-) -> Source:
-    """Open an environment whose name `_check_name` has accepted. Raises UsageError."""
-    match kind_of(name):
-        case "built-in":
-            own: Any = _built_in(name)
-            return OwnSource(own, seed=seed, name=name, priced=priced, reply_limit=limit_in(fields))
-        case "own":
-            own = _own_object(name)
-            return OwnSource(own, seed=seed, name=name, priced=priced, reply_limit=limit_in(fields))
-        case "local":
-            from prompt_r1.environments.local import load_local
-
-            assert device is not None, f"{name} needs a device"
-            system, slots = config.env_system, config.env_concurrency
-            return load_local(name, fields=fields, system=system, seed=seed, slots=slots, device=device)
         case "url" | "model":
-            return _endpoint(name, config, key=key, fields=fields)
+            # It is imported here, because other environments need no HTTP.
+            from prompt_r1.environments.endpoint import endpoint_of
+
+            endpoint = endpoint_of(name, key=key, fields=fields, system=system, concurrency=concurrency)
+            return lambda seed, device, priced: endpoint
 
 
-def _endpoint(name: str, config: EnvironmentConfig, *, key: str, fields: Mapping[str, object]) -> Source:
-    """The endpoint of a name. It connects at its first request. Raises UsageError."""
-    # It is imported here, because other environments need no HTTP.
-    from prompt_r1.environments.endpoint import endpoint_of
+def _object_of(name: str, *, is_typed: bool) -> Any:
+    """The object with `ask`, or its class, that a built-in name or py:MODULE:NAME stands for.
 
-    system, concurrency = config.env_system, config.env_concurrency
-    return endpoint_of(name, key=key, fields=fields, system=system, concurrency=concurrency)
-
-
-def _own_object(name: str) -> Any:
-    """The user's object py:MODULE:NAME. Importing it runs the user's code. Raises UsageError."""
-    return import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
-
-
-def _built_in(name: str) -> type[Answering]:
-    """The class of an environment that comes with the package."""
+    Raises UsageError. Importing a py: name runs the user's code.
+    """
+    if name.startswith(OBJECT_PREFIX):
+        if not is_typed:
+            raise UsageError(f"a file names {name!r}, which runs code: give it as --env")
+        return import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
+    if name in ("mini-mute", "none"):
+        return MuteEnvironment
     # The mini world is imported here, because `--help` does not need it.
     from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
 
-    if name == "mini":
-        return MiniEnvironment
-    if name == "mini-b":
-        return MiniEnvironmentB
-    return MuteEnvironment  # mini-mute and none
+    return {"mini": MiniEnvironment, "mini-b": MiniEnvironmentB}[name]
 
 
 def _names(specs: Collection[str]) -> set[str]:
@@ -247,11 +228,6 @@ def _names_with_key(specs: Collection[str], typed: Collection[str]) -> set[str]:
     """
     models = {name for name in _names(specs) if kind_of(name) == "model"}
     return models or {name for name in _names(typed) if kind_of(name) == "url"}
-
-
-def _key_for(name: str, with_key: Collection[str]) -> str:
-    """OPENAI_API_KEY, or an empty text if the key is not sent to this name."""
-    return os.environ.get("OPENAI_API_KEY", "") if name in with_key else ""
 
 
 def parse_fields(text: str) -> dict[str, object]:
