@@ -132,17 +132,14 @@ def _read_completion(data: Mapping[str, object], choice: Mapping[str, object], b
 def billed_tokens(usage: object) -> tuple[int, int]:
     """The tokens in and out that a reply is billed for; 0 where the server does not say.
 
-    Most servers count cached tokens as part of the prompt, and thinking as part of the completion. If a
-    server counts such a part separately, it is added here. The numbers show this: the part is larger than the
-    whole, or the total is exactly the sum. Anthropic, which sends `input_tokens` and no total, always counts
-    cached tokens separately.
+    The forms of usage:
 
-        the server counts                                             billed
-        prompt 100 (80 of them cached),  completion 20, total 120     100, 20
-        prompt 100 (80 of them cached),  completion 20, total 220     100, 120 (100 are hidden thinking)
-        prompt 20, 80 cached separately, completion 20, total 120     100, 20
-        prompt 20, 80 cached separately, completion 20, no total      100, 20
-        prompt 100,                      completion 20, total 170     100, 70 (50 are hidden thinking)
+        OpenAI        cached tokens are a part of the prompt, and thinking is a part of the completion
+        Anthropic     `input_tokens` and no total; cached tokens are counted beside the input
+        some proxies  cached tokens are counted beside the prompt: they are more, or the total shows it
+        some servers  thinking is counted beside the completion: it is more, or the total shows it
+
+    If there is a total, all of it that is not input is output.
     """
     counts = _counts_of(usage)
     prompt = counts["prompt_tokens"] or counts["input_tokens"]
@@ -152,10 +149,10 @@ def billed_tokens(usage: object) -> tuple[int, int]:
     thinking = counts["reasoning_tokens"]
     if thinking > completion:
         completion += thinking
-    is_anthropic_form = not counts["prompt_tokens"] and not total
-    if is_anthropic_form or cached > prompt or total == prompt + cached + completion:
+    from_anthropic = not counts["prompt_tokens"] and not total
+    if from_anthropic or cached > prompt or total == prompt + cached + completion:
         prompt += cached
-    if prompt:  # The rest of the total is output, also if it is not counted as completion.
+    if prompt:
         completion = max(completion, total - prompt)
     return prompt, completion
 
