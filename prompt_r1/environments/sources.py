@@ -25,26 +25,23 @@ BILLED_CHARACTERS_PER_TOKEN = 3
 # The fields of a request that limit the tokens of its reply: OpenAI's newer models take only the second.
 REPLY_LIMITS = ("max_tokens", "max_completion_tokens")
 
-# A block of thinking that neither model nor server separates from the reply. If a block does not end,
-# everything after its beginning is thinking. Models mark it as <think>, <thinking>, <thought>, <seed:think>,
-# [THINK] or ◁think▷.
+# A block of thinking that the server does not separate from the reply. If it has no closing tag, everything
+# after its opening tag is thinking. Models write <think>, <thinking>, <thought>, <seed:think>, [THINK] or
+# ◁think▷.
 THINK = r"(?:seed:)?(?:think|thinking|thought)"
 OPENED = rf"[<\[◁]{THINK}[>\]▷]"
 CLOSED = rf"[<\[◁]/{THINK}[>\]▷]"
 THINKING = re.compile(rf"\s*{OPENED}(.*?)(?:{CLOSED}|\Z)", re.DOTALL | re.IGNORECASE)
 LONE_END = re.compile(rf"((?:(?!{OPENED}).)*?){CLOSED}", re.DOTALL | re.IGNORECASE)
-# A control token that a server leaves at the end of a reply: <|im_end|>, <｜end▁of▁sentence｜>, </s>,
-# [|endofturn|], [EOS]. Only known names count, because "<|x|>" and "[|x - y|]" are mathematics.
-END_NAMES = (
-    "im_end|role_end|eot|eot_id|eom_id|eos|pad|return|user|observation|end|endoftext|endofturn"
-    "|end[_▁]of[_▁](?:text|turn|turn_token|sentence|msg)|end_response"
-)
-END_TOKEN = re.compile(
-    rf"(?:[<\[][|｜](?:{END_NAMES})[|｜][>\]]|</s>|<(?:eos|eod|eot|pad|end_of_\w{{1,40}}|turn\|)>"
-    r"|\[(?:EOS|PAD|/INST)\])\Z",
-    re.IGNORECASE,
-)
-MAX_END_TOKEN = 60  # characters
+# The control tokens that servers leave at the end of a reply, in lower case. Only known tokens count, because
+# "<|x|>" and "[|x - y|]" are mathematics. DeepSeek's tokens have "｜" and "▁" in place of "|" and "_".
+END_TOKENS = (
+    "</s> <eos> <eod> <eot> <pad> <turn|> <end_of_turn> <end_of_text> <end_of_utterance> [eos] [pad] [/inst] "
+    "<|im_end|> <|role_end|> <|eot|> <|eot_id|> <|eom_id|> <|eos|> <|pad|> <|return|> <|user|> "
+    "<|observation|> <|end|> <|endoftext|> <|endofturn|> <|end_of_text|> <|end_of_turn|> "
+    "<|end_of_turn_token|> <|end_of_sentence|> <|end_of_msg|> <|end_response|> [|endofturn|]"
+).split()
+LONGEST_END_TOKEN = max(len(token) for token in END_TOKENS)
 
 # A call of a user's object may take half an hour, which includes its wait for a thread. The other ranks of a
 # run wait an hour for a rank (`start_ranks`).
@@ -208,10 +205,11 @@ def without_end_tokens(text: str) -> str:
     """The text without the control tokens at its end, and without the white space around them."""
     while True:
         stripped = text.rstrip()
-        token = END_TOKEN.search(stripped, max(0, len(stripped) - MAX_END_TOKEN))
+        end = stripped[-LONGEST_END_TOKEN:].lower().replace("｜", "|").replace("▁", "_")
+        token = next((token for token in END_TOKENS if end.endswith(token)), None)
         if token is None:
             return text
-        text = stripped[: token.start()].rstrip()
+        text = stripped[: -len(token)].rstrip()
 
 
 class Answering(Protocol):
