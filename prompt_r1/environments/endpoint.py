@@ -122,16 +122,17 @@ class Endpoint(Source):
         return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
 
     def _time_limit(self, failures: int) -> float:
-        """The time limit of a request, in seconds, after `failures` requests without a reply.
+        """The time limit of a request, in seconds, after `failures` requests of its call without a reply.
 
-        All games of a step wait for the slowest call, so a slow request is sent again early. The limit
-        doubles with each failure: if the server is slow because of load, more requests make it slower. A
-        server on this machine is slow only because of load.
+        All games of a step wait for the slowest call, so a request that takes much longer than usual is sent
+        again. A server may be slow because of load, which more requests increase. So the limit doubles with
+        each failure, and a server on this machine, which is slow only because of load, has the whole time.
         """
         if is_loopback(self.base_url) or len(self._reply_seconds) < MEDIAN_MIN_REPLIES:
             return self.timeout
-        slow = max(MIN_SLOW_SECONDS, SLOW_FACTOR * median(self._reply_seconds))
-        return min(self.timeout, slow * 2.0 ** min(failures, 10))
+        limit = max(MIN_SLOW_SECONDS, SLOW_FACTOR * median(self._reply_seconds))
+        limit *= 2.0 ** min(failures, 10)
+        return min(limit, self.timeout)
 
     async def _send(self, request: Mapping[str, object], failures: int) -> Reply:
         """Send a request and read its response. Raises Busy and Refused."""
@@ -202,11 +203,10 @@ class Endpoint(Source):
                 trust_env=not is_loopback(self.base_url),  # A proxy cannot reach the ports of this machine.
             )
         except (httpx.InvalidURL, ImportError, OSError, ValueError) as error:
-            # The message of the error may quote the password of a proxy.
-            raise UsageError(
-                f"{self.base_url} cannot be asked ({type(error).__name__}): correct or unset the variables "
-                "ALL_PROXY, NO_PROXY, … (a SOCKS proxy needs `pip install httpx[socks]`) and SSL_CERT_FILE"
-            ) from None
+            # The message of the error is not shown, because it may quote the password of a proxy.
+            problem = f"{self.base_url} cannot be asked ({type(error).__name__})"
+            variables = "ALL_PROXY, NO_PROXY, … (SOCKS needs `pip install httpx[socks]`) and SSL_CERT_FILE"
+            raise UsageError(f"{problem}: correct or unset the variables {variables}") from None
 
     def _shown(self, reason: str) -> str:
         """An error text without the key, cut to MAX_REASON_CHARACTERS, and printable."""
