@@ -21,7 +21,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from prompt_r1.grpo import Loss, LossColumns, clipped_surrogate, grpo_loss, loss_of_surrogate
+from prompt_r1.grpo import Loss, LossColumns, grpo_loss
 
 MAX_TOKENS = 1024  # Dr. GRPO divides by this number of tokens. Any constant does.
 DUAL_CLIP = 3.0
@@ -145,6 +145,41 @@ def cispo(
     return loss_of_surrogate(
         surrogate, is_clipped, logprobs, columns, kl_coef=kl_coef, importance_cap=importance_cap
     )
+
+
+def clipped_surrogate(
+    ratio: Tensor, advantages: Tensor, *, clip: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    """s = min(r Â, clip(r, 1 - ε, 1 + ε_high) Â), and which tokens the clip range left without a gradient.
+
+    All tensors are (N,), for N tokens. `clip_high` 0 stands for ε.
+    """
+    unclipped = ratio * advantages
+    clipped = ratio.clamp(1 - clip, 1 + (clip_high or clip)) * advantages
+    surrogate = torch.minimum(unclipped, clipped)
+    return surrogate, unclipped > surrogate
+
+
+def loss_of_surrogate(
+    surrogate: Tensor,
+    is_clipped: Tensor,
+    logprobs: Tensor,
+    columns: LossColumns,
+    *,
+    kl_coef: float,
+    importance_cap: float,
+) -> Loss:
+    """L = Σ w [ -c s + β KL ] and its metrics, for a surrogate s (N,). `grpo_loss` defines KL and c."""
+    reference = columns.old if columns.reference is None else columns.reference
+    log_ratio = reference - logprobs
+    kl = log_ratio.exp() - log_ratio - 1
+    importance = torch.ones_like(logprobs)
+    if importance_cap:
+        importance = (columns.old - columns.sampled).exp().clamp(max=importance_cap)
+    weights = columns.weights
+    total = (weights * (-importance * surrogate + kl_coef * kl)).sum()
+    clip_frac = (weights * is_clipped).sum()
+    return Loss(total, (weights * kl).sum().detach(), clip_frac.detach(), kl.detach())
 
 
 def tokens_of_game(columns: LossColumns) -> Tensor:

@@ -124,37 +124,11 @@ def grpo_loss(
     distribution than π_old. c corrects the policy term for this difference (truncated importance sampling,
     Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; `token_truncate` in TRL).
     """
+    weights, advantages = columns.weights, columns.advantages
     ratio = (logprobs - columns.old).exp()
-    surrogate, is_clipped = clipped_surrogate(ratio, columns.advantages, clip=clip, clip_high=clip_high)
-    return loss_of_surrogate(
-        surrogate, is_clipped, logprobs, columns, kl_coef=kl_coef, importance_cap=importance_cap
-    )
-
-
-def clipped_surrogate(
-    ratio: Tensor, advantages: Tensor, *, clip: float, clip_high: float
-) -> tuple[Tensor, Tensor]:
-    """s = min(r Â, clip(r, 1 - ε, 1 + ε_high) Â), and which tokens the clip range left without a gradient.
-
-    All tensors are (N,), for N tokens. `clip_high` 0 stands for ε.
-    """
     unclipped = ratio * advantages
-    upper = 1 + (clip_high or clip)
-    surrogate = torch.minimum(unclipped, ratio.clamp(1 - clip, upper) * advantages)
-    return surrogate, unclipped > surrogate
-
-
-def loss_of_surrogate(
-    surrogate: Tensor,
-    is_clipped: Tensor,
-    logprobs: Tensor,
-    columns: LossColumns,
-    *,
-    kl_coef: float,
-    importance_cap: float,
-) -> Loss:
-    """L = Σ w [ -c s + β KL ] and its metrics, for a surrogate s (N,). `grpo_loss` defines KL and c."""
-    weights = columns.weights
+    clipped = ratio.clamp(1 - clip, 1 + (clip_high or clip)) * advantages
+    surrogate = torch.minimum(unclipped, clipped)
     # Without a reference, the KL to π_old is measured.
     reference = columns.old if columns.reference is None else columns.reference
     log_ratio = reference - logprobs
@@ -163,5 +137,6 @@ def loss_of_surrogate(
     if importance_cap:
         importance = (columns.old - columns.sampled).exp().clamp(max=importance_cap)
     total = (weights * (-importance * surrogate + kl_coef * kl)).sum()
-    clip_frac = (weights * is_clipped).sum()
+    # A token whose surrogate is the clipped term has no gradient.
+    clip_frac = (weights * (unclipped > surrogate)).sum()
     return Loss(total, (weights * kl).sum().detach(), clip_frac.detach(), kl.detach())
