@@ -8,9 +8,7 @@ import random
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -28,6 +26,7 @@ from prompt_r1.miniworld.questions import Slots, make_questions
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.model.fine_tuning import fine_tune
 from prompt_r1.programs.progress import progress_bar
+from prompt_r1.programs.sealed_folders import build_folder
 from prompt_r1.protocol import INSTRUCTIONS, TAGS, Codec
 from prompt_r1.types import Question, Trajectory, Turn
 
@@ -98,8 +97,6 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniA
     """The Hugging Face folder of the warm-started agent of `seed`.
 
     The agent of seed 0 comes with the package. Others are built by the first call and kept in `cache_dir`.
-    The folder is written under another name and then renamed, so that a killed build leaves no incomplete
-    agent. Of two concurrent builds, the first to finish is kept.
     """
     name = f"mini-agent-{seed}-v{VERSION}"
     if (EMBEDDED / name).is_dir():
@@ -107,24 +104,23 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniA
     folder = Path(cache_dir) / name
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
     tqdm.write(
         f"Building the mini agent of seed {seed}: about a minute, once; it is kept in {folder}",
         file=sys.stderr,
     )
-    threads = torch.get_num_threads()
-    # One thread is fastest for a tiny model, and the weights do not depend on the number of cores.
-    torch.set_num_threads(1)
-    try:
-        parts = build(seed)
-    finally:
-        torch.set_num_threads(threads)
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as unfinished:
-        complete = Path(unfinished, name)
+
+    def build_and_save(new_folder: Path) -> None:
+        threads = torch.get_num_threads()
+        # One thread is fastest for a tiny model, and the weights do not depend on the number of cores.
+        torch.set_num_threads(1)
+        try:
+            parts = build(seed)
+        finally:
+            torch.set_num_threads(threads)
         for part in parts:
-            part.save_pretrained(complete)
-        with suppress(OSError):  # Another process may have been faster.
-            complete.rename(folder)
+            part.save_pretrained(new_folder)
+
+    build_folder(folder, build_and_save)
     return folder
 
 

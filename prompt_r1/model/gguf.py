@@ -7,12 +7,12 @@ user's model cache.
 
 import hashlib
 import sys
-import tempfile
-from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from prompt_r1.errors import UsageError, first_line, is_out_of_memory
+from prompt_r1.programs.sealed_folders import build_folder
 from prompt_r1.settings.agent import SMOLLM2
 
 # The extra `smollm2` installs the same packages, and llama-cpp-python, which pip compiles.
@@ -57,9 +57,7 @@ def gguf_file(name: str) -> Path:
 def gguf_folder(file: Path) -> Path:
     """The Hugging Face folder of a GGUF file. The first call converts the file.
 
-    The folder is written under another name and then renamed, so it is complete or absent. If two processes
-    convert the file at the same time, the folder of the faster process is kept. Raises UsageError for a file
-    that cannot be converted.
+    Raises UsageError for a file that cannot be converted.
     """
     from huggingface_hub.constants import HF_HOME  # the user's folder for downloaded models
 
@@ -69,12 +67,7 @@ def gguf_folder(file: Path) -> Path:
     if folder.exists():
         return folder
     print(f"Converting {file.name} into {folder}, once: about a minute", file=sys.stderr, flush=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as unfinished:
-        complete = Path(unfinished, folder.name)
-        _save_as_float32(file, complete)
-        with suppress(OSError):  # Another process was faster.
-            complete.rename(folder)
+    build_folder(folder, partial(_save_as_float32, file))
     return folder
 
 

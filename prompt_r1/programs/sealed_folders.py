@@ -4,17 +4,35 @@ A folder is written under a temporary name, synced to the disk and renamed when 
 it is written leaves only the temporary folder, which the next writer beside it removes. If an older folder
 has the same name, it is moved aside first; after a kill between the two renames, `remove_leftovers` moves it
 back. A *sealed* folder also has a manifest, by which damage is found.
+
+These folders have a single writer. `build_folder` is for a cache, which several processes may fill.
 """
 
 import json
 import os
 import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from prompt_r1.programs.reading import json_object
 
 TEMPORARY = ".unfinished.tmp"
 MANIFEST = "manifest.json"  # the size in bytes of each file of a sealed folder, by name
+
+
+def build_folder(folder: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make a folder under a temporary name beside `folder`, and rename it when it is complete.
+
+    If several processes build the folder at the same time, the first to finish wins.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as unfinished:
+        complete = Path(unfinished, folder.name)
+        write(complete)
+        with suppress(OSError):  # Another process was faster.
+            complete.rename(folder)
 
 
 def new_temporary(folder: Path) -> Path:
