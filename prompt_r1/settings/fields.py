@@ -121,9 +121,10 @@ def checked_value(f: Field[Any], value: object, name: str) -> Any:
     """
     if get_origin(f.type) is tuple:
         return _texts(f, value, name)
-    converted = _converted(f.type, value)
-    if converted is None:
-        raise UsageError(f"{name} takes {KINDS[f.type]}, not {reprlib.repr(value)}")
+    try:
+        converted = _converted(f.type, value)
+    except ValueError:
+        raise UsageError(f"{name} takes {KINDS[f.type]}, not {reprlib.repr(value)}") from None
     if isinstance(converted, str):
         _check_text(f, converted, name)
         return converted
@@ -133,20 +134,19 @@ def checked_value(f: Field[Any], value: object, name: str) -> Any:
 
 
 def _converted(kind: Any, value: object) -> Any:
-    """`value` itself if it has the type `kind`; a text is converted to `kind`; None if neither is possible.
+    """`value` itself if it has the type `kind`; a text is converted to `kind`. Raises ValueError otherwise.
 
     An integer is accepted where a float is needed.
     """
     if type(value) is kind or (kind is float and type(value) is int):
         return value
     if not isinstance(value, str):
-        return None
+        raise ValueError(f"a {type(value).__name__}")
     if kind is bool:
-        return BOOLEANS.get(value)
-    try:
-        return kind(value)
-    except ValueError:
-        return None
+        if value not in BOOLEANS:
+            raise ValueError(value)
+        return BOOLEANS[value]
+    return kind(value)
 
 
 def _texts(f: Field[Any], value: object, name: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Settings of train.py. Flags override a preset or a YAML file, which overrides the defaults."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -186,21 +186,15 @@ def train_config(arguments: list[str]) -> TrainConfig:
     Flags override the preset or the YAML file of --config, which overrides the defaults.
     """
     flags = given_values(TrainConfig, arguments, presets=PRESETS)
-    named: str | None = flags.pop("config", None)
     # Without --config, the settings are those of the agent's preset. Without --agent too, the toy is trained.
-    source = preset_of(flags.get("agent", ""), default="mini") if named is None else named
+    source = flags.get("config", preset_of(flags.get("agent", ""), default="mini"))
     is_file = source not in PRESETS
     base = settings_of_file(source, flags) if is_file else PRESETS[source]
     given = merged(base, flags)
+    changed = {name for name, value in given.items() if value != base.get(name)}
     config = TrainConfig(**given, env_from_file=is_file and "env" in base)
-    if named is None:
-        check_unnamed_preset(config)
-    config = with_defaults(config, given)
-    if not config.out:
-        name = run_name(Path(source).stem, config, base, flags)
-        config = replace(config, out=f"runs/{name}-seed{config.seed}")
-    check_training(config)
-    check_flags(config, flags)
+    config = with_defaults(config, given, run=run_name(Path(source).stem, config, changed))
+    check(config, flags)
     return config
 
 
@@ -231,13 +225,17 @@ def merged(base: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     for given in (flags, base):
         if "steps" in given and given.get("epochs"):
             raise UsageError("--steps and --epochs both say how long to train: give one of them")
+    both = {**base, **flags}
+    both.pop("config", None)  # This flag names `base`.
     if "steps" in flags:
-        return {**base, **flags, "epochs": 0}  # --steps also overrides the epochs of a file.
-    return {**base, **flags}
+        both["epochs"] = 0  # --steps also overrides the epochs of a file.
+    return both
 
 
-def with_defaults(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
+def with_defaults(config: TrainConfig, given: Mapping[str, Any], *, run: str) -> TrainConfig:
     """The config with the values that follow from other settings, unless they are `given`.
+
+    `run` is the name of a run without --out.
 
     The mini world and a user's function have splits for validation and test. Of questions from files, a tenth
     is held out for validation, and there is no test. "none" among the names means no questions.
@@ -253,20 +251,34 @@ def with_defaults(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
         val_data=() if "none" in validation else validation,
         test_data=() if "none" in test else test,
         max_new=max_new,
+        out=config.out or f"runs/{run}-seed{config.seed}",
     )
 
 
-def check_unnamed_preset(config: TrainConfig) -> None:
-    """Raise UsageError where a real model would train on real questions with the settings of the toy."""
-    if config.agent != MINI_AGENT and not all_mini_data(config.data):
+def run_name(start: str, config: TrainConfig, changed: Set[str]) -> str:
+    """The name of a run without --out: `start`, then each of agent, environment and data that was `changed`.
+
+    So a run on a user's own data gets another folder than a run in the mini world.
+    """
+    parts = {"agent": config.agent, "env": "alone" if config.without_environment else config.env}
+    if not all_mini_data(config.data):
+        parts["data"] = config.data[0]
+    names = [start]
+    for part, value in parts.items():
+        if part in changed:
+            last = Path(value.split("@")[0]).name  # The name has neither folder nor URL.
+            names.append(re.sub(r"\.(jsonl|parquet)$", "", last))
+    return re.sub(r"[^\w.-]+", "-", "-".join(names))[:80]
+
+
+def check(config: TrainConfig, flags: Mapping[str, object]) -> None:
+    """Raise UsageError if no training is possible, or if one of the flags would change nothing."""
+    if "config" not in flags and config.agent != MINI_AGENT and not all_mini_data(config.data):
+        # A real model would train on real questions with the settings of the toy.
         raise UsageError(
             f"--agent {config.agent} with {config.data[0]}: say how it learns and plays: --config paper or "
             "small (for real models), --config mini (the settings of the toy agent) or a YAML file"
         )
-
-
-def check_training(config: TrainConfig) -> None:
-    """Raise UsageError for settings with which no training is possible."""
     if not config.data:
         raise UsageError("no training questions: give --data FILE …, or --data mini")
     if config.adapter_rank and (config.parallel in ("fsdp", "hsdp") or config.offload):
@@ -280,23 +292,16 @@ def check_training(config: TrainConfig) -> None:
         raise UsageError(
             "--skip-no-spread would leave out games that the KL learns from: give --kl-coef 0 with it"
         )
+    for name in ("max_turns", "rule"):
+        if config.without_environment and name in flags:
+            raise UsageError(
+                f"{flag_of(name)} is for an agent with an environment: with --env none it answers at once, "
+                "by a rule of its own"
+            )
     if config.reward:
         import_reward(config.reward)
-    if config.loss_function:
-        import_loss_function(config.loss_function)
     if config.advantage_function:
         import_advantages(config.advantage_function)
-
-
-def check_flags(config: TrainConfig, flags: Mapping[str, object]) -> None:
-    """Raise UsageError for a flag that would change nothing: the user would believe that it does."""
-    if config.without_environment:
-        for name in ("max_turns", "rule"):
-            if name in flags:
-                raise UsageError(
-                    f"{flag_of(name)} is for an agent with an environment: with --env none it answers at "
-                    "once, by a rule of its own"
-                )
     if config.loss_function:
         taken = parameters_of(import_loss_function(config.loss_function))
         for name in ("clip", "clip_high"):
@@ -305,20 +310,3 @@ def check_flags(config: TrainConfig, flags: Mapping[str, object]) -> None:
                     f"{flag_of(name)} would change nothing: --loss-function {config.loss_function} has no "
                     f"parameter {name!r}"
                 )
-
-
-def run_name(start: str, config: TrainConfig, base: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
-    """The name of a run without --out: `start`, then each of agent, environment and data that a flag changes.
-
-    So a run on a user's own data gets another folder than a run in the mini world. `base` are the settings of
-    the preset or the file.
-    """
-    parts = {"agent": config.agent, "env": "alone" if config.without_environment else config.env}
-    if not all_mini_data(config.data):
-        parts["data"] = config.data[0]
-    names = [start]
-    for part, value in parts.items():
-        if part in flags and flags[part] != base.get(part):
-            last = Path(value.split("@")[0]).name  # The name has neither folder nor URL.
-            names.append(re.sub(r"\.(jsonl|parquet)$", "", last))
-    return re.sub(r"[^\w.-]+", "-", "-".join(names))[:80]
