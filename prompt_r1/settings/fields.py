@@ -46,20 +46,6 @@ THREADS = Range(at_least=0, below=1025)  # With many more, libraries crash.
 LEARNING_RATE = Range(above=0, below=1000)  # Much larger rates overflow float32 inside AdamW.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Metadata:
-    """What a config knows about one of its settings, beside name, type and default."""
-
-    help: str  # its line in the help
-    range: Range  # of numbers
-    choices: tuple[str, ...]  # all texts that are possible; (): any text
-    everyday: bool  # whether --help shows it; --help-all shows all settings
-    defines_experiment: bool  # whether a resumed run, and all answers of an evaluation, need the same value
-    may_be_empty: bool  # whether an empty text means something
-    group: str  # its heading in --help-all
-    default_text: str  # what the help says in place of the default; "": the default itself
-
-
 def setting(
     default: Any,
     help: str,
@@ -71,21 +57,27 @@ def setting(
     group: str = "",
     default_text: str = "",
 ) -> Any:
-    """A field of a config. `allowed` is a range of numbers, or all possible texts.
+    """A field of a config. Its metadata has these keys:
 
-    `Metadata` explains the other arguments.
+    help                its line in the help
+    range, choices      `allowed`: a range of numbers, or all texts that are possible; (): any text
+    everyday            whether --help shows it; --help-all shows all settings
+    defines_experiment  whether a resumed run, and all answers of an evaluation, need the same value
+    may_be_empty        whether an empty text means something
+    group               its heading in --help-all
+    default_text        what the help says in place of the default; "": the default itself
     """
-    metadata = Metadata(
-        help=help,
-        range=allowed if isinstance(allowed, Range) else ANY,
-        choices=allowed if isinstance(allowed, tuple) else (),
-        everyday=everyday,
-        defines_experiment=defines_experiment,
-        may_be_empty=may_be_empty,
-        group=group,
-        default_text=default_text,
-    )
-    return field(default=default, metadata={"setting": metadata})
+    metadata = {
+        "help": help,
+        "range": allowed if isinstance(allowed, Range) else ANY,
+        "choices": allowed if isinstance(allowed, tuple) else (),
+        "everyday": everyday,
+        "defines_experiment": defines_experiment,
+        "may_be_empty": may_be_empty,
+        "group": group,
+        "default_text": default_text,
+    }
+    return field(default=default, metadata=metadata)
 
 
 everyday_setting = partial(setting, everyday=True)
@@ -93,13 +85,7 @@ everyday_setting = partial(setting, everyday=True)
 
 def settings_of(config: Any) -> list[Field[Any]]:
     """The fields of a config, or of its class, that were made by `setting`."""
-    return [f for f in fields(config) if "setting" in f.metadata]
-
-
-def metadata_of(f: Field[Any]) -> Metadata:
-    """What the config knows about a setting."""
-    metadata: Metadata = f.metadata["setting"]
-    return metadata
+    return [f for f in fields(config) if "help" in f.metadata]
 
 
 def flag_of(name: str) -> str:
@@ -109,7 +95,7 @@ def flag_of(name: str) -> str:
 
 def experiment_values(config: Any) -> dict[str, Any]:
     """The values of the settings that define an experiment."""
-    defining = [f.name for f in settings_of(config) if metadata_of(f).defines_experiment]
+    defining = [f.name for f in settings_of(config) if f.metadata["defines_experiment"]]
     return {name: getattr(config, name) for name in defining}
 
 
@@ -128,7 +114,7 @@ def checked_value(f: Field[Any], value: object, name: str) -> Any:
     if isinstance(converted, str):
         _check_text(f, converted, name)
         return converted
-    check_number(name, converted, metadata_of(f).range)
+    check_number(name, converted, f.metadata["range"])
     # Only a number in its range becomes a float: float() raises OverflowError for a very large integer.
     return float(converted) if f.type is float else converted
 
@@ -161,7 +147,7 @@ def _texts(f: Field[Any], value: object, name: str) -> tuple[str, ...]:
 
 def _check_text(f: Field[Any], text: str, name: str) -> None:
     """Raise UsageError for a text that is not among the choices."""
-    choices = metadata_of(f).choices
+    choices = f.metadata["choices"]
     if choices and text not in choices:
         raise UsageError(f"{name} must be one of {', '.join(choices)}, not {text!r}")
 
