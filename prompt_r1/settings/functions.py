@@ -39,8 +39,6 @@ def import_object(name: str, *, where: str) -> Any:
         sys.path.append(folder)
     try:
         return attrgetter(attribute)(import_module(module))
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"{where}: cannot import {name!r}: {error}") from None
     except (Exception, SystemExit) as error:  # Anything may go wrong in the user's module.
         raise UsageError(f"{where}: cannot import {name!r}: {described(error)}") from error
 
@@ -57,13 +55,11 @@ def import_function(
     function = import_object(name, where=flag)
     if not callable(function) or inspect.isclass(function):
         raise UsageError(f"{where}: not a function")
+    keywords = parameters_of(function) & set(may_take)
     try:
-        signature = inspect.signature(function)
+        inspect.signature(function).bind(*takes, **dict.fromkeys(keywords))
     except ValueError:  # A function that is written in C may have no signature. Then it is not checked.
         return function
-    keywords = signature.parameters.keys() & set(may_take)
-    try:
-        signature.bind(*takes, **dict.fromkeys(keywords))
     except TypeError:
         arguments = "1 argument" if len(takes) == 1 else f"{len(takes)} arguments"
         also = f", and may take {', '.join(may_take)}" if may_take else ""
@@ -83,6 +79,38 @@ def user_code(what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise UsageError(f"{what} raised {described(error)}") from error
+
+
+def place_of(function: Callable[..., object]) -> str:
+    """The file and the first line of a user's function, such as "my_file.py, line 3"."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:  # It was not written as a Python function.
+        return "no file"
+    return f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
+
+
+def described(error: BaseException) -> str:
+    """An error in a user's own code, on one line: its type, its text, and the file and line.
+
+    Where a library raised the error, the line is the user's line that called it. An error of our call of the
+    user's function, such as a wrong number of arguments, has no line of the user.
+    """
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    if isinstance(error, SyntaxError):  # The text of a SyntaxError names the file.
+        return text
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
+    if not own:
+        return text
+    return f"{text} ({Path(own[-1].filename).name}, line {own[-1].lineno})"
+
+
+def parameters_of(function: Callable[..., object]) -> set[str]:
+    """The names of a function's parameters."""
+    try:
+        return set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # A function that is written in C may have no signature.
+        return set()
 
 
 def import_reward(name: str) -> Callable[[Trajectory, Reward], float]:
@@ -176,36 +204,3 @@ def _of_turns(value: Any, game: ScoredGame) -> list[float]:
     if len(of_turns) != turns or not all(map(math.isfinite, of_turns)):
         raise ValueError(of_turns)
     return of_turns
-
-
-def place_of(function: Callable[..., object]) -> str:
-    """The file and the first line of a user's function, such as "my_file.py, line 3"."""
-    try:
-        _, line = inspect.getsourcelines(function)
-        return f"{Path(inspect.getfile(function)).name}, line {line}"
-    except (TypeError, OSError):  # It was not written in a file.
-        return "no file"
-
-
-def described(error: BaseException) -> str:
-    """An error in a user's own code, on one line: its type, its text, and the file and line.
-
-    Where a library raised the error, the line is the user's line that called it. An error of our call of the
-    user's function, such as a wrong number of arguments, has no line of the user.
-    """
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    if isinstance(error, SyntaxError):  # The text of a SyntaxError names the file.
-        return text
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
-    if not own:
-        return text
-    return f"{text} ({Path(own[-1].filename).name}, line {own[-1].lineno})"
-
-
-def parameters_of(function: Callable[..., object]) -> set[str]:
-    """The names of a function's parameters."""
-    try:
-        return set(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # A function that is written in C may have no signature.
-        return set()
