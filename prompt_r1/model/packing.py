@@ -20,13 +20,12 @@ from prompt_r1.types import Trajectory
 
 
 @dataclass(frozen=True)
-class Group:
-    """How many tokens of a row the games of one group take."""
+class Segment:
+    """The tokens that one game adds to a row. A game without such tokens has no segment."""
 
-    opening_length: int  # The opening is in the row once.
-    # How many tokens each game adds to the row. The first game also adds the opening. Games that add no token
-    # are left out.
-    added_lengths: list[int]
+    length: int
+    # The first segment of a group begins with the opening, of this length. None: it is in an earlier segment.
+    opening_length: int | None
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Packed:
 
     tokens: Tensor  # (T,) int64
     positions: Tensor  # (T,) the position of each token in its game
-    groups: Sequence[Group]
+    segments: Sequence[Segment]
     sources: Tensor  # (N,) the columns whose next-token distributions are scored
     targets: Tensor  # (N,) int64, the scored tokens: each follows the token in its source
 
@@ -56,19 +55,17 @@ class Packed:
         # Norms may turn queries and keys into float32. SDPA needs one dtype: the dtype of the values.
         query, key = query.to(value.dtype), key.to(value.dtype)
         # Split once: the backward of each single slice would allocate zeros for the whole row.
-        lengths = [length for group in self.groups for length in group.added_lengths]
+        lengths = [segment.length for segment in self.segments]
         parts = zip(query.split(lengths, 1), key.split(lengths, 1), value.split(lengths, 1), strict=True)
         out: list[Tensor] = []
-        for group in self.groups:
-            queries, keys, values = next(parts)  # the opening and the first game
+        for segment, (queries, keys, values) in zip(self.segments, parts, strict=True):
+            if segment.opening_length is not None:
+                opening_keys = keys[:, : segment.opening_length]
+                opening_values = values[:, : segment.opening_length]
+            else:
+                keys = torch.cat([opening_keys, keys], 1)
+                values = torch.cat([opening_values, values], 1)
             out.append(attend_in_window(queries, keys, values, scale, window, mask))
-            opening_keys = keys[:, : group.opening_length]
-            opening_values = values[:, : group.opening_length]
-            for _ in group.added_lengths[1:]:
-                queries, own_keys, own_values = next(parts)
-                keys = torch.cat([opening_keys, own_keys], 1)
-                values = torch.cat([opening_values, own_values], 1)
-                out.append(attend_in_window(queries, keys, values, scale, window, mask))
         # Most kernels of SDPA write (T, H, D), so this transposition copies nothing.
         return torch.cat([part.transpose(0, 1) for part in out])
 
@@ -82,11 +79,10 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
     positions: list[int] = []
     sources: list[int] = []
     targets: list[int] = []
-    packed_groups: list[Group] = []
+    segments: list[Segment] = []
     for games in groups:
         opening_length = games[0].opening_length
         group_start = len(tokens)  # the column of the group's first token
-        added_lengths: list[int] = []
         for number, game in enumerate(games):
             opening = game.tokens[: game.opening_length]
             assert opening == games[0].tokens[:opening_length], "the games of a group share their opening"
@@ -102,14 +98,13 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
             tokens += game.tokens[start:end]
             positions += range(start, end)
             if start < end:  # A game adds nothing if it has a single token after the opening: it is a target.
-                added_lengths.append(end - start)
-        packed_groups.append(Group(opening_length, added_lengths))
+                segments.append(Segment(end - start, opening_length if start == 0 else None))
     if not groups:
-        tokens, positions, packed_groups = [0], [0], [Group(0, [1])]
+        tokens, positions, segments = [0], [0], [Segment(1, opening_length=0)]
     return Packed(
         torch.tensor(tokens, device=device),
         torch.tensor(positions, device=device),
-        packed_groups,
+        segments,
         sources=torch.tensor(sources, dtype=torch.int64, device=device),
         targets=torch.tensor(targets, dtype=torch.int64, device=device),
     )

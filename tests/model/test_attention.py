@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from prompt_r1.model import attention
 from prompt_r1.model.attention import attend, attend_in_window
-from prompt_r1.model.packing import Group, Packed, pack
+from prompt_r1.model.packing import Packed, Segment, pack
 from tests.support.games import CPU, siblings
 from tests.support.naive_attention import naive_attention
 
@@ -68,8 +68,11 @@ def test_attention_in_a_row_equals_a_loop_over_the_queries_of_each_game(kv_heads
     torch.manual_seed(0)
     rows = [torch.randn(heads, 116, 16, dtype=torch.float64) for heads in (4, kv_heads, kv_heads)]
     none = torch.empty(0)
-    packed_groups = [Group(opening, [opening + first, *others]) for opening, first, *others in groups]
-    row = Packed(none, none, packed_groups, sources=none, targets=none)
+    segments = []
+    for opening, first, *others in groups:
+        segments.append(Segment(opening + first, opening))
+        segments += [Segment(length, None) for length in others]
+    row = Packed(none, none, segments, sources=none, targets=none)
     found = row.attend(0, *rows, 0.3, window)
     columns = iter(range(116))
     for opening_size, *games in groups:
