@@ -57,7 +57,8 @@ def load_policy(
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # A broken folder may raise anything.
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
-    _check_config(path, config, max_tokens)
+    _check_config(path, config)
+    _check_length(path, config, max_tokens)
     stored = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))  # 0 for a model on the Hub
     stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32  # None: not said
     gc.collect()  # Earlier engines and models are in reference cycles, so only the collector frees them.
@@ -78,35 +79,42 @@ def load_policy(
     return Policy(model.eval(), compute_dtype=compute_dtype, temperature=temperature, vocabulary=vocabulary)
 
 
-def _check_config(path: str | Path, config: PretrainedConfig, max_tokens: int) -> None:
-    """Raise UsageError for a kind of model, or a length of games, that we would compute wrongly.
-
-    Warns if games may be longer than the model's context in its training.
-    """
+def _check_config(path: str | Path, config: PretrainedConfig) -> None:
+    """Raise UsageError for a kind of model that we would compute wrongly."""
     text = config.get_text_config()
     if any(getattr(part, "quantization_config", None) for part in (config, text)):
         raise UsageError(f"the weights at {str(path)!r} are quantised: give the model in 16 or 32 bits")
     model_class = cast(type[PreTrainedModel] | None, MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None))
-    if model_class is not None and not model_class.is_backend_compatible():
-        raise unsupported(config, "its attention cannot be replaced")
-    if getattr(text, "final_logit_softcapping", None):
-        raise unsupported(config, "its logits have a soft cap")
+    layer_types = getattr(text, "layer_types", None)
     # The games of `model_check` may be too short to show what other kinds of layers do.
-    unknown = {*(getattr(text, "layer_types", None) or ())} - LAYER_TYPES
-    if unknown:
-        raise unsupported(config, f"it has layers of the kind {', '.join(sorted(unknown))}")
-    # Models ignore a sliding window below 1, or mask everything.
+    unknown = sorted({*(layer_types or ())} - LAYER_TYPES)
     window = getattr(text, "sliding_window", None)
-    kinds = getattr(text, "layer_types", None) or ["sliding_attention"]
-    if window is not None and window < 1 and "sliding_attention" in kinds:
-        raise unsupported(config, f"its sliding window is {window}: set it to null, or to at least 1")
+    has_window = "sliding_attention" in (layer_types or ["sliding_attention"])
+    # Models ignore a window below 1, or mask everything.
+    is_window_wrong = has_window and window is not None and window < 1
+    refused = [
+        (model_class and not model_class.is_backend_compatible(), "its attention cannot be replaced"),
+        (getattr(text, "final_logit_softcapping", None), "its logits have a soft cap"),
+        (unknown, f"it has layers of the kind {', '.join(unknown)}"),
+        (is_window_wrong, f"its sliding window is {window}: set it to null, or to at least 1"),
+    ]
+    for applies, cause in refused:
+        if applies:
+            raise unsupported(config, cause)
+
+
+def _check_length(path: str | Path, config: PretrainedConfig, max_tokens: int) -> None:
+    """Raise UsageError for games that are too long for a model.
+
+    Warns if games may be longer than the model's context in its training.
+    """
     limit = longest_game(config)
     if limit is not None and max_tokens > limit:
         raise UsageError(
             f"games of {max_tokens} tokens exceed the {limit} positions of the model at {str(path)!r}: "
             f"train it with --max-tokens {limit} or less"
         )
-    trained = getattr(text, "max_position_embeddings", None)
+    trained = getattr(config.get_text_config(), "max_position_embeddings", None)
     if trained and max_tokens > trained:
         warnings.warn(
             f"games may have {max_tokens} tokens, but the model at {str(path)!r} was made for {trained}: "
@@ -146,22 +154,18 @@ def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dty
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
     model, found = cast(tuple[PreTrainedModel, dict[str, set[Any]]], loaded)
     layers = {_layer_of(name) for name in model.state_dict()}
-    files = f"the weight files at {str(path)!r}"
     unused = [name for name in found["unexpected_keys"] if _layer_of(name) in layers]
-    if unused:
-        raise UsageError(
-            f"{files} have tensors that the model does not use, in layers that it does use: {len(unused)}, "
-            f"such as {min(unused)}"
-        )
-    missing = found["missing_keys"]
-    if missing:
-        raise UsageError(f"{files} lack tensors of the model: {len(missing)}, such as {min(missing)}")
     misshapen = [name for name, *_shapes in found["mismatched_keys"]]
-    if misshapen:
-        raise UsageError(
-            f"{files} have tensors of other shapes than config.json says: {len(misshapen)}, such as "
-            f"{min(misshapen)}"
-        )
+    problems = {
+        "have tensors that the model does not use, in layers that it does use": unused,
+        "lack tensors of the model": found["missing_keys"],
+        "have tensors of other shapes than config.json says": misshapen,
+    }
+    for problem, names in problems.items():
+        if names:
+            raise UsageError(
+                f"the weight files at {str(path)!r} {problem}: {len(names)}, such as {min(names)}"
+            )
     return model
 
 
