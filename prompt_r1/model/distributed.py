@@ -71,15 +71,11 @@ class Ranks:
         if self.count == 1:
             return work()
         failure: Exception | None = None
-        shared: Exception | None = None
         try:
             result = work()
-        except (UsageError, Resumable, FatalEnvError, OSError) as error:
-            failure = shared = error
         except Exception as error:
             failure = error
-            # Any error can come here, also an error that cannot be pickled.
-            shared = RuntimeError(f"rank {self.rank} failed ({type(error).__name__}: {first_line(error)})")
+        shared = None if failure is None else as_shared(failure, self.rank)
         failures = [error for error in self.gather(shared) if error is not None]
         if failures:
             # A rank that leaves at once can break the connection while others still receive the error.
@@ -123,6 +119,16 @@ class Ranks:
         """Wait until every rank has called this."""
         if self.count > 1:
             dist.barrier()
+
+
+def as_shared(error: Exception, rank: int) -> Exception:
+    """An error of one rank as all ranks raise it: itself, or a RuntimeError for an unexpected error.
+
+    An unexpected error can be of any type, and its type may be one that cannot be pickled.
+    """
+    if isinstance(error, (UsageError, Resumable, FatalEnvError, OSError)):
+        return error
+    return RuntimeError(f"rank {rank} failed ({type(error).__name__}: {first_line(error)})")
 
 
 def buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:

@@ -7,13 +7,11 @@ from torch import Tensor, nn
 
 from prompt_r1.types import Trajectory
 
-Batch = Sequence[Trajectory]
-
 
 def fine_tune(
     parameters: Sequence[nn.Parameter],
-    batches: Iterable[Batch],
-    mean_loss: Callable[[Batch], Tensor],
+    batches: Iterable[Sequence[Trajectory]],
+    mean_loss: Callable[[Sequence[Trajectory]], Tensor],
     *,
     rate: Callable[[int], float],
     betas: tuple[float, float],
@@ -42,6 +40,6 @@ def fine_tune(
         yield {"step": step + 1, "loss": total, "lr": lr}
 
 
-def _sampled_tokens(games: Batch) -> int:
+def _sampled_tokens(games: Sequence[Trajectory]) -> int:
     """The number of the agent's tokens in these games."""
     return sum(sum(game.sampled) for game in games)
