@@ -92,21 +92,17 @@ def check_agent(name: str) -> str | Path:
     folder = Path(name)
     if (folder / "agent" / "config.json").exists():
         folder /= "agent"
-    if folder.exists():
-        _check_agent_folder(folder)
-        return folder
-    # A hub id is NAME or ORGANISATION/NAME.
-    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith(f"{RUNS}/")
-    similar = _similar_agent(name)
-    if is_path or similar:
-        raise UsageError(f"--agent {name}: {_no_such_folder(similar)}")
-    return name
+    if not folder.exists():
+        _check_hub_id(name)
+        return name
+    if problem := _problem_of(folder):
+        raise UsageError(f"--agent {folder} {problem}")
+    return folder
 
 
 def newest_mini_run() -> Path:
     """The run folder under runs/ with the newest mini agent that was trained with an environment."""
-    saved = RUNS.glob(f"*/agent/{GAME_FILE}")
-    for file in sorted(saved, key=lambda file: file.stat().st_mtime, reverse=True):
+    for file in _newest_first(f"*/agent/{GAME_FILE}"):
         config = trained_config(file.parent)
         if config is not None and config.agent == MINI_AGENT and not config.without_environment:
             return file.parent.parent
@@ -143,49 +139,49 @@ def exported_step(folder: Path) -> int:
     return int(step) if is_finite_number(step) else -1
 
 
-def _similar_agent(name: str) -> str:
-    """The agent whose name is most like `name`; "" if no name is like it."""
+def _newest_first(pattern: str) -> list[Path]:
+    """The files under runs/ that match a pattern."""
+    return sorted(RUNS.glob(pattern), key=lambda file: file.stat().st_mtime, reverse=True)
+
+
+def _check_hub_id(name: str) -> None:
+    """Raise UsageError for a name that is meant as a folder, because its form or a similar name says so."""
+    runs = [file.parent.parent for file in _newest_first("*/agent/config.json")]
     known = {MINI_AGENT: MINI_AGENT, SMOLLM2: SMOLLM2}
-    for run in _runs_with_agents():
+    for run in runs:
         known |= {run.name: str(run), str(run): str(run)}
-    matches = difflib.get_close_matches(name.rstrip("/"), known, n=1, cutoff=0.85)
-    return known[matches[0]] if matches else ""
-
-
-def _no_such_folder(similar: str) -> str:
-    """Say that an agent does not exist, and name the `similar` agent or, without one, the newest agents."""
+    similar = difflib.get_close_matches(name.rstrip("/"), known, n=1, cutoff=0.85)
+    # A hub id is NAME or ORGANISATION/NAME.
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith(f"{RUNS}/")
     if similar:
-        return f"there is no such folder; did you mean {similar}?"
-    runs = _runs_with_agents()
-    if not runs:
-        return "there is no such folder, and it is no name of the Hub"
-    newest = ", ".join(str(run) for run in runs[:5])
-    return f"there is no such folder; there are agents in {newest}"
+        end = f"; did you mean {known[similar[0]]}?"
+    elif is_path and runs:
+        end = f"; there are agents in {', '.join(str(run) for run in runs[:5])}"
+    elif is_path:
+        end = ", and it is no name of the Hub"
+    else:
+        return
+    raise UsageError(f"--agent {name}: there is no such folder{end}")
 
 
-def _runs_with_agents() -> list[Path]:
-    """The runs in this folder that have an agent, the newest first."""
-    agents = RUNS.glob("*/agent/config.json")
-    newest = sorted(agents, key=lambda file: file.stat().st_mtime, reverse=True)
-    return [file.parent.parent for file in newest]
-
-
-def _check_agent_folder(folder: Path) -> None:
-    """Raise UsageError for a folder that holds no model or no tokenizer."""
+def _problem_of(folder: Path) -> str:
+    """Why a folder holds no agent, as the end of a sentence; "" if it has a model and a tokenizer."""
     if not folder.is_dir():
-        raise UsageError(f"--agent {folder} is a file: give the folder of a model")
+        return "is a file: give the folder of a model"
     if (folder / "predictions.jsonl").exists():
-        raise UsageError(f"--agent {folder} is a folder of evaluate.py: give the agent that it evaluated")
+        return "is a folder of evaluate.py: give the agent that it evaluated"
     if (folder / "adapter_config.json").exists():
-        raise UsageError(
-            f"--agent {folder} holds an adapter of peft: merge it into its model (merge_and_unload), and "
-            "give the folder of the merged model"
+        return (
+            "holds an adapter of peft: merge it into its model (merge_and_unload), and give the folder of "
+            "the merged model"
         )
     if (folder / "metrics.jsonl").exists() and not (folder / "config.json").exists():
-        raise UsageError(f"--agent {folder}: this run has saved no agent yet")
+        return "is no model: this run has saved no agent yet"
     for file in folder.iterdir():
         if file.is_file() and _is_lfs_pointer(file):
-            raise UsageError(f"{file} is a pointer of Git LFS: `git lfs pull` fetches the file itself")
+            return (
+                f"is incomplete: {file} is a pointer of Git LFS, and `git lfs pull` fetches the file itself"
+            )
     needs = {
         "config.json": (folder / "config.json").exists(),
         "a tokenizer": any((folder / name).exists() for name in TOKENIZER_FILES),
@@ -193,9 +189,8 @@ def _check_agent_folder(folder: Path) -> None:
     }
     missing = [name for name, is_there in needs.items() if not is_there]
     if missing:
-        raise UsageError(
-            f"--agent {folder} is no model: it needs {', '.join(needs)}; missing: {', '.join(missing)}"
-        )
+        return f"is no model: it needs {', '.join(needs)}; missing: {', '.join(missing)}"
+    return ""
 
 
 def _is_lfs_pointer(file: Path) -> bool:
