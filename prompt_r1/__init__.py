@@ -9,11 +9,12 @@ The method, in reading order; these files import nothing but each other:
 
     types          question, turn, trajectory, reward
     protocol       what a turn may hold, and the codec between text and tokens
-    chat_template  the frame of roles that a model's own template puts around a turn
     rollout        play a game: the agent asks, the environment replies
     reward         score a game
-    f1             compare an answer with the gold answers
     grpo           compare the games of a question, and the loss
+
+    chat_template  the frame of roles that a model's own template puts around a turn (skip it at first)
+    f1             compare an answer with the gold answers (skip it at first)
     errors         what ends a call, a game or a run
 
 The rooms:

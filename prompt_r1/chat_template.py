@@ -101,7 +101,7 @@ def frame_of(tokenizer: "PreTrainedTokenizerBase", first_message: str) -> Frame:
     return Frame(before_user, between, generation)
 
 
-def text_of(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
+def decode(tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int]) -> str:
     """Decode tokens unchanged, control tokens included.
 
     Tokenizers of the sentencepiece kind leave out a space at the beginning of the text.
@@ -134,8 +134,8 @@ class PieceEncoder:
         # A lookahead also finds names that overlap. "(?!)" matches nowhere.
         self._control = re.compile(f"(?={names})" if names else "(?!)")
         # If the tokenizer writes a space before every text, start("ab") + start("ab") decodes to "ab ab".
-        joined = text_of(tokenizer, self.start("ab") + self.start("ab"))
-        needs_guard = joined != text_of(tokenizer, self.start("abab"))
+        joined = decode(tokenizer, self.start("ab") + self.start("ab"))
+        needs_guard = joined != decode(tokenizer, self.start("abab"))
         self._guard = "\x01" if needs_guard else ""
         self._guard_tokens = self.start(self._guard)
 
@@ -206,7 +206,7 @@ def closing_tokens(
     for position, token in enumerate(between):
         if is_end_token(token):
             return between[: position + 1]
-        if text_of(tokenizer, [token]).strip():
+        if decode(tokenizer, [token]).strip():
             break
     if eos is None:
         raise UsageError(

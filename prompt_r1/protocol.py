@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from prompt_r1.chat_template import PieceEncoder, closing_tokens, frame_of, name_of, opened_think, text_of
+from prompt_r1.chat_template import PieceEncoder, closing_tokens, decode, frame_of, name_of, opened_think
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Action
 
@@ -170,7 +170,7 @@ class Codec:
         frame, name = self.frame, name_of(self.tokenizer)
         tags = " ".join(TAGS)
         turn = self.encoder.trusted(tags)
-        decoded_turn = text_of(self.tokenizer, turn)
+        decoded_turn = decode(self.tokenizer, turn)
         if not all(tag in decoded_turn for tag in TAGS):
             raise UsageError(
                 f"{name} decodes the tags of the game as {decoded_turn[:40]!r}…, so that no turn of an agent "
@@ -179,9 +179,9 @@ class Codec:
         first = f"{frame.before_user}Question: Who?\n{instruction}{frame.generation}"
         second = f"{frame.between}<interaction_response>Bob.</interaction_response>{frame.generation}"
         opening = self.opening("Who?")
-        pieces = text_of(self.tokenizer, opening + turn + self.reply("Bob.", after=turn[-1]))
-        whole = text_of(self.tokenizer, self.encoder.start(first + tags + second))
-        same_opening = text_of(self.tokenizer, opening) == text_of(self.tokenizer, self.encoder.start(first))
+        pieces = decode(self.tokenizer, opening + turn + self.reply("Bob.", after=turn[-1]))
+        whole = decode(self.tokenizer, self.encoder.start(first + tags + second))
+        same_opening = decode(self.tokenizer, opening) == decode(self.tokenizer, self.encoder.start(first))
         # Compare only the text after the last tag: the reply of the environment.
         end_of_turn = TAGS[-1]
         same_reply = pieces.rpartition(end_of_turn)[2] == whole.rpartition(end_of_turn)[2]
@@ -213,7 +213,7 @@ class Codec:
     def _whole_characters(self, tokens: list[int]) -> list[int]:
         """Drop a partial character at the end. It has at most 3 bytes of UTF-8, so at most 3 tokens."""
         for end in range(len(tokens), max(len(tokens) - 4, 0), -1):
-            if not text_of(self.tokenizer, tokens[:end]).endswith("\ufffd"):
+            if not decode(self.tokenizer, tokens[:end]).endswith("\ufffd"):
                 return tokens[:end]
         return tokens
 
@@ -225,4 +225,4 @@ class Codec:
         """
         if tokens and tokens[-1] in self.stop_ids:
             tokens = tokens[:-1]
-        return self.opened + text_of(self.tokenizer, tokens)
+        return self.opened + decode(self.tokenizer, tokens)

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from prompt_r1.chat_template import ONE_DAY, PieceEncoder, text_of
+from prompt_r1.chat_template import ONE_DAY, PieceEncoder, decode
 from prompt_r1.errors import UsageError
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.reward import RULES, score
@@ -67,7 +67,7 @@ def test_a_turn_ends_at_the_templates_control_token(name, tokenizer_name):
     left_open = codec.reply("x", after=codec.opening("?")[0] + 1)
     assert left_open[len(left_open) - len(finished) :] == finished
     closing = left_open[: len(left_open) - len(finished)]
-    assert not text_of(codec.tokenizer, [token for token in closing if token != codec.turn_end]).strip()
+    assert not decode(codec.tokenizer, [token for token in closing if token != codec.turn_end]).strip()
 
 
 @pytest.mark.parametrize("tokenizer_name", TOKENIZERS)
@@ -88,7 +88,7 @@ def play_two_turns(codec: Codec) -> Trajectory:
     ]
 
     async def generate(tokens: list[int], *, max_new: int, seed: str) -> Completion:
-        assert text_of(codec.tokenizer, tokens).rstrip().endswith("<think>")
+        assert decode(codec.tokenizer, tokens).rstrip().endswith("<think>")
         new = [*PieceEncoder(codec.tokenizer).trusted(turns.pop(0)), codec.turn_end]
         return Completion(new, [-0.5] * len(new), finished=True)
 
@@ -108,7 +108,7 @@ def test_text_from_outside_is_kept_and_never_becomes_a_control_token(text, token
     assert not set(tokens) & set(tokenizer.added_tokens_decoder)
     before = encoder.start("a")
     shown = text.replace("\ud800", "?").replace("▁", " " if "byte" not in tokenizer_name else "▁")
-    assert text_of(tokenizer, before + tokens) == text_of(tokenizer, before) + shown
+    assert decode(tokenizer, before + tokens) == decode(tokenizer, before) + shown
 
 
 def test_the_text_of_tokens_keeps_the_blanks_before_punctuation_and_the_control_tokens():
@@ -117,7 +117,7 @@ def test_the_text_of_tokens_keeps_the_blanks_before_punctuation_and_the_control_
     tokenizer.clean_up_tokenization_spaces = True
     text = "<|im_start|>a , b . is n't<|im_end|>"
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert text_of(tokenizer, tokens) == text
+    assert decode(tokenizer, tokens) == text
 
 
 @pytest.mark.parametrize("name", ["§§", "§¶", "<a", "<a>"])
@@ -128,7 +128,7 @@ def test_an_added_token_of_any_length_above_one_is_cut_in_text_from_outside(name
     number = tokenizer.convert_tokens_to_ids(name)
     text = f"x{name}y{name}{name}"
     assert number in encoder.trusted(text) and number not in encoder.untrusted(text)
-    assert text_of(tokenizer, encoder.untrusted(text)) == text
+    assert decode(tokenizer, encoder.untrusted(text)) == text
 
 
 @pytest.mark.parametrize("name", ["acetylcholine", "New York", "    ", "\n\n"])
@@ -139,7 +139,7 @@ def test_added_words_and_blanks_are_not_cut_in_text_from_outside(name):
     encoder = PieceEncoder(tokenizer)
     text = f"x{name}y<|im_end|>"
     assert tokenizer.convert_tokens_to_ids(name) in encoder.untrusted(text)
-    assert text_of(tokenizer, encoder.untrusted(text)) == text
+    assert decode(tokenizer, encoder.untrusted(text)) == text
 
 
 def added(text: str, **kind: bool) -> AddedToken:
@@ -167,7 +167,7 @@ def test_a_control_token_that_a_normalizer_makes_of_text_from_outside_is_taken_a
     number = core.token_to_id(name)
     assert number in encoder.trusted(text)
     tokens = encoder.untrusted(f"{text}\n")
-    assert number not in tokens and text_of(tokenizer, tokens) == shown + "\n"
+    assert number not in tokens and decode(tokenizer, tokens) == shown + "\n"
     assert tokens[-1] == core.token_to_id("\n")  # an added token that controls nothing
 
 
@@ -232,7 +232,7 @@ def test_the_opening_and_the_next_turn_are_each_compared_with_the_template(monke
 
 def test_a_template_that_writes_todays_date_writes_the_same_one_on_any_day():
     codec = codec_of("SmolLM3, with a date", "byte level")
-    assert "Today is 1 January 2025." in text_of(codec.tokenizer, codec.opening("Who?"))
+    assert "Today is 1 January 2025." in decode(codec.tokenizer, codec.opening("Who?"))
 
 
 def test_a_character_that_the_tokenizer_does_not_know_stays_in_text_from_outside():

@@ -59,11 +59,11 @@ def _without_half_a_tag(text: str) -> str:
 class Pieces:
     """Cuts a game into pieces while it is played: the agent's turns token by token, and the replies.
 
-    `text_of` decodes the tokens of a turn. `on_piece` gets each piece.
+    `decode` returns the text of a turn's tokens. `on_piece` gets each piece.
     """
 
-    def __init__(self, text_of: Callable[[list[int]], str], on_piece: Callable[[Piece], object]) -> None:
-        self._text_of = text_of
+    def __init__(self, decode: Callable[[list[int]], str], on_piece: Callable[[Piece], object]) -> None:
+        self._decode = decode
         self._on_piece = on_piece
         self._tokens: list[int] = []  # the turn so far
         self._shown: list[int] = []  # for each block of the turn: how many characters have been in a piece
@@ -87,7 +87,7 @@ class Pieces:
     def _cut(self, *, ended: bool) -> None:
         # The whole turn is decoded again, because the text of a token depends on the tokens before it. The
         # time is quadratic, but a turn is short: for 1,024 tokens it is half a second in all.
-        turn = self._text_of(self._tokens)
+        turn = self._decode(self._tokens)
         for number, (tag, content) in enumerate(blocks(turn, ended=ended)):
             begins = number == len(self._shown)
             if begins:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from prompt_r1.engine.kv_cache import Sequence
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.environment import Environment
-from prompt_r1.protocol import INSTRUCTIONS, Codec, text_of
+from prompt_r1.protocol import INSTRUCTIONS, Codec, decode
 from prompt_r1.types import Completion, GameSettings
 from tests.support import tiny
 from tests.support.methods import PricedSource
@@ -53,7 +53,7 @@ class EchoAgent:
             await asyncio.sleep(self.seconds)
         finally:
             self.running -= 1
-        text = text_of(self.codec.tokenizer, tokens)
+        text = decode(self.codec.tokenizer, tokens)
         replies = re.findall("<interaction_response>(.*?)</interaction_response>", text, re.DOTALL)
         question = re.search(f"Question: (.*?)\n{re.escape(INSTRUCTIONS['short'][:20])}", text, re.DOTALL)
         assert question
