@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from prompt_r1.errors import (
     FatalEnvError,
@@ -23,6 +23,7 @@ from prompt_r1.errors import (
     is_out_of_memory,
 )
 from prompt_r1.programs.keys import without_keys
+from prompt_r1.programs.launcher import has_other_ranks
 from prompt_r1.programs.text import printable
 
 Settings = TypeVar("Settings")  # the config of a program, or its arguments
@@ -44,7 +45,9 @@ def read_settings(read: Callable[[list[str]], Settings]) -> Settings:
     with errors_explained():
         Path.cwd()  # This raises if the current folder has been deleted.
         settings = read(sys.argv[1:])
-    _let_ctrl_c_kill()  # until `run_program`, while the program imports torch
+    # Until `run_program`, Ctrl-C kills the process, because libraries that are being imported catch
+    # KeyboardInterrupt.
+    _replace_ctrl_c(signal.default_int_handler, signal.SIG_DFL)
     if sys.stderr.isatty():  # In a log file the line would be noise.
         print("Loading …", file=sys.stderr, flush=True)
     return settings
@@ -56,26 +59,17 @@ def run_program(main: Callable[[Settings], None], settings: Settings, *, then: s
     Exit codes: 0 done, 1 a bug of ours, 2 wrong usage or out of memory, 75 stopped but resumable, 130 Ctrl-C.
     Every error is printed as one sentence on stderr; only a bug is a traceback, without keys.
     """
-    _let_ctrl_c_raise()
+    _replace_ctrl_c(signal.SIG_DFL, signal.default_int_handler)
     with errors_explained(then):
         main(settings)
         sys.stdout.flush()
     sys.exit(0)
 
 
-def _let_ctrl_c_kill() -> None:
-    """Let Ctrl-C kill the process, because libraries that are being imported catch KeyboardInterrupt.
-
-    If the shell has ignored SIGINT, as for a process in the background, it stays ignored.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _let_ctrl_c_raise() -> None:
-    """Undo `_let_ctrl_c_kill`: Ctrl-C raises KeyboardInterrupt again."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+def _replace_ctrl_c(handler: Any, by: Any) -> None:
+    """Replace a handler of SIGINT. Any other stays: a shell lets its background processes ignore SIGINT."""
+    if signal.getsignal(signal.SIGINT) is handler:
+        signal.signal(signal.SIGINT, by)
 
 
 @contextmanager
@@ -133,7 +127,7 @@ def exit_with(code: int, reason: str) -> NoReturn:
     except OSError:  # Python would flush stdout again at its end, and exit with code 120.
         null_device = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null_device, sys.stdout.fileno())
-    if os.environ.get("WORLD_SIZE", "") not in ("", "1"):
+    if has_other_ranks():
         # The end of the interpreter would wait for threads and for NCCL, which may wait for ranks that do not
         # know yet that this rank leaves.
         os._exit(code)

@@ -11,6 +11,11 @@ def is_first_rank() -> bool:
     return launcher_number("RANK", default=0) == 0
 
 
+def has_other_ranks() -> bool:
+    """Whether this process is one of several ranks."""
+    return os.environ.get("WORLD_SIZE", "") not in ("", "1")
+
+
 def launcher_number(name: str, *, default: int) -> int:
     """A number that the launcher tells this process in an environment variable. Raises UsageError."""
     text = os.environ.get(name) or str(default)
