@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 import infer
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.sources import Busy, OwnSource, Reply
+from prompt_r1.environments.own import OwnSource
+from prompt_r1.environments.sources import Busy, Reply
 from prompt_r1.errors import EnvError, NoAnswer, Resumable, UsageError
 from prompt_r1.pair.dialogue import Dialogue, Pieces
 from prompt_r1.pair.settings import InferConfig

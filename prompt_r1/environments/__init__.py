@@ -3,10 +3,12 @@
 In reading order:
 
     environment      `ask`: draws the environment of a question, and sends the request until there is a reply
-    sources          what one attempt of a source returns or raises; the user's objects as sources
+    sources          what one attempt of a source returns or raises
     endpoint         an OpenAI-compatible server as a source: one request
     responses        reads the server's response: status, error, completion, usage
     local            a Hugging Face model in this process as a source
+    own              an object of the user as a source
+    reply_text       cuts thinking and end tokens from what a model wrote
     journal          which calls were made, what they cost, and their replies
     budget           prices, and limits on calls and dollars
     specs            opens environments by `--env SPEC`, and decides which of them gets the key

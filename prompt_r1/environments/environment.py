@@ -6,7 +6,7 @@ A call has three steps. Each step calls the next:
     _send      send the request until there is a reply
     _request   reserve the cost in the budget, let the source make one attempt, and charge what it cost
 
-A source is a server (endpoint.py), a model in this process (local.py) or an object of the user (sources.py).
+A source is a server (endpoint.py), a model in this process (local.py) or an object of the user (own.py).
 """
 
 import asyncio

@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from prompt_r1.chat_template import PieceEncoder, opened_think, render
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.model_check import check_model
-from prompt_r1.environments.sources import Caller, Reply, Source, cut_thinking, reply_of, with_system
+from prompt_r1.environments.reply_text import cut_thinking, reply_of
+from prompt_r1.environments.sources import Caller, Reply, Source, with_system
 from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_file, gguf_folder, is_gguf
 from prompt_r1.model.loading import load_policy, load_tokenizer, longest_game, vocabulary_of

@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 
-from prompt_r1.environments.sources import REPLY_LIMITS, Busy, NoText, Refused, Reply, reply_of
+from prompt_r1.environments.reply_text import reply_of
+from prompt_r1.environments.sources import REPLY_LIMITS, Busy, NoText, Refused, Reply
 
 MAX_WAIT = 120.0  # seconds; a server that asks for a longer wait is asked again after this time
 MAX_CREDIBLE_WAIT = 86400.0  # seconds; a longer requested wait is ignored

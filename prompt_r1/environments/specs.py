@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from prompt_r1.environments.budget import FREE, Budget, Price, parse_price, parse_prices
 from prompt_r1.environments.environment import Environment, parse_weights
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Answering, MuteEnvironment, OwnSource, Source, limit_in
+from prompt_r1.environments.own import Answering, MuteEnvironment, OwnSource
+from prompt_r1.environments.sources import Source, limit_in
 from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_file, is_gguf
 from prompt_r1.settings.agent import MINI_ENVIRONMENTS, SMOLLM2, EnvironmentConfig
@@ -31,7 +32,7 @@ def kind_of(name: str) -> Kind:
 
         BUILT_IN                         built-in   part of this package
         hf:DIR, hf:FILE.gguf, smollm2    local      a Hugging Face model in this process
-        py:MODULE:NAME                   own        an object of the user with `ask` (sources.py)
+        py:MODULE:NAME                   own        an object of the user with `ask` (own.py)
         MODEL@http://host:port/v1        url        a model behind an OpenAI-compatible endpoint
         MODEL                            model      a model at OPENAI_BASE_URL (default: OpenAI)
     """

@@ -14,7 +14,7 @@ They differ in the agent, and in whether there is an environment:
 from dataclasses import dataclass, replace
 
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.sources import MuteEnvironment, OwnSource
+from prompt_r1.environments.own import MuteEnvironment, OwnSource
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.pair.agent import Agent, Sampling, play_question
 from prompt_r1.reward import Rule, score, well_formed

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from prompt_r1.environments.budget import FREE
-from prompt_r1.environments.sources import Answering
+from prompt_r1.environments.own import Answering
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.agent import NO_LIMITS, Limits
 from prompt_r1.pair.dialogue import Piece

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.sources import Answering
+from prompt_r1.environments.own import Answering
 from prompt_r1.environments.specs import open_environment, open_own
 from prompt_r1.errors import EnvError
 from prompt_r1.model.distributed import pick_device

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prompt_r1.environments.reply_text import reply_of
 from prompt_r1.environments.responses import read_reply, requested_wait
-from prompt_r1.environments.sources import Busy, Reply, reply_of
+from prompt_r1.environments.sources import Busy, Reply
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable
 from tests.support.at_once import at_once
 from tests.support.paths import ROOT

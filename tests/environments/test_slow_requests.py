@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from prompt_r1.environments import sources
+from prompt_r1.environments.own import OWN_CALL_SECONDS
 from prompt_r1.errors import EnvError
 from tests.support.clock import run_jumping
 from tests.support.providers import OK, environment_of, environment_over, reply
@@ -96,4 +96,4 @@ def test_a_hanging_object_of_the_user_fails_its_call_after_half_an_hour():
             await reply(environment_of(HangingObject()))
         return asyncio.get_running_loop().time()
 
-    assert run_jumping(seconds()) == pytest.approx(sources.OWN_CALL_SECONDS)
+    assert run_jumping(seconds()) == pytest.approx(OWN_CALL_SECONDS)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from prompt_r1.environments.sources import OwnSource
+from prompt_r1.environments.own import OwnSource
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.evaluation.games import AgentMethod, mute_environment
 from prompt_r1.f1 import exact_match

@@ -17,7 +17,8 @@ import pytest
 import prompt_r1
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Busy, Caller, OwnSource, Reply, Source
+from prompt_r1.environments.own import OwnSource
+from prompt_r1.environments.sources import Busy, Caller, Reply, Source
 from prompt_r1.pair.agent import Sampling, play_question
 from prompt_r1.pair.api import LoopThread, Pair
 from prompt_r1.settings.agent import GAME_FILE

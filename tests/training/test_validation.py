@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from prompt_r1.environments.sources import OwnSource
+from prompt_r1.environments.own import OwnSource
 from prompt_r1.errors import EnvError
 from prompt_r1.reward import RULES
 from prompt_r1.training.metrics import metrics_of_game

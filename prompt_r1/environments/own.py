@@ -1,0 +1,96 @@
+"""An object of the user as a source: `--env py:MODULE:NAME`."""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from prompt_r1.environments.reply_text import reply_of
+from prompt_r1.environments.sources import CHARACTERS_PER_TOKEN, Caller, Reply, Source
+from prompt_r1.errors import EnvError, UsageError
+from prompt_r1.settings.functions import parameters_of, user_code
+from prompt_r1.types import Message
+
+# A call of a user's object may take half an hour, which includes its wait for a thread. The other ranks of a
+# run wait an hour for a rank (`start_ranks`).
+OWN_CALL_SECONDS = 1800.0
+
+
+class Answering(Protocol):
+    """What a user's environment needs: the method `ask` takes the chat messages of a game, and replies.
+
+    `ask` may have the parameters `session` (the question's id), `sample` (the number of the question's game)
+    and `seed` (of the run). With an attribute `samples = False`, equal calls are made once.
+    """
+
+    def ask(self, messages: list[Message]) -> str | Awaitable[str]:
+        """Return the reply. Raise EnvError if the call failed: its game ends, and other games go on."""
+
+
+class OwnSource(Source):
+    """A source that asks an object of the user. If `ask` is no async function, it runs in a thread.
+
+    A class is instantiated, with the seed if it takes a seed. If calls are `priced`, tokens are estimated
+    from the length of the texts; otherwise they are 0. `reply_limit` is not enforced: it says how many tokens
+    the object writes at most. Raises UsageError.
+    """
+
+    def __init__(
+        self, own: Any, *, seed: int, name: str = "", priced: bool = False, reply_limit: int | None = None
+    ) -> None:
+        if inspect.isclass(own):
+            arguments = {"seed": seed} if "seed" in parameters_of(own) else {}
+            with user_code(f"the environment {name or own!r}"):
+                own = own(**arguments)
+        function = getattr(own, "ask", None)
+        if not callable(function):
+            raise UsageError(f"the environment {name or own!r} has no method `ask(messages)`")
+        self.name = name or str(getattr(own, "name", type(own).__name__))
+        self.parameters: Mapping[str, object] = {"seed": seed}
+        self._function: Callable[..., Any] = function
+        self._takes = parameters_of(function) & {"session", "sample", "seed"}
+        self.by_question = "session" in self._takes
+        self.samples = getattr(own, "samples", True)
+        self.reply_limit = reply_limit
+        self._priced = priced
+
+    async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
+        known = {"session": caller.question, "sample": caller.sample, "seed": self.parameters["seed"]}
+        arguments = {name: known[name] for name in self._takes}
+        # The user's code gets a copy, which it may change.
+        copies = [Message(role=message["role"], content=message["content"]) for message in messages]
+        try:
+            async with asyncio.timeout(OWN_CALL_SECONDS):
+                text = await self._call(copies, **arguments)
+        except TimeoutError:
+            raise EnvError(f"{self.name} did not reply within {OWN_CALL_SECONDS:g} s") from None
+        if not isinstance(text, str):
+            raise UsageError(f"the environment {self.name} returned {type(text).__name__}, not a string")
+        reply = reply_of(text)
+        if not self._priced:
+            return reply
+        characters = sum(len(message["content"]) for message in messages)
+        tokens_in = math.ceil(characters / CHARACTERS_PER_TOKEN)
+        tokens_out = math.ceil(len(text) / CHARACTERS_PER_TOKEN)
+        return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
+
+    async def _call(self, messages: list[Message], **arguments: object) -> object:
+        """Call the user's `ask`. Raises UsageError for an error in the user's code."""
+        with user_code(f"the environment {self.name}"):
+            if inspect.iscoroutinefunction(self._function):
+                return await self._function(messages, **arguments)
+            reply = await asyncio.to_thread(self._function, messages, **arguments)
+            # A decorated or partial async function does not look like one.
+            return await reply if inspect.isawaitable(reply) else reply
+
+
+class MuteEnvironment:
+    """Gives every prompt the same reply, without information, for ablations without an environment."""
+
+    name = "nobody"
+    samples = False
+
+    async def ask(self, messages: list[Message]) -> str:
+        return "I have nothing to say about this."

@@ -1,0 +1,59 @@
+"""The text of a reply: what a model wrote, without its thinking and the tokens that end it."""
+
+import re
+
+from prompt_r1.environments.sources import Reply
+
+# A block of thinking that the server does not separate from the reply. If it has no closing tag, everything
+# after its opening tag is thinking. Models write <think>, <thinking>, <thought>, <seed:think>, [THINK] or
+# ◁think▷.
+THINK = r"(?:seed:)?(?:think|thinking|thought)"
+OPENED = rf"[<\[◁]{THINK}[>\]▷]"
+CLOSED = rf"[<\[◁]/{THINK}[>\]▷]"
+THINKING = re.compile(rf"\s*{OPENED}(.*?)(?:{CLOSED}|\Z)", re.DOTALL | re.IGNORECASE)
+LONE_END = re.compile(rf"((?:(?!{OPENED}).)*?){CLOSED}", re.DOTALL | re.IGNORECASE)
+# The control tokens that servers leave at the end of a reply, in lower case. Only known tokens count, because
+# "<|x|>" and "[|x - y|]" are mathematics. DeepSeek's tokens have "｜" and "▁" in place of "|" and "_".
+END_TOKENS = (
+    "</s> <eos> <eod> <eot> <pad> <turn|> <end_of_turn> <end_of_text> <end_of_utterance> [eos] [pad] [/inst] "
+    "<|im_end|> <|role_end|> <|eot|> <|eot_id|> <|eom_id|> <|eos|> <|pad|> <|return|> <|user|> "
+    "<|observation|> <|end|> <|endoftext|> <|endofturn|> <|end_of_text|> <|end_of_turn|> "
+    "<|end_of_turn_token|> <|end_of_sentence|> <|end_of_msg|> <|end_response|> [|endofturn|]"
+).split()
+LONGEST_END_TOKEN = max(len(token) for token in END_TOKENS)
+
+
+def reply_of(written: str, *, label: str = "", reasoning: str = "", finish: str = "stop") -> Reply:
+    """Make a reply of what a model wrote, without its thinking and the tokens that end it.
+
+    If that leaves no text, the reply gets a label.
+    """
+    thought, text = cut_thinking(written)
+    text = without_end_tokens(text)
+    if not text.strip() and not label:
+        label = "length" if finish == "length" else "empty"
+    return Reply(text, label=label, reasoning=reasoning or thought, finish=finish)
+
+
+def cut_thinking(written: str) -> tuple[str, str]:
+    """Split a text into its thinking and the rest.
+
+    The thinking is in blocks at the beginning. If the chat template has opened the block, it is everything
+    before a lone closing tag.
+    """
+    thoughts, text = [], written
+    while block := THINKING.match(text) or LONE_END.match(text):
+        thoughts.append(block[1].strip())
+        text = text[block.end() :].strip()
+    return "\n".join(filter(None, thoughts)), text
+
+
+def without_end_tokens(text: str) -> str:
+    """The text without the control tokens at its end, and without the white space around them."""
+    while True:
+        stripped = text.rstrip()
+        end = stripped[-LONGEST_END_TOKEN:].lower().replace("｜", "|").replace("▁", "_")
+        token = next((token for token in END_TOKENS if end.endswith(token)), None)
+        if token is None:
+            return text
+        text = stripped[: -len(token)].rstrip()
