@@ -19,8 +19,10 @@ from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
 OBJECT_PREFIX = "py:"  # py:MODULE:NAME is a user's environment, or a user's questions.
 # Keywords of `grpo.grpo_loss`, which a user's loss may have as parameters.
 LOSS_SETTINGS = ("clip", "clip_high", "kl_coef", "importance_cap")
-# The folders of Python, of its packages and of this package: code that is not the user's.
+# Python's importer, and the folders of Python, of its packages and of this package: code that is not the
+# user's.
 LIBRARIES = (
+    "<frozen importlib.",
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     f"{Path(__file__).parents[1]}/",  # A user's file may be named prompt_r1_reward.py.
 )

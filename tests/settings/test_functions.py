@@ -91,7 +91,7 @@ def own(tmp_path, monkeypatch):
     """A working folder with a module of the user."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
-    for module in ("own_code", "typo", "crash", "script"):
+    for module in ("own_code", "typo", "crash", "lacks", "script"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     (tmp_path / "own_code.py").write_text(OWN)
     importlib.invalidate_caches()
@@ -126,11 +126,14 @@ def test_the_users_reward_replaces_the_papers_and_is_called_once_for_each_unbrok
         ("./own_code:divides", "give MODULE:NAME, such as my_file:my_name or folder.my_file:my_name"),
         ("own_code.py:divides", "give MODULE:NAME"),
         ("crash:f", r"cannot import 'crash:f': ZeroDivisionError: .* \(crash.py, line 1\)"),
+        ("lacks:f", r"cannot import 'lacks:f': ModuleNotFoundError: .* \(lacks.py, line 1\)"),
+        ("absent:f", "cannot import 'absent:f': ModuleNotFoundError: No module named 'absent'$"),
     ],
 )
 def test_an_error_in_the_users_reward_is_one_sentence(own, name, sentence):
     (own / "typo.py").write_text("def f(:\n")
     (own / "crash.py").write_text("1 / 0\n")
+    (own / "lacks.py").write_text("import no_such_module\n")
     (own / "script.py").write_text("raise SystemExit('usage: TOKEN')\n")
     game = play_script(Question("q", "d", "Who?", answers=("Anna",)), GOOD_TURNS, ["Anna."])
     with pytest.raises(UsageError, match=f"^--reward.*{sentence}") as refused:
