@@ -12,7 +12,7 @@ from prompt_r1.evaluation.methods import METHODS, Method
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent, resolve_agent, trained_config
-from prompt_r1.pair.settings import environment_settings
+from prompt_r1.pair.settings import settings_of_training
 from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, AgentConfig, is_mini, is_mini_data
 from prompt_r1.settings.functions import OBJECT_PREFIX
 from prompt_r1.types import Question
@@ -54,7 +54,7 @@ def environments_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) ->
     environments: dict[str, EvaluateConfig] = {}
     for name, agent in agents.items():
         spec = agent.config.env
-        settings = environment_settings("", agent.config, config)
+        settings = settings_of_training(config, agent.config)
         if environments.setdefault(spec, settings) != settings:
             raise UsageError(
                 f"{name} was trained with the environment {spec}, and so was another --agent, but with "

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import Answering
 from prompt_r1.environments.specs import open_environment, open_own
@@ -24,8 +22,7 @@ from prompt_r1.pair.agent import (
 )
 from prompt_r1.pair.dialogue import Piece, Pieces
 from prompt_r1.pair.named_agent import resolve_agent
-from prompt_r1.pair.settings import PairConfig, environment_settings
-from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
+from prompt_r1.pair.settings import PairConfig, choose_environment
 from prompt_r1.types import Question, Trajectory
 
 
@@ -91,22 +88,13 @@ async def open_pair(config: PairConfig, own: Answering | None = None) -> OpenPai
     # The tokenizer is loaded first, so that a missing agent is reported before a missing key.
     load_codec(named.path, named.config)
     if own is None:
-        environment = open_for_agent(config.env, named.config, config, seed=seed, device=device)
+        chosen = choose_environment(config, named.config)
+        environment = open_environment(
+            chosen.spec, chosen.settings, typed=chosen.typed, seed=seed, device=device
+        )
     else:
         environment = open_own(own, config, seed=seed)
     await environment.check()
     agent = load_agent(named.path, named.config, device)
     about = named.describe(environment=environment.name, seed=seed)
     return OpenPair(agent, environment, seed, config.temperature, str(named.path), about)
-
-
-def open_for_agent(
-    spec: str, trained: AgentConfig, given: EnvironmentConfig, *, seed: int, device: torch.device
-) -> Environment:
-    """Open the environment that a user names, or for "" the environment of the agent's training.
-
-    `given` are the user's settings. `trained` are the settings of the agent's training. They were read from
-    the agent's folder, which may come from anyone, so for a SPEC in them no key is sent and no code imported.
-    """
-    settings = environment_settings(spec, trained, given)
-    return open_environment(spec or trained.env, settings, typed=[spec], seed=seed, device=device)

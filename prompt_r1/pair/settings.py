@@ -40,14 +40,31 @@ class InferConfig(PairConfig):
     json: bool = everyday_setting(False, "print a JSON object for each question, not the dialogue")
 
 
-def environment_settings(spec: str, trained: AgentConfig, given: Given) -> Given:
-    """The settings of the environment that a user names by `spec`; "" is the environment of the training.
+@dataclass(frozen=True)
+class ChosenEnvironment:
+    """The environment of a pair."""
 
-    An environment that the user names has the user's settings, `given`. The environment of the training has
-    the system message, the fields of requests and the route of the training, unless the user gave others.
+    spec: str
+    settings: PairConfig  # how it is asked
+    typed: tuple[str, ...]  # the SPECs that the user typed: `spec`, or none
+
+
+def choose_environment(config: PairConfig, trained: AgentConfig) -> ChosenEnvironment:
+    """The environment that a user names by --env, or else the environment of the agent's training.
+
+    The settings of the training, `trained`, were read from the agent's folder, which may come from anyone. So
+    a SPEC in them was not typed: no key is sent to it, and no code is imported.
     """
-    if spec:
-        return given
+    if config.env:
+        return ChosenEnvironment(config.env, config, (config.env,))
+    return ChosenEnvironment(trained.env, settings_of_training(config, trained), ())
+
+
+def settings_of_training(given: Given, trained: AgentConfig) -> Given:
+    """A user's settings for the environment of an agent's training.
+
+    System message, fields of requests and route are those of the training, unless the user gave others.
+    """
     default = EnvironmentConfig()
     return replace(
         given,

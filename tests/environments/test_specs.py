@@ -14,7 +14,7 @@ from prompt_r1.environments.environment import Bill, Caller
 from prompt_r1.environments.specs import open_account
 from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.pair.playing import open_for_agent
+from prompt_r1.pair.settings import PairConfig, choose_environment
 from prompt_r1.protocol import ENVIRONMENT_SYSTEM
 from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
 from prompt_r1.types import Message, Spending
@@ -143,8 +143,8 @@ LARGE = "large@http://localhost:8000/v1"
 def test_settings_of_the_training_are_sent_to_its_own_environment_only(spec, given, sent) -> None:
     """A bug: fields of the training were sent to an environment that the user named, which refused them."""
     trained = AgentConfig(env=LARGE, env_system="As trained.", env_args='{"top_p": 0.5}')
-    calls = EnvironmentConfig(**given)
-    [member] = open_for_agent(spec, trained, calls, seed=0, device=torch.device("cpu")).members
+    chosen = choose_environment(PairConfig(env=spec, **given), trained)
+    [member] = open_spec(chosen.spec, chosen.settings, typed=chosen.typed).members
     shown = {name: member.source.parameters.get(name) for name in ("system", "top_p", "seed")}
     assert shown == {"top_p": None, "seed": None} | sent
 
