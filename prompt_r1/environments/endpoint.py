@@ -98,7 +98,7 @@ class Endpoint(Source):
             fields = self.fields  # While this call waits, another call may leave out a field.
             try:
                 reply = await self._send({"model": self.name, "messages": messages, **fields}, failures)
-                break
+                return self._with_tokens(reply, messages)
             except Refused as refused:
                 refused.reason = self._shown(refused.reason)
                 is_only_limit = refused.field == "max_completion_tokens" and "max_tokens" not in fields
@@ -111,10 +111,11 @@ class Endpoint(Source):
             except Busy as busy:
                 busy.reason = self._shown(busy.reason)
                 raise
-        if reply.reason:
-            # The server rejected the request, which costs nothing.
+
+    def _with_tokens(self, reply: Reply, messages: list[Message]) -> Reply:
+        """The reply with the tokens that it costs. If the server counts none, they are estimated."""
+        if reply.reason:  # The server rejected the request, which costs nothing.
             return replace(reply, reason=self._shown(reply.reason))
-        # If the server counts no tokens, they are estimated. Otherwise the reply would be free.
         sent = sum(len(message["content"]) for message in messages)
         written = len(reply.text) + len(reply.reasoning)
         tokens_in = reply.tokens_in or math.ceil(sent / BILLED_CHARACTERS_PER_TOKEN)
@@ -224,14 +225,14 @@ def endpoint_of(
     hold (the error of httpx would show the key).
     """
     model, at, rest = name.rpartition("@http")  # The name of a model may contain an @ too.
-    if not at:
-        model, given = name, ""
-    else:
+    if at:
         given = f"http{rest}"
+    else:
+        model, given = name, ""
+    # MODEL@localhost:8000 and MODEL@10.0.0.7 lack http://.
     after_at = model.rpartition("@")[2] if "@" in model else ""
-    # MODEL@localhost:8000
-    forgot_http = after_at.startswith("localhost") or "." in after_at or ":" in after_at
-    if not model or re.search(r"\s|://", model) or forgot_http:
+    is_host = after_at.startswith("localhost") or "." in after_at or ":" in after_at
+    if not model or re.search(r"\s|://", model) or is_host:
         raise UsageError(
             f"there is no environment {name!r}: give mini, MODEL, MODEL@http://host:port/v1 or hf:DIR "
             "(a URL begins with http:// or https://)"
