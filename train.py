@@ -26,6 +26,7 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
 import torch
 
 from prompt_r1.errors import FatalEnvError, Resumable
+from prompt_r1.evaluation.after_training import compare_on_test
 from prompt_r1.grpo import LossColumns, compare_games, grpo_loss
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import Sampling, play_question
@@ -164,7 +165,10 @@ def main(config: TrainConfig) -> None:
             # in the log first writes that line.
             record.finish_unlogged_step()
             train(run, record)
-            record.test()
+            if run.questions.test:
+                record.end_training()
+                run.log.say("\n" + compare_on_test(run, run.questions.test))
+            record.finish()
         except (Resumable, FatalEnvError) as error:  # A signal came, or the environment no longer replies.
             raise record.save_and_stop(error) from None
 

@@ -14,6 +14,7 @@
     dry_run.py            estimate what an evaluation will cost
     scores.py             EM, SM, F1 and SSim (similarity.py), and means with intervals (intervals.py)
     tables.py             the tables and files of results; paper_numbers.py has the paper's numbers
+    after_training.py     the test at the end of train.py
 
 It may import every other room.
 """

@@ -11,14 +11,15 @@ They differ in the agent, and in whether there is an environment:
     bc, rft      an agent that was fine-tuned on games that ended right
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import MuteEnvironment, OwnSource
+from prompt_r1.evaluation.ask_once import Answer
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.pair.agent import Agent, Sampling, play_question
-from prompt_r1.reward import Rule, score, well_formed
-from prompt_r1.types import Question, Spending, Trajectory
+from prompt_r1.reward import Rule, score_games, well_formed
+from prompt_r1.types import Question, Reward, Spending, Trajectory
 
 
 def mute_environment() -> Environment:
@@ -26,38 +27,48 @@ def mute_environment() -> Environment:
     return Environment([OwnSource(MuteEnvironment(), seed=0)])
 
 
-@dataclass
-class AgentMethod:
-    """Answers each question by a game."""
+def answer_by_games(
+    agent: Agent,
+    environment: Environment,
+    rule: Rule,
+    sampling: Sampling,
+    *,
+    is_mute: bool = False,
+    thinks: bool = True,
+) -> Answer:
+    """The method that answers each question by a game of this agent.
 
-    agent: Agent
-    environment: Environment
-    rule: Rule
-    sampling: Sampling  # Each game has its own seed, which begins with this one.
-    is_mute: bool = False  # whether the environment is mute. Its calls do not count.
-    # Whether a turn needs a think block to be well formed. The agent of `sft` writes none.
-    thinks: bool = True
+    Each game has its own seed, which begins with the seed of `sampling`. `is_mute`: whether the environment
+    is mute, so that its calls do not count. `thinks`: see `prediction_of`.
+    """
 
-    async def __call__(self, question: Question, sample: int) -> Prediction:
-        game = await play_question(
-            self.agent,
-            self.environment,
-            question,
-            replace(self.sampling, seed=f"{self.sampling.seed}/{question.id}/{sample}"),
-            sample=sample,
-        )
-        prediction = Prediction(
-            question,
-            game.answer,
-            _dialogue(game),
-            stop=str(game.stop),
-            turns=len(game.turns),
-            spent=Spending() if self.is_mute else game.spent,
-        )
-        if game.stop == "env_error":
-            return replace(prediction, error=game.error or "the environment failed")
-        formatted = well_formed(game) if self.thinks else game.answer is not None
-        return replace(prediction, format=float(formatted), reward=score(game, rule=self.rule).total)
+    async def answer(question: Question, sample: int) -> Prediction:
+        of_game = replace(sampling, seed=f"{sampling.seed}/{question.id}/{sample}")
+        game = await play_question(agent, environment, question, of_game, sample=sample)
+        [reward] = score_games([game], rule=rule)
+        prediction = prediction_of(game, reward, thinks=thinks)
+        return replace(prediction, spent=Spending()) if is_mute else prediction
+
+    return answer
+
+
+def prediction_of(game: Trajectory, reward: Reward | None, *, thinks: bool = True) -> Prediction:
+    """The answer of a game. `reward` is None if the environment broke the game.
+
+    `thinks`: whether a turn needs a think block to be well formed. The agent of `sft` writes none.
+    """
+    prediction = Prediction(
+        game.question,
+        game.answer,
+        _dialogue(game),
+        stop=str(game.stop),
+        turns=len(game.turns),
+        spent=game.spent,
+    )
+    if reward is None:
+        return replace(prediction, error=game.error or "the environment failed")
+    formatted = well_formed(game) if thinks else game.answer is not None
+    return replace(prediction, format=float(formatted), reward=reward.total)
 
 
 def _dialogue(game: Trajectory) -> str:

@@ -143,10 +143,10 @@ async def make_rft(setup: Setup) -> Answer:
 
 def play_with(named: NamedAgent, setup: Setup, *, thinks: bool = True) -> Answer:
     """Load an agent. It answers each question by a game."""
-    from prompt_r1.evaluation.games import AgentMethod
+    from prompt_r1.evaluation.games import answer_by_games
     from prompt_r1.pair.agent import load_agent
 
-    return AgentMethod(
+    return answer_by_games(
         load_agent(named.path, named.config, setup.device),
         setup.environment,
         named.config.base_rule,

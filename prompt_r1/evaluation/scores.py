@@ -74,10 +74,10 @@ class Results:
 
     def scores(self, system: System, dataset: str, metric: str) -> list[float]:
         """The score of each question: the mean over its repeats, without failed calls."""
-        repeats: dict[str, list[float]] = {}
+        repeats: dict[Question, list[float]] = {}
         for prediction in self.predictions(system, [dataset]):
             if metric in prediction.metrics:
-                repeats.setdefault(prediction.question.id, []).append(prediction.metrics[metric])
+                repeats.setdefault(prediction.question, []).append(prediction.metrics[metric])
         return [fmean(scores) for scores in repeats.values()]
 
     def macro_average(self, system: System, datasets: Sequence[str], metric: str) -> Rate | None:
@@ -150,6 +150,11 @@ class Means:
     rates: dict[str, Rate]  # metric → mean, if the metric was measured
     counts: dict[str, float]  # name of `counts_of` → mean per answer, if it is known
 
+    @property
+    def tokens(self) -> float:
+        """The mean number of tokens of an answer, in both directions."""
+        return self.counts.get("tokens_in", 0) + self.counts.get("tokens_out", 0)
+
     def as_json(self) -> dict[str, float]:
         """One flat object, the form of results.json."""
         row: dict[str, float] = {"n": self.n, "errors": self.errors}
@@ -164,7 +169,7 @@ def micro_means(results: Results, system: System, datasets: Sequence[str]) -> Me
     """The means of everything that was measured on a system's questions of some datasets."""
     predictions = results.predictions(system, datasets)
     answered = [prediction for prediction in predictions if not prediction.error]
-    questions = {(prediction.question.dataset, prediction.question.id) for prediction in answered}
+    questions = {prediction.question for prediction in answered}
     errors = len(predictions) - len(answered)
     rates = {}
     for metric in results.labels:
@@ -186,4 +191,4 @@ def micro_means(results: Results, system: System, datasets: Sequence[str]) -> Me
 def counts_of(prediction: Prediction) -> dict[str, float | None]:
     """The numbers beside the metrics that are averaged over answers; None if a method lacks one."""
     amounts = {name: getattr(prediction.spent, name) for name in AMOUNTS}
-    return {"format": prediction.format, "turns": prediction.turns, **amounts}
+    return {"reward": prediction.reward, "format": prediction.format, "turns": prediction.turns, **amounts}

@@ -6,10 +6,12 @@ There are three forms:
     datasets_table    a row for each system and dataset
     paper_tables      the paper's Tables 2, 3 and 5: a row for each dataset and metric, a column for each
                       system. The ablations of the paper's Table 4 are columns of Tables 2 and 3
+
+The first two have the columns of `columns_of`, and so has the test after a training.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +27,8 @@ from prompt_r1.programs.text import printable_line
 
 TABLES, RESULTS = "tables.md", "results.json"  # files in the folder of an evaluation
 UNKNOWN = "–"
-WIDTH = 80  # columns of the table for the terminal
+EMPTY = {"0", UNKNOWN}  # The terminal does not show a column with nothing else.
+WIDTH = 80  # characters in a line of the table for the terminal
 SPARE_COLUMNS = ("tokens", "turns", "format")  # The first is left out first.
 
 
@@ -39,11 +42,52 @@ def write_results(folder: Path, results: Results, trained_with: Mapping[str, str
         means[name] = micro_means(results, system, list(results.kinds)).as_json()
     replace_file(folder / RESULTS, (json.dumps(means, indent=1) + "\n").encode())
 
-    parts = [datasets_table(results)]
+    parts = [datasets_table(results, columns_of(results, with_interval=results.labels))]
     if "text" in results.kinds.values() and "ssim" not in results.labels:
         parts.append("SSim was not measured: `--ssim-model DIR` names its encoder.")
     parts += paper_tables(results, trained_with)
     replace_file(folder / TABLES, ("\n\n".join(parts) + "\n").encode())
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of means: its label, and how its cells are written."""
+
+    label: str
+    text: Callable[[Means], str]
+
+
+N = Column("n", lambda means: str(means.n))
+ERRORS = Column("errors", lambda means: str(means.errors))
+TOKENS = Column("tokens", lambda means: f"{means.tokens:,.0f}")
+DOLLARS = Column("$", lambda means: f"{means.counts.get('usd', 0):.2g}")
+
+
+def rate_column(metric: str, label: str, *, interval: bool) -> Column:
+    """The column of a metric, with or without its interval."""
+
+    def text(means: Means) -> str:
+        rate = means.rates.get(metric)
+        if rate is None:
+            return UNKNOWN
+        bounds = f" {bounds_text(rate.low, rate.high, '.2f')}" if interval else ""
+        return f"{rate.mean:.3f}{bounds}"
+
+    return Column(label, text)
+
+
+def count_column(name: str) -> Column:
+    """The column of a mean that is no metric, such as the turns of a game."""
+    return Column(name, lambda means: f"{means.counts[name]:.2f}" if name in means.counts else UNKNOWN)
+
+
+def columns_of(results: Results, *, with_interval: Collection[str]) -> list[Column]:
+    """All columns of an evaluation. The metrics `with_interval` show their intervals."""
+    columns = [N, ERRORS]
+    for metric, label in results.labels.items():
+        columns.append(rate_column(metric, label, interval=metric in with_interval))
+    columns += [count_column(name) for name in ("format", "turns", "calls")]
+    return [*columns, TOKENS, DOLLARS]
 
 
 def terminal_table(results: Results) -> str:
@@ -53,34 +97,29 @@ def terminal_table(results: Results) -> str:
     loses columns that `datasets_table` has too. If it is still too wide, numbers stand for environments and
     agents, which are named below the table.
     """
-    columns = _terminal_columns(results)
-    for spare in SPARE_COLUMNS:
-        if _width(columns) > WIDTH:
-            columns.pop(spare, None)
-    names_below: list[str] = []
-    if _width(columns) > WIDTH:
-        columns["method"], names_below = _numbered(results.systems)
-    rows = list(zip(*columns.values(), strict=True))
-    return "\n".join([text_table(list(columns), rows), *names_below])
-
-
-def _terminal_columns(results: Results) -> dict[str, list[str]]:
-    """The columns of the table for the terminal, each with a cell for each system."""
     rows = [micro_means(results, system, list(results.kinds)) for system in results.systems]
-    columns = {"method": list(short_names(results.systems).values()), "n": [str(row.n) for row in rows]}
-    if any(row.errors for row in rows):
-        columns["errors"] = [str(row.errors) for row in rows]
-    for metric, label in results.labels.items():
-        interval = metric == "em" or metric in results.own_metrics
-        columns[label] = [_rate_text(row, metric, interval=interval) for row in rows]
-    for name in ("format", "turns", "calls"):
-        if any(name in row.counts for row in rows):
-            columns[name] = [_count_text(row, name) for row in rows]
-    if any(_tokens(row) for row in rows):
-        columns["tokens"] = [_tokens_text(row) for row in rows]
-    if any(row.counts.get("usd") for row in rows):
-        columns["$"] = [_dollars_text(row) for row in rows]
-    return columns
+    cells = {"method": list(short_names(results.systems).values())}
+    for column in columns_of(results, with_interval=["em", *results.own_metrics]):
+        texts = [column.text(row) for row in rows]
+        if column is N or not EMPTY.issuperset(texts):
+            cells[column.label] = texts
+    for spare in SPARE_COLUMNS:
+        if _width(cells) > WIDTH:
+            cells.pop(spare, None)
+    names_below: list[str] = []
+    if _width(cells) > WIDTH:
+        cells["method"], names_below = _numbered(results.systems)
+    return "\n".join([_text_table(cells), *names_below])
+
+
+def _text_table(cells: Mapping[str, Sequence[str]]) -> str:
+    """A table for the terminal, from the cells of each column by its label."""
+    return text_table(list(cells), list(zip(*cells.values(), strict=True)))
+
+
+def _width(cells: Mapping[str, Sequence[str]]) -> int:
+    """The length of the longest line of a table."""
+    return max(len(line) for line in _text_table(cells).splitlines())
 
 
 def _numbered(systems: Sequence[System]) -> tuple[list[str], list[str]]:
@@ -97,57 +136,19 @@ def _numbered(systems: Sequence[System]) -> tuple[list[str], list[str]]:
     return short, lines
 
 
-def _width(columns: Mapping[str, Sequence[str]]) -> int:
-    """The width of a table for the terminal, whose columns are two blanks apart."""
-    widths = [max(len(cell) for cell in (name, *cells)) for name, cells in columns.items()]
-    return sum(widths) + 2 * (len(widths) - 1)
-
-
-def datasets_table(results: Results) -> str:
+def datasets_table(results: Results, columns: Sequence[Column]) -> str:
     """A Markdown table: a row for each system and dataset, then a row for all datasets of the system."""
     names = short_names(results.systems)
     rows = []
     for system in results.systems:
         datasets = [name for name in results.kinds if (system, name) in results.groups]
         for name in datasets:
-            rows.append([names[system], name, *_cells(results, micro_means(results, system, [name]))])
+            means = micro_means(results, system, [name])
+            rows.append([names[system], name, *(column.text(means) for column in columns)])
         if len(datasets) > 1:
-            rows.append([names[system], "**all**", *_cells(results, micro_means(results, system, datasets))])
-    header = ["method", "dataset", "n", "errors", *results.labels.values()]
-    header += ["format", "turns", "calls", "tokens", "$"]
-    return markdown_table(header, rows, left=2)
-
-
-def _cells(results: Results, means: Means) -> list[str]:
-    """The cells of a row of `datasets_table`, from the column n on."""
-    cells = [str(means.n), str(means.errors)]
-    cells += [_rate_text(means, metric, interval=True) for metric in results.labels]
-    cells += [_count_text(means, name) for name in ("format", "turns", "calls")]
-    return [*cells, _tokens_text(means), _dollars_text(means)]
-
-
-def _rate_text(means: Means, metric: str, *, interval: bool) -> str:
-    rate = means.rates.get(metric)
-    if rate is None:
-        return UNKNOWN
-    bounds = f" {bounds_text(rate.low, rate.high, '.2f')}" if interval else ""
-    return f"{rate.mean:.3f}{bounds}"
-
-
-def _count_text(means: Means, name: str) -> str:
-    return f"{means.counts[name]:.2f}" if name in means.counts else UNKNOWN
-
-
-def _tokens(means: Means) -> float:
-    return means.counts.get("tokens_in", 0) + means.counts.get("tokens_out", 0)
-
-
-def _tokens_text(means: Means) -> str:
-    return f"{_tokens(means):,.0f}"
-
-
-def _dollars_text(means: Means) -> str:
-    return f"{means.counts.get('usd', 0):.2g}"
+            means = micro_means(results, system, datasets)
+            rows.append([f"**{names[system]}**", "**all**", *(column.text(means) for column in columns)])
+    return markdown_table(["method", "dataset", *(column.label for column in columns)], rows, left=2)
 
 
 def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]:

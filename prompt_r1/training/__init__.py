@@ -5,13 +5,13 @@ In reading order:
     start         open the environment, load the models and questions
     weights       load the weights that learn, and the reference
     run           the parts of a run, and what the loop asks of them
-    record        what a run writes down: metrics, the best agent, checkpoints; resume; the test
+    record        what a run writes down: metrics, the best agent, checkpoints; resume
     questions     the questions of a run, and which of them a rank plays
     batches       games → mini-batches → micro-batches of tensors
     row_plans     which games share a micro-batch, and which rank computes it
     metrics       the metrics of games, groups and updates
     update        one optimiser step, and its checks; loss_function: the user's own loss
-    validation    greedy games of held-out questions, and the table of the test
+    validation    greedy games of held-out questions
     alarms        warn if a metric collapses
     log           metrics.jsonl, trajectories/ and the console
     checkpoint    save and resume a run; run_folder: find, claim and check its folder

@@ -1,4 +1,4 @@
-"""What a training run writes down: metrics, validation, the best agent, checkpoints, alarms, the test."""
+"""What a training run writes down: metrics, validation, the best agent, checkpoints, alarms."""
 
 from copy import copy
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from prompt_r1.training.metrics import StepStats, add_spending, spending, step_m
 from prompt_r1.training.questions import repetition_note
 from prompt_r1.training.run import Run
 from prompt_r1.training.summary import summary
-from prompt_r1.training.validation import compare_on_test, play_share, validation_metrics
+from prompt_r1.training.validation import validation_metrics
 from prompt_r1.types import ScoredGame
 
 IDLE_STEPS = 3  # The run ends after this many consecutive steps without an optimiser step.
@@ -135,10 +135,8 @@ class Record:
 
     def validate(self) -> dict[str, float]:
         """Play greedy games of the validation questions, and return the metrics val/*."""
-        run = self.run
-        with run.log.phase("validation"):
-            name = f"validation-{self.state.trained_step:06d}"
-            return validation_metrics(play_share(run, run.agent, run.questions.validation, name=name))
+        with self.run.log.phase("validation"):
+            return validation_metrics(self.run, name=f"validation-{self.state.trained_step:06d}")
 
     def judge(self, metrics: dict[str, float], *, is_save_step: bool) -> bool:
         """Whether the agent of this step counts as the best so far.
@@ -240,17 +238,15 @@ class Record:
             "out: start a new run with larger --max-new and --max-tokens"
         )
 
-    def test(self) -> None:
-        """Compare environment, untrained and trained agent on the test questions, if there are any.
+    def end_training(self) -> None:
+        """Free what only the training needs, so that the test can load its agents."""
+        assert self.state == self.saved, "after the last step, a checkpoint is saved"
+        self.run.end_training()
+        self.run.log.progress.close()  # The test has a bar of its own.
 
-        Then prints where all results are, and what the run cost. Called by every rank.
-        """
+    def finish(self) -> None:
+        """Print where all results are, and what the run cost. Called by every rank."""
         run = self.run
-        if run.questions.test:
-            assert self.state == self.saved, "after the last step, a checkpoint is saved"
-            run.end_training()
-            run.log.progress.close()  # The test has a bar of its own.
-            run.log.say("\n" + compare_on_test(run, run.questions.test))
         self.update_report()  # It shows the table of the test.
         spent = total_spent(run.environment, run.ranks)
         if spent.usd:

@@ -7,7 +7,7 @@ import pytest
 
 from prompt_r1.environments.own import OwnSource
 from prompt_r1.errors import EnvError, UsageError
-from prompt_r1.evaluation.games import AgentMethod, mute_environment
+from prompt_r1.evaluation.games import answer_by_games, mute_environment
 from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import make_world
@@ -89,7 +89,7 @@ class OneTurnAgent(ScriptedAgent):
 def test_a_game_is_rewarded_by_the_rule_of_the_method(rule, reward):
     """A perfect turn without an interaction opens the gate of an agent alone, but not of "release"."""
     agent = OneTurnAgent([think("so", answer="Anna")])
-    played = AgentMethod(agent, mute_environment(), rule, Sampling("evaluation/0"), is_mute=True)
+    played = answer_by_games(agent, mute_environment(), rule, Sampling("evaluation/0"), is_mute=True)
     prediction = asyncio.run(played(ANNA, 0))
     assert prediction.reward == pytest.approx(reward) and prediction.format == 1.0
 
@@ -170,8 +170,9 @@ def test_the_mini_world_extracts_the_answer_from_its_own_chain_of_thought():
     assert right >= 36, "clear questions are nearly always answered right"
 
 
-def test_games_are_sampled_with_the_temperature_and_top_p_of_the_evaluation(asking_agent):
-    settings = {"agent": asking_agent, "temperature": 0.5, "top_p": 0.9}
-    played = method("prompt-r1", environment_of(Shouting()), **settings)
-    asyncio.run(replace(played, agent=(agent := EchoAgent()))(ANNA, 0))
+def test_games_are_sampled_with_the_temperature_and_top_p_of_the_evaluation(monkeypatch):
+    agent = EchoAgent()
+    monkeypatch.setattr("prompt_r1.pair.agent.load_agent", lambda *arguments: agent)
+    play = method("prompt-r1", environment_of(Shouting()), agent="echo", temperature=0.5, top_p=0.9)
+    asyncio.run(play(ANNA, 0))
     assert {sampled_with[1:] for sampled_with in agent.sampled_with} == {(0.5, 0.9)}

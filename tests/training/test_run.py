@@ -13,13 +13,13 @@ import torch
 
 from prompt_r1.environments.budget import Budget, OutOfBudget
 from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.evaluation import after_training
 from prompt_r1.model.signals import Interrupt
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import exported_step
 from prompt_r1.programs import sealed_folders
 from prompt_r1.reward import RULES
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training import validation
 from prompt_r1.training.checkpoint import begin_states, tensors_of
 from prompt_r1.training.log import Log, read_metrics
 from prompt_r1.training.metrics import StepStats
@@ -343,7 +343,6 @@ def test_the_test_loads_its_agents_without_optimizer_reference_and_cache_in_memo
     """Qwen3-8B on eight GPUs of 80 GB: beside the training there was no room for the agents of the test."""
     record = resume(tmp_path, base, steps=1)
     run = record.run
-    run.questions.test = QUESTIONS[:1]
     run.agent = load_agent(base, CONFIG, ONE_RANK.device)
     run.reference = tiny.policy()
     record.steps(2)  # The first is step 0, the validation of the start.
@@ -356,31 +355,9 @@ def test_the_test_loads_its_agents_without_optimizer_reference_and_cache_in_memo
         alive.extend(reference() is not None for reference in held)
         raise UsageError("no room")
 
-    monkeypatch.setattr(validation, "load_agent", no_room)
+    monkeypatch.setattr(after_training, "load_agent", no_room)
     monkeypatch.setattr(run, "config", replace(run.config, env="none"))
+    record.end_training()
     with pytest.raises(UsageError, match="no room"):
-        record.test()
+        after_training.compare_on_test(run, QUESTIONS[:1])
     assert len(alive) > 4 and not any(alive)
-
-
-def test_the_test_holds_one_agent_at_a_time(tmp_path, monkeypatch):
-    """A bug would only cost memory: that of the untrained agent, while the trained one is loaded."""
-
-    class LargeAgent:
-        pass
-
-    loaded: list[weakref.ref[LargeAgent]] = []
-    alive: list[int] = []
-
-    def load(path: Path, config: TrainConfig, device: torch.device) -> LargeAgent:
-        alive.append(sum(reference() is not None for reference in loaded))
-        agent = LargeAgent()
-        loaded.append(weakref.ref(agent))
-        return agent
-
-    monkeypatch.setattr(validation, "load_agent", load)
-    monkeypatch.setattr(validation, "play_share", lambda *positional, **named: [])
-    config = replace(CONFIG, env="none")
-    run = SimpleNamespace(ranks=ONE_RANK, config=config, start=tmp_path, folder=tmp_path)
-    validation.compare_on_test(run, [])
-    assert alive == [0, 0]

@@ -1,0 +1,95 @@
+"""The test after a training: environment, untrained and trained agent answer the same questions.
+
+It is a small evaluation in the process of train.py. Its answers are read, scored and averaged as those of
+evaluate.py.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from prompt_r1.environments.environment import Environment
+from prompt_r1.evaluation.ask_once import direct
+from prompt_r1.evaluation.games import prediction_of
+from prompt_r1.evaluation.predictions import Prediction, System
+from prompt_r1.evaluation.scores import Means, micro_means, score_predictions
+from prompt_r1.evaluation.tables import ERRORS, UNKNOWN, Column, N, datasets_table, rate_column
+from prompt_r1.pair.agent import load_agent
+from prompt_r1.pair.asking import request_of
+from prompt_r1.programs.progress import progress_bar
+from prompt_r1.programs.tables import text_table
+from prompt_r1.rollout import run_together
+from prompt_r1.training.run import Run
+from prompt_r1.training.run_folder import TEST_FILE
+from prompt_r1.training.validation import play_share
+from prompt_r1.types import Question
+
+
+def game_column(name: str) -> Column:
+    """The column of a mean over games. The environment alone plays none, so it has no reward."""
+
+    def text(means: Means) -> str:
+        if "reward" not in means.counts:
+            return UNKNOWN
+        return f"{means.counts[name]:z.3f}"  # The "z" writes a rounded -0.0 as 0.
+
+    return Column(name, text)
+
+
+COLUMNS = (
+    N,
+    ERRORS,
+    rate_column("em", "EM", interval=False),
+    rate_column("f1", "F1", interval=False),
+    game_column("reward"),
+    game_column("format"),
+    game_column("turns"),
+)
+
+
+def compare_on_test(run: Run, questions: Sequence[Question]) -> str:
+    """Ask environment, untrained and trained agent the test questions. Called by every rank.
+
+    Each rank asks its share. Writes the results by dataset to TEST_FILE in the run folder, and the games to
+    trajectories/. Returns the table for a terminal.
+    """
+    own = run.ranks.share(questions)
+    spec = run.config.env
+    asked = len(own) * (2 if spec == "none" else 3)
+    predictions: list[Prediction] = []
+    with progress_bar(name="test", total=asked, shown=run.ranks.is_first) as bar:
+        if spec != "none":
+            asking = ask_alone(own, run.environment, request_of(spec), after_each=bar.update)
+            for prediction in run.wait_for(asking):
+                predictions.append(replace(prediction, system=System("environment alone")))
+        for name, path in [("untrained", run.start), ("trained", run.folder / "agent")]:
+            agent = load_agent(path, run.config, run.ranks.device)
+            for game in play_share(run, agent, questions, name=f"test-{name}", after_each=bar.update):
+                prediction = prediction_of(game.trajectory, game.reward)
+                predictions.append(replace(prediction, system=System(f"{name} agent")))
+            del agent  # Its memory is free before the next agent is loaded.
+    return write_test(run, run.ranks.gather_lists(predictions))
+
+
+async def ask_alone(
+    questions: Sequence[Question], environment: Environment, request: str, *, after_each: Callable[[], object]
+) -> list[Prediction]:
+    """Ask the environment the questions themselves, all concurrently, as the method `direct`."""
+
+    async def ask_one(question: Question) -> Prediction:
+        prediction = await direct(environment, request, question, 0)
+        after_each()
+        return prediction
+
+    return await run_together(map(ask_one, questions))
+
+
+def write_test(run: Run, predictions: Sequence[Prediction]) -> str:
+    """Write the means by dataset to TEST_FILE. Returns the means over all questions, for a terminal."""
+    results = score_predictions(predictions)
+    by_dataset = datasets_table(results, COLUMNS) + "\n"
+    run.ranks.on_first_rank(lambda: (run.folder / TEST_FILE).write_text(by_dataset, "utf-8"))
+    rows = []
+    for system in results.systems:
+        means = micro_means(results, system, list(results.kinds))
+        rows.append([str(system), *(column.text(means) for column in COLUMNS)])
+    return text_table(["test", *(column.label for column in COLUMNS)], rows)

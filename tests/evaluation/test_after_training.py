@@ -1,0 +1,118 @@
+"""The test after a training: what it asks, what its tables show, and what it holds in memory."""
+
+import asyncio
+import re
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from prompt_r1.environments.own import OwnSource
+from prompt_r1.errors import EnvError
+from prompt_r1.evaluation import after_training
+from prompt_r1.evaluation.after_training import ask_alone, compare_on_test, write_test
+from prompt_r1.evaluation.games import prediction_of
+from prompt_r1.evaluation.predictions import Prediction, System
+from prompt_r1.f1 import f1
+from prompt_r1.pair.asking import request_of
+from prompt_r1.reward import RULES
+from prompt_r1.settings.train import TrainConfig
+from prompt_r1.training.metrics import metrics_of_game
+from prompt_r1.types import Question
+from tests.support.games import GOOD, HALF, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
+from tests.support.methods import method, priced
+from tests.support.predictions import predict, question_of
+from tests.support.tiny import ScriptedEnvironment
+
+
+def shown(folder: Path, predictions: Sequence[Prediction]) -> tuple[list[str], list[str]]:
+    """The lines of the table for the terminal and of test.md, with single blanks."""
+    run = SimpleNamespace(ranks=ONE_RANK, folder=folder)
+    texts = [write_test(run, predictions), (folder / "test.md").read_text("utf-8")]
+    printed, written = (re.sub(" +", " ", text).splitlines() for text in texts)
+    return printed, written
+
+
+def test_the_table_has_a_row_for_each_dataset_and_the_mean_over_all_questions(tmp_path):
+    half = question_of(2, dataset="a", answers=("Lyon Paris Lyon",))
+    assert f1("Paris", half.answers) == 0.5
+    rows = [
+        predict(question=question_of(1, dataset="a")),
+        predict(question=half),
+        predict(question=question_of(1, dataset="b")),
+    ]
+    alone = System("direct")
+    printed, written = shown(tmp_path, [replace(row, system=alone) for row in rows])
+    assert "| direct | a | 2 | 0 | 0.500 | 0.750 | – | – | – |" in written
+    assert "| **direct** | **all** | 3 | 0 | 0.667 | 0.833 | – | – | – |" in written
+    assert printed == ["test n errors EM F1 reward format turns", "direct 3 0 0.667 0.833 – – –"]
+
+
+def test_a_table_of_failed_calls_only_has_no_means(tmp_path):
+    _, written = shown(tmp_path, [predict(question=question_of(dataset="a"), error="down")])
+    assert "| 0 | 1 | – | – |" in written[-1]
+
+
+def test_the_means_of_games_are_those_of_a_validation(tmp_path):
+    """The oracle is `metrics_of_game`, by which validations are measured."""
+    broken = game_of_turns(GOOD, stop="env_error")
+    games = [game_of_turns(GOOD, RIGHT), game_of_turns(GOOD, HALF), game_of_turns(WRONG), broken]
+    for number, game in enumerate(games):
+        game.question = replace(game.question, id=str(number))
+    [scored] = score_and_compare([games], RULES["release"])
+    predictions = [prediction_of(game.trajectory, game.reward) for game in scored]
+    printed, _ = shown(tmp_path, [replace(one, system=System("agent")) for one in predictions])
+    intact = [metrics_of_game(game) for game in scored[:3]]
+    expected = []
+    for name in ("em", "f1", "reward/mean", "format", "turns"):
+        expected.append(sum(row[name] for row in intact) / 3)
+    name, n, errors, *means = printed[-1].split()
+    assert (name, n, errors) == ("agent", "3", "1")
+    assert list(map(float, means)) == pytest.approx(expected, abs=5e-4)
+
+
+@pytest.mark.parametrize("spec", ["mini", "large@http://localhost:8000/v1"])
+def test_the_test_asks_the_environment_alone_as_the_method_direct_does(spec):
+    """The test of a training asked every environment for the "Answer only.", and took the whole reply."""
+    questions = [Question("1", "a", "Who?", ("Anna",)), Question("2", "a", "Who else?", ("Bob",))]
+    reply = "Anna" if spec == "mini" else "It is <answer>Anna</answer>."
+    environment = ScriptedEnvironment([reply, EnvError("down")])
+    finished: list[int] = []
+    asking = ask_alone(
+        questions,
+        priced(OwnSource(environment, seed=0)),
+        request_of(spec),
+        after_each=lambda: finished.append(1),
+    )
+    right, failed = asyncio.run(asking)
+    evaluated = ScriptedEnvironment([reply])
+    direct = method("direct", priced(OwnSource(evaluated, seed=0)), spec=spec)
+    assert asyncio.run(direct(questions[0], 0)).answer == right.answer == "Anna"
+    assert environment.asked[0] == evaluated.asked[0]
+    assert failed.error == "down" and len(finished) == 2
+    assert environment.sessions == ["1", "2"]  # by which one of several environments is drawn
+
+
+def test_the_test_holds_one_agent_at_a_time(tmp_path, monkeypatch):
+    """A bug would only cost memory: that of the untrained agent, while the trained one is loaded."""
+
+    class LargeAgent:
+        pass
+
+    loaded: list[weakref.ref[LargeAgent]] = []
+    alive: list[int] = []
+
+    def load(path: Path, config: TrainConfig, device: object) -> LargeAgent:
+        alive.append(sum(reference() is not None for reference in loaded))
+        agent = LargeAgent()
+        loaded.append(weakref.ref(agent))
+        return agent
+
+    monkeypatch.setattr(after_training, "load_agent", load)
+    monkeypatch.setattr(after_training, "play_share", lambda *positional, **named: [])
+    run = SimpleNamespace(ranks=ONE_RANK, config=TrainConfig(env="none"), start=tmp_path, folder=tmp_path)
+    compare_on_test(run, [])
+    assert alive == [0, 0]
