@@ -21,32 +21,24 @@ if __name__ == "__main__":  # The imports below take seconds. --help and usage e
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 
-from prompt_r1.data.questions import sample_questions
 from prompt_r1.environments.specs import Account, open_account
-from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.errors import Resumable
 from prompt_r1.evaluation.dry_run import estimate
-from prompt_r1.evaluation.evaluation import Evaluation, Repeat, prices_of
+from prompt_r1.evaluation.evaluation import Evaluation, Repeat, prepare_evaluation
 from prompt_r1.evaluation.folder_settings import keep_settings
-from prompt_r1.evaluation.methods import METHODS, Setup
+from prompt_r1.evaluation.making import make_method
+from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE, PredictionFile, System
 from prompt_r1.evaluation.scores import score_predictions
 from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.evaluation.similarity import SentenceEncoder, load_encoder
-from prompt_r1.evaluation.systems import (
-    choose_systems,
-    common_seed,
-    digests_of_systems,
-    environments_of,
-    resolve_agents,
-    trained_on,
-)
+from prompt_r1.evaluation.systems import digests_of_systems, trained_on
 from prompt_r1.evaluation.tables import TABLES, terminal_table, write_results
-from prompt_r1.model.distributed import pick_device
 from prompt_r1.model.forked_ranks import limit_threads
 from prompt_r1.pair.agent import check_question_lengths, load_codec
 from prompt_r1.pair.named_agent import trained_config
@@ -62,7 +54,7 @@ from prompt_r1.types import Question
 def main(config: EvaluateConfig) -> None:
     """Ask for the answers that are missing, and write the tables."""
     limit_threads()
-    evaluation = prepare(config)
+    evaluation = prepare_evaluation(config)
     encoder = load_encoder(config.ssim_model, evaluation.device)  # If it is missing, no call is made.
     describe_agents(evaluation)
     if config.dry_run:
@@ -79,38 +71,6 @@ def main(config: EvaluateConfig) -> None:
         print_left_out(evaluation)
     print(f"\nIn {evaluation.folder / TABLES}: each dataset, also in the form of the paper's tables")
     raise_for_failed_calls(evaluation, file)
-
-
-def prepare(config: EvaluateConfig) -> Evaluation:
-    """Choose the questions and the systems. Raises UsageError for systems that cannot be compared."""
-    agents = resolve_agents(config)
-    seed = common_seed(config, agents)
-    environments = environments_of(config, agents)
-    return Evaluation(
-        config,
-        pick_device(config.device),
-        seed,
-        questions=questions_of(config, seed),
-        agents=agents,
-        systems=choose_systems(config, environments, agents),
-        environments=environments,
-        prices=prices_of(config, environments),
-    )
-
-
-def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
-    """The questions of --data. With --tables, the mini world also has its questions out of distribution."""
-    names = list(config.data)
-    if config.tables and names == ["mini"]:
-        names.append("mini:ood")
-    questions: list[Question] = []
-    for name in names:
-        questions += sample_questions([name], "test", seed, config.limit)
-    counts = Counter((question.dataset, question.id) for question in questions)
-    for (dataset, identity), count in counts.items():
-        if count > 1:
-            raise UsageError(f"--data: question {identity!r} of {dataset} occurs twice; give each file once")
-    return questions
 
 
 def describe_agents(evaluation: Evaluation) -> None:
@@ -139,52 +99,55 @@ def keep_experiment(evaluation: Evaluation) -> None:
 
 
 def ask_missing(evaluation: Evaluation, file: PredictionFile) -> None:
-    """Let each system answer the questions that the file lacks."""
+    """Let each system answer the questions that the file lacks, one system after the other."""
     missing: dict[System, list[Repeat]] = {}
     for system in evaluation.systems:
         unanswered = [repeat for repeat in evaluation.repeats if file.find(system, *repeat) is None]
         if unanswered:
             missing[system] = unanswered
-    if missing:  # A complete evaluation opens no environment and no journal.
-        data = evaluation.data_for(missing)
-        account = open_account(evaluation.config, evaluation.folder)
-        asyncio.run(answer_missing(evaluation, missing, data, account, file))
+    if not missing:  # A complete evaluation opens no environment and no journal.
+        return
+    data = evaluation.data_for(missing)
+    account = open_account(evaluation.config, evaluation.folder)
+
+    async def ask_systems() -> None:
+        for system, unanswered in missing.items():
+            await ask_system(evaluation, system, unanswered, data, account, file)
+
+    asyncio.run(ask_systems())
 
 
-async def answer_missing(
+async def ask_system(
     evaluation: Evaluation,
-    missing: Mapping[System, Sequence[Repeat]],
+    system: System,
+    unanswered: Sequence[Repeat],
     data: Data,
     account: Account,
     file: PredictionFile,
 ) -> None:
-    """Let the systems answer their questions, one system after the other."""
-    for system, unanswered in missing.items():
-        async with AsyncExitStack() as opened:
-            # An environment may be a model in this process. No variable holds the setup here, so that it is
-            # freed before the next system loads a model.
-            await answer_all(system, evaluation.setup(system, data, account, opened), unanswered, file)
-
-
-async def answer_all(
-    system: System, setup: Setup, unanswered: Sequence[Repeat], file: PredictionFile
-) -> None:
     """Make a system's method, answer all questions concurrently, and write each answer at once.
 
     If a call fails, the error is recorded in place of the answer. Any other error cancels the other questions
-    and is raised. At the end the method's agent is freed, before the next agent is loaded.
+    and is raised. At the end no variable holds the environment and the agent, which may be models in this
+    process: they are freed before the next system loads its own.
     """
-    await setup.environment.check()  # If the environment does not answer, no agent is loaded.
-    answer = await METHODS[system.method].make(setup)
+    async with AsyncExitStack() as opened:
+        environment = evaluation.open_environment(system, account)
+        opened.push_async_callback(environment.close)
+        await environment.check()  # If the environment does not answer, no other model is loaded.
+        optimizer = evaluation.open_optimizer(system, account)
+        if optimizer is not None:
+            opened.push_async_callback(optimizer.close)
+        answer = await make_method(evaluation, system, data, environment=environment, optimizer=optimizer)
 
-    with progress_bar(name=str(system), total=len(unanswered)) as bar:
+        with progress_bar(name=str(system), total=len(unanswered)) as bar:
 
-        async def answer_one(question: Question, sample: int) -> None:
-            prediction = await answer(question, sample)
-            file.add(replace(prediction, sample=sample, system=system))
-            bar.update()
+            async def answer_one(question: Question, sample: int) -> None:
+                prediction = await answer(question, sample)
+                file.add(replace(prediction, sample=sample, system=system))
+                bar.update()
 
-        await run_together(answer_one(question, sample) for question, sample in unanswered)
+            await run_together(answer_one(question, sample) for question, sample in unanswered)
 
 
 def show_results(evaluation: Evaluation, file: PredictionFile, encoder: SentenceEncoder | None) -> None:

@@ -196,7 +196,7 @@ def test_evaluate_frees_an_agent_before_it_loads_the_next_and_samples_each_repea
     def is_alone(*arguments, **sizes):
         assert not [ref for ref in opened if ref() is not None], "two agents fill the memory of a GPU"
 
-    monkeypatch.setattr("prompt_r1.pair.agent.load_agent", noted)
+    monkeypatch.setattr("prompt_r1.evaluation.making.load_agent", noted)
     monkeypatch.setattr("prompt_r1.model.loading.check_memory", is_alone)  # asked before the weights are read
     line = ["--method", "prompt-r1", "untrained", "--env", "mini", "--limit", "1", "--max-turns", "1"]
     line += ["--max-new", "8", "--temperature", "1", "--repeats", "2", "--out", "scores"]

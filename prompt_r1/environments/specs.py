@@ -64,11 +64,14 @@ def open_account(
     return Account(journal, budget)
 
 
-def check_usd_limit(flag: str, config: EnvironmentConfig) -> None:
-    """Raise UsageError if a limit of dollars cannot be kept with these settings; `flag` names the limit."""
+def check_usd_limit(flag: str, config: EnvironmentConfig, fields: Mapping[str, object]) -> None:
+    """Raise UsageError if a limit of dollars cannot be kept with these settings and fields of each request.
+
+    `flag` names the limit.
+    """
     if not any(config.env_price):
         raise UsageError(f"{flag} needs --env-price IN,OUT: without a price, dollars are not counted")
-    if limit_in(parse_fields(config.env_args)) is None:
+    if limit_in(fields) is None:
         raise UsageError(
             f"{flag} needs a limit of each reply, such as --env-args '{{\"max_tokens\": 1024}}': without it, "
             "nobody knows what the next call will cost"
@@ -105,15 +108,16 @@ def open_environment(
     account: Account | None = None,
     seed: int = 0,
     device: "torch.device | None" = None,
+    fields: Mapping[str, object] | None = None,
     prices: Mapping[str, Price] | None = None,
 ) -> Environment:
-    """Open the environments of a SPEC. For `typed` and `others`, see `resolve`.
+    """Open the environments of a SPEC. For `typed`, `others` and `fields`, see `resolve`.
 
     `seed` is the seed of the mini world, of the user's objects, and of local models, which are on `device`.
     `prices`, by the names of environments, replaces --env-price. The caller closes the environment. Raises
     UsageError.
     """
-    openers = resolve(spec, config, typed=typed, others=others)
+    openers = resolve(spec, config, typed=typed, others=others, fields=fields)
     price_of = parse_prices(config.env_price, list(openers)) if prices is None else prices
     names = spec.split(",")
     account = account or open_account(config)
@@ -128,41 +132,49 @@ def open_environment(
 
 def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environment:
     """Open an object of the user that is given as such, and not by a SPEC. Nothing is recorded."""
+    fields = parse_fields(config.env_args)
     if config.max_env_usd:
-        check_usd_limit("--max-env-usd", config)
+        check_usd_limit("--max-env-usd", config, fields)
     [price] = parse_prices(config.env_price, ["env"]).values()
-    limit = limit_in(parse_fields(config.env_args))
-    source = OwnSource(own, seed=seed, priced=price != FREE, reply_limit=limit)
+    source = OwnSource(own, seed=seed, priced=price != FREE, reply_limit=limit_in(fields))
     return Environment([source], budget=open_account(config).budget, prices=[price])
 
 
 def resolve(
-    spec: str, config: EnvironmentConfig, *, typed: Collection[str], others: Collection[str] = ()
+    spec: str,
+    config: EnvironmentConfig,
+    *,
+    typed: Collection[str],
+    others: Collection[str] = (),
+    fields: Mapping[str, object] | None = None,
 ) -> dict[str, Opener]:
     """Find out what each name in a SPEC stands for, and how it is opened. Nothing is loaded yet.
 
     A SPEC is one or several names (see `kind_of`), separated by commas. `typed` are the SPECs that the user
     typed on the command line. A SPEC that is read from a file may come from anyone: its object is not
     imported, and its URL does not get OPENAI_API_KEY. `others` are the SPECs that the run opens besides this
-    SPEC: if a MODEL without URL is among them, no URL gets the key.
+    SPEC: if a MODEL without URL is among them, no URL gets the key. `fields` replaces --env-args.
 
     Raises UsageError for names that stand for no environment, and for settings that are wrong.
     """
+    if fields is None:
+        fields = parse_fields(config.env_args)
     if config.max_env_usd:
-        check_usd_limit("--max-env-usd", config)
+        check_usd_limit("--max-env-usd", config, fields)
     names = spec.split(",")
     parse_weights(config.route, len(names))
     with_key = _names_with_key([spec, *others], typed)
     openers: dict[str, Opener] = {}
     for name in names:
         key = os.environ.get("OPENAI_API_KEY", "") if name in with_key else ""
-        openers[name] = _opener(name, config, key=key, is_typed=name in _names(typed))
+        openers[name] = _opener(name, config, fields, key=key, is_typed=name in _names(typed))
     return openers
 
 
-def _opener(name: str, config: EnvironmentConfig, *, key: str, is_typed: bool) -> Opener:
+def _opener(
+    name: str, config: EnvironmentConfig, fields: Mapping[str, object], *, key: str, is_typed: bool
+) -> Opener:
     """How one name is opened. Raises UsageError for a name that stands for no environment."""
-    fields = parse_fields(config.env_args)
     limit = limit_in(fields)
     system, concurrency = config.env_system, config.env_concurrency
     match kind_of(name):

@@ -5,11 +5,12 @@
     games.py              methods that play games
     searches.py           what the prompt optimisers share; opro.py, textgrad.py and gepa.py are their loops
     imitation.py          `sft`, `bc` and `rft`: agents that are fine-tuned first
-    methods.py            METHODS, the table of all methods: what each needs, and how it is made
+    methods.py            METHODS, the table of all methods and what each needs
     settings.py           the flags of evaluate.py
     preflight.py          what is checked before an evaluation starts
     systems.py            which methods, environments and agents an evaluation compares
-    evaluation.py         an evaluation, and what each of its methods is made from
+    evaluation.py         an evaluation: its questions, its systems and the environments that they ask
+    making.py             make a method: search for prompts, or fine-tune and load an agent
     folder_settings.py    what all answers in a folder have in common
     dry_run.py            estimate what an evaluation will cost
     scores.py             EM, SM, F1 and SSim (similarity.py), and means with intervals (intervals.py)

@@ -60,9 +60,9 @@ class MethodCosts:
         method = METHODS[name]
         system, request = self.config.env_system, request_of(spec)
         question = mean_bytes(self.questions)
-        if not method.needs.environment:
+        if not method.needs_environment:
             answer = Spending()
-        elif method.needs.agent:
+        elif method.agent:
             answer = case.game(system)
         elif name == "cot":
             first = case.direct_call(f"{system}{STEP_BY_STEP}", question)
@@ -114,8 +114,8 @@ def estimate(evaluation: Evaluation) -> str:
     parts = {}
     for system, agent in evaluation.systems.items():
         method = METHODS[system.method]
-        spec = system.environment or agent.config.env
-        settings = environments[system.environment] if method.needs.environment else config
+        spec = evaluation.spec_of(system)
+        settings = environments[system.environment] if method.needs_environment else config
         costs = MethodCosts(settings, evaluation.questions, data)
         prices = [evaluation.prices[name] for name in system.environment.split(",") if name] or [FREE]
         fields = {**parse_fields(settings.env_args), **method.fields}
@@ -123,7 +123,7 @@ def estimate(evaluation: Evaluation) -> str:
         for case in cases_of(agent.config.game, mean_bytes(evaluation.questions), fields, prices):
             spent = costs.answers(system.method, case, spec)
             if method.algorithm:
-                writer = next(iter(evaluation.prices_of_writer(spec).values()))
+                writer = next(iter(evaluation.prices_of_optimizer(spec).values()))
                 spent += costs.searches(method.algorithm, case, spec, writer)
             if system.method == "rft":
                 spent += costs.games_of_rft(case)

@@ -1,9 +1,8 @@
-"""What an evaluation compares, and what each method of it is made from."""
+"""What an evaluation compares, and the environments that it asks."""
 
-import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,11 +14,12 @@ from prompt_r1.environments.sources import limit_in
 from prompt_r1.environments.specs import Account, open_environment, parse_fields
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.games import mute_environment
-from prompt_r1.evaluation.methods import METHODS, Setup
+from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.searches import Data, Fields
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.pair.agent import Sampling
+from prompt_r1.evaluation.systems import choose_systems, common_seed, environments_of, resolve_agents
+from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.settings.agent import all_mini_data
 from prompt_r1.types import Question
@@ -49,6 +49,11 @@ class Evaluation:
         return Path(self.config.out)
 
     @property
+    def datasets(self) -> list[str]:
+        """The datasets of the questions."""
+        return list(dict.fromkeys(question.dataset for question in self.questions))
+
+    @property
     def repeats(self) -> list[Repeat]:
         """What each system answers: every question, --repeats times."""
         return [(question, sample) for question in self.questions for sample in range(self.config.repeats)]
@@ -58,66 +63,58 @@ class Evaluation:
 
         The mini world has its own.
         """
-        if not any(METHODS[system.method].needs.training for system in systems):
+        if not any(METHODS[system.method].needs_training for system in systems):
             return Data([], [])
         own = ("mini",) if all_mini_data(self.config.data) else ()
         train = find_questions(self.config.train_data or own, "train", self.seed)
         validation = sample_questions(self.config.val_data or own, "validation", self.seed, 0)
         return Data(train, validation)
 
-    def setup(self, system: System, data: Data, account: Account, opened: AsyncExitStack) -> Setup:
-        """What a system's method is made from. For `account` and `opened`, see `open`."""
-        config = self.config
+    def spec_of(self, system: System) -> str:
+        """The environment of a system. If it has none, the environment of its agent's training."""
+        return system.environment or self.systems[system].config.env
+
+    def open_environment(self, system: System, account: Account) -> Environment:
+        """Open the environment that a system asks. It is mute for a method that needs none."""
         method = METHODS[system.method]
-        agent = self.systems[system]
-        spec = system.environment or agent.config.env
-        if method.needs.environment:
-            settings = self.environments[spec]
-            fields = {**parse_fields(settings.env_args), **method.fields}
-            environment = self.open(spec, settings, fields, self.prices, account, opened)
+        if not method.needs_environment:
+            return mute_environment()
+        settings = self.environments[system.environment]
+        fields = {**parse_fields(settings.env_args), **method.fields}
+        return self._open(system.environment, settings, fields, self.prices, account)
+
+    def open_optimizer(self, system: System, account: Account) -> Environment | None:
+        """Open the model that writes prompts in a system's search; None if its method is no search."""
+        algorithm = METHODS[system.method].algorithm
+        if algorithm is None:
+            return None
+        prices = self.prices_of_optimizer(system.environment)
+        if self.config.optimizer_env:
+            spec, settings = self.config.optimizer_env, self.config
         else:
-            environment = mute_environment()
+            spec, settings = system.environment, self.environments[system.environment]
+        fields = algorithm.optimizer_fields
+        if self.config.max_env_usd and limit_in(fields) is None:
+            # The authors of GEPA set no limit, but a limit of dollars needs it.
+            fields = {**fields, "max_tokens": OPTIMIZER_REPLY}
+        return self._open(spec, settings, fields, prices, account)
 
-        def open_optimizer(fields: Fields) -> Environment:
-            writer = config.optimizer_env or spec
-            settings = config if config.optimizer_env else self.environments[spec]
-            if config.max_env_usd and limit_in(fields) is None:
-                # The authors of GEPA set no limit, but a limit of dollars needs it.
-                fields = {**fields, "max_tokens": OPTIMIZER_REPLY}
-            return self.open(writer, settings, fields, self.prices_of_writer(spec), account, opened)
-
-        return Setup(
-            method=system.method,
-            spec=spec,
-            environment=environment,
-            open_optimizer=open_optimizer,
-            agent=agent,
-            datasets=list(dict.fromkeys(question.dataset for question in self.questions)),
-            data=data,
-            calls=config.optimize_calls,
-            examples=config.optimize_examples,
-            seed=self.seed,
-            sampling=Sampling(f"evaluation/{self.seed}", config.temperature, config.top_p),
-            device=self.device,
-            results=self.folder,
-        )
-
-    def open(
+    def _open(
         self,
         spec: str,
         settings: EvaluateConfig,
         fields: Fields,
         prices: Mapping[str, Price],
         account: Account,
-        opened: AsyncExitStack,
     ) -> Environment:
-        """Open an environment, which `opened` will close. Each request to it has `fields`.
+        """Open an environment, which the caller closes. Each request to it has `fields`.
 
         Its calls are in the journal and the budget of `account`.
         """
-        environment = open_environment(
+        return open_environment(
             spec,
-            replace(settings, env_args=json.dumps(fields)),
+            settings,
+            fields=fields,
             # Only specs that the user typed may get the key.
             typed=[*self.config.env, self.config.optimizer_env],
             others={self.config.optimizer_env, *(system.environment for system in self.systems)},
@@ -126,15 +123,45 @@ class Evaluation:
             device=self.device,
             prices=prices,
         )
-        opened.push_async_callback(environment.close)
-        return environment
 
-    def prices_of_writer(self, spec: str) -> dict[str, Price]:
+    def prices_of_optimizer(self, spec: str) -> dict[str, Price]:
         """The price of each model that writes prompts, in a search that asks the environment of `spec`."""
         names = (self.config.optimizer_env or spec).split(",")
         if self.config.optimizer_price:
             return parse_prices([self.config.optimizer_price], names)
         return {name: self.prices[name] for name in names}
+
+
+def prepare_evaluation(config: EvaluateConfig) -> Evaluation:
+    """Choose the questions and the systems. Raises UsageError for systems that cannot be compared."""
+    agents = resolve_agents(config)
+    seed = common_seed(config, agents)
+    environments = environments_of(config, agents)
+    return Evaluation(
+        config,
+        pick_device(config.device),
+        seed,
+        questions=questions_of(config, seed),
+        agents=agents,
+        systems=choose_systems(config, environments, agents),
+        environments=environments,
+        prices=prices_of(config, environments),
+    )
+
+
+def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
+    """The questions of --data. With --tables, the mini world also has its questions out of distribution."""
+    names = list(config.data)
+    if config.tables and names == ["mini"]:
+        names.append("mini:ood")
+    questions: list[Question] = []
+    for name in names:
+        questions += sample_questions([name], "test", seed, config.limit)
+    counts = Counter((question.dataset, question.id) for question in questions)
+    for (dataset, identity), count in counts.items():
+        if count > 1:
+            raise UsageError(f"--data: question {identity!r} of {dataset} occurs twice; give each file once")
+    return questions
 
 
 def prices_of(config: EvaluateConfig, environments: Iterable[str]) -> dict[str, Price]:

@@ -43,10 +43,10 @@ the new instruction, and nothing else, between ``` and ```."""
 async def gepa(search: PromptSearch, data: Data) -> str:
     """The prompt with the best mean score on the validation questions. Of equal prompts, the first."""
     held_out = await search.begin(data.validation, VALIDATED_ON)
-    rng = random.Random(search.settings.seed)
+    rng = random.Random(search.seed)
     batches = filled_batches(data.train, rng)
     step_calls = 2 * BATCH + 1 + len(held_out)
-    while search.may_go_on(step_calls, authors_stop=search.environment_calls >= METRIC_CALLS):
+    while search.may_go_on(step_calls, authors_stop=search.calls.environment >= METRIC_CALLS):
         search.steps += 1
         parent = draw_parent(search.scores, rng)
         batch = next(batches)

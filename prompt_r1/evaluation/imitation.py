@@ -11,9 +11,8 @@ Each fine-tuning begins with the start of the user's agent: the agent before its
 and later evaluations use the agent in the folder.
 """
 
-import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,28 +44,28 @@ IMITATION_RANK = 16
 
 
 def sft_agent(
-    agent: NamedAgent, train: Sequence[Question], *, seed: int, device: str, folder: Path
+    agent: NamedAgent, train: Sequence[Question], *, seed: int, device: torch.device, folder: Path
 ) -> NamedAgent:
     """Fine-tune an agent on the gold answers to training questions, for a game of one turn."""
-    settings = _settings(agent, seed=seed, device=device, rank=SFT_RANK)
     # Mini agents differ by seed. The run began with the mini agent of its own seed, so that is the start.
     one_turn = one_turn_config(agent.start, seed=agent.config.seed)
     if not _is_done(folder):
+        settings = _settings(agent, seed=seed, device=device, rank=SFT_RANK)
         fine_tune_agent(
             lambda codec: [example_of(question, codec) for question in train], settings, one_turn, folder
         )
     return NamedAgent(folder / "agent", one_turn, agent.start)
 
 
-def bc_agent(agent: NamedAgent, *, seed: int, device: str, folder: Path) -> NamedAgent:
+def bc_agent(agent: NamedAgent, *, seed: int, device: torch.device, folder: Path) -> NamedAgent:
     """Fine-tune the mini agent on the demonstrations that ended right. Raises UsageError for other agents."""
     if agent.start != MINI_AGENT:
         raise UsageError("bc imitates the demonstrations of the mini agent: leave it out with other agents")
-    settings = _settings(agent, seed=seed, device=device, rank=IMITATION_RANK)
     rule = agent.config.base_rule
     if not _is_done(folder):
+        settings = _settings(agent, seed=seed, device=device, rank=IMITATION_RANK)
         fine_tune_agent(lambda codec: right_demonstrations(seed, rule, codec), settings, agent.config, folder)
-    return NamedAgent(folder / "agent", agent.config, agent.start)
+    return replace(agent, path=folder / "agent")
 
 
 async def rft_agent(
@@ -81,22 +80,64 @@ async def rft_agent(
 ) -> NamedAgent:
     """Fine-tune an agent on its own games that ended right.
 
-    `calls`: how many calls of the environment all games may make; 0: CALLS. Raises UsageError if none of the
-    first games ended right.
+    `calls`: how many calls of the environment the games of all rounds make; 0: CALLS. Raises UsageError if
+    none of the first games ended right.
     """
-    settings = _settings(agent, seed=seed, device=str(device), rank=IMITATION_RANK)
-    if not _is_done(folder):
-        await imitate_own_games(environment, train, settings, agent.config, folder, calls=calls or CALLS)
-    return NamedAgent(folder / "agent", agent.config, agent.start)
+    if _is_done(folder):
+        return replace(agent, path=folder / "agent")
+    settings = _settings(agent, seed=seed, device=device, rank=IMITATION_RANK)
+    rng = random.Random(f"rft {seed}")
+    right: list[Trajectory] = []  # the games of all rounds that ended right
+    draws = 0
+    path = find_agent(agent.start, agent.config.seed)
+    for number in range(1, ROUNDS + 1):
+        player = load_agent(path, agent.config, device)
+        made = 0  # calls of this round
+        tried = 0  # games of this round
+        while made < (calls or CALLS) / ROUNDS:
+            if not right and tried >= GAMES_WITHOUT_RIGHT:
+                break
+            draws += 1
+            questions = rng.sample(train, min(QUESTIONS_AT_ONCE, len(train)))
+            of_games = f"rft {seed}/{number}/{made}"
+            # The draw is the epoch. A question that is drawn again gets new sampled replies.
+            games = await play_games(player, environment, questions, seed=of_games, epoch=draws)
+            # A game without a call counts as one, so that the round of an agent that never asks ends, too.
+            made += sum(max(1, game.spent.calls) for game in games)
+            tried += len(games)
+            right.extend(game for game in games if ended_right(game, agent.config.base_rule))
+        if not right:
+            raise UsageError(
+                f"no game of {agent.start} ended right in {tried}: there is nothing to imitate. If it lacks "
+                f"the format, `{teaching_command(agent.start)}` teaches it"
+            )
+        del player  # Its KV cache is freed before the fine-tuning loads a model.
+        out = folder if number == ROUNDS else folder.with_name(f"{folder.name}-round-{number}")
+        path = fine_tune_agent(lambda codec: right, settings, agent.config, out)
+    return replace(agent, path=path)
 
 
-def _settings(agent: NamedAgent, *, seed: int, device: str, rank: int) -> SftConfig:
+async def play_games(
+    player: Agent, environment: Environment, questions: Sequence[Question], *, seed: str, epoch: int
+) -> list[Trajectory]:
+    """Play GROUP_SIZE games of each question, all concurrently."""
+
+    async def play_one(question: Question, *, number: int, sample: int) -> Trajectory:
+        sampling = Sampling(f"{seed}/{sample}/{question.id}", temperature=1.0)
+        return await play_question(player, environment, question, sampling, sample=sample, epoch=epoch)
+
+    games_PG = await play_groups(dict(enumerate(questions)), GROUP_SIZE, play_one)
+    return [game for group in games_PG for game in group]
+
+
+def _settings(agent: NamedAgent, *, seed: int, device: torch.device, rank: int) -> SftConfig:
     # At LLaMA-Factory's learning rate the mini agent does not learn.
     lr = 3e-3 if agent.start == MINI_AGENT else 1e-4
-    return SftConfig(agent=agent.start, seed=seed, lr=lr, rank=rank, device=device)
+    return SftConfig(agent=agent.start, seed=seed, lr=lr, rank=rank, device=str(device))
 
 
 def _is_done(folder: Path) -> bool:
+    """Whether a fine-tuning has saved its agent."""
     return trained_config(folder / "agent") is not None
 
 
@@ -129,97 +170,3 @@ def right_demonstrations(seed: int, rule: Rule, codec: Codec) -> list[Trajectory
     """The demonstrations of the mini agent's warm start that ended right."""
     played = [record(question, turns, codec) for question, turns in demonstrations(seed)]
     return [game for game in played if ended_right(game, rule)]
-
-
-async def imitate_own_games(
-    environment: Environment,
-    train: Sequence[Question],
-    settings: SftConfig,
-    trained_as: AgentConfig,
-    folder: Path,
-    *,
-    calls: int,
-) -> None:
-    """Play and fine-tune in rounds. Each round makes its share of `calls`.
-
-    Raises UsageError if none of the first games ended right.
-    """
-    draws = draw_questions(train, random.Random(f"rft {settings.seed}"))
-    right: list[Trajectory] = []
-    path: str | Path = find_agent(settings.agent, trained_as.seed)
-    for number in range(1, ROUNDS + 1):
-        player = load_agent(path, trained_as, torch.device(settings.device))
-        found, tried = await play_round(
-            player,
-            environment,
-            draws,
-            trained_as.base_rule,
-            seed=f"rft {settings.seed}/{number}",
-            calls=calls / ROUNDS,
-            may_give_up=not right,
-        )
-        right.extend(found)
-        if not right:
-            raise UsageError(
-                f"no game of {settings.agent} ended right in {tried}: there is nothing to imitate. If it "
-                f"lacks the format, `{teaching_command(settings.agent)}` teaches it"
-            )
-        del player  # Its KV cache is freed before the fine-tuning loads a model.
-        is_last = number == ROUNDS
-        out = folder if is_last else folder.with_name(f"{folder.name}-round-{number}")
-        path = fine_tune_agent(lambda codec: right, settings, trained_as, out)
-
-
-def draw_questions(train: Sequence[Question], rng: random.Random) -> Iterator[tuple[int, Sequence[Question]]]:
-    """Draw QUESTIONS_AT_ONCE training questions again and again. Yields the number of the draw with them."""
-    for number in itertools.count(1):
-        yield number, rng.sample(train, min(QUESTIONS_AT_ONCE, len(train)))
-
-
-async def play_round(
-    player: Agent,
-    environment: Environment,
-    draws: Iterator[tuple[int, Sequence[Question]]],
-    rule: Rule,
-    *,
-    seed: str,
-    calls: float,
-    may_give_up: bool,
-) -> tuple[list[Trajectory], int]:
-    """Play until `calls` calls are made. Returns the games that ended right, and the number of all games.
-
-    With `may_give_up`, the round ends after GAMES_WITHOUT_RIGHT games if no game ended right.
-    """
-    made = 0
-    tried = 0
-    right: list[Trajectory] = []
-    while made < calls:
-        if may_give_up and not right and tried >= GAMES_WITHOUT_RIGHT:
-            break
-        # The number of the draw is the epoch. A question that is drawn again gets new sampled replies.
-        epoch, questions = next(draws)
-        played = await _play_questions(player, environment, questions, seed=f"{seed}/{made}", epoch=epoch)
-        # A game without a call counts as one call, so that the round of an agent that never asks ends, too.
-        made += sum(max(1, game.spent.calls) for game in played)
-        tried += len(played)
-        right += [game for game in played if ended_right(game, rule)]
-    return right, tried
-
-
-async def _play_questions(
-    player: Agent, environment: Environment, questions: Sequence[Question], *, seed: str, epoch: int
-) -> list[Trajectory]:
-    """Play GROUP_SIZE games of each question at once."""
-
-    async def play_one(question: Question, *, number: int, sample: int) -> Trajectory:
-        return await play_question(
-            player,
-            environment,
-            question,
-            Sampling(f"{seed}/{sample}/{question.id}", temperature=1.0),
-            sample=sample,
-            epoch=epoch,
-        )
-
-    games_PG = await play_groups(dict(enumerate(questions)), GROUP_SIZE, play_one)
-    return list(itertools.chain.from_iterable(games_PG))

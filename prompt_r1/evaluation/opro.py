@@ -44,7 +44,7 @@ async def opro(search: PromptSearch, data: Data) -> str:
     step_calls = PER_STEP + len(train)
     while search.may_go_on(step_calls, authors_stop=search.steps == STEPS):
         search.steps += 1
-        rng = random.Random(f"opro {search.settings.seed} {search.steps}")
+        rng = random.Random(f"opro {search.seed} {search.steps}")
         shown = rng.sample(train, min(EXEMPLARS, len(train)))
         means = {prompt: fmean(scores) for prompt, scores in search.scores.items()}
         request = meta_prompt(means, shown)
@@ -57,7 +57,7 @@ async def opro(search: PromptSearch, data: Data) -> str:
                 continue
             instruction = read_instruction(reply.text)
             usable = is_usable(instruction, digits_allowed=digits_allowed)
-            if usable and instruction not in search.scores and search.can_afford(len(train)):
+            if usable and instruction not in search.scores and search.calls.are_left(len(train)):
                 await search.score(instruction, train)
     return search.best()
 

@@ -50,9 +50,9 @@ def _check_questions(config: EvaluateConfig) -> None:
     if all_mini_data(config.data):  # The mini world has questions for every method.
         return
     for method in methods_of(config):
-        if METHODS[method].needs.training and not config.train_data:
+        if METHODS[method].needs_training and not config.train_data:
             raise UsageError(f"{method} needs training questions: give --train-data")
-        if METHODS[method].needs.validation and not config.val_data:
+        if METHODS[method].needs_validation and not config.val_data:
             raise UsageError(f"{method} needs validation questions: give --val-data")
 
 
@@ -76,7 +76,7 @@ def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:
     The agent is the newest run in the mini world, if a method needs an agent. It is looked up only here,
     because a training may export a newer agent while the evaluation asks.
     """
-    needs_agent = any(METHODS[method].needs.agent for method in methods_of(config))
+    needs_agent = any(METHODS[method].agent for method in methods_of(config))
     if needs_agent and not config.agent:
         config = replace(config, agent=(str(newest_mini_run()),), agent_is_newest=True)
     if not config.out:

@@ -54,17 +54,29 @@ class Data:
         return Data(train, validation)
 
 
-@dataclass(frozen=True)
-class SearchSettings:
-    """What the searches of a method have in common."""
+@dataclass
+class Calls:
+    """Counts the calls of a search. A call counts when it begins, so also without a reply."""
 
-    method: str
-    environment: Environment
-    optimizer: Environment
-    request: str  # This text after a question requests the answer.
-    max_calls: int = 0  # the limit of calls of both models in each search; 0: no limit
-    examples: int = 0  # how many questions score a prompt; 0: the authors' number
-    seed: int = 0
+    limit: int = 0  # of the calls of both models; 0: no limit
+    environment: int = 0
+    optimizer: int = 0
+
+    @property
+    def made(self) -> int:
+        """How many calls of both models have begun."""
+        return self.environment + self.optimizer
+
+    def are_left(self, more: int) -> bool:
+        """Whether the limit allows this many more calls."""
+        return not self.limit or self.made + more <= self.limit
+
+    def begin(self, *, environment: int = 0, optimizer: int = 0) -> None:
+        """Count calls that begin now. The limit must allow them."""
+        more = environment + optimizer
+        assert self.are_left(more), f"{self.made} + {more} calls exceed the limit of {self.limit}"
+        self.environment += environment
+        self.optimizer += optimizer
 
 
 @dataclass
@@ -74,20 +86,18 @@ class PromptSearch:
     Prompts are compared by their scores on the same questions.
     """
 
-    settings: SearchSettings
     name: str  # the method and the dataset
-    # The state of the search. Calls count when they begin, so also without a reply.
+    environment: Environment
+    optimizer: Environment
+    request: str  # This text after a question requests the answer.
+    calls: Calls
+    examples: int = 0  # how many questions score a prompt; 0: the authors' number
+    seed: int = 0
+    # The state of the search.
     steps: int = 0
-    environment_calls: int = 0
-    optimizer_calls: int = 0
-    calls_at_new_prompt: int = 0  # `calls` when a new prompt was last tried
+    calls_at_new_prompt: int = 0  # the calls that were made when a new prompt was last tried
     tried: set[str] = field(default_factory=set)  # the prompts that were tried on any question
     scores: dict[str, list[float]] = field(default_factory=dict)  # prompt → score per question
-
-    @property
-    def calls(self) -> int:
-        """How many calls of both models have begun."""
-        return self.environment_calls + self.optimizer_calls
 
     async def begin(self, questions: Sequence[Question], authors_count: int) -> list[Question]:
         """Draw the questions that score prompts, and score the seed prompt if the limit of calls allows it.
@@ -96,9 +106,9 @@ class PromptSearch:
         """
         if not questions:
             raise UsageError("a prompt search needs more questions: give --train-data and --val-data")
-        shuffled = random.Random(f"chosen {self.settings.seed}").sample(list(questions), len(questions))
-        drawn = shuffled[: self.settings.examples or authors_count]
-        if self.can_afford(len(drawn)):
+        shuffled = random.Random(f"chosen {self.seed}").sample(list(questions), len(questions))
+        drawn = shuffled[: self.examples or authors_count]
+        if self.calls.are_left(len(drawn)):
             await self.score(SEED_PROMPT, drawn)
         return drawn
 
@@ -107,19 +117,23 @@ class PromptSearch:
 
         `step_calls`: the most calls that a step makes until it has scored its first new prompt. If the limit
         does not allow them, the step is not begun. `authors_stop`: whether the authors' search would end
-        here. So does ours, unless --optimize-calls gives a limit. Then it goes on until the limit, or until
-        no prompt can be better.
+        here. So does ours, unless --optimize-calls gives a limit.
         """
-        if authors_stop and not self.settings.max_calls:
+        if not self.calls.are_left(step_calls):
             return False
-        if not self.can_afford(step_calls):
+        if authors_stop and not self.calls.limit:
             return False
-        if self.calls >= self.calls_at_new_prompt + PATIENCE:
-            return False
-        if not self.scores:  # The limit does not even allow the seed prompt.
-            return False
-        has_all_right = all(score == 1 for score in self.scores[self.best()])
-        return not has_all_right  # No prompt can score higher than all right.
+        return not self.repeats_itself and not self.is_perfect
+
+    @property
+    def repeats_itself(self) -> bool:
+        """Whether the last PATIENCE calls have tried no new prompt."""
+        return self.calls.made >= self.calls_at_new_prompt + PATIENCE
+
+    @property
+    def is_perfect(self) -> bool:
+        """Whether the best prompt is right on every question, so that no prompt can score higher."""
+        return all(score == 1 for score in self.scores[self.best()])
 
     async def score(self, prompt: str, questions: Sequence[Question]) -> float:
         """The mean score of a prompt. It is scored only once, so `questions` must always be the same."""
@@ -133,23 +147,16 @@ class PromptSearch:
         means = {prompt: fmean(scores) for prompt, scores in self.scores.items()}
         return max(means, key=lambda prompt: means[prompt], default=SEED_PROMPT)
 
-    def can_afford(self, more_calls: int) -> bool:
-        """Whether the limit allows this many more calls."""
-        limit = self.settings.max_calls
-        return not limit or self.calls + more_calls <= limit
-
     async def try_prompt(self, prompt: str, questions: Sequence[Question]) -> list[Prediction]:
         """Answer the questions concurrently, one call each.
 
         Raises Resumable if a call fails: a score over fewer questions could select another prompt.
         """
-        self._assert_affordable(len(questions))
-        self.environment_calls += len(questions)
+        self.calls.begin(environment=len(questions))
         if prompt not in self.tried:
             self.tried.add(prompt)
-            self.calls_at_new_prompt = self.calls
-        environment, request = self.settings.environment, self.settings.request
-        asked = [direct(environment, request, question, 0, prompt=prompt) for question in questions]
+            self.calls_at_new_prompt = self.calls.made
+        asked = [direct(self.environment, self.request, question, 0, prompt=prompt) for question in questions]
         predictions = await run_together(asked)
         for prediction in predictions:
             if prediction.error:
@@ -162,20 +169,15 @@ class PromptSearch:
         `sample` is the number of the request in the search. If an equal request has the same number, it gets
         the recorded reply from the journal, and not a new reply.
         """
-        self._assert_affordable(1)
-        self.optimizer_calls += 1
+        self.calls.begin(optimizer=1)
         messages: list[Message] = [
             {"role": "system", "content": system},
             {"role": "user", "content": request},
         ]
         try:
-            return await self.settings.optimizer.ask(messages, Caller(self.name, sample))
+            return await self.optimizer.ask(messages, Caller(self.name, sample))
         except EnvError as error:
             raise Resumable(f"the optimiser of {self.name} failed: {error}") from None
-
-    def _assert_affordable(self, calls: int) -> None:
-        limit = self.settings.max_calls
-        assert self.can_afford(calls), f"{self.calls} + {calls} calls exceed the limit of {limit}"
 
 
 @dataclass(frozen=True)
@@ -198,27 +200,37 @@ class Algorithm:
     optimizer_fields: Fields  # fields of each request to the optimiser
 
 
-async def optimised_prompt(
-    algorithm: Algorithm, settings: SearchSettings, datasets: Sequence[str], data: Data, folder: Path
-) -> Answer:
-    """Search for prompts. Then each question gets one call under the prompt of its dataset.
+async def find_prompts(
+    algorithm: Algorithm,
+    new_search: Callable[[str], PromptSearch],
+    datasets: Sequence[str],
+    data: Data,
+    folder: Path,
+) -> dict[str, str]:
+    """Search for the prompt of each dataset (see `searched`). Returns and writes to `folder` the prompts.
 
-    `datasets` are the datasets of the questions that will be answered. Prompts are written to `folder`.
+    `datasets` are the datasets of the questions that will be answered. `new_search` begins the search of a
+    dataset.
     """
     folder.mkdir(parents=True, exist_ok=True)
     prompts: dict[str, str] = {}
     for name in searched(datasets, data):
-        search = PromptSearch(settings, f"{settings.method} ({name})")
+        search = new_search(name)
         found = await algorithm.search(search, data.of_dataset(name))
         if found == SEED_PROMPT:
-            logger.warning("%s found no better prompt than its seed in %d calls", search.name, search.calls)
+            made = search.calls.made
+            logger.warning("%s found no better prompt than its seed in %d calls", search.name, made)
         (folder / f"{file_name(name)}.txt").write_text(found, "utf-8", "replace")
         prompts[name] = found
+    return prompts
+
+
+def answer_under(prompts: Mapping[str, str], environment: Environment, request: str) -> Answer:
+    """The method that asks each question once, under the prompt of its dataset."""
 
     async def answer(question: Question, sample: int) -> Prediction:
         search_name = question.dataset if question.dataset in prompts else ALL
-        prompt = prompts[search_name]
-        return await direct(settings.environment, settings.request, question, sample, prompt=prompt)
+        return await direct(environment, request, question, sample, prompt=prompts[search_name])
 
     return answer
 

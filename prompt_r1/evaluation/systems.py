@@ -8,7 +8,7 @@ from prompt_r1.data.files import question_key
 from prompt_r1.data.questions import find_questions, hold_out_a_tenth
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.folder_settings import digests_of
-from prompt_r1.evaluation.methods import METHODS, Method
+from prompt_r1.evaluation.methods import METHODS, NOT_IN_THE_PAPER, OF_TRANSFER, WITHOUT_A_FLAG, Method
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent, resolve_agent, trained_config
@@ -28,8 +28,8 @@ def methods_of(config: EvaluateConfig) -> Sequence[str]:
     if config.method:
         return [name for name in METHODS if name in config.method]
     if not config.tables:
-        return [name for name, method in METHODS.items() if "default" in method.compared]
-    in_paper = [name for name, method in METHODS.items() if "paper" in method.compared]
+        return WITHOUT_A_FLAG
+    in_paper = [name for name in METHODS if name not in NOT_IN_THE_PAPER]
     if not config.grpo_agent:
         in_paper.remove("grpo-only")
     return in_paper
@@ -80,11 +80,11 @@ def choose_systems(
     for name in methods_of(config):
         method = METHODS[name]
         environments_of_method, agents_of_method = all_environments, all_agents
-        if method.needs.agent == "own":
+        if method.agent == "own":
             agents_of_method = [(config.grpo_agent, resolve_agent(config.grpo_agent))]
-        if config.tables and "transfer" not in method.compared:
+        if config.tables and name not in OF_TRANSFER:
             environments_of_method, agents_of_method = all_environments[:1], all_agents[:1]
-        if not method.needs.environment:
+        if not method.needs_environment:
             environments_of_method = [""]
         for environment in environments_of_method:
             problem = _problem_with(name, environment, config)
@@ -97,7 +97,7 @@ def choose_systems(
                 # Two --agent from one untrained model give one system, because it is evaluated once. If their
                 # games differ, one evaluation cannot stand for both.
                 first = systems.setdefault(System(name, environment, answering), agent)
-                if method.needs.agent == "start" and game_of_start(first) != game_of_start(agent):
+                if method.agent == "start" and game_of_start(first) != game_of_start(agent):
                     raise UsageError(
                         f"{agent_name} begins with the agent {answering}, and so does another --agent, but "
                         "their games differ: evaluate them one by one, each with its own --out"
@@ -108,7 +108,7 @@ def choose_systems(
 def _problem_with(name: str, environment: str, config: EvaluateConfig) -> str:
     """Why a method cannot answer with an environment; "" if it can."""
     method = METHODS[name]
-    if environment == "none" and not method.needs.agent:
+    if environment == "none" and not method.agent:
         return (
             f"--method {name} asks the environment without an agent, and there is no environment (none): "
             "name one by --env"
@@ -132,7 +132,7 @@ def game_of_start(agent: NamedAgent) -> str:
 
 def _answering_agent(method: Method, name: str, agent: NamedAgent) -> str:
     """The agent that answers, if the user gives the agent `name`; "" for a method without an agent."""
-    match method.needs.agent:
+    match method.agent:
         case "trained" | "own":
             return name
         case "start":
@@ -181,6 +181,6 @@ def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, NamedAge
     agents += [system.agent for system in systems]
     games = {}
     for system, agent in systems.items():
-        if METHODS[system.method].needs.agent == "start":
+        if METHODS[system.method].agent == "start":
             games[f"game of {system.agent}"] = game_of_start(agent)
     return {**digests_of([*config.train_data, *config.val_data], specs, agents), **games}

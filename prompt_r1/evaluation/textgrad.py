@@ -40,7 +40,7 @@ write a better version that keeps what works. Put it between {OPENING} and {CLOS
 async def textgrad(search: PromptSearch, data: Data) -> str:
     """The last prompt that validation did not reject."""
     held_out = await search.begin(data.validation, VALIDATED_ON)
-    batches = first_batches(data.train, random.Random(f"textgrad {search.settings.seed}"))
+    batches = first_batches(data.train, random.Random(f"textgrad {search.seed}"))
     prompt = SEED_PROMPT
     step_calls = BATCH + UPDATE_CALLS + len(held_out)
     while search.may_go_on(step_calls, authors_stop=search.steps == EPOCHS * UPDATES):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from ipaddress import ip_address
 
-from prompt_r1.environments.specs import check_usd_limit
+from prompt_r1.environments.specs import check_usd_limit, parse_fields
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.preflight import check_pair
 from prompt_r1.pair.settings import PairConfig
@@ -75,7 +75,7 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
         raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
     settings = check_pair(config)
     if config.request_usd:
-        check_usd_limit("--request-usd", settings)
+        check_usd_limit("--request-usd", settings, parse_fields(settings.env_args))
     # Imported here, because torch takes seconds to import, and `--help` does not need it.
     from prompt_r1.pair.agent import Limits
     from prompt_r1.pair.playing import open_pair

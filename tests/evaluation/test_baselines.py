@@ -106,7 +106,7 @@ def test_untrained_is_the_agent_that_the_training_started_from_whatever_the_eval
 ):
     """The mini agent of another seed is another agent. The evaluation's seed is 0 here."""
     starts = {("mini", 3): asking_agent}
-    monkeypatch.setattr("prompt_r1.evaluation.methods.find_agent", lambda name, seed: starts[name, seed])
+    monkeypatch.setattr("prompt_r1.evaluation.making.find_agent", lambda name, seed: starts[name, seed])
     trained = NamedAgent("trained", replace(CONFIG, seed=3), start="mini")
     assert answer("untrained", priced(PricedSource(lambda _: "abc")), agent=trained).turns > 0
 
@@ -172,7 +172,7 @@ def test_the_mini_world_extracts_the_answer_from_its_own_chain_of_thought():
 
 def test_games_are_sampled_with_the_temperature_and_top_p_of_the_evaluation(monkeypatch):
     agent = EchoAgent()
-    monkeypatch.setattr("prompt_r1.pair.agent.load_agent", lambda *arguments: agent)
+    monkeypatch.setattr("prompt_r1.evaluation.making.load_agent", lambda *arguments: agent)
     play = method("prompt-r1", environment_of(Shouting()), agent="echo", temperature=0.5, top_p=0.9)
     asyncio.run(play(ANNA, 0))
     assert {sampled_with[1:] for sampled_with in agent.sampled_with} == {(0.5, 0.9)}

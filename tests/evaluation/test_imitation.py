@@ -2,9 +2,9 @@
 
 import asyncio
 import gc
-import random
 import weakref
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,22 +118,37 @@ def test_rft_gives_up_after_a_hundred_games_if_none_ended_right(tmp_path):
         method("rft", mini_world(), agent=start, folder=tmp_path, train=QUESTIONS)
 
 
-def test_rft_ends_a_round_of_an_agent_that_has_stopped_asking():
+def play_a_round(
+    monkeypatch, texts: list[str], environment: Environment, *, calls: int
+) -> tuple[list[Trajectory], int]:
+    """Play a round of rft with an agent that writes these texts: the right games, and the number of all."""
+    engine, codec = ScriptedAgent(texts), Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
+    agent: Any = SimpleNamespace(engine=engine, codec=codec, game=GAME)
+    right: list[Trajectory] = []
+
+    def note(games, *_: object) -> Path:
+        right.extend(games(codec))
+        return Path("fine-tuned")
+
+    for module in ("imitation", "making"):
+        monkeypatch.setattr(f"prompt_r1.evaluation.{module}.load_agent", lambda *_: agent)
+    monkeypatch.setattr(imitation, "find_agent", lambda *_: "start")
+    monkeypatch.setattr(imitation, "fine_tune_agent", note)
+    monkeypatch.setattr(imitation, "ROUNDS", 1)
+    method("rft", environment, agent="start", train=[ANNA], calls=calls)
+    return right, engine.read.count(engine.read[0])  # Each game reads the question once.
+
+
+def test_rft_ends_a_round_of_an_agent_that_has_stopped_asking(monkeypatch):
     """A round has a number of calls. The agent asks in its first games; then it answers at once."""
     asks, answers = think("so", prompt="Who?"), think("so", answer="Anna")
     texts = [asks, answers] * 3 + [answers] * 100
-    codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
-    agent: Any = SimpleNamespace(engine=ScriptedAgent(texts), codec=codec, game=GAME)
-    draws = imitation.draw_questions([ANNA], random.Random(0))
-    playing = imitation.play_round(
-        agent, mini_world(), draws, CONFIG.base_rule, seed="rft", calls=25, may_give_up=True
-    )
-    right, tried = asyncio.run(playing)
+    right, tried = play_a_round(monkeypatch, texts, mini_world(), calls=25)
     assert (len(right), tried) == (3, 25)
     assert all(len(game.turns) == 2 for game in right)
 
 
-def test_rft_does_not_learn_from_a_game_whose_call_failed():
+def test_rft_does_not_learn_from_a_game_whose_call_failed(monkeypatch):
     """A bug: a broken game has no reward, and the AssertionError ended the whole evaluation."""
     replies = iter(["Anna"] * 3)
 
@@ -145,14 +160,8 @@ def test_rft_does_not_learn_from_a_game_whose_call_failed():
 
     asks, answers = think("so", prompt="Who?"), think("so", answer="Anna")
     texts = [asks, answers] * 3 + [asks] + [answers] * 100
-    codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
-    agent: Any = SimpleNamespace(engine=ScriptedAgent(texts), codec=codec, game=GAME)
-    draws = imitation.draw_questions([ANNA], random.Random(0))
     environment = priced(PricedSource(fail_the_fourth_call))
-    playing = imitation.play_round(
-        agent, environment, draws, CONFIG.base_rule, seed="rft", calls=5, may_give_up=True
-    )
-    right, tried = asyncio.run(playing)
+    right, tried = play_a_round(monkeypatch, texts, environment, calls=5)
     assert (len(right), tried) == (3, 5)
     assert {game.stop for game in right} == {"answered"}
 

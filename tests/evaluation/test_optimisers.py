@@ -17,16 +17,17 @@ import pytest
 
 from prompt_r1.environments.sources import Caller, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
-from prompt_r1.evaluation import methods
+from prompt_r1.evaluation import making
 from prompt_r1.evaluation.gepa import GEPA, draw_parent, filled_batches, read_fenced_prompt
 from prompt_r1.evaluation.opro import OPRO, is_usable, meta_prompt, read_instruction
 from prompt_r1.evaluation.searches import (
     SEED_PROMPT,
+    Calls,
     Data,
     PromptSearch,
-    SearchSettings,
+    answer_under,
+    find_prompts,
     mean_score,
-    optimised_prompt,
     text_between,
 )
 from prompt_r1.evaluation.textgrad import TEXTGRAD, first_batches, rewrite
@@ -81,10 +82,8 @@ def new_search(
 ) -> PromptSearch:
     """A search that scores prompts on 20 questions; a test may replace its parts."""
     environment, optimizer = priced(task or answering_task()), priced(writer or new_writer())
-    settings = SearchSettings(
-        "opro", environment, optimizer, IN_TAGS, max_calls=max_calls, examples=20, seed=seed
-    )
-    return PromptSearch(settings, "searched")
+    calls = Calls(limit=max_calls)
+    return PromptSearch("searched", environment, optimizer, IN_TAGS, calls, examples=20, seed=seed)
 
 
 def find(name: str, search: PromptSearch) -> str:
@@ -119,18 +118,18 @@ def test_opro_scores_each_new_instruction_once_and_makes_no_call_that_cannot_be_
     find("opro", search)
     tried = Counter(prompts_tried(task))
     assert set(tried.values()) == {20} and len(tried) > 20
-    assert search.environment_calls == len(task.asked) and search.optimizer_calls % 8 == 0
+    assert search.calls.environment == len(task.asked) and search.calls.optimizer % 8 == 0
     few = new_search(max_calls=2 * 20 + 15)  # the seed prompt, eight instructions, one of them scored
     find("opro", few)
-    assert (few.calls, few.environment_calls) == (48, 40)
+    assert (few.calls.made, few.calls.environment) == (48, 40)
 
 
 def test_textgrad_makes_ten_calls_per_update_and_validates_each_update():
     search = new_search()
     find("textgrad", search)
     updates = 3 * 4
-    assert search.environment_calls == 3 * updates + 20 * (1 + updates)
-    assert search.optimizer_calls == 2 * 3 * updates + updates
+    assert search.calls.environment == 3 * updates + 20 * (1 + updates)
+    assert search.calls.optimizer == 2 * 3 * updates + updates
 
 
 def test_textgrad_keeps_a_prompt_that_scores_as_high_and_rejects_a_lower_one():
@@ -156,7 +155,7 @@ def test_gepa_makes_seven_calls_per_iteration_and_validates_new_candidates(seed)
     task = answering_task()
     search = new_search(task, seed=seed)
     find("gepa", search)
-    rewrites, calls = search.optimizer_calls, search.environment_calls
+    rewrites, calls = search.calls.optimizer, search.calls.environment
     validated = sum(count >= 20 for count in Counter(prompts_tried(task)).values())
     perfect = calls - 20 * validated - 6 * rewrites  # 3 calls of each parent that needs no rewrite
     assert validated > 1 and perfect >= 0 and perfect % 3 == 0
@@ -180,7 +179,7 @@ def test_no_search_exceeds_its_limit_of_calls_whatever_the_limit(name, tagged):
         assert find(name, search)
         made = len(task.asked) + len(writer.asked)
         assert made <= limit
-        assert made == search.calls
+        assert made == search.calls.made
         assert made or limit < 20, "nothing is asked if no prompt can be scored"
 
 
@@ -189,7 +188,7 @@ def test_a_search_with_a_limit_goes_on_until_the_next_step_might_exceed_it(name)
     search = new_search(max_calls=600)
     find(name, search)
     most = {"opro": 20 + 8, "textgrad": 3 * 3 + 1 + 20, "gepa": 2 * 3 + 1 + 20}[name]
-    assert 600 - most < search.calls <= 600
+    assert 600 - most < search.calls.made <= 600
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -199,9 +198,11 @@ def test_a_repeated_search_makes_no_new_calls(name, tmp_path):
     for _ in range(2):
         sources = [answering_task(), new_writer()]
         pools = [priced(source, tmp_path / f"journal-{n}") for n, source in enumerate(sources)]
-        settings = SearchSettings(name, *pools, IN_TAGS, budget(name), examples=20)
-        data = Data(TRAIN, VALIDATION)
-        asyncio.run(optimised_prompt(ALGORITHMS[name], settings, ["a"], data, tmp_path))
+        search = PromptSearch(name, *pools, IN_TAGS, Calls(budget(name)), examples=20)
+        finding = find_prompts(
+            ALGORITHMS[name], lambda _, search=search: search, ["a"], Data(TRAIN, VALIDATION), tmp_path
+        )
+        asyncio.run(finding)
         runs.append((tmp_path / "a.txt").read_text())
     assert runs[0] == runs[1] != SEED_PROMPT
     assert not sources[0].asked and not sources[1].asked
@@ -283,7 +284,7 @@ def test_no_optimiser_tries_a_prompt_of_a_reply_that_was_cut_by_its_length(name)
     writer = PricedSource(lambda _: f"{PHRASE} And answer with the na", finish="length")
     search = new_search(writer=writer, max_calls=budget(name))
     assert find(name, search) == SEED_PROMPT
-    assert search.optimizer_calls > 0 and search.tried == {SEED_PROMPT}
+    assert search.calls.optimizer > 0 and search.tried == {SEED_PROMPT}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -303,7 +304,7 @@ def test_opro_drops_instructions_that_are_empty_too_long_tagged_or_contain_digit
 def test_textgrad_keeps_the_prompt_if_the_rewrite_has_no_tags():
     search = new_search(writer=PricedSource(lambda _: "no tags here"), max_calls=60)
     assert find("textgrad", search) == SEED_PROMPT
-    assert search.environment_calls == 20 + 2 * 3, "a prompt is scored once"
+    assert search.calls.environment == 20 + 2 * 3, "a prompt is scored once"
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -311,9 +312,9 @@ def test_a_search_ends_when_no_prompt_is_new_or_none_can_score_higher(name):
     """A bug: the search continued until its limit, although it proposed and scored nothing more."""
     search = new_search(writer=PricedSource(lambda _: "<INS>Be quick.</INS>"), max_calls=5_000)
     find(name, search)
-    assert search.calls < 200, "one new prompt, scored once"
+    assert search.calls.made < 200, "one new prompt, scored once"
     search = new_search(PricedSource(right_answer), max_calls=5_000)
-    assert find(name, search) == SEED_PROMPT and search.calls == 20
+    assert find(name, search) == SEED_PROMPT and search.calls.made == 20
 
 
 def test_textgrad_shows_the_rewriter_the_prompt_and_each_conversation():
@@ -369,10 +370,13 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
         await search.score("shared by all", data.train)
         return " and ".join(sorted({question.dataset for question in data.train}))
 
-    settings = SearchSettings("opro", environment, environment, IN_TAGS)
+    def new_search(dataset: str) -> PromptSearch:
+        return PromptSearch(dataset, environment, environment, IN_TAGS, Calls())
+
     data, datasets = Data(questions("a", "b", "c"), questions("a", "b")), ["a", "b", "ood"]
     algorithm = replace(OPRO, search=name_datasets)
-    answer = asyncio.run(optimised_prompt(algorithm, settings, datasets, data, tmp_path))
+    prompts = asyncio.run(find_prompts(algorithm, new_search, datasets, data, tmp_path))
+    answer = answer_under(prompts, environment, IN_TAGS)
     assert [messages[-1]["content"] for messages in source.asked].count("write") == 3
     source.asked.clear()
     for dataset in datasets:
@@ -396,9 +400,12 @@ def test_a_dataset_needs_training_and_validation_questions_for_a_search_of_its_o
         return "found \ud83d"  # JSON may hold half a character, which no file in UTF-8 can
 
     unasked = priced(PricedSource(str))
-    settings = SearchSettings("opro", unasked, unasked, IN_TAGS)
+
+    def new_search(dataset: str) -> PromptSearch:
+        return PromptSearch(dataset, unasked, unasked, IN_TAGS, Calls())
+
     data = Data(questions("a", "b"), questions(*validation))
-    asyncio.run(optimised_prompt(replace(OPRO, search=find), settings, ["a", "b"], data, tmp_path))
+    asyncio.run(find_prompts(replace(OPRO, search=find), new_search, ["a", "b"], data, tmp_path))
     assert {path.stem for path in tmp_path.iterdir()} == searched
 
 
@@ -424,7 +431,7 @@ def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(
 ):
     """A bug: the task calls of the optimisers had no temperature, and --env-args was one for all methods."""
     spec, bodies = wrong_endpoint
-    monkeypatch.setattr(methods, "SearchSettings", search := Mock(wraps=SearchSettings))
+    monkeypatch.setattr(making, "PromptSearch", search := Mock(wraps=PromptSearch))
     file = tmp_path / "one.jsonl"
     file.write_text(json.dumps({"id": "1", "question": "Who?", "answers": ["Anna"]}) + "\n")
     data = ["--data", file, "--train-data", file, "--val-data", file, "--optimize-calls", "9"]
@@ -445,8 +452,8 @@ def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(
     if own:
         line += ["--max-env-usd", "9"]
     run_here("evaluate.py", *line)
-    limits = search.call_args.kwargs
-    assert (limits["max_calls"], limits["examples"]) == (9, 1)
+    assert search.call_args.args[-1].limit == 9
+    assert search.call_args.kwargs["examples"] == 1
     assert {body["model"] for body in bodies} == {"large", "writer"}
     sent = defaultdict(set)
     for body in bodies:

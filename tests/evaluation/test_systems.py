@@ -8,9 +8,9 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar
 from unittest.mock import Mock
 
@@ -23,10 +23,10 @@ from prompt_r1.errors import FatalEnvError, UsageError
 from prompt_r1.evaluation import tables
 from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.folder_settings import digests_of, keep_settings
-from prompt_r1.evaluation.methods import METHODS, Setup
+from prompt_r1.evaluation.making import folder_of
+from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.preflight import read_evaluate_config
-from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.evaluation.systems import (
     choose_systems,
@@ -107,12 +107,14 @@ def test_each_method_is_answered_by_its_own_agent(agents, tmp_path):
     assert answering == {name: own.get(name, "") for name in METHODS}
 
 
-def setup_of(
-    name: str, agent: NamedAgent, config: EvaluateConfig, environments: Mapping[str, EvaluateConfig]
-) -> Setup:
-    """What a method is made from, in an evaluation without questions."""
-    system = System(name)
-    evaluation = Evaluation(
+def evaluation_of(
+    system: System,
+    agent: NamedAgent,
+    config: EvaluateConfig,
+    environments: Mapping[str, EvaluateConfig] = MappingProxyType({}),
+) -> Evaluation:
+    """An evaluation of one system, without questions."""
+    return Evaluation(
         config,
         torch.device("cpu"),
         seed=0,
@@ -122,10 +124,9 @@ def setup_of(
         environments=environments,
         prices={},
     )
-    return evaluation.setup(system, Data([], []), open_account(config), AsyncExitStack())
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].needs.environment])
+@pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].needs_environment])
 def test_a_method_without_environment_opens_none(agents, monkeypatch, name):
     """The mini world was opened, and asked "Hi"."""
 
@@ -133,8 +134,9 @@ def test_a_method_without_environment_opens_none(agents, monkeypatch, name):
         raise AssertionError(f"{spec} was opened")
 
     monkeypatch.setattr("prompt_r1.evaluation.evaluation.open_environment", refuse)
-    setup = setup_of(name, agents["runs/a"], EvaluateConfig(), environments={})
-    assert setup.environment.name == "nobody"
+    config, system = EvaluateConfig(), System(name)
+    opened = evaluation_of(system, agents["runs/a"], config).open_environment(system, open_account(config))
+    assert opened.name == "nobody"
 
 
 OTHER_GAMES = [{"max_turns": 1}, {"instruction": "short"}, {"rule": "release"}, {"max_tokens": 99}]
@@ -169,16 +171,13 @@ def test_mini_agents_of_other_seeds_are_other_starts(agents):
 
 
 @pytest.mark.parametrize("name", ["sft", "bc", "rft"])
-def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(
-    agents, name, tmp_path, monkeypatch
-):
+def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(agents, name, tmp_path):
     """The second agent played with the fine-tuned weights of the first, under its own name."""
 
     def folder(agent: NamedAgent) -> Path:
-        config = EvaluateConfig(out=str(tmp_path))
-        return setup_of(name, agent, config, environments={"large": EvaluateConfig()}).folder
+        system = System(name)
+        return folder_of(evaluation_of(system, agent, EvaluateConfig(out=str(tmp_path))), system)
 
-    monkeypatch.setattr("prompt_r1.evaluation.evaluation.open_environment", Mock())
     first, same = agents.values()
     starts = ["runs/a-b", "runs/a/b", "mini", str(tmp_path / "start")]
     assert folder(first) == folder(same)
@@ -202,10 +201,11 @@ def test_settings_of_the_training_are_those_of_its_environment(asking_agent, tmp
     with pytest.raises(UsageError, match="seen"):
         run_here("evaluate.py", *line, *(["--env", f"hf:{asking_agent}"] if is_named else []))
     _, settings = opened.call_args.args
+    fields = opened.call_args.kwargs["fields"]
     if is_named:
-        assert (settings.env_system, json.loads(settings.env_args)) == (ENVIRONMENT_SYSTEM, {})
+        assert (settings.env_system, fields) == (ENVIRONMENT_SYSTEM, {})
     else:
-        assert (settings.env_system, json.loads(settings.env_args)) == ("As trained.", {"top_p": 0.5})
+        assert (settings.env_system, fields) == ("As trained.", {"top_p": 0.5})
 
 
 def test_agents_with_other_settings_of_one_environment_are_not_compared(agents):

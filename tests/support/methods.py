@@ -12,11 +12,13 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Caller, Reply, Source
 from prompt_r1.evaluation.ask_once import Answer
+from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.games import mute_environment
-from prompt_r1.evaluation.methods import METHODS, Setup
-from prompt_r1.evaluation.predictions import Prediction
+from prompt_r1.evaluation.making import make_method
+from prompt_r1.evaluation.methods import METHODS
+from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.evaluation.searches import Data
-from prompt_r1.pair.agent import Sampling
+from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent, preset_config
 from prompt_r1.types import Message, Question
 
@@ -64,23 +66,29 @@ def method(
 ) -> Answer:
     """A method with a tiny agent, prepared with `train`; `calls` limits the calls of its preparation."""
     played_by = agent if isinstance(agent, NamedAgent) else NamedAgent(agent, CONFIG, start=str(agent))
-    chosen = METHODS[name]
-    setup = Setup(
-        method=name,
-        spec=spec,
-        environment=environment if chosen.needs.environment else mute_environment(),
-        open_optimizer=lambda fields: environment,
-        agent=played_by,
-        datasets=["a"],
-        data=Data(train, []),
-        calls=calls,
-        examples=0,
-        seed=seed,
-        sampling=Sampling(f"evaluation/{seed}", temperature, top_p),
-        device=torch.device("cpu"),
-        results=folder,
+    config = EvaluateConfig(
+        out=str(folder), optimize_calls=calls, temperature=temperature, top_p=top_p, env=(spec,)
     )
-    return asyncio.run(chosen.make(setup))
+    system = System(name, spec)
+    evaluation = Evaluation(
+        config,
+        torch.device("cpu"),
+        seed,
+        questions=[ANNA],
+        agents={},
+        systems={system: played_by},
+        environments={spec: config},
+        prices={},
+    )
+    needed = METHODS[name]
+    made = make_method(
+        evaluation,
+        system,
+        Data(train, []),
+        environment=environment if needed.needs_environment else mute_environment(),
+        optimizer=environment if needed.algorithm else None,
+    )
+    return asyncio.run(made)
 
 
 def answer(name: str, environment: Environment, **options: object) -> Prediction:
