@@ -74,14 +74,19 @@ class Evaluation:
         """The environment of a system. If it has none, the environment of its agent's training."""
         return system.environment or self.systems[system].config.env
 
+    def fields_of(self, system: System) -> Fields:
+        """The fields of each request to a system's environment."""
+        of_method = METHODS[system.method].fields
+        if not system.environment:
+            return of_method
+        return {**parse_fields(self.environments[system.environment].env_args), **of_method}
+
     def open_environment(self, system: System, account: Account) -> Environment:
         """Open the environment that a system asks. It is mute for a method that needs none."""
-        method = METHODS[system.method]
-        if not method.needs_environment:
+        if not METHODS[system.method].needs_environment:
             return mute_environment()
-        settings = self.environments[system.environment]
-        fields = {**parse_fields(settings.env_args), **method.fields}
-        return self._open(system.environment, settings, fields, self.prices, account)
+        spec = system.environment
+        return self._open(spec, self.environments[spec], self.fields_of(system), self.prices, account)
 
     def open_optimizer(self, system: System, account: Account) -> Environment | None:
         """Open the model that writes prompts in a system's search; None if its method is no search."""
