@@ -189,44 +189,46 @@ class PaperTable:
     trained_with: Mapping[str, str]  # agent → environment
 
     def markdown(self, title: str, datasets: Sequence[str]) -> str:
-        """A row for each dataset and metric, then the averages over the datasets."""
+        """Rows for each dataset and metric, then for the averages over the datasets."""
         rows = []
         for name in datasets:
             for metric in METRICS_OF_KIND[self.results.kinds[name]]:
                 if metric in self.results.labels:
-                    rows.append(self._row(name, metric, self._rates([name], metric)))
-                    rows += self._paper_row([name], metric)
+                    rows += self._rows(name, [name], metric)
         if len(datasets) > 1:
-            # The paper averages over all datasets of a table.
-            comparable = set(datasets) in (set(TRAINED), set(OUT_OF_DISTRIBUTION))
             for metric in LABELS:
-                rates = self._rates(datasets, metric)
-                if not any(rates):
-                    continue
-                rows.append(self._row("Average", metric, rates))
-                if comparable:
-                    rows += self._paper_row(datasets, metric)
+                if any(self._rates(datasets, metric)):
+                    rows += self._rows("Average", datasets, metric)
         names = short_names(self.systems)
         table = markdown_table(["dataset", "metric", *names.values()], rows, left=2)
         return f"### {printable_line(title)}\n\n{table}"
 
-    def _rates(self, datasets: Sequence[str], metric: str) -> list[Rate | None]:
-        return [self.results.macro_average(system, datasets, metric) for system in self.systems]
-
-    def _row(self, label: str, metric: str, rates: Sequence[Rate | None]) -> list[str]:
-        """A row with our rates in percent. The best is in bold."""
+    def _rows(self, label: str, datasets: Sequence[str], metric: str) -> list[list[str]]:
+        """The row of our rates in percent, the best in bold; if the paper has rates, its row comes second."""
+        rates = self._rates(datasets, metric)
         measured = [rate for rate in rates if rate is not None]
         n = max((rate.n for rate in measured), default=0)
         best = max((rate.mean for rate in measured), default=0.0)
-        return [f"{label} (n = {n})", LABELS[metric], *(_percent_text(rate, n, best) for rate in rates)]
+        ours = [f"{label} (n = {n})", LABELS[metric], *(_percent_text(rate, n, best) for rate in rates)]
+        papers = self._paper_numbers(datasets, metric)
+        if not any(papers):
+            return [ours]
+        return [ours, ["", f"{LABELS[metric]}, paper", *papers]]
 
-    def _paper_row(self, datasets: Sequence[str], metric: str) -> list[list[str]]:
-        """The row with the paper's numbers, in a list, which is empty if the paper has none."""
+    def _rates(self, datasets: Sequence[str], metric: str) -> list[Rate | None]:
+        """The rate of each system; None for a system that was not measured on all datasets."""
+        return [self.results.macro_average(system, datasets, metric) for system in self.systems]
+
+    def _paper_numbers(self, datasets: Sequence[str], metric: str) -> list[str]:
+        """The paper's number for each system, "" where it has none."""
+        # The paper's averages are over all datasets of its Table 2 or 3.
+        if len(datasets) > 1 and set(datasets) not in (set(TRAINED), set(OUT_OF_DISTRIBUTION)):
+            return []
         numbers = []
         for system, environment in self.systems.items():
             trained_with = self.trained_with.get(system.agent, environment)
             numbers.append(paper_number(system.method, environment, trained_with, datasets, metric))
-        return [["", f"{LABELS[metric]}, paper", *numbers]] if any(numbers) else []
+        return numbers
 
 
 def _percent_text(rate: Rate | None, n: int, best: float) -> str:
