@@ -68,14 +68,9 @@ class Prediction:
     metrics: dict[str, float] = field(default_factory=dict)  # metric → 0 to 1; empty after an error
 
 
-# A line of the file has these fields of Prediction and Spending, under the same names:
-STORED_AS_IS = ("raw", "sample", "stop", "error", "turns", "format", "reward")
-AMOUNTS = ("calls", "tokens_in", "tokens_out", "usd")
-
-
 def to_row(prediction: Prediction) -> dict[str, object]:
     """The JSON object of a prediction: one flat line."""
-    question = prediction.question
+    question, spent = prediction.question, prediction.spent
     return {
         **asdict(prediction.system),
         "dataset": question.dataset,
@@ -84,8 +79,17 @@ def to_row(prediction: Prediction) -> dict[str, object]:
         "question": question.text,
         "answers": question.answers,
         "prediction": prediction.answer,
-        **{name: getattr(prediction, name) for name in STORED_AS_IS},
-        **{name: getattr(prediction.spent, name) for name in AMOUNTS},
+        "raw": prediction.raw,
+        "sample": prediction.sample,
+        "stop": prediction.stop,
+        "error": prediction.error,
+        "turns": prediction.turns,
+        "format": prediction.format,
+        "reward": prediction.reward,
+        "calls": spent.calls,
+        "tokens_in": spent.tokens_in,
+        "tokens_out": spent.tokens_out,
+        "usd": spent.usd,
     }
 
 
@@ -94,9 +98,15 @@ def _from_row(row: Mapping[str, Any]) -> Prediction:
     return Prediction(
         Question(row["id"], row["dataset"], row["question"], tuple(row["answers"]), row["kind"]),
         row["prediction"],
-        spent=Spending(*(row[name] for name in AMOUNTS)),
+        raw=row["raw"],
+        sample=row["sample"],
+        stop=row["stop"],
+        error=row["error"],
+        turns=row["turns"],
+        format=row["format"],
+        reward=row["reward"],
+        spent=Spending(row["calls"], row["tokens_in"], row["tokens_out"], row["usd"]),
         system=System(row["method"], row["environment"], row["agent"]),
-        **{name: row[name] for name in STORED_AS_IS},
     )
 
 

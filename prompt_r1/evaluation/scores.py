@@ -10,7 +10,7 @@ from statistics import fmean
 
 from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED
 from prompt_r1.evaluation.intervals import macro_interval, mean_interval
-from prompt_r1.evaluation.predictions import AMOUNTS, Prediction, System
+from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.evaluation.similarity import SentenceEncoder
 from prompt_r1.f1 import exact_match, f1, substring_match
 from prompt_r1.types import Kind, Question
@@ -190,5 +190,12 @@ def micro_means(results: Results, system: System, datasets: Sequence[str]) -> Me
 
 def counts_of(prediction: Prediction) -> dict[str, float | None]:
     """The numbers beside the metrics that are averaged over answers; None if a method lacks one."""
-    amounts = {name: getattr(prediction.spent, name) for name in AMOUNTS}
-    return {"reward": prediction.reward, "format": prediction.format, "turns": prediction.turns, **amounts}
+    return {
+        "reward": prediction.reward,
+        "format": prediction.format,
+        "turns": prediction.turns,
+        "calls": prediction.spent.calls,
+        "tokens_in": prediction.spent.tokens_in,
+        "tokens_out": prediction.spent.tokens_out,
+        "usd": prediction.spent.usd,
+    }
