@@ -74,35 +74,39 @@ def choose_systems(
     do, and with `none` there is no environment that answers alone. There the methods are left out, and
     --method raises UsageError for them.
     """
-    all_environments = list(environments)
-    all_agents = list(agents.items()) or [("", NO_AGENT)]
     systems: dict[System, NamedAgent] = {}
     for name in methods_of(config):
         method = METHODS[name]
-        environments_of_method, agents_of_method = all_environments, all_agents
+        specs = list(environments) if method.needs_environment else [""]
         if method.agent == "own":
-            agents_of_method = [(config.grpo_agent, resolve_agent(config.grpo_agent))]
+            named_agents = [(config.grpo_agent, resolve_agent(config.grpo_agent))]
+        else:
+            named_agents = list(agents.items()) or [("", NO_AGENT)]
         if config.tables and name not in OF_TRANSFER:
-            environments_of_method, agents_of_method = all_environments[:1], all_agents[:1]
-        if not method.needs_environment:
-            environments_of_method = [""]
-        for environment in environments_of_method:
-            problem = _problem_with(name, environment, config)
-            if problem:
-                if config.method:
-                    raise UsageError(problem)
-                continue
-            for agent_name, agent in agents_of_method:
-                answering = _answering_agent(method, agent_name, agent)
-                # Two --agent from one untrained model give one system, because it is evaluated once. If their
-                # games differ, one evaluation cannot stand for both.
-                first = systems.setdefault(System(name, environment, answering), agent)
-                if method.agent == "start" and game_of_start(first) != game_of_start(agent):
-                    raise UsageError(
-                        f"{agent_name} begins with the agent {answering}, and so does another --agent, but "
-                        "their games differ: evaluate them one by one, each with its own --out"
-                    )
+            specs, named_agents = specs[:1], named_agents[:1]
+        for spec in specs:
+            problem = _problem_with(name, spec, config)
+            if problem and config.method:
+                raise UsageError(problem)
+            if not problem:
+                for agent_name, agent in named_agents:
+                    answering = _answering_agent(method, agent_name, agent)
+                    _add(systems, System(name, spec, answering), agent, agent_name)
     return systems
+
+
+def _add(systems: dict[System, NamedAgent], system: System, agent: NamedAgent, agent_name: str) -> None:
+    """Add a system with the agent that the user gave for it.
+
+    Two --agent from one untrained model give one system, because it is evaluated once. If their games differ,
+    one evaluation cannot stand for both, and UsageError is raised.
+    """
+    first = systems.setdefault(system, agent)
+    if METHODS[system.method].agent == "start" and game_of_start(first) != game_of_start(agent):
+        raise UsageError(
+            f"{agent_name} begins with the agent {system.agent}, and so does another --agent, but "
+            "their games differ: evaluate them one by one, each with its own --out"
+        )
 
 
 def _problem_with(name: str, environment: str, config: EvaluateConfig) -> str:
