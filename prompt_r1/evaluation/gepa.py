@@ -18,7 +18,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from prompt_r1.evaluation.ask_once import task_score
 from prompt_r1.evaluation.predictions import Prediction
-from prompt_r1.evaluation.searches import VALIDATED_ON, Algorithm, Data, PromptSearch, SearchCalls, mean_score
+from prompt_r1.evaluation.searches import (
+    VALIDATED_ON,
+    Algorithm,
+    Data,
+    ExpectedCalls,
+    PromptSearch,
+    mean_score,
+)
 from prompt_r1.types import Question
 
 BATCH = 3  # the number of training questions in an iteration
@@ -63,11 +70,11 @@ async def gepa(search: PromptSearch, data: Data) -> str:
     return search.best()
 
 
-def gepa_calls(scored: int) -> SearchCalls:
+def gepa_calls(scored: int) -> ExpectedCalls:
     """The calls of a search, if `scored` questions score a prompt, and if one child in ten joins the pool."""
     iteration = 2 * BATCH + 1 + scored / 10  # parent and child, the optimiser, the score of a child
     most = METRIC_CALLS + round(iteration)  # The last iteration may go beyond METRIC_CALLS.
-    return SearchCalls(most, of_optimizer=1 / iteration)
+    return ExpectedCalls(most, of_optimizer=1 / iteration)
 
 
 GEPA = Algorithm(

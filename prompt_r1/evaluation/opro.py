@@ -13,7 +13,7 @@ import random
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from prompt_r1.evaluation.searches import Algorithm, Data, PromptSearch, SearchCalls, text_between
+from prompt_r1.evaluation.searches import Algorithm, Data, ExpectedCalls, PromptSearch, text_between
 from prompt_r1.rollout import run_together
 from prompt_r1.types import Question
 
@@ -62,11 +62,11 @@ async def opro(search: PromptSearch, data: Data) -> str:
     return search.best()
 
 
-def opro_calls(scored: int) -> SearchCalls:
+def opro_calls(scored: int) -> ExpectedCalls:
     """The calls of a search, if `scored` questions score an instruction."""
     instructions = STEPS * PER_STEP
     most = scored + instructions * (1 + scored)
-    return SearchCalls(most, of_optimizer=1 / (1 + scored))
+    return ExpectedCalls(most, of_optimizer=1 / (1 + scored))
 
 
 OPRO = Algorithm(

@@ -181,7 +181,7 @@ class PromptSearch:
 
 
 @dataclass(frozen=True)
-class SearchCalls:
+class ExpectedCalls:
     """The calls of a search as its authors' code makes them."""
 
     most: int  # calls of both models
@@ -195,7 +195,7 @@ class Algorithm:
     search: Callable[[PromptSearch, Data], Awaitable[str]]  # finds the best prompt
     scored_by: Literal["train", "validation"]  # the questions that score prompts
     scored_on: int  # the number of these questions
-    calls: Callable[[int], SearchCalls]  # the calls, if this many questions score a prompt
+    calls: Callable[[int], ExpectedCalls]  # the calls, if this many questions score a prompt
     fields: Fields  # fields of each request to the environment
     optimizer_fields: Fields  # fields of each request to the optimiser
 

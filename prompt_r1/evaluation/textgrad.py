@@ -15,8 +15,8 @@ from prompt_r1.evaluation.searches import (
     VALIDATED_ON,
     Algorithm,
     Data,
+    ExpectedCalls,
     PromptSearch,
-    SearchCalls,
     text_between,
 )
 from prompt_r1.rollout import run_together
@@ -51,11 +51,11 @@ async def textgrad(search: PromptSearch, data: Data) -> str:
     return prompt
 
 
-def textgrad_calls(scored: int) -> SearchCalls:
+def textgrad_calls(scored: int) -> ExpectedCalls:
     """The calls of a search, if `scored` questions score a prompt."""
     update = BATCH + UPDATE_CALLS + scored
     most = scored + EPOCHS * UPDATES * update
-    return SearchCalls(most, of_optimizer=UPDATE_CALLS / update)
+    return ExpectedCalls(most, of_optimizer=UPDATE_CALLS / update)
 
 
 TEXTGRAD = Algorithm(
