@@ -17,9 +17,8 @@ class Method:
     """What a method needs to answer."""
 
     needs_environment: bool = True
-    # The agent that plays: none, the trained agent, the agent before its training, or the own one of
-    # --grpo-agent.
-    agent: Literal["", "trained", "start", "own"] = ""
+    # Which agent plays: none (""), the agent of --agent, the agent before its training, or --grpo-agent.
+    agent: Literal["", "trained", "start", "grpo"] = ""
     needs_training: bool = False  # whether training questions prepare the method
     needs_validation: bool = False  # whether validation questions select what was prepared
     algorithm: Algorithm | None = None  # how the method searches for a prompt
@@ -35,13 +34,13 @@ METHODS: dict[str, Method] = {
     ),
     "gepa": Method(algorithm=GEPA, needs_training=True, needs_validation=True, fields=GEPA.fields),
     "sft": Method(needs_environment=False, agent="start", needs_training=True),
-    "grpo-only": Method(needs_environment=False, agent="own"),
+    "grpo-only": Method(needs_environment=False, agent="grpo"),
     "untrained": Method(agent="start"),
     "bc": Method(agent="start"),
     "rft": Method(agent="start", needs_training=True),
     "agent-only": Method(needs_environment=False, agent="trained"),
     "prompt-r1": Method(agent="trained"),
 }
-WITHOUT_A_FLAG = ("direct", "untrained", "prompt-r1")  # compared without --method and --tables
-OF_TRANSFER = ("direct", "prompt-r1")  # compared with every environment and agent in the paper's Table 5
-NOT_IN_THE_PAPER = ("bc", "rft")  # left out by --tables
+DEFAULT_METHODS = ("direct", "untrained", "prompt-r1")  # compared without --method and --tables
+TRANSFER_METHODS = ("direct", "prompt-r1")  # --tables compares them with all environments and agents.
+EXTRA_METHODS = ("bc", "rft")  # not in the paper, so --tables leaves them out

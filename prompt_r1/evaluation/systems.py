@@ -8,7 +8,7 @@ from prompt_r1.data.files import question_key
 from prompt_r1.data.questions import find_questions, hold_out_a_tenth
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.folder_settings import digests_of
-from prompt_r1.evaluation.methods import METHODS, NOT_IN_THE_PAPER, OF_TRANSFER, WITHOUT_A_FLAG, Method
+from prompt_r1.evaluation.methods import DEFAULT_METHODS, EXTRA_METHODS, METHODS, TRANSFER_METHODS, Method
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent, resolve_agent, trained_config
@@ -28,8 +28,8 @@ def methods_of(config: EvaluateConfig) -> Sequence[str]:
     if config.method:
         return [name for name in METHODS if name in config.method]
     if not config.tables:
-        return WITHOUT_A_FLAG
-    in_paper = [name for name in METHODS if name not in NOT_IN_THE_PAPER]
+        return DEFAULT_METHODS
+    in_paper = [name for name in METHODS if name not in EXTRA_METHODS]
     if not config.grpo_agent:
         in_paper.remove("grpo-only")
     return in_paper
@@ -78,11 +78,11 @@ def choose_systems(
     for name in methods_of(config):
         method = METHODS[name]
         specs = list(environments) if method.needs_environment else [""]
-        if method.agent == "own":
+        if method.agent == "grpo":
             named_agents = [(config.grpo_agent, resolve_agent(config.grpo_agent))]
         else:
             named_agents = list(agents.items()) or [("", NO_AGENT)]
-        if config.tables and name not in OF_TRANSFER:
+        if config.tables and name not in TRANSFER_METHODS:
             specs, named_agents = specs[:1], named_agents[:1]
         for spec in specs:
             problem = _problem_with(name, spec, config)
@@ -137,7 +137,7 @@ def game_of_start(agent: NamedAgent) -> str:
 def _answering_agent(method: Method, name: str, agent: NamedAgent) -> str:
     """The agent that answers, if the user gives the agent `name`; "" for a method without an agent."""
     match method.agent:
-        case "trained" | "own":
+        case "trained" | "grpo":
             return name
         case "start":
             return agent.start
