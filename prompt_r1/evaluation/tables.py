@@ -147,7 +147,7 @@ def datasets_table(results: Results, columns: Sequence[Column]) -> str:
             rows.append([names[system], name, *(column.text(means) for column in columns)])
         if len(datasets) > 1:
             means = micro_means(results, system, datasets)
-            rows.append([f"**{names[system]}**", "**all**", *(column.text(means) for column in columns)])
+            rows.append([names[system], "**all**", *(column.text(means) for column in columns)])
     return markdown_table(["method", "dataset", *(column.label for column in columns)], rows, left=2)
 
 

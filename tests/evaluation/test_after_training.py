@@ -47,7 +47,7 @@ def test_the_table_has_a_row_for_each_dataset_and_the_mean_over_all_questions(tm
     alone = System("direct")
     printed, written = shown(tmp_path, [replace(row, system=alone) for row in rows])
     assert "| direct | a | 2 | 0 | 0.500 | 0.750 | – | – | – |" in written
-    assert "| **direct** | **all** | 3 | 0 | 0.667 | 0.833 | – | – | – |" in written
+    assert "| direct | **all** | 3 | 0 | 0.667 | 0.833 | – | – | – |" in written
     assert printed == ["test n errors EM F1 reward format turns", "direct 3 0 0.667 0.833 – – –"]
 
 
