@@ -316,7 +316,7 @@ def test_a_run_without_budget_is_said_to_resume_with_a_larger_limit_only(base, t
     record = run_to_step_5(base, tmp_path)
     budget = Budget(max_usd=1.0, spent=Spending(calls=9, usd=1.0))
     with pytest.raises(OutOfBudget) as spent:
-        asyncio.run(budget.reserve(lambda: Spending(usd=0.1)))
+        asyncio.run(budget.reserve(Spending(usd=0.1)))
     sentence = str(record.save_and_stop(spent.value))
     assert "larger limit resumes the run" in sentence and "same command" not in sentence
     assert sentence.endswith("stopped after step 5")
