@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections import Counter
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -536,6 +537,27 @@ def test_when_all_games_have_ended_the_whole_batch_decodes_again_after_out_of_me
         assert play() == 1
     assert play() == 4
     assert engine._scheduler.prefill_tokens == PREFILL_TOKENS["cpu"]
+
+
+def test_while_a_game_goes_on_new_games_keep_to_the_smaller_batch_after_out_of_memory(monkeypatch):
+    """Memory ran out with these games. A server would otherwise try the whole batch again and again."""
+    policy = tiny.policy()
+    limit_memory(policy, tokens=1000, rows=2, monkeypatch=monkeypatch)
+    engine = Engine(policy, stop_ids=frozenset(), max_tokens=100, kv_tokens=800, max_sequences=4)
+
+    def call(seed: int, *, max_new: int) -> Coroutine[None, None, Completion]:
+        return engine.generate(tiny.random_tokens(8, seed=seed), max_new=max_new, seed="0")
+
+    async def play() -> None:
+        long = asyncio.create_task(call(0, max_new=80))
+        for _ in range(2):
+            await asyncio.gather(*(call(seed, max_new=2) for seed in range(1, 5)))
+        assert not long.done()
+        await long
+
+    with pytest.warns(UserWarning, match="at most 2 games decode") as said:
+        asyncio.run(play())
+    assert len(said) == 1
 
 
 @pytest.mark.filterwarnings("ignore:out of memory")

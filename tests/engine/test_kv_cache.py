@@ -4,6 +4,7 @@ from itertools import accumulate
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from prompt_r1.engine import kv_cache
 from prompt_r1.engine.kv_cache import BlockPool, Sequence, allocate_pool, cache_bytes, can_use_flash
@@ -54,6 +55,34 @@ def test_attention_over_blocks_equals_a_loop_over_queries(attention, block_size,
         part = slice(end - count, end)
         expected = naive_attention(query[part].transpose(0, 1), key, value, 0.3, window or 1000)
         torch.testing.assert_close(found[part].transpose(0, 1), expected, atol=1e-5, rtol=1e-5)
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counts the operations that torch dispatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.count += 1
+        return function(*arguments, **(keywords or {}))
+
+
+def test_the_later_layers_of_a_step_cut_no_views_of_the_blocks():
+    """They are cut once for all layers. In every layer, this took longer than attention to a short game."""
+    pool, games = filled_pool(64, layers=3)
+    for game, length in zip(games, LENGTHS, strict=True):
+        game.tokens = [0] * (length - 1)
+    batch = PagedBatch({game: [0] for game in games}, pool)
+    kv_heads, dim = pool.keys.shape[3:]
+    query, key = torch.randn(2 * kv_heads, len(games), dim), torch.randn(kv_heads, len(games), dim)
+    counts = []
+    for layer in range(3):
+        with OperationCounter() as counter:
+            batch.attend(layer, query, key, key, 0.3, None)
+        counts.append(counter.count)
+    assert counts[0] >= counts[1] + len(games) and counts[1] == counts[2]
 
 
 @pytest.mark.parametrize(("length", "shared"), [(4, 1), (7, 1), (8, 2), (3, 0)])

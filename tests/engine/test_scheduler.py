@@ -141,6 +141,24 @@ def test_a_job_that_decodes_and_finds_no_block_among_older_games_is_preempted(lo
     assert games[1].block_table == [] and len(games[0].block_table) == 3
 
 
+def test_a_job_that_is_preempted_in_a_step_takes_no_blocks_in_the_same_step(loop):
+    """The oldest job preempts the newest one, and the job between them lacks a block and waits again. The
+    newest job must not take its blocks meanwhile: older games are served first.
+    """
+    scheduler, games = scheduler_of(blocks=5), [Sequence(number) for number in range(3)]
+    jobs = [job_of(game, [game.number] * length, loop) for game, length in zip(games, (7, 7, 3), strict=True)]
+    for job in jobs:
+        scheduler.add(job)
+    scheduler.admit()
+    step(scheduler)
+    for job in jobs:
+        job.tokens += [5, 5]
+        job.sequence.tokens.append(5)  # The tokens fill two blocks, two and one.
+    assert step(scheduler) == {jobs[0]: 1}
+    assert (scheduler.running, scheduler.waiting) == ([jobs[0]], jobs[1:])
+    assert [len(game.block_table) for game in games] == [3, 0, 0]
+
+
 def test_a_job_that_does_not_fit_leaves_the_caches_of_newer_games(loop):
     """A bug would only cost time: the newer game would compute its tokens again."""
     scheduler, games = scheduler_of(blocks=8), [Sequence(number) for number in range(3)]
