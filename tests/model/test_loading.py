@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from prompt_r1.errors import UsageError, is_out_of_memory
+from prompt_r1.model import loading
 from prompt_r1.model.loading import check_memory, free_memory, load_policy, load_tokenizer
 from prompt_r1.pair.agent import load_agent, load_codec
 from prompt_r1.settings.agent import AgentConfig
@@ -179,6 +180,19 @@ def test_a_model_that_does_not_fit_is_refused_with_the_size_that_does():
     check_memory("model", needed=4, free=4)
     with pytest.raises(UsageError, match=r"needs 4\.00 GB.* 1\.00 GB.* at most 25%"):
         check_memory("model", needed=4 * 10**9, free=10**9)
+
+
+def test_the_memory_that_a_model_needs_is_that_of_all_its_files(tmp_path, monkeypatch):
+    tiny.save_agent(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    tiny.model().save_pretrained(tmp_path, max_shard_size="30KB")
+    sizes = [file.stat().st_size for file in tmp_path.glob("*.safetensors")]
+    assert len(sizes) > 1
+    monkeypatch.setattr(loading, "free_memory", lambda device: sum(sizes))
+    load_policy(tmp_path, device=CPU)
+    monkeypatch.setattr(loading, "free_memory", lambda device: sum(sizes) - 1)
+    with pytest.raises(UsageError, match="GB of memory"):
+        load_policy(tmp_path, device=CPU)
 
 
 def test_memory_that_runs_out_while_a_model_is_loaded_is_not_a_broken_folder(tmp_path, monkeypatch):

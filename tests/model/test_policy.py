@@ -276,3 +276,20 @@ def test_on_a_gpu_one_product_writes_the_float32_logits():
             policy_module._logits(hidden, head, 1.0)
     operations = [name for name in calls if name.startswith("aten.")]
     assert operations == ["aten.permute.default", "aten.mm.dtype"]
+
+
+def test_of_the_gathered_weights_one_is_in_memory_at_a_time(monkeypatch):
+    """A bug would only cost memory: beside the copy that plays, a second full copy of a sharded model."""
+    gathered: list[weakref.ref[torch.Tensor]] = []
+
+    def gather(tensor: torch.Tensor) -> torch.Tensor:
+        assert all(weight() is None for weight in gathered)
+        full = tensor.clone()
+        gathered.append(weakref.ref(full))
+        return full
+
+    player, learner = tiny.policy(), Policy(tiny.model(seed=9), compute_dtype=torch.float32)
+    monkeypatch.setattr(policy_module, "full_tensor", gather)
+    player.copy_weights_from(learner)
+    assert len(gathered) == len(list(learner.parameters()))
+    assert all(torch.equal(*pair) for pair in zip(player.parameters(), learner.parameters(), strict=True))
