@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from prompt_r1.environments.environment import Caller, Environment
+from prompt_r1.environments.budget import Price
+from prompt_r1.environments.environment import Bill, Caller, Environment
 from prompt_r1.environments.sources import Refused, Reply
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Message
@@ -68,6 +69,14 @@ def test_a_game_is_never_moved_to_another_environment() -> None:
     other = Named("b")
     asked = environment(Named("a", down=DOWN), other, route="1,0")
     assert replies(asked, sessions=3) == [[str(DOWN)] * 5] * 3 and other.calls == 0
+
+
+def test_a_reply_costs_a_game_and_the_run_the_price_of_its_own_environment() -> None:
+    prices = [Price(1.0, 1.0), Price(100.0, 1000.0)]
+    for route, price in zip(("1,0", "0,1"), prices, strict=True):
+        asked, bill = Environment([Named("a"), Named("b")], prices=prices, route=route), Bill()
+        asyncio.run(asked.ask(HELLO, Caller("q"), bill))
+        assert bill.spent == asked.budget.spent == price.of_call(3, 5)
 
 
 def test_each_of_several_environments_has_metrics_of_its_own() -> None:

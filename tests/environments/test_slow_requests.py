@@ -54,6 +54,24 @@ def test_a_slow_request_is_sent_again_after_four_times_the_median():
     assert server.requests == 60 + 2
 
 
+@dataclass
+class OftenBusy(SlowServer):
+    """Says to two of three requests at once that it is busy, until it has replied 60 times."""
+
+    arrived: int = 0
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.arrived += 1
+        if self.arrived % 3 > 0 and self.requests < 60:
+            return httpx.Response(429)
+        return await super().__call__(request)
+
+
+def test_the_median_is_that_of_replies_only():
+    """Otherwise a request to a server that is often busy would be given up in the usual time of a reply."""
+    assert seconds_of_a_call(OftenBusy(usual=5.0), [15.0]) == pytest.approx(15)
+
+
 def test_a_request_has_at_least_ten_seconds():
     assert seconds_of_a_call(SlowServer(), [9.9]) == pytest.approx(9.9)
     assert 12 <= seconds_of_a_call(SlowServer(), [100.0]) <= 13
