@@ -17,7 +17,7 @@ import pytest
 
 from prompt_r1.errors import EnvError
 from prompt_r1.pair.agent import Limits
-from prompt_r1.pair.server import SPARE_CONNECTIONS, RequestLog
+from prompt_r1.pair.server import SPARE_CONNECTIONS, RequestLog, uvicorn_server
 from tests.support.echo_agent import EchoAgent, paid_environment
 from tests.support.pair_server import chat_server, echo_pair, serving_pair
 from tests.support.providers import environment_of
@@ -294,6 +294,11 @@ def test_two_requests_that_are_sent_at_once_are_both_answered():
             part = client.recv(10_000)
             assert part, f"closed after {received!r}"
             received += part
+
+
+def test_at_its_end_a_server_waits_as_long_as_a_question_may_take():
+    chat = chat_server(limits=Limits(seconds=300))
+    assert uvicorn_server(chat).config.timeout_graceful_shutdown > 300
 
 
 def test_requests_beyond_the_most_connections_are_refused():
