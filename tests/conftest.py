@@ -11,24 +11,30 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read by transformers when it is imported
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, so no run starts more ranks by itself
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests compare what a CPU computes, often bit by bit
 
-import hypothesis
 import pytest
 
 gc.disable()  # until the tests have been imported: imports make many objects and hardly any garbage
 
-# Every run tries the same examples. Their time depends on the load of the machine, so there is no deadline.
-hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("suite")
+
+# hypothesis and torch are imported in functions: the process that only distributes the tests needs neither.
+def pytest_configure(config: pytest.Config) -> None:
+    """Let every run try the same examples, without a deadline: their time depends on the machine's load."""
+    only_distributes = bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
+    if not only_distributes:
+        import hypothesis
+
+        hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
+        hypothesis.settings.load_profile("suite")
 
 
-# torch is imported in the fixtures: the process that only distributes the tests does not need it.
 @pytest.fixture(scope="session", autouse=True)
 def quick_process() -> None:
-    """Tiny models are faster on one thread, and garbage collections if they skip what was imported."""
+    """Tiny models are faster on one thread. Garbage collections are rare, and skip what was imported."""
     import torch
 
     torch.set_num_threads(1)
     gc.freeze()
+    gc.set_threshold(20_000)  # By default, one comes after 700 objects: the suite spent four seconds on them.
     gc.enable()
 
 

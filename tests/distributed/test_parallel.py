@@ -1,6 +1,5 @@
 """Several ranks with replicated (ddp) or sharded weights (fsdp) train like one process."""
 
-import multiprocessing
 import os
 import pickle
 import time
@@ -180,9 +179,8 @@ def train_on_rank(rank: int, count: int, ports: dict[str, int], folder: Path) ->
 def on_ranks(count: int, cases: list[str], folder: Path) -> dict[str, Outcome]:
     """Train each case on `count` processes. Fails when one of them waits for another longer than TIMEOUT."""
     ports = dict(zip(cases, free_ports(len(cases)), strict=True))
-    multiprocessing.set_forkserver_preload([__name__])  # imported once for all ranks
     arguments = (count, ports, folder)
-    running = mp.start_processes(train_on_rank, arguments, count, join=False, start_method="forkserver")
+    running = mp.start_processes(train_on_rank, arguments, count, join=False, start_method="fork")
     try:
         while not running.join():
             pass
@@ -376,7 +374,7 @@ def test_an_unexpected_error_of_one_rank_ends_all_ranks_and_keeps_its_traceback(
 def test_a_launch_that_cannot_work_is_one_sentence():
     """Without a variable of torchrun, and with a peer that never comes: each was a traceback of torch.
 
-    The peer is awaited for the given time of a second.
+    The peer is awaited for the given time.
     """
     [port] = free_ports(1)
     begin = time.monotonic()
@@ -386,7 +384,7 @@ def test_a_launch_that_cannot_work_is_one_sentence():
             patch.dict(os.environ, variables),
             pytest.raises(UsageError, match=r"2 ranks \(WORLD_SIZE\) did not find each other"),
         ):
-            start_ranks("cpu", timeout=1.0)
+            start_ranks("cpu", timeout=0.2)
     assert time.monotonic() - begin < 30
 
 
