@@ -3,6 +3,7 @@
 import math
 import random
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -46,6 +47,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def model(*, seed: int = 0, layers: int = 2, kv_heads: int = 2, tied: bool = True) -> Qwen3ForCausalLM:
     """A random Qwen3. Its weights are large, so that greedy decoding does not depend on rounding."""
+    return deepcopy(_drawn_model(seed, layers, kv_heads, tied))
+
+
+@cache
+def _drawn_model(seed: int, layers: int, kv_heads: int, tied: bool) -> Qwen3ForCausalLM:
+    """Building a model and drawing its weights takes twice as long as a copy."""
     attention.register()
     config = Qwen3Config(
         vocab_size=len(tokenizer()),
