@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from importlib import import_module
+from types import ModuleType
 
 import httpx
-import openai
 import pytest
 
 from prompt_r1.errors import EnvError
@@ -32,8 +33,20 @@ def url() -> Iterator[str]:
         yield started
 
 
-def client_of(url: str, *, key: str = "none", **options: object) -> openai.OpenAI:
-    return openai.OpenAI(base_url=url, api_key=key, **options)
+@pytest.fixture(scope="module")
+def openai() -> ModuleType:
+    """OpenAI's client. Only the worker of these tests spends the second that its import takes."""
+    return import_module("openai")
+
+
+@pytest.fixture
+def client_of(openai):
+    """A function that makes a client of a URL."""
+
+    def make(url: str, *, key: str = "none", **options: object):
+        return openai.OpenAI(base_url=url, api_key=key, **options)
+
+    return make
 
 
 def post(url: str, body: object, **headers: str) -> httpx.Response:
@@ -47,7 +60,7 @@ def ask(url: str, content: object = "Who is Anna?", **fields: object) -> httpx.R
     return post(url, {"model": MODEL, "messages": [{"role": "user", "content": content}], **fields})
 
 
-def test_openais_client_gets_the_answer_and_the_usage(url):
+def test_openais_client_gets_the_answer_and_the_usage(url, openai, client_of):
     with client_of(url) as client:
         reply = client.chat.completions.create(model=MODEL, messages=HELLO)
         assert [model.id for model in client.models.list()] == [MODEL]
@@ -63,7 +76,7 @@ def test_openais_client_gets_the_answer_and_the_usage(url):
     assert reply.usage.environment == {"calls": 1, "prompt_tokens": 0, "completion_tokens": 0, "usd": 0}
 
 
-def test_openais_client_streams_the_dialogue_as_reasoning_and_then_the_answer(url):
+def test_openais_client_streams_the_dialogue_as_reasoning_and_then_the_answer(url, client_of):
     with client_of(url) as client:
         chunks = list(client.chat.completions.create(model=MODEL, messages=HELLO, stream=True))
     assert chunks[0].choices[0].delta.role == "assistant" and len({chunk.id for chunk in chunks}) == 1
@@ -133,7 +146,7 @@ def test_a_web_page_of_another_site_cannot_ask(url):
         assert httpx.get(f"{url}/models", headers={"Host": host}).status_code == 200
 
 
-def test_with_a_key_only_requests_that_have_it_are_answered():
+def test_with_a_key_only_requests_that_have_it_are_answered(openai, client_of):
     with serving_pair(chat_server(key="secret")) as url:
         with client_of(url, key="secret") as client:
             assert client.chat.completions.create(model=MODEL, messages=HELLO).choices[0].message.content
@@ -180,7 +193,7 @@ FAILURES = [
 
 @pytest.mark.parametrize(("error", "kind", "sentence"), FAILURES)
 def test_a_failed_environment_is_an_error_with_a_type_and_never_an_answer(
-    error, kind, sentence, capfd, caplog
+    error, kind, sentence, capfd, caplog, openai, client_of
 ):
     """A bug: the error left the application, and the log had 40 lines of traceback."""
     with serving_pair(chat_server(echo_pair(environment=environment_of(Failing(error))))) as url:
