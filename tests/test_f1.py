@@ -72,9 +72,9 @@ def test_strict_rules_equal_squad_on_texts_without_the_punctuation_that_they_kee
     """Texts without "-./,:=", operators and "#", and without punctuation between digits."""
     between = re.compile(r"\d[^\w\s]+\d|\d[^\w\s]*_")
     dropped_by_both = ASCII_PUNCTUATION - set("-./,:+^<>#=")
-    pairs = random_pairs(5_000, [*WORDS, *sorted(dropped_by_both)])
+    pairs = random_pairs(2_500, [*WORDS, *sorted(dropped_by_both)])
     pairs = [pair for pair in pairs if not any(between.search(text) for text in pair)]
-    assert len(pairs) > 4_000
+    assert len(pairs) > 2_000
     agreed = 0
     for prediction, gold in pairs:
         p, g = oracle_words(prediction), oracle_words(gold)
@@ -86,7 +86,7 @@ def test_strict_rules_equal_squad_on_texts_without_the_punctuation_that_they_kee
         contained = any(p[start : start + len(g)] == g for start in range(len(p)))
         assert substring_match(prediction, [gold]) == contained
         agreed += contained
-    assert agreed > 40
+    assert agreed > 20
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_blanks_around_operators_never_count_and_operators_always_do() -> None:
             text += rng.choice(["", " "]) + operator + rng.choice(["", " "]) + term
         return text
 
-    for _ in range(3_000):
+    for _ in range(1_500):
         terms = [rng.choice(operands) for _ in range(rng.randrange(2, 5))]
         operators = [rng.choice(["-", "+", "/", "=", "^", "<", ">="]) for _ in terms[1:]]
         text = formula(operators, terms)
@@ -288,8 +288,8 @@ def test_the_best_gold_answer_counts() -> None:
 )
 @pytest.mark.parametrize("official", [False, True])
 def test_long_texts_take_linear_time(piece: str, official: bool) -> None:
-    text = piece * 10_000
+    text = piece * 3_000
     started = time.process_time()
     for metric in (exact_match, substring_match, f1):
         metric(text, [text[:-1], "5"], official=official)
-    assert time.process_time() - started < 5  # It takes 0.1 s; quadratic time would take minutes.
+    assert time.process_time() - started < 2  # It takes 0.05 s; quadratic time would take ten seconds.

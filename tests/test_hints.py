@@ -4,6 +4,7 @@ import ast
 import re
 import shlex
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ PRINTING: dict[str, Callable[[], None]] = {
 }
 
 
+@cache
 def calls_of_command() -> list[tuple[str, ast.Call]]:
     """Where the package and the programs call `command`, with the file."""
     files = [*ROOT.glob("*.py"), *(ROOT / "prompt_r1").rglob("*.py")]

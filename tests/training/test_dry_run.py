@@ -1,19 +1,31 @@
 """The estimate of --dry-run, against numbers computed by hand and against what a fake endpoint counts."""
 
 import json
+from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import prompt_r1.data.questions
 import train
 from prompt_r1.environments.budget import Price
+from prompt_r1.miniworld.questions import mini_questions
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.training.dry_run import Case, cases_of, cost_table, duration, estimate
 from prompt_r1.training.step_time import count_parameters, update_seconds
 from prompt_r1.types import GameSettings, Spending
 
 SPLITS = {"val_data": ("mini",), "test_data": ("mini",)}
+
+
+questions_of_the_mini_world = cache(mini_questions)
+
+
+@pytest.fixture(autouse=True)
+def questions_made_once(monkeypatch) -> None:
+    """To make the questions of the mini world takes longer than to estimate."""
+    monkeypatch.setattr(prompt_r1.data.questions, "mini_questions", questions_of_the_mini_world)
 
 
 def test_a_run_validates_before_the_first_step_every_few_steps_and_after_the_last():
