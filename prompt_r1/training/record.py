@@ -52,8 +52,8 @@ class Record:
             questions=digest_of(run.questions.training),
             start=ranks.on_first_rank(lambda: digest_of_start(run.start)),
         )
-        rules = rules_of(gap=run.gap_limit, own_reward=bool(config.reward))
-        record = cls(run, state, Alarms(config.agent, rules))
+        rules = rules_of(agent=config.agent, gap=run.gap_limit, own_reward=bool(config.reward))
+        record = cls(run, state, Alarms(rules))
         found = ranks.on_first_rank(lambda: newest_checkpoint(run.folder, say=run.log.say))
         if found is None:
             note = repetition_note(config, len(run.questions.training))
