@@ -1,5 +1,6 @@
 """What a training run writes down: metrics, validation, the best agent, checkpoints, alarms."""
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,81 +119,51 @@ class Record:
           resumed run removes a line that its checkpoint does not name, and writes it again.
         - Saved before a signal stops the run: the resumed run does not repeat the step.
         """
-        run, config, step = self.run, self.run.config, self.state.trained_step
+        run, config, ranks, log, state = self.run, self.run.config, self.run.ranks, self.run.log, self.state
+        step = state.trained_step
         is_due = step == config.steps or step % config.save_every == 0
-        metrics = dict(self.state.unlogged_metrics)
+        is_save_step = is_due and step > 0
+
+        # Validate and log.
+        metrics = dict(state.unlogged_metrics)
         if is_due and config.val_data:
             metrics |= self.validate()
-        add_spending(metrics, spending(run.environment, run.ranks))
-        metrics = run.ranks.on_every_rank(lambda: run.log.write_metrics(metrics))
-        is_save_step = is_due and step > 0
-        is_best = self.judge(metrics, is_save_step=is_save_step)
-        self.persist(metrics, is_best=is_best, is_save_step=is_save_step)
-        run.log.progress.n = step * run.games_per_step
+        add_spending(metrics, spending(run.environment, ranks))
+        metrics = ranks.on_every_rank(lambda: log.write_metrics(metrics))
+
+        # Export the agent, if it is the best so far.
+        em, reward = em_of_validation(metrics), metrics.get("val/reward", 0.0)
+        if em >= 0:
+            is_best = is_better(em, reward, state, by_reward=bool(config.reward))
+        else:  # While no validation has judged an agent, the newest agent that is saved counts as the best.
+            is_best = is_save_step and state.best_em < 0
+            if is_best and config.val_data and state.best_step < 0:
+                log.say(
+                    "The environment broke every validation game: the newest agent counts as the best one"
+                )
+        if is_best:
+            folder = run.folder / "agent"
+            with log.phase("save"):
+                export_agent(run.policy, str(run.start), config, folder, metrics=metrics, ranks=ranks)
+            state.best_step, state.best_em, state.best_reward = step, em, reward
+
+        # Save, if there is something to keep.
+        state.logged_step = step
+        state.unlogged_metrics = {}
+        if is_best or is_save_step:
+            self.save()
+            self.update_report()
+
+        # Report alarms, and stop if a signal came.
+        log.progress.n = step * run.games_per_step
         for alarm in self.alarms.read(metrics):
-            run.log.say(f"Alarm at step {step}: {alarm} (docs/running.md says what to do)")
+            log.say(f"Alarm at step {step}: {alarm} (docs/running.md says what to do)")
         self.stop_if_asked()
 
     def validate(self) -> dict[str, float]:
         """Play greedy games of the validation questions, and return the metrics val/*."""
         with self.run.log.phase("validation"):
             return validation_metrics(self.run, name=f"validation-{self.state.trained_step:06d}")
-
-    def judge(self, metrics: dict[str, float], *, is_save_step: bool) -> bool:
-        """Whether the agent of this step counts as the best so far.
-
-        Validation decides. While no validation has judged an agent, because there is none or because every
-        game of it broke, the newest agent that is saved counts as the best.
-        """
-        state = self.state
-        if self.wins_validation(metrics):
-            return True
-        if state.best_em >= 0 or not is_save_step:
-            return False
-        if self.run.config.val_data and state.best_step < 0:
-            self.run.log.say(
-                "The environment broke every validation game: the newest agent counts as the best one"
-            )
-        return True
-
-    def wins_validation(self, metrics: dict[str, float]) -> bool:
-        """Whether the agent of this step is the best so far, by the validation of this step.
-
-        Higher EM wins, where broken games count as wrong. If EM is equal, higher reward wins. A user's own
-        reward decides before EM, because EM may know only one of several right answers. Of equal agents the
-        first stays the best: a later agent may have collapsed.
-        """
-        if "val/em" not in metrics:
-            return False
-        state = self.state
-        em = em_with_broken_games(metrics)
-        reward = metrics.get("val/reward", 0.0)
-        if self.run.config.reward:
-            is_better = (reward, em) > (state.best_reward, state.best_em)
-        else:
-            is_better = (em, reward) > (state.best_em, state.best_reward)
-        return is_better or state.best_em < 0
-
-    def persist(self, metrics: dict[str, float], *, is_best: bool, is_save_step: bool) -> None:
-        """Export the agent if it is the best, and save the run if there is something to keep."""
-        if is_best:
-            self.export(metrics)
-        self.state.logged_step = self.state.trained_step
-        self.state.unlogged_metrics = {}
-        if is_best or is_save_step:
-            self.save()
-            self.update_report()
-
-    def export(self, metrics: dict[str, float]) -> None:
-        """Write the agent of this step to agent/, and remember it as the best one."""
-        run = self.run
-        with run.log.phase("save"):
-            export_agent(
-                run.policy, str(run.start), run.config, run.folder / "agent", metrics=metrics, ranks=run.ranks
-            )
-        self.state.best_step = self.state.trained_step
-        self.state.best_em = em_with_broken_games(metrics) if "val/em" in metrics else -1.0
-        self.state.best_reward = metrics.get("val/reward", 0.0)
 
     def save(self) -> None:
         """Write a checkpoint, unless the newest has this state. Raises Resumable if it cannot be written."""
@@ -271,14 +242,31 @@ class Record:
         return kind(sentence)
 
 
-def em_with_broken_games(metrics: dict[str, float]) -> float:
+def em_of_validation(metrics: Mapping[str, float]) -> float:
     """EM of a validation, in which the games that the environment broke count as wrong.
 
-    Games of hard questions make more calls, so they break more often. val/em leaves them out. If it decided,
-    then after an outage an agent that answered only the easy questions could become the best.
+    It is -1 without a validation, and if every game broke. Games of hard questions make more calls, so they
+    break more often. val/em leaves them out. If it decided, then after an outage an agent that answered only
+    the easy questions could become the best.
     """
+    if "val/em" not in metrics:
+        return -1.0
     intact, broken = metrics["val/n"], metrics["val/errors"]
     return metrics["val/em"] * intact / (intact + broken)
+
+
+def is_better(em: float, reward: float, best: State, *, by_reward: bool) -> bool:
+    """Whether an agent with these results of a validation is better than the best agent before.
+
+    Higher EM wins. If EM is equal, higher reward wins. With `by_reward`, a user's own reward decides before
+    EM, because EM may know only one of several right answers. Of equal agents the first stays the best: a
+    later agent may have collapsed.
+    """
+    if best.best_em < 0:  # No validation has judged an agent before.
+        return True
+    if by_reward:
+        return (reward, em) > (best.best_reward, best.best_em)
+    return (em, reward) > (best.best_em, best.best_reward)
 
 
 def check_same_origin(checkpoint: Path, saved: State, now: State, start: Path | str) -> None:
