@@ -19,7 +19,7 @@ from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import warm_start
 from prompt_r1.training.preflight import read_train_config
 from prompt_r1.training.summary import summary
-from prompt_r1.training.warm_start_settings import read_warm_start_config
+from prompt_r1.training.preflight import read_warm_start_config
 from tests.support.paths import ROOT
 from tests.support.programs import run_here
 

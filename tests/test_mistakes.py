@@ -19,9 +19,8 @@ from prompt_r1.programs.sealed_folders import seal
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import train_config
-from prompt_r1.training.preflight import read_train_config
+from prompt_r1.training.preflight import read_train_config, read_warm_start_config
 from prompt_r1.training.run_folder import FORMAT, LOCK
-from prompt_r1.training.warm_start_settings import read_warm_start_config
 from tests.support.paths import ROOT
 
 READERS = {

@@ -28,8 +28,8 @@ from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
 from prompt_r1.rollout import play_groups
 from prompt_r1.settings.agent import MINI_AGENT, AgentConfig
+from prompt_r1.training.preflight import SftConfig
 from prompt_r1.training.supervised import fine_tune_agent
-from prompt_r1.training.warm_start_settings import SftConfig
 from prompt_r1.types import Completion, Question, Trajectory
 
 # The numbers of rft:

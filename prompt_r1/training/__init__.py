@@ -16,12 +16,12 @@ In reading order:
     log           metrics.jsonl, trajectories/ and the console
     checkpoint    save and resume a run; run_folder: find, claim and check its folder
     export        the agent as a Hugging Face folder
-    report        report.html; charts: its curves in pixels
+    report        report.html and its curves
     summary       what a run prints at its end
     dry_run       estimate what a run will cost; step_time: on A100s, calculated
-    preflight     the checks before torch is imported
+    preflight     settings and checks of the programs, before torch is imported
     supervised    fine-tune an agent on games
-    warm_start    teach the format by recorded games, a program of its own; warm_start_settings: its flags
+    warm_start    teach the format by recorded games, a program of its own
 
 It may import every room but evaluation.
 """

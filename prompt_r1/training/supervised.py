@@ -31,7 +31,7 @@ from prompt_r1.programs.sealed_folders import TEMPORARY
 from prompt_r1.protocol import Codec
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.training.export import export_agent
-from prompt_r1.training.warm_start_settings import SftConfig
+from prompt_r1.training.preflight import SftConfig
 from prompt_r1.training.weights import load_learner
 from prompt_r1.types import Completion, Trajectory
 

@@ -19,7 +19,7 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
 
     check_installation()
     from prompt_r1.programs.command_line import read_settings
-    from prompt_r1.training.warm_start_settings import read_warm_start_config
+    from prompt_r1.training.preflight import read_warm_start_config
 
     settings = read_settings(read_warm_start_config)
 
@@ -39,8 +39,8 @@ from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.settings.agent import is_mini_data
 from prompt_r1.settings.train import preset_of
+from prompt_r1.training.preflight import SftConfig
 from prompt_r1.training.supervised import fine_tune_agent
-from prompt_r1.training.warm_start_settings import SftConfig
 from prompt_r1.types import Question, Trajectory, Turn
 
 # `--games mini` are the demonstrations of MINI_GAMES games in each of MINI_WORLDS worlds.

@@ -11,7 +11,7 @@ from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.settings import InferConfig
 from prompt_r1.settings.fields import flag_of, read_yaml, settings_of, write_yaml
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.warm_start_settings import SftConfig
+from prompt_r1.training.preflight import SftConfig
 from tests.support import tiny
 from tests.support.programs import PROGRAMS
 

@@ -14,8 +14,7 @@ import train
 from prompt_r1.evaluation.preflight import read_evaluate_config
 from prompt_r1.pair.preflight import read_infer_config
 from prompt_r1.training import report, warm_start
-from prompt_r1.training.preflight import read_train_config
-from prompt_r1.training.warm_start_settings import read_warm_start_config
+from prompt_r1.training.preflight import read_train_config, read_warm_start_config
 from tests.support.paths import ROOT
 
 # Settings of a training run of a few seconds: few questions (the start tokenizes each), short games.

@@ -14,9 +14,8 @@ import pytest
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.tables import markdown_table
 from prompt_r1.reward import RULES
-from prompt_r1.training.charts import axis_end, charts_of
 from prompt_r1.training.log import read_metrics
-from prompt_r1.training.report import is_right, read_groups, write_report
+from prompt_r1.training.report import axis_end, charts_of, is_right, read_groups, write_report
 from prompt_r1.types import Question
 from tests.support.played import HOSTILE, group_of, write_run
 

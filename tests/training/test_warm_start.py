@@ -18,6 +18,7 @@ from prompt_r1.pair.named_agent import resolve_agent, trained_config
 from prompt_r1.protocol import INSTRUCTIONS, Codec, parse
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
 from prompt_r1.training.log import Log
+from prompt_r1.training.preflight import SftConfig
 from prompt_r1.training.supervised import (
     batch_size_for,
     cut,
@@ -28,7 +29,6 @@ from prompt_r1.training.supervised import (
     train_weights,
 )
 from prompt_r1.training.warm_start import encode, learn_games, read_games, without_opened_think
-from prompt_r1.training.warm_start_settings import SftConfig
 from prompt_r1.types import Completion, GameSettings, Question, ScoredGame, Trajectory, Turn
 from tests.support import tiny
 from tests.support.methods import PricedSource, method, priced
