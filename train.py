@@ -8,11 +8,12 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
     learn      from the agent's own tokens: forward, loss (eq. 17), backward, step   grpo_loss, optimizer_step
     write down games, metrics, validation, the best agent, a checkpoint              record.write_down
 
-Every rank runs this loop. It plays its own questions, and shares only the update with the other ranks.
+Reward, advantages and loss are the paper's, or what the user names in their place: `run.rule`,
+`run.own_advantages` and `run.loss`. Every rank runs this loop. It plays its own questions, and shares only
+the update with the other ranks.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 if __name__ == "__main__":  # Show --help and usage errors before the imports below, which take seconds.
     from prompt_r1.programs.installation import check_installation
@@ -24,10 +25,11 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
     settings = read_settings(read_train_config)
 
 import torch
+from torch import Tensor
 
 from prompt_r1.errors import FatalEnvError, Resumable
 from prompt_r1.evaluation.after_training import compare_on_test
-from prompt_r1.grpo import LossColumns, compare_games, grpo_loss
+from prompt_r1.grpo import compare_games
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import Sampling, play_question
 from prompt_r1.programs.command_line import run_program
@@ -35,33 +37,20 @@ from prompt_r1.programs.launcher import is_first_rank
 from prompt_r1.programs.text import printable
 from prompt_r1.reward import score_games
 from prompt_r1.rollout import play_groups
-from prompt_r1.settings.functions import import_advantages
 from prompt_r1.settings.train import TrainConfig, warnings_of
 from prompt_r1.training.batches import Batch
 from prompt_r1.training.dry_run import estimate
-from prompt_r1.training.loss_function import import_loss
 from prompt_r1.training.metrics import StepStats
 from prompt_r1.training.record import Record
 from prompt_r1.training.run import Run
 from prompt_r1.training.start import start_run
-from prompt_r1.training.update import importance_cap, optimizer_step
+from prompt_r1.training.update import optimizer_step
 from prompt_r1.types import Question, Trajectory
 
 
 def train(run: Run, record: Record) -> None:
     """Train all steps that are not trained yet. Called by every rank."""
     config, ranks, policy = run.config, run.ranks, run.policy
-    # The user may replace the reward (eq. 15) and the loss (eq. 17), and change the advantages (eq. 16).
-    rule = config.reward_rule
-    loss_function = import_loss(config.loss_function) if config.loss_function else grpo_loss
-    own_advantages = import_advantages(config.advantage_function) if config.advantage_function else None
-    loss_of = partial(
-        loss_function,
-        clip=config.clip,
-        clip_high=config.clip_high,
-        kl_coef=config.kl_coef,
-        importance_cap=importance_cap(policy),
-    )
     for step in record.remaining_steps():
         # Play. `questions` maps the number of a question in the step to the question. This rank has P of
         # them, and plays G games of each.
@@ -70,7 +59,7 @@ def train(run: Run, record: Record) -> None:
             trajectories_PG = run.wait_for(play_step(run, step, questions))  # a signal cancels the games
 
         # Score. A game that the environment broke has no reward.
-        rewards_PG = [score_games(group, rule=rule) for group in trajectories_PG]
+        rewards_PG = [score_games(group, rule=run.rule) for group in trajectories_PG]
 
         # Compare. The advantage of a game is its distance from the other games of its question.
         games_PG = compare_games(
@@ -78,7 +67,7 @@ def train(run: Run, record: Record) -> None:
             rewards_PG,
             numbers=list(questions),
             standardise=config.advantage == "standardised",
-            own=own_advantages,
+            own=run.own_advantages,
         )
 
         # Learn. Each mini-batch is one optimiser step. A signal does not interrupt the update.
@@ -86,23 +75,16 @@ def train(run: Run, record: Record) -> None:
             stats = StepStats()
             mini_batches = run.mini_batches(games_PG)
             # Measure π_old of the later mini-batches before the weights move.
-            measure_old_logprobs(policy, mini_batches[1:])
-            for batches in mini_batches:
+            later_old = [logprobs_of(policy, batches) for batches in mini_batches[1:]]
+            for number, batches in enumerate(mini_batches):
                 # FSDP forwards are collective: every rank has equally many micro-batches.
-                for batch in batches:
+                for index, batch in enumerate(batches):
                     scores = policy(batch.packed)
-                    if batch.old_logprobs is None:  # In the first mini-batch, this forward is π_old itself.
-                        batch.old_logprobs = scores.logprobs.detach()
-                    columns = LossColumns(
-                        old=batch.old_logprobs,
-                        # The frozen start. Without it (kl_coef 0), the KL to π_old is logged.
-                        reference=run.reference_logprobs(batch.packed),
-                        sampled=batch.sampled_logprobs,
-                        advantages=batch.advantages,
-                        weights=batch.weights,
-                        game=batch.game,
-                    )
-                    loss = loss_of(scores.logprobs, columns)
+                    # In the first mini-batch the weights have not moved, so this forward is π_old itself.
+                    old = scores.logprobs.detach() if number == 0 else later_old[number - 1][index]
+                    # The reference is the frozen start. Without it (kl_coef 0), the KL to π_old is logged.
+                    reference = run.reference_logprobs(batch.packed)
+                    loss = run.loss(scores.logprobs, batch.columns(old=old, reference=reference))
                     loss.total.backward()
                     stats.add(batch, scores, loss)
                 # `gap_limit`: how far the log-probabilities of engine and policy may differ.
@@ -114,16 +96,14 @@ def train(run: Run, record: Record) -> None:
 
 
 @torch.no_grad()
-def measure_old_logprobs(policy: Policy, mini_batches: Sequence[Sequence[Batch]]) -> None:
-    """Set log π_old of the agent's tokens of each micro-batch. Called by every rank.
+def logprobs_of(policy: Policy, batches: Sequence[Batch]) -> list[Tensor]:
+    """Log π_old (N,) of the agent's tokens of each micro-batch. Called by every rank.
 
     Why not the engine's log-probabilities? In float32 they are almost the same, but their last bits depend on
     which games decoded at the same time. With an environment behind a network, that differs from run to run,
     and no run could be repeated exactly.
     """
-    for batches in mini_batches:
-        for batch in batches:
-            batch.old_logprobs = policy(batch.packed).logprobs
+    return [policy(batch.packed).logprobs for batch in batches]
 
 
 async def play_step(run: Run, step: int, questions: Mapping[int, Question]) -> list[list[Trajectory]]:

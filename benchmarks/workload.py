@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.kv_cache import Sequence
 from prompt_r1.engine.scheduler import Job, Scheduler
-from prompt_r1.grpo import LossColumns, grpo_loss
+from prompt_r1.grpo import grpo_loss
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.named_agent import find_agent
@@ -200,15 +200,7 @@ def learn_from(
     for batch in batches:
         scores = policy(batch.packed)
         old = scores.logprobs.detach()
-        columns = LossColumns(
-            old=old,
-            reference=old,
-            sampled=batch.sampled_logprobs,
-            advantages=batch.advantages,
-            weights=batch.weights,
-            game=batch.game,
-        )
-        loss = grpo_loss(scores.logprobs, columns, **settings)
+        loss = grpo_loss(scores.logprobs, batch.columns(old=old, reference=old), **settings)
         loss.total.backward()
         stats.add(batch, scores, loss)
     optimizer_step(policy, optimizer, ranks, stats, gap_limit=any_gap)

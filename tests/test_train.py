@@ -16,10 +16,11 @@ import yaml
 import train
 from prompt_r1.environments.journal import Journal
 from prompt_r1.errors import FatalEnvError
-from prompt_r1.training import questions as run_questions
+from prompt_r1.training import loss_function
+from prompt_r1.training import run as run_file
 from prompt_r1.training import start as start_file
 from prompt_r1.training.log import read_metrics
-from prompt_r1.training.questions import RunQuestions
+from prompt_r1.training.run import RunQuestions
 from prompt_r1.training.update import GRADIENT_LIMIT
 from prompt_r1.types import Reward, Trajectory
 from tests.support import tiny
@@ -203,8 +204,8 @@ def test_without_a_reference_the_kl_to_the_policy_before_the_step_is_logged(
     asking_agent, tmp_path, monkeypatch
 ):
     """0 in the first mini-batch, where nothing has moved yet. The loss has the command line's settings."""
-    loss = Mock(wraps=train.grpo_loss)
-    monkeypatch.setattr(train, "grpo_loss", loss)
+    loss = Mock(wraps=loss_function.grpo_loss)
+    monkeypatch.setattr(loss_function, "grpo_loss", loss)
     line = "--kl-coef 0 --mini-batch 4 --lr 0.01 --clip 0.1 --clip-high 0.3".split()
     assert read_metrics(train_run(tmp_path, asking_agent, *line))[1]["kl"] > 0
     settings = {"clip": 0.1, "clip_high": 0.3, "kl_coef": 0.0}
@@ -214,7 +215,7 @@ def test_without_a_reference_the_kl_to_the_policy_before_the_step_is_logged(
 def test_every_part_of_a_run_has_its_seed(asking_agent, tmp_path, monkeypatch):
     """Agent, adapters, environment, questions and games."""
     names = "find_agent add_lora open_environment training_and_validation find_questions questions_of_step"
-    homes = {name: start_file if hasattr(start_file, name) else run_questions for name in names.split()}
+    homes = {name: start_file if hasattr(start_file, name) else run_file for name in names.split()}
     originals = {name: getattr(home, name) for name, home in homes.items()}
     spies = {name: Mock(wraps=original) for name, original in originals.items()}
     for name, spy in spies.items():
@@ -304,8 +305,8 @@ def test_the_users_advantages_of_turns_reach_the_loss_and_the_trajectories(
         seen.update(columns.advantages.tolist())
         return original(logprobs, columns, **settings)
 
-    original = train.grpo_loss
-    monkeypatch.setattr(train, "grpo_loss", grpo_loss)
+    original = loss_function.grpo_loss
+    monkeypatch.setattr(loss_function, "grpo_loss", grpo_loss)
     functions = ["--reward", "own_code:length", "--advantage-function", "own_code:of_turns"]
     games = games_of(train_run(tmp_path, asking_agent, *functions), 1)
     expected: Counter[float] = Counter()
@@ -332,8 +333,8 @@ def test_games_that_were_cut_off_leave_the_loss_and_not_the_metrics(
         assert columns.weights.sum().item() == pytest.approx(1.0)  # a step is one micro-batch here
         return original(logprobs, columns, **settings)
 
-    original = train.grpo_loss
-    monkeypatch.setattr(train, "grpo_loss", grpo_loss)
+    original = loss_function.grpo_loss
+    monkeypatch.setattr(loss_function, "grpo_loss", grpo_loss)
     line = ["--reward", "own_code:length", "--mask-truncated", str(masked).lower()]
     run = train_run(tmp_path, asking_agent, *line)
     games = games_of(run, 1)

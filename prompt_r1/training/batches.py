@@ -13,13 +13,14 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from prompt_r1.grpo import LossColumns
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.packing import Packed, pack
 from prompt_r1.training.row_plans import by_opening, divide
 from prompt_r1.types import ScoredGame, Trajectory
 
 
-@dataclass
+@dataclass(frozen=True)
 class Batch:
     """A micro-batch with N agent tokens."""
 
@@ -28,7 +29,17 @@ class Batch:
     advantages: Tensor  # (N,) of each token's game, or of its turn
     sampled_logprobs: Tensor  # (N,) nats, recorded by the engine when it sampled the token
     game: Tensor  # (N,) int64 number of each token's game in this micro-batch
-    old_logprobs: Tensor | None = None  # (N,) log π_old, nats; None: not measured yet
+
+    def columns(self, *, old: Tensor, reference: Tensor | None) -> LossColumns:
+        """What the loss reads: these columns beside log π_old and log π_ref (N,) of the same tokens."""
+        return LossColumns(
+            old=old,
+            reference=reference,
+            sampled=self.sampled_logprobs,
+            advantages=self.advantages,
+            weights=self.weights,
+            game=self.game,
+        )
 
 
 def make_mini_batches(

@@ -1,8 +1,8 @@
 """`--dry-run`: estimate the calls, tokens, dollars and time of a program, without a call.
 
-A call sends the system message, all prompts and whole replies of its game so far, and its prompt. So a long
-reply is billed once as output, and again as input in each later call. Three estimates differ in what they
-assume:
+An estimate is calls × tokens × price. A call sends the system message, all prompts and whole replies of its
+game so far, and its prompt. So a long reply is billed once as output, and again as input in each later call.
+Three estimates differ in what they assume:
 
              low                        likely                        high
     calls    one; none in 1 game of 10  half of what the turns allow  as many as the turns allow
@@ -13,32 +13,51 @@ assume:
 
 Without max_tokens nothing limits a reply. Then LONG_REPLY tokens are assumed, and the high estimate is no
 upper bound. Requests that are repeated because their response was lost come on top.
+
+The time of a step on A100s, the GPUs of the paper, is calculated, not measured:
+
+    update       2 FLOP · parameters · tokens · forwards / (GPUs · FLOPS)
+    generation   the turns of the longest game, token by token; each token reads all weights from memory
+
+docs/paper.md has the calculation for the paper's run. The measured time of a step is in metrics.jsonl, as
+time/rollout and time/update.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.environment import LONG_REPLY
 from prompt_r1.environments.sources import limit_in
 from prompt_r1.environments.specs import parse_fields
+from prompt_r1.model.gguf import is_gguf
 from prompt_r1.pair.asking import request_of
+from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.programs.launcher import launcher_number
 from prompt_r1.programs.tables import text_table
-from prompt_r1.settings.agent import EnvironmentConfig
+from prompt_r1.settings.agent import MINI_AGENT, EnvironmentConfig
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.questions import repetition_note, with_steps
-from prompt_r1.training.step_time import step_time
+from prompt_r1.training.run import repetition_note, with_steps
 from prompt_r1.types import GameSettings, Question, Spending
 
 SHORT_PROMPT = 10  # tokens
 SHORT_REPLY = 20  # tokens
 REPLY = 250  # tokens of a usual reply
 CALL_SECONDS = 3.0  # how long a call takes
-GAMES_OF_TEST = 2  # The untrained and the trained agent play each test question.
+AGENTS_OF_TEST = 2  # The untrained and the trained agent play each test question.
+
+TURN = 250  # tokens of the agent's usual turn
+# Of an A100: dense operations in bfloat16, and bytes of memory, per second. The shares of its peaks are
+# assumed.
+FLOPS = 0.4 * 312e12
+BANDWIDTH = 0.25 * 2.0e12
 
 Estimate = Mapping[str, Spending]
 """What something costs, by the name of the case: low, likely and high."""
@@ -101,26 +120,27 @@ def estimate(config: TrainConfig) -> str:
     )
     config = with_steps(config, len(training))
     test = find_questions(config.test_data, "test", config.seed)
-    games = {
-        "training": config.steps * config.questions * config.group_size,
-        "validation": len(validation) * (1 + math.ceil(config.steps / config.save_every)),
-        "test": len(test) * GAMES_OF_TEST,
-    }
-    # The agents of several validations, and of the test, may make equal calls, which are paid once.
-    least = {
-        "training": games["training"] * 9 // 10,
-        "validation": len(validation) * 9 // 10,
-        "test": len(test) * 9 // 10,
-    }
+    per_step = config.questions * config.group_size
+    validations = 1 + math.ceil(config.steps / config.save_every)
+    question = mean_bytes(training)
     prices = list(parse_prices(config.env_price, config.env.split(",")).values())
     fields = parse_fields(config.env_args)
-    cases = cases_of(config.game, mean_bytes(training), fields, prices)
-    parts: dict[str, Estimate] = {}
-    for part, count in games.items():
-        parts[f"{part}, {count:,} games"] = {
-            case.name: case.game(config.env_system) * (least[part] if case.name == "low" else count)
-            for case in cases
-        }
+    cases = cases_of(config.game, question, fields, prices)
+
+    def games(count: int, *, different: int) -> Estimate:
+        """The cost of games. The low case pays only for `different` ones, and no calls in a tenth of them."""
+        counts = {"low": different * 9 // 10, "likely": count, "high": count}
+        return {case.name: case.game(config.env_system) * counts[case.name] for case in cases}
+
+    # The agents of several validations, and of the test, may make equal calls, which are paid once.
+    of_training = config.steps * per_step
+    of_validation = validations * len(validation)
+    of_test = AGENTS_OF_TEST * len(test)
+    parts = {
+        f"training, {of_training:,} games": games(of_training, different=of_training),
+        f"validation, {of_validation:,} games": games(of_validation, different=len(validation)),
+        f"test, {of_test:,} games": games(of_test, different=len(test)),
+    }
     if test and not config.without_environment:
         request = config.env_system + request_of(config.env)
         parts[f"test, {len(test):,} calls"] = {
@@ -128,10 +148,9 @@ def estimate(config: TrainConfig) -> str:
         }
     notes = [repetition_note(config, len(training))]
     if not config.without_environment:
-        at_once = config.questions * config.group_size
-        notes += notes_of_calls(parts, config, limited=limit_in(fields) is not None, at_once=at_once)
-    likely = cases[1]
-    notes.append(step_time(config, question=mean_bytes(training), calls=likely.calls, reply=likely.reply))
+        notes += notes_of_calls(parts, config, limited=limit_in(fields) is not None, at_once=per_step)
+    _, likely, _ = cases
+    notes.append(step_time(config, likely, question=question))
     return "\n".join([cost_table(parts, priced=any(config.env_price)), "", *filter(None, notes)])
 
 
@@ -198,3 +217,54 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:,.1f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def step_time(config: TrainConfig, likely: Case, *, question: int) -> str:
+    """A line about the time of a step with games of the `likely` case. `question`: bytes of a question.
+
+    "" for the mini agent, and for a model whose size is not known.
+    """
+    parameters = 0 if config.agent == MINI_AGENT else count_parameters(config.agent)
+    if parameters == 0:
+        return ""
+    ranks = launcher_number("WORLD_SIZE", default=1)
+    update = update_seconds(config, likely, question=question, parameters=parameters, ranks=ranks)
+    bytes_of_weights = 2 * parameters
+    generation = config.game.max_turns * min(TURN, config.max_new) * bytes_of_weights / BANDWIDTH
+    hours = config.steps * (update + generation) / 3600
+    return (
+        f"A step on {ranks} × A100: {generation:.0f} s to generate, {update:.0f} s to update, beside its "
+        f"calls; {config.steps:,} steps: {hours:,.1f} h. This is calculated, from {parameters / 1e9:.1f} "
+        "billion parameters and the GPU's peak, and was not measured."
+    )
+
+
+def update_seconds(config: TrainConfig, likely: Case, *, question: int, parameters: int, ranks: int) -> float:
+    """The seconds of the update of a step. The games of a group share their opening."""
+    opening = (len(config.instruction_text) + question) // 4
+    read = min(likely.reply, config.max_reply_tokens or likely.reply)
+    game = (likely.calls + 1) * min(TURN, config.max_new) + likely.calls * read
+    tokens = config.questions * (opening + config.group_size * game)
+    mini_batches = max(1.0, config.questions * config.group_size / config.mini_batch)
+    forwards = 3.0  # A backward counts as two.
+    if config.checkpointing:
+        forwards += 1  # the recomputation
+    if config.kl_coef:
+        forwards += 1  # the reference
+    forwards += 1 - 1 / mini_batches  # π_old of all mini-batches but the first
+    return 2 * parameters * tokens * forwards / (ranks * FLOPS)
+
+
+def count_parameters(agent: str) -> int:
+    """The parameters of a model, from its configuration or else from its name, such as Qwen3-4B; else 0."""
+    if is_gguf(agent):
+        return 0
+    path = find_agent(agent, seed=0)
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception:  # It was not downloaded yet, or it is no model that transformers knows.
+        in_name = re.search(r"(\d+(\.\d+)?)B\b", agent)
+        return round(float(in_name[1]) * 1e9) if in_name else 0
+    return sum(weight.numel() for weight in model.parameters())

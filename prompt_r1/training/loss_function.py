@@ -1,17 +1,32 @@
-"""The user's own loss (--loss-function): check what it returns, and try it before the first game."""
+"""The loss of a run: eq. 17 or the user's own (--loss-function), which is checked, and tried first."""
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from prompt_r1.errors import UsageError
-from prompt_r1.grpo import Loss, LossColumns
+from prompt_r1.grpo import Loss, LossColumns, grpo_loss
 from prompt_r1.settings.functions import import_loss_function, parameters_of, place_of, user_code
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.update import IMPORTANCE_CAP
+
+LossOf = Callable[[Tensor, LossColumns], Loss]
+"""Takes log π_θ (N,) of N agent tokens, and what else is known of them."""
+
+
+def make_loss(config: TrainConfig, *, importance_cap: float) -> LossOf:
+    """The loss with the settings of a run: `grpo_loss` or the user's own. Raises UsageError."""
+    function = import_loss(config.loss_function) if config.loss_function else grpo_loss
+    return partial(
+        function,
+        clip=config.clip,
+        clip_high=config.clip_high,
+        kl_coef=config.kl_coef,
+        importance_cap=importance_cap,
+    )
 
 
 def import_loss(name: str) -> Callable[..., Loss]:
@@ -64,41 +79,52 @@ def try_loss(config: TrainConfig) -> None:
     Raises UsageError if the loss is not right, has no finite gradient, or does not add up: the loss of an
     optimiser step is the sum over its micro-batches, so it must not depend on which games are together.
     """
-    loss_of = import_loss(config.loss_function)
-    settings = {
-        "clip": config.clip,
-        "clip_high": config.clip_high,
-        "kl_coef": config.kl_coef,
-        "importance_cap": IMPORTANCE_CAP,
-    }
+    where = f"--loss-function {config.loss_function}, tried with three made-up games:"
+    loss_of = make_loss(config, importance_cap=IMPORTANCE_CAP)
+    logprobs, columns = made_up_games(with_reference=config.kl_coef > 0)
+    together = loss_of(logprobs, columns).total
+    together.backward()
+    gradient = logprobs.grad
+    if gradient is None or not gradient.isfinite().all():
+        shown = None if gradient is None else gradient.tolist()
+        raise UsageError(f"{where} the gradient of its total with respect to logprobs is {shown}")
+
+    one_by_one = 0.0
+    for number in range(4):  # No game has the number 3: it stands for a rank that has no game.
+        own_logprobs = logprobs[columns.game == number]
+        one_by_one += loss_of(own_logprobs, columns_of_game(columns, number)).total.item()
+    if not math.isclose(one_by_one, together.item(), rel_tol=1e-3, abs_tol=1e-5):
+        raise UsageError(
+            f"{where} their losses one by one add up to {one_by_one:.4g}, but together it is "
+            f"{together.item():.4g}; a step is the sum of its micro-batches, so sum by columns.weights"
+        )
+
+
+def made_up_games(*, with_reference: bool) -> tuple[Tensor, LossColumns]:
+    """Log π_θ of the nine tokens of three games, and their columns; the same in each call."""
     game = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 2])
     noise = torch.randn(4, len(game), generator=torch.Generator().manual_seed(0))
     logprobs = (noise[0].abs() + 0.1).neg().requires_grad_()
     old, reference, sampled = logprobs.detach() + 0.2 * noise[1:]
     columns = LossColumns(
         old=old,
-        reference=reference if config.kl_coef else None,
+        reference=reference if with_reference else None,
         sampled=sampled,
         advantages=torch.tensor([1.0, -1.5, 0.5])[game],
         weights=1 / (3 * game.bincount()[game]),
         game=game,
     )
-    where = f"--loss-function {config.loss_function}, tried with three made-up games:"
-    total = loss_of(logprobs, columns, **settings).total
-    total.backward()
-    gradient = logprobs.grad
-    if gradient is None or not gradient.isfinite().all():
-        shown = None if gradient is None else gradient.tolist()
-        raise UsageError(f"{where} the gradient of its total with respect to logprobs is {shown}")
+    return logprobs, columns
 
-    parts = []
-    for number in range(4):  # No game has the number 3: it stands for a rank that has no game.
-        own = game == number
-        tokens = {name: value[own] for name, value in vars(columns).items() if value is not None}
-        part = replace(columns, **tokens | {"game": torch.zeros(int(own.sum()), dtype=torch.long)})
-        parts.append(loss_of(logprobs[own], part, **settings).total.item())
-    if not math.isclose(sum(parts), total.item(), rel_tol=1e-3, abs_tol=1e-5):
-        raise UsageError(
-            f"{where} their losses one by one add up to {sum(parts):.4g}, but together it is "
-            f"{total.item():.4g}; a step is the sum of its micro-batches, so sum by columns.weights"
-        )
+
+def columns_of_game(columns: LossColumns, number: int) -> LossColumns:
+    """The columns of one game, as a micro-batch of its own."""
+    own = columns.game == number
+    return LossColumns(
+        old=columns.old[own],
+        reference=None if columns.reference is None else columns.reference[own],
+        sampled=columns.sampled[own],
+        advantages=columns.advantages[own],
+        weights=columns.weights[own],
+        game=torch.zeros_like(columns.game[own]),
+    )

@@ -1,7 +1,8 @@
-"""The parts of a training run on this rank, and what the loop of train.py asks of them."""
+"""The parts of a training run on this rank, its questions, and what the loop of train.py asks of them."""
 
 import asyncio
 import gc
+import math
 from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -12,21 +13,56 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from prompt_r1.data.questions import find_questions, training_and_validation
+from prompt_r1.data.sampler import questions_of_step
 from prompt_r1.environments.environment import Environment
+from prompt_r1.grpo import OwnAdvantages
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.lora import adapters_removed
 from prompt_r1.model.packing import Packed
 from prompt_r1.model.policy import Policy
 from prompt_r1.model.signals import Interrupt
-from prompt_r1.pair.agent import Agent
+from prompt_r1.pair.agent import Agent, check_question_lengths
+from prompt_r1.protocol import Codec
+from prompt_r1.reward import Rule
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.batches import Batch, make_batch, make_mini_batches
 from prompt_r1.training.log import Log
-from prompt_r1.training.questions import RunQuestions
+from prompt_r1.training.loss_function import LossOf
 from prompt_r1.training.update import Limit, limit_of
 from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunQuestions:
+    """Questions to train on, to validate and to test with."""
+
+    training: Sequence[Question]
+    validation: Sequence[Question]
+    test: Sequence[Question]
+    per_step: int
+    seed: int
+
+    @classmethod
+    def load(cls, config: TrainConfig, codec: Codec) -> "RunQuestions":
+        """Read the questions. Raises UsageError, also for a question that leaves the agent no room."""
+        training, validation = training_and_validation(
+            config.data, config.val_data, seed=config.seed, limit=config.val_limit
+        )
+        test = find_questions(config.test_data, "test", config.seed)
+        check_question_lengths([*training, *validation, *test], codec, config.game)
+        return cls(training, validation, test, config.questions, config.seed)
+
+    def epoch(self, step: int, number: int) -> int:
+        """How often the run has drawn question `number` of this step before."""
+        return ((step - 1) * self.per_step + number) // len(self.training)
+
+    def of_rank(self, step: int, ranks: Ranks) -> dict[int, Question]:
+        """This rank's questions of a step, by their numbers in the step."""
+        questions = questions_of_step(self.training, step, count=self.per_step, seed=self.seed)
+        return {number: questions[number] for number in range(ranks.rank, len(questions), ranks.count)}
 
 
 @dataclass(kw_only=True)
@@ -50,8 +86,12 @@ class Run:
     policy: Policy
     reference: Policy | None  # None: no KL
     questions: RunQuestions
-    optimizer: Optimizer
     games_per_step: int  # how many games this rank plays in a step
+    # The user may replace the reward (in the rule) and the loss, and change the advantages.
+    rule: Rule  # eqs 12-15
+    own_advantages: OwnAdvantages | None  # None: eq. 16 alone
+    loss: LossOf  # eq. 17
+    optimizer: Optimizer
     log: Log
 
     @property
@@ -125,3 +165,22 @@ class Run:
         """Play with the weights as they are now. Sharded weights are gathered from all ranks."""
         self.agent.policy.copy_weights_from(self.policy)
         self.agent.engine.drop_cache()  # It belongs to the old weights.
+
+
+def with_steps(config: TrainConfig, count: int) -> TrainConfig:
+    """Replace --epochs by the number of steps that it means for `count` training questions, rounded up."""
+    if not config.epochs:
+        return config
+    steps = math.ceil(config.epochs * count / config.questions)
+    return replace(config, steps=steps, epochs=0)
+
+
+def repetition_note(config: TrainConfig, count: int) -> str:
+    """A sentence on how often a run repeats its `count` training questions; "" if it does not."""
+    drawn = config.steps * config.questions
+    if drawn <= count:
+        return ""
+    return (
+        f"Note: training repeats its questions: {config.steps:,} steps of {config.questions:,} draw each of "
+        f"the {count:,} questions {drawn / count:,.1f} times on average (--epochs sets this number)"
+    )

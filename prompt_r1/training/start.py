@@ -6,24 +6,27 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import torch
+from torch.optim import AdamW, Optimizer
 
 from prompt_r1.engine.model_check import check_model
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import open_account, open_environment
 from prompt_r1.model.distributed import Ranks, errors_as_rank_lost, start_ranks, stop_ranks
 from prompt_r1.model.forked_ranks import forked_ranks
+from prompt_r1.model.loading import load_policy
 from prompt_r1.model.lora import ADAPTER_ALPHA, add_lora
 from prompt_r1.model.policy import Policy
 from prompt_r1.model.signals import Interrupt
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import find_agent
+from prompt_r1.settings.functions import import_advantages
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.checkpoint import begin_states
 from prompt_r1.training.log import Log
-from prompt_r1.training.questions import RunQuestions, with_steps
-from prompt_r1.training.run import Run
+from prompt_r1.training.loss_function import make_loss
+from prompt_r1.training.run import Run, RunQuestions, with_steps
 from prompt_r1.training.run_folder import LOCK, claim, open_run
-from prompt_r1.training.weights import load_learner, load_reference
+from prompt_r1.training.update import importance_cap
 
 
 @contextmanager
@@ -59,52 +62,29 @@ def open_parts(
     Raises UsageError, FatalEnvError or Resumable.
     """
     # A missing key, or an endpoint that does not answer, is reported before a large model is loaded.
-    environment = open_environment(
-        config.env,
-        config,
-        typed=config.typed_environments,
-        account=open_account(config, folder, rank=ranks.rank, ranks=ranks.count),
-        seed=config.seed,
-        device=ranks.device,
-    )
+    environment = open_run_environment(config, folder, ranks)
     check_on_first_rank(environment, ranks, runner, interrupt)
+
     start = ranks.on_first_rank(lambda: find_agent(config.agent, config.seed))
     agent = load_agent(start, config, ranks.device)
-    reference: Policy | None = None
-    if config.adapter_rank:
-        # The adapters stand beside the agent's frozen weights. Without them, the policy is the reference.
-        policy = agent.policy
-        add_lora(policy.model, rank=config.adapter_rank, alpha=ADAPTER_ALPHA, seed=config.seed)
-        check_model(policy)  # Again, because a layer that uses its own weight directly ignores the adapters.
-        if config.kl_coef:
-            reference = policy
-    else:
-        policy = load_learner(start, agent.policy, ranks, offload=config.offload)
-        if config.kl_coef:
-            reference = load_reference(start, agent.policy, ranks, offload=config.offload)
+    policy = load_learner(
+        start,
+        agent.policy,
+        ranks,
+        adapter_rank=config.adapter_rank,
+        adapter_alpha=ADAPTER_ALPHA,
+        seed=config.seed,
+        offload=config.offload,
+    )
+    reference = load_reference(start, agent.policy, ranks, config) if config.kl_coef else None
     if config.checkpointing:
         policy.checkpoint_activations()
+
     questions = RunQuestions.load(config, agent.codec)
     # Now the number of questions is known, so --epochs becomes a number of steps.
     config = with_steps(config, len(questions.training))
-    optimizer = torch.optim.AdamW(
-        policy.trained_parameters(),
-        lr=config.lr,
-        betas=(0.9, config.beta2),
-        weight_decay=config.weight_decay,
-        fused=ranks.device.type == "cuda",  # It needs no temporary tensors as large as the weights.
-    )
-    # Adam's states take their memory before the engine measures how much is free for its KV cache.
-    begin_states(optimizer)
     # Every step has the same number of games of this rank, which the progress bar counts.
     games_per_step = len(questions.of_rank(1, ranks)) * config.group_size
-    log = Log(
-        folder,
-        first=ranks.is_first,
-        games=config.steps * games_per_step,
-        priced=any(config.env_price),
-        wandb=config.wandb,
-    )
     run = Run(
         config=config,
         folder=folder,
@@ -117,17 +97,38 @@ def open_parts(
         policy=policy,
         reference=reference,
         questions=questions,
-        optimizer=optimizer,
         games_per_step=games_per_step,
-        log=log,
+        rule=config.reward_rule,
+        own_advantages=import_advantages(config.advantage_function) if config.advantage_function else None,
+        loss=make_loss(config, importance_cap=importance_cap(policy)),
+        optimizer=make_optimizer(policy, config, ranks.device),
+        log=Log(
+            folder,
+            first=ranks.is_first,
+            games=config.steps * games_per_step,
+            priced=any(config.env_price),
+            wandb=config.wandb,
+        ),
     )
     where = f"{ranks.count} × {ranks.device.type}"
     if ranks.device.type == "cpu":
         where += f", threads: {torch.get_num_threads()}"
-    log.say(f"{folder}: agent {config.agent}, environment {config.env}, {where}")
+    run.log.say(f"{folder}: agent {config.agent}, environment {config.env}, {where}")
     if ranks.device.type == "cuda":
         run.warm_up()
     return run
+
+
+def open_run_environment(config: TrainConfig, folder: Path, ranks: Ranks) -> Environment:
+    """Open the environment, with the journal and this rank's share of the budget."""
+    return open_environment(
+        config.env,
+        config,
+        typed=config.typed_environments,
+        account=open_account(config, folder, rank=ranks.rank, ranks=ranks.count),
+        seed=config.seed,
+        device=ranks.device,
+    )
 
 
 def check_on_first_rank(
@@ -136,3 +137,71 @@ def check_on_first_rank(
     """Check the environment on the first rank. The other ranks learn the result without a request."""
     learned = ranks.on_first_rank(lambda: runner.run(interrupt.guard(environment.check())))
     environment.apply(learned)
+
+
+def load_learner(
+    start: Path | str,
+    agent_policy: Policy,
+    ranks: Ranks,
+    *,
+    adapter_rank: int,
+    adapter_alpha: float,
+    seed: int,
+    offload: bool,
+) -> Policy:
+    """The policy that learns. `Run.policy` explains which weights it shares with the agent."""
+    if adapter_rank:
+        add_lora(agent_policy.model, rank=adapter_rank, alpha=adapter_alpha, seed=seed)
+        # Again, because a layer that uses its own weight directly ignores the adapters.
+        check_model(agent_policy)
+        return agent_policy
+    if ranks.mesh is None and agent_policy.compute_dtype == torch.float32:
+        return agent_policy
+    return load_share(start, agent_policy, ranks, weights=torch.float32, offload=offload)
+
+
+def load_reference(start: Path | str, agent_policy: Policy, ranks: Ranks, config: TrainConfig) -> Policy:
+    """The frozen start, from which the KL is measured."""
+    if config.adapter_rank:
+        return agent_policy  # Without its adapters, it is the start.
+    # Each forward gathers sharded weights in the compute dtype anyway, so they may be stored in it.
+    weights = torch.float32 if ranks.mesh is None else agent_policy.compute_dtype
+    reference = load_share(start, agent_policy, ranks, weights=weights, offload=config.offload)
+    return reference.requires_grad_(False)
+
+
+def load_share(
+    start: Path | str, agent_policy: Policy, ranks: Ranks, *, weights: torch.dtype, offload: bool
+) -> Policy:
+    """Load a whole model on this rank's device or, if weights are sharded, this rank's share of it.
+
+    A model that will be sharded is loaded on the CPU, so that a GPU never holds all of it. It is the model of
+    the agent, which has been checked, so it is not checked again.
+    """
+    device = ranks.device if ranks.mesh is None else torch.device("cpu")
+    policy = load_policy(
+        start,
+        device=device,
+        compute_dtype=agent_policy.compute_dtype,
+        weights=weights,
+        temperature=agent_policy.temperature,
+        vocabulary=agent_policy.vocabulary,
+    )
+    if ranks.mesh is not None:
+        policy.shard(ranks.mesh, ranks.device, offload=offload)
+    return policy
+
+
+def make_optimizer(policy: Policy, config: TrainConfig, device: torch.device) -> Optimizer:
+    """AdamW of the weights that learn, with its states. `device` is where the rank computes."""
+    optimizer = AdamW(
+        policy.trained_parameters(),
+        lr=config.lr,
+        betas=(0.9, config.beta2),
+        weight_decay=config.weight_decay,
+        # The fused AdamW needs no temporary tensors as large as the weights.
+        fused=device.type == "cuda",
+    )
+    # The states take their memory before the engine measures how much is free for its KV cache.
+    begin_states(optimizer)
+    return optimizer

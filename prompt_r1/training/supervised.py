@@ -16,11 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from prompt_r1.engine.model_check import check_model
 from prompt_r1.errors import UsageError
 from prompt_r1.model.distributed import Ranks, pick_device
 from prompt_r1.model.fine_tuning import fine_tune
-from prompt_r1.model.lora import add_lora
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import load_agent
@@ -32,7 +30,7 @@ from prompt_r1.protocol import Codec
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.training.export import export_agent
 from prompt_r1.training.preflight import SftConfig
-from prompt_r1.training.weights import load_learner
+from prompt_r1.training.start import load_learner
 from prompt_r1.types import Completion, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -53,13 +51,16 @@ def fine_tune_agent(
     device = pick_device(config.device)
     start = find_agent(config.agent, trained_as.seed)
     agent = load_agent(start, trained_as, device)
-    policy = agent.policy
-    single_rank = Ranks(0, 1, policy.device)
-    if config.rank:
-        add_lora(policy.model, rank=config.rank, alpha=2 * config.rank, seed=config.seed)
-        check_model(policy)
-    else:
-        policy = load_learner(start, policy, single_rank, offload=False)
+    single_rank = Ranks(0, 1, agent.policy.device)
+    policy = load_learner(
+        start,
+        agent.policy,
+        single_rank,
+        adapter_rank=config.rank,
+        adapter_alpha=2 * config.rank,
+        seed=config.seed,
+        offload=False,
+    )
     if policy.device.type == "cuda":
         policy.checkpoint_activations()
     last_metrics: dict[str, float] = {}

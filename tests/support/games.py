@@ -18,8 +18,9 @@ from prompt_r1.model.policy import Policy, TokenScores
 from prompt_r1.protocol import parse
 from prompt_r1.reward import Rule, score_games
 from prompt_r1.training.batches import Batch, micro_batches_of
+from prompt_r1.training.loss_function import make_loss
 from prompt_r1.training.metrics import GAP, StepStats
-from prompt_r1.training.update import Limit
+from prompt_r1.training.update import Limit, importance_cap
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory, Turn
 from tests.support import tiny
 from tests.support.at_once import at_once
@@ -158,10 +159,10 @@ class Learner:
         """`settings` are those of SETTINGS that have other values here."""
         chosen = SETTINGS | settings
         assert len(chosen) == len(SETTINGS), f"unknown settings among {settings}"
-        self.config = SimpleNamespace(
-            **chosen, reward_rule=None, advantage="standardised", advantage_function=""
-        )
+        self.config = SimpleNamespace(**chosen, advantage="standardised")
         self.policy, self.ranks, self.reference = policy, ranks, reference
+        self.rule = self.own_advantages = None
+        self.loss = make_loss(self.config, importance_cap=importance_cap(policy))
         self.optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
         self.gap_limit = gap_limit
         self.questions = SimpleNamespace(of_rank=lambda step, ranks: {})

@@ -12,8 +12,15 @@ import train
 from prompt_r1.environments.budget import Price
 from prompt_r1.miniworld.questions import mini_questions
 from prompt_r1.settings.train import PRESETS, TrainConfig
-from prompt_r1.training.dry_run import Case, cases_of, cost_table, duration, estimate
-from prompt_r1.training.step_time import count_parameters, update_seconds
+from prompt_r1.training.dry_run import (
+    Case,
+    cases_of,
+    cost_table,
+    count_parameters,
+    duration,
+    estimate,
+    update_seconds,
+)
 from prompt_r1.types import GameSettings, Spending
 
 SPLITS = {"val_data": ("mini",), "test_data": ("mini",)}
@@ -126,7 +133,8 @@ def test_only_the_first_rank_prints_the_estimate(monkeypatch, capsys, rank):
 def test_the_update_of_the_papers_step_takes_about_a_minute_on_eight_a100():
     """640 games of 1,250 tokens and 128 openings, five and nine tenths forwards of 4 billion parameters."""
     config = TrainConfig()
-    seconds = update_seconds(config, 4_022_468_096, 8, question=400, calls=2, reply=250)
+    case = Case("likely", 2, 100, 250, 4, Price())
+    seconds = update_seconds(config, case, question=400, parameters=4_022_468_096, ranks=8)
     opening = (len(config.instruction_text) + 400) // 4
     flop = 2 * 4_022_468_096 * (128 * opening + 640 * 1250) * 5.9
     assert abs(seconds - flop / (8 * 312e12 * 0.4)) < 1e-6

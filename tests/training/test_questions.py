@@ -11,7 +11,7 @@ from prompt_r1.errors import QuestionTooLong
 from prompt_r1.protocol import INSTRUCTIONS, Codec
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.training.dry_run import estimate
-from prompt_r1.training.questions import RunQuestions, repetition_note, with_steps
+from prompt_r1.training.run import RunQuestions, repetition_note, with_steps
 from prompt_r1.types import Question
 from tests.support import tiny
 from tests.support.games import ONE_RANK

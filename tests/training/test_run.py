@@ -14,6 +14,7 @@ import torch
 from prompt_r1.environments.budget import Budget, OutOfBudget
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation import after_training
+from prompt_r1.grpo import grpo_loss
 from prompt_r1.model.signals import Interrupt
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import exported_step
@@ -109,6 +110,9 @@ def resume(
         questions=SimpleNamespace(training=questions),
         optimizer=optimizer,
         games_per_step=1,
+        rule=RULES["release"],
+        own_advantages=None,
+        loss=grpo_loss,
         log=Log(folder, first=True),
     )
     return ScriptedRecord.resume(run)
