@@ -20,155 +20,190 @@ from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import TokenScores
 from prompt_r1.reward import well_formed
 from prompt_r1.training.batches import Batch
-from prompt_r1.types import ScoredGame, Spending, Stop
+from prompt_r1.types import Reward, ScoredGame, Spending, Stop
 
-# Only games with a reward have these metrics. Games that the environment broke count in stop/*, tokens/* and
-# env/* only.
-SCORED = ("reward/mean", "reward/format", "reward/answer", "em", "f1", "format", "turns", "game/usd")
-WITH_INTERVAL = ("reward/mean", "em", "format")
 RUN_TOTALS = ("env/usd", "env/lost_usd")  # These are sums over the run so far; other counts are of one step.
 GAP = "engine/logprob_gap"  # the largest difference of engine and policy, in nats
 GAP_MEAN = f"{GAP}_mean"
-
-Row = Mapping[str, float]  # the metrics of one game, by name
 
 
 # The games of a training step
 
 
-def is_scored(row: Row) -> bool:
-    """Whether a game has a reward. The environment broke the others."""
-    return "em" in row
+@dataclass(frozen=True)
+class Score:
+    """How good a game was."""
+
+    reward: Reward
+    em: float  # EM and F1 judge the game's answer. A game without an answer has 0.
+    f1: float
+    is_well_formed: bool
+    turns: int
 
 
-def is_compared(row: Row) -> bool:
-    """Whether a game has an advantage. If too many games of a group broke, no game of the group has one."""
-    return "has_spread" in row
+@dataclass(frozen=True)
+class GameMetrics:
+    """The measurements of one game, which the ranks exchange in place of the game."""
+
+    stop: Stop | None
+    tokens: int  # of the whole dialogue
+    sampled_tokens: int
+    calls: int  # The call that failed counts too.
+    usd: float
+    score: Score | None  # None: the environment broke the game.
+    # Whether any advantage of the game is not 0. None: it has none, because too much of its group broke.
+    has_advantage: bool | None
 
 
-def metrics_of_game(game: ScoredGame) -> Row:
-    """The metrics of one game. Without a reward, a game has none of the metrics in SCORED.
-
-    EM and F1 judge the game's answer. A game without an answer has 0.
-    """
+def metrics_of_game(game: ScoredGame) -> GameMetrics:
+    """Measure one game."""
     trajectory = game.trajectory
-    replies = [turn.reply for turn in trajectory.turns if turn.reply is not None]
-    errors = 1.0 if trajectory.stop == "env_error" else 0.0  # The game ends with its first failed call.
-    row = {f"stop/{stop}": float(trajectory.stop == stop) for stop in get_args(Stop)}
-    row["tokens/game"] = len(trajectory.tokens)
-    row["tokens/sampled"] = sum(trajectory.sampled)
-    row["env/calls"] = len(replies) + errors
-    row["env/errors"] = errors
-    row["usd"] = trajectory.spent.usd  # Every game has it; "game/usd" is a mean over scored games.
-    if game.advantage is not None:
-        row["has_spread"] = float(game.has_advantage)  # whether its advantage is not 0
-    if game.reward is None:
-        return row
-    answer, answers = trajectory.answer or "", trajectory.question.answers
-    return row | {
-        "reward/mean": game.reward.total,  # The mean over games has the same name.
-        "reward/format": game.reward.format,
-        "reward/answer": game.reward.answer,
-        "gate": 1.0 if game.reward.gate_is_open else 0.0,
-        "em": exact_match(answer, answers),
-        "f1": f1(answer, answers),
-        "format": float(well_formed(trajectory)),
-        "turns": float(len(trajectory.turns)),
-        "game/usd": trajectory.spent.usd,
-    }
+    calls = sum(turn.reply is not None for turn in trajectory.turns)
+    if trajectory.stop == "env_error":
+        calls += 1  # The game ended with its first failed call.
+    score = None
+    if game.reward is not None:
+        answer, answers = trajectory.answer or "", trajectory.question.answers
+        score = Score(
+            game.reward,
+            em=exact_match(answer, answers),
+            f1=f1(answer, answers),
+            is_well_formed=well_formed(trajectory),
+            turns=len(trajectory.turns),
+        )
+    return GameMetrics(
+        stop=trajectory.stop,
+        tokens=len(trajectory.tokens),
+        sampled_tokens=sum(trajectory.sampled),
+        calls=calls,
+        usd=trajectory.spent.usd,
+        score=score,
+        has_advantage=None if game.advantage is None else game.has_advantage,
+    )
 
 
 def step_metrics(
     games_PG: list[list[ScoredGame]], ranks: Ranks, *, rollout_seconds: float
 ) -> dict[str, float]:
     """The metrics of a training step over all ranks: its games, its groups and its speed."""
-    rows_PG = ranks.gather_lists([[metrics_of_game(game) for game in group] for group in games_PG])
+    measured_PG = ranks.gather_lists([[metrics_of_game(game) for game in group] for group in games_PG])
     own_latencies = []
     for group in games_PG:
         for game in group:
             own_latencies += [turn.latency for turn in game.trajectory.turns if turn.reply is not None]
-    metrics = game_metrics(rows_PG, ranks.gather_lists(own_latencies)) | group_metrics(rows_PG)
+    metrics = game_metrics(measured_PG, ranks.gather_lists(own_latencies)) | group_metrics(measured_PG)
     metrics["tokens/s"] = metrics["tokens/sampled"] / rollout_seconds
     metrics["games/s"] = metrics["games"] / rollout_seconds
     return metrics
 
 
-def game_metrics(rows_PG: Sequence[Sequence[Row]], latencies: Sequence[float]) -> dict[str, float]:
-    """Means over the games of a step, and their intervals.
+def game_metrics(games_PG: Sequence[Sequence[GameMetrics]], latencies: Sequence[float]) -> dict[str, float]:
+    """Means and sums over the games of a step.
 
-    An interval is the mean of the questions' means ± 1.96 standard errors, because the games of one question
-    are not independent. With many questions it covers 95 %, which is enough for a curve.
+    The environment has broken the games without a score, so they count in stop/*, tokens/* and env/* only.
     """
-    rows = [row for group in rows_PG for row in group]
-    scored_PG = []
-    for group in rows_PG:
-        scored = [row for row in group if is_scored(row)]
-        if scored:
-            scored_PG.append(scored)
-    metrics = {name: _mean([row[name] for group in scored_PG for row in group]) for name in SCORED}
-    stops = [name for name in rows[0] if name.startswith("stop/")]
-    for name in [*stops, "tokens/game"]:
-        metrics[name] = _mean([row[name] for row in rows])
-    for name in ("tokens/sampled", "env/calls", "env/errors"):
-        metrics[name] = float(sum(row[name] for row in rows))
-    metrics["games"] = float(len(rows))
-    metrics["env/latency"] = median(latencies) if latencies else 0.0
-    metrics |= _reward_by_kind_of_group(rows_PG)
-    # This is pass@k, where k is the number of a question's games; "em" is pass@1.
-    metrics["em/any"] = _mean([float(any(row["em"] == 1 for row in group)) for group in scored_PG])
-    if len(scored_PG) > 1:  # a single question gives no interval
-        for name in WITH_INTERVAL:
-            means = [mean(row[name] for row in group) for group in scored_PG]
-            half_width = 1.96 * stdev(means) / sqrt(len(means))
-            metrics[f"{name}_low"] = mean(means) - half_width
-            metrics[f"{name}_high"] = mean(means) + half_width
+    games = [game for group in games_PG for game in group]
+    scores_PG = scores_of(games_PG)
+    scores = [score for group in scores_PG for score in group]
+    metrics = {
+        "reward/mean": _mean([score.reward.total for score in scores]),
+        "reward/format": _mean([score.reward.format for score in scores]),
+        "reward/answer": _mean([score.reward.answer for score in scores]),
+        "em": _mean([score.em for score in scores]),
+        "f1": _mean([score.f1 for score in scores]),
+        "format": _mean([score.is_well_formed for score in scores]),
+        "turns": _mean([score.turns for score in scores]),
+        "game/usd": _mean([game.usd for game in games if game.score is not None]),
+    }
+    for stop in get_args(Stop):
+        metrics[f"stop/{stop}"] = _mean([game.stop == stop for game in games])
+    metrics |= {
+        "tokens/game": _mean([game.tokens for game in games]),
+        "tokens/sampled": float(sum(game.sampled_tokens for game in games)),
+        "env/calls": float(sum(game.calls for game in games)),
+        "env/errors": float(sum(game.stop == "env_error" for game in games)),
+        "games": float(len(games)),
+        "env/latency": median(latencies) if latencies else 0.0,
+        # This is pass@k, where k is the number of a question's games; "em" is pass@1.
+        "em/any": _mean([any(score.em == 1 for score in group) for group in scores_PG]),
+    }
+    return metrics | _reward_by_kind_of_group(games_PG) | _intervals(scores_PG)
+
+
+def scores_of(games_PG: Sequence[Sequence[GameMetrics]]) -> list[list[Score]]:
+    """The scores of each group. Groups without any are left out."""
+    scores_PG = [[game.score for game in group if game.score is not None] for group in games_PG]
+    return [scores for scores in scores_PG if scores]
+
+
+def _intervals(scores_PG: Sequence[Sequence[Score]]) -> dict[str, float]:
+    """The intervals of three means: the mean of the questions' means ± 1.96 standard errors.
+
+    The games of one question are not independent, so questions are counted. With many questions the interval
+    covers 95 %, which is enough for a curve. A single question gives no interval.
+    """
+    if len(scores_PG) < 2:
+        return {}
+    means_of = {
+        "reward/mean": [mean(score.reward.total for score in group) for group in scores_PG],
+        "em": [mean(score.em for score in group) for group in scores_PG],
+        "format": [mean(float(score.is_well_formed) for score in group) for group in scores_PG],
+    }
+    metrics = {}
+    for name, means in means_of.items():
+        half_width = 1.96 * stdev(means) / sqrt(len(means))
+        metrics[f"{name}_low"] = mean(means) - half_width
+        metrics[f"{name}_high"] = mean(means) + half_width
     return metrics
 
 
-def _reward_by_kind_of_group(rows_PG: Sequence[Sequence[Row]]) -> dict[str, float]:
+def _reward_by_kind_of_group(games_PG: Sequence[Sequence[GameMetrics]]) -> dict[str, float]:
     """The mean reward in groups with broken games and in whole groups; {} if no game broke.
 
     Games of hard questions make more calls, so they break more often, and the games that remain may be too
     easy. The two means show whether this is so.
     """
-    if all(is_scored(row) for group in rows_PG for row in group):
-        return {}
     rewards: dict[str, list[float]] = {"reward/broken_groups": [], "reward/whole_groups": []}
-    for group in rows_PG:
-        scored = [row["reward/mean"] for row in group if is_scored(row)]
-        kind = "whole_groups" if len(scored) == len(group) else "broken_groups"
-        rewards[f"reward/{kind}"] += scored
-    return {name: float(mean(values)) for name, values in rewards.items() if values}
+    any_broken = False
+    for group in games_PG:
+        scores = [game.score for game in group if game.score is not None]
+        is_broken = len(scores) < len(group)
+        any_broken = any_broken or is_broken
+        kind = "reward/broken_groups" if is_broken else "reward/whole_groups"
+        rewards[kind] += [score.reward.total for score in scores]
+    if not any_broken:
+        return {}
+    return {name: _mean(values) for name, values in rewards.items() if values}
 
 
-def group_metrics(rows_PG: Sequence[Sequence[Row]]) -> dict[str, float]:
+def group_metrics(games_PG: Sequence[Sequence[GameMetrics]]) -> dict[str, float]:
     """The shares of dropped groups, of groups without spread and of misranked pairs.
 
     Also what the calls of the groups without spread have cost, because nothing is learned from them.
     """
-    kept = [group for group in rows_PG if any(map(is_compared, group))]
-    no_spread = [group for group in kept if not any(row.get("has_spread") for row in group)]
-    pairs = [pair for group in rows_PG for pair in ranked_pairs(group)]
+    kept = [group for group in games_PG if any(game.has_advantage is not None for game in group)]
+    no_spread = [group for group in kept if not any(game.has_advantage for game in group)]
+    pairs = [pair for group in scores_of(games_PG) for pair in ranked_pairs(group)]
     return {
         "reward/misranked": pairs.count(False) / max(len(pairs), 1),
-        "groups/dropped": 1 - len(kept) / len(rows_PG),
+        "groups/dropped": 1 - len(kept) / len(games_PG),
         "groups/no_spread": len(no_spread) / max(len(kept), 1),
-        "groups/no_spread_calls": float(sum(row["env/calls"] for group in no_spread for row in group)),
-        "groups/no_spread_usd": float(sum(row["usd"] for group in no_spread for row in group)),
+        "groups/no_spread_calls": float(sum(game.calls for group in no_spread for game in group)),
+        "groups/no_spread_usd": float(sum(game.usd for group in no_spread for game in group)),
     }
 
 
-def ranked_pairs(group: Sequence[Row]) -> list[bool]:
+def ranked_pairs(scores: Sequence[Score]) -> list[bool]:
     """Whether the better answer has the higher reward, for each two games of a question that differ in R_ans.
 
     Only games with an open gate (R_fmt = ε) are compared. Eq. 15 always ranks them by their answers; a reward
     of the user may not.
     """
-    open_gate = [row for row in group if row.get("gate")]
+    rewards = [score.reward for score in scores if score.reward.gate_is_open]
     ranked = []
-    for game, other in combinations(open_gate, 2):
-        better_answer = game["reward/answer"] - other["reward/answer"]
-        higher_reward = game["reward/mean"] - other["reward/mean"]
+    for one, other in combinations(rewards, 2):
+        better_answer = one.answer - other.answer
+        higher_reward = one.total - other.total
         if better_answer != 0:
             ranked.append(better_answer * higher_reward > 0)
     return ranked

@@ -7,12 +7,9 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.pair.agent import Agent, Sampling, play_question
 from prompt_r1.reward import Rule, score_games
 from prompt_r1.rollout import play_groups
-from prompt_r1.training.metrics import Row, metrics_of_game
+from prompt_r1.training.metrics import GameMetrics, metrics_of_game
 from prompt_r1.training.run import Run
 from prompt_r1.types import Question, ScoredGame, Trajectory
-
-# The key val/NAME of metrics.jsonl → the metric of a game whose mean it is.
-METRICS = {"em": "em", "f1": "f1", "reward": "reward/mean", "format": "format", "turns": "turns"}
 
 
 def validation_metrics(run: Run, *, name: str) -> dict[str, float]:
@@ -21,10 +18,10 @@ def validation_metrics(run: Run, *, name: str) -> dict[str, float]:
     Each rank plays its share of the games, and writes them to trajectories/NAME-rankN.jsonl.
     """
     games = play_share(run, run.agent, run.questions.validation, name=name)
-    rows = run.ranks.gather_lists([metrics_of_game(game) for game in games])
-    metrics = mean_metrics(rows)
-    metrics["calls"] = float(sum(row["env/calls"] for row in rows))
-    metrics["usd"] = mean([row["usd"] for row in rows]) if rows else 0.0
+    measured = run.ranks.gather_lists([metrics_of_game(game) for game in games])
+    metrics = mean_metrics(measured)
+    metrics["calls"] = float(sum(game.calls for game in measured))
+    metrics["usd"] = mean(game.usd for game in measured) if measured else 0.0
     return {f"val/{name}": value for name, value in metrics.items()}
 
 
@@ -42,8 +39,7 @@ def play_share(
     called when a game has ended, so that a progress bar can count the games.
     """
     own = run.ranks.share(questions)
-    rule = run.config.reward_rule
-    games = run.wait_for(play_greedily(agent, run.environment, own, rule, after_each=after_each))
+    games = run.wait_for(play_greedily(agent, run.environment, own, run.rule, after_each=after_each))
     agent.engine.drop_cache()
     file = f"{name}-rank{run.ranks.rank}"
     run.ranks.on_every_rank(lambda: run.log.write_games(file, [[game] for game in games]))
@@ -74,12 +70,16 @@ async def play_greedily(
     ]
 
 
-def mean_metrics(rows: Sequence[Row]) -> dict[str, float]:
-    """The mean of each metric over the games that have it, with the number of games and of failed calls."""
-    failed = [row for row in rows if row.get("env/errors")]
-    means: dict[str, float] = {"n": len(rows) - len(failed), "errors": len(failed)}
-    for name, metric in METRICS.items():
-        values = [row[metric] for row in rows if metric in row]
-        if values:
-            means[name] = mean(values)
-    return means
+def mean_metrics(games: Sequence[GameMetrics]) -> dict[str, float]:
+    """Means over the games with a score, and the numbers of these games and of the broken ones."""
+    scores = [game.score for game in games if game.score is not None]
+    metrics: dict[str, float] = {"n": len(scores), "errors": len(games) - len(scores)}
+    if scores:
+        metrics |= {
+            "em": mean(score.em for score in scores),
+            "f1": mean(score.f1 for score in scores),
+            "reward": mean(score.reward.total for score in scores),
+            "format": mean(float(score.is_well_formed) for score in scores),
+            "turns": mean(float(score.turns) for score in scores),
+        }
+    return metrics

@@ -21,6 +21,7 @@ from prompt_r1.pair.asking import request_of
 from prompt_r1.reward import RULES
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.metrics import metrics_of_game
+from prompt_r1.training.validation import mean_metrics
 from prompt_r1.types import Question
 from tests.support.games import GOOD, HALF, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
 from tests.support.methods import method, priced
@@ -57,7 +58,7 @@ def test_a_table_of_failed_calls_only_has_no_means(tmp_path):
 
 
 def test_the_means_of_games_are_those_of_a_validation(tmp_path):
-    """The oracle is `metrics_of_game`, by which validations are measured."""
+    """The oracle is `mean_metrics`, by which validations are measured."""
     broken = game_of_turns(GOOD, stop="env_error")
     games = [game_of_turns(GOOD, RIGHT), game_of_turns(GOOD, HALF), game_of_turns(WRONG), broken]
     for number, game in enumerate(games):
@@ -65,10 +66,8 @@ def test_the_means_of_games_are_those_of_a_validation(tmp_path):
     [scored] = score_and_compare([games], RULES["release"])
     predictions = [prediction_of(game.trajectory, game.reward) for game in scored]
     printed, _ = shown(tmp_path, [replace(one, system=System("agent")) for one in predictions])
-    intact = [metrics_of_game(game) for game in scored[:3]]
-    expected = []
-    for name in ("em", "f1", "reward/mean", "format", "turns"):
-        expected.append(sum(row[name] for row in intact) / 3)
+    validated = mean_metrics([metrics_of_game(game) for game in scored])
+    expected = [validated[name] for name in ("em", "f1", "reward", "format", "turns")]
     name, n, errors, *means = printed[-1].split()
     assert (name, n, errors) == ("agent", "3", "1")
     assert list(map(float, means)) == pytest.approx(expected, abs=5e-4)

@@ -7,7 +7,14 @@ import pytest
 
 from prompt_r1.errors import EnvError
 from prompt_r1.reward import RULES, Rule
-from prompt_r1.training.metrics import SCORED, Row, game_metrics, metrics_of_game, spending, step_metrics
+from prompt_r1.training.metrics import (
+    GameMetrics,
+    Score,
+    game_metrics,
+    metrics_of_game,
+    spending,
+    step_metrics,
+)
 from prompt_r1.types import Question, Reward, ScoredGame, Spending, Trajectory
 from tests.support.games import GOOD, HALF, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
 from tests.support.played import play_script
@@ -24,7 +31,7 @@ def scored(*games: Trajectory) -> list[ScoredGame]:
     return group
 
 
-def row(game: Trajectory) -> Row:
+def row(game: Trajectory) -> GameMetrics:
     """Score a game and return its metrics."""
     return metrics_of_game(scored(game)[0])
 
@@ -38,21 +45,24 @@ def test_the_metrics_of_a_game_count_its_turns_calls_and_tokens():
     game.spent = Spending(usd=0.25)
     [found] = scored(game)
     metrics = metrics_of_game(found)
-    assert (metrics["em"], metrics["f1"], metrics["format"]) == (0.0, 2 / 3, 1.0)
-    assert (metrics["turns"], metrics["env/calls"], metrics["env/errors"]) == (3, 2, 0)
-    assert metrics["tokens/sampled"] == sum(game.sampled) and metrics["tokens/game"] == len(game.tokens)
-    assert 0 < metrics["tokens/sampled"] < metrics["tokens/game"] and metrics["game/usd"] == 0.25
-    parts = [metrics[f"reward/{name}"] for name in ("mean", "format", "answer")]
+    assert (metrics.score.em, metrics.score.f1, metrics.score.is_well_formed) == (0.0, 2 / 3, True)
+    assert (metrics.score.turns, metrics.calls) == (3, 2)
+    assert metrics.sampled_tokens == sum(game.sampled) and metrics.tokens == len(game.tokens)
+    assert 0 < metrics.sampled_tokens < metrics.tokens and metrics.usd == 0.25
+    assert metrics.score.reward == found.reward and metrics.stop == "answered"
+    step = game_metrics([[metrics]], [])
+    parts = [step[f"reward/{name}"] for name in ("mean", "format", "answer")]
     assert parts == [found.reward.total, found.reward.format, found.reward.answer]
-    stops = {name: value for name, value in metrics.items() if name.startswith("stop/")}
+    assert step["env/errors"] == 0 and step["game/usd"] == 0.25
+    stops = {name: value for name, value in step.items() if name.startswith("stop/")}
     assert stops.pop("stop/answered") == 1.0 and len(stops) == 4 and not any(stops.values())
 
 
 def test_a_game_that_the_environment_broke_has_its_failed_call_but_no_score():
     texts = [think("a", prompt="Who?"), think("b", prompt="Who?")]
     broken = row(play_script(QUESTION, texts, ["Bob.", EnvError("HTTP 500")]))
-    assert (broken["stop/env_error"], broken["env/errors"], broken["env/calls"]) == (1.0, 1, 2)
-    assert not set(SCORED) & set(broken) and broken["tokens/sampled"] > 0
+    assert (broken.stop, broken.calls) == ("env_error", 2)
+    assert broken.score is None and broken.sampled_tokens > 0
 
 
 def test_the_metrics_of_games_count_broken_games_but_leave_them_out_of_the_means():
@@ -64,31 +74,35 @@ def test_the_metrics_of_games_count_broken_games_but_leave_them_out_of_the_means
 
 
 def test_groups_that_lost_games_have_a_mean_reward_of_their_own():
-    lost, kept = {"stop/env_error": 1.0}, [{"reward/mean": reward} for reward in (-1.0, 0.5, 1.0)]
-    rows_PG = [[full_row(lost), full_row(kept[0])], [full_row(kept[1]), full_row(kept[2])]]
-    metrics = game_metrics(rows_PG, [])
+    games_PG = [[with_reward(None), with_reward(-1.0)], [with_reward(0.5), with_reward(1.0)]]
+    metrics = game_metrics(games_PG, [])
     assert (metrics["reward/broken_groups"], metrics["reward/whole_groups"]) == (-1.0, 0.75)
-    assert "reward/broken_groups" not in game_metrics(rows_PG[1:], [])
+    assert "reward/broken_groups" not in game_metrics(games_PG[1:], [])
 
 
-def full_row(values: dict[str, float]) -> Row:
-    """The metrics of a game: all are 0 but these. One without a reward has none of `SCORED`."""
-    counts = ("tokens/game", "tokens/sampled", "env/calls", "env/errors", "stop/env_error")
-    scores = dict.fromkeys(SCORED, 0.0) if "reward/mean" in values else {}
-    return dict.fromkeys(counts, 0.0) | scores | values
+def with_reward(total: float | None) -> GameMetrics:
+    """The metrics of a game with this reward; all else is 0. None: the environment broke it."""
+    score = None if total is None else Score(Reward(0.0, 0.0, total), 0.0, 0.0, is_well_formed=False, turns=0)
+    stop = "env_error" if total is None else "answered"
+    return GameMetrics(stop, tokens=0, sampled_tokens=0, calls=0, usd=0.0, score=score, has_advantage=None)
 
 
 def test_the_metrics_of_a_step_are_means_and_sums_over_its_games():
     games = scored(game_of_turns(GOOD, RIGHT), game_of_turns(WRONG))
     games += scored(game_of_turns(GOOD, GOOD, WRONG))
-    right, *wrong = rows = [metrics_of_game(game) for game in games]
+    rows = [metrics_of_game(game) for game in games]
     metrics = game_metrics([rows[:2], rows[2:]], [1.0, 5.0, 2.0])
-    for name in ("reward/mean", "reward/format", "reward/answer", "em", "f1", "format", "turns"):
-        assert metrics[name] == pytest.approx(sum(one[name] for one in rows) / 3), name
-    assert right["em"] == 1.0 and [one["em"] for one in wrong] == [0.0, 0.0]
+    scores = [row.score for row in rows]
+    for name in ("em", "f1", "turns"):
+        assert metrics[name] == pytest.approx(sum(getattr(score, name) for score in scores) / 3), name
+    for name, part in (("mean", "total"), ("format", "format"), ("answer", "answer")):
+        mean = sum(getattr(score.reward, part) for score in scores) / 3
+        assert metrics[f"reward/{name}"] == pytest.approx(mean), name
+    assert metrics["format"] == pytest.approx(sum(score.is_well_formed for score in scores) / 3)
+    assert [score.em for score in scores] == [1.0, 0.0, 0.0]
     assert metrics["games"] == 3.0 and metrics["turns"] == 2.0
-    assert metrics["tokens/game"] == sum(one["tokens/game"] for one in rows) / 3
-    assert metrics["tokens/sampled"] == sum(one["tokens/sampled"] for one in rows)
+    assert metrics["tokens/game"] == sum(row.tokens for row in rows) / 3
+    assert metrics["tokens/sampled"] == sum(row.sampled_tokens for row in rows)
     assert (metrics["env/calls"], metrics["env/errors"], metrics["env/latency"]) == (3.0, 0.0, 2.0)
     stops = {name: value for name, value in metrics.items() if name.startswith("stop/")}
     assert sum(stops.values()) == 1.0 and len(stops) == 5 and stops["stop/answered"] == 1.0
