@@ -214,11 +214,15 @@ def ranked_pairs(scores: Sequence[Score]) -> list[bool]:
 
 @dataclass(frozen=True)
 class BatchStats:
-    """The measurements of a micro-batch."""
+    """The measurements of a micro-batch.
 
-    # Loss, kl, clip_frac and entropy. The sums over the micro-batches and ranks of an optimiser step are the
-    # values of the step.
-    summands: dict[str, float]
+    The sums of the first four over the micro-batches and ranks of an optimiser step are the step's values.
+    """
+
+    loss: float
+    kl: float
+    clip_frac: float
+    entropy: float
     difference: Tensor  # (N,) log π_θ - log π_engine
     token_kl: Tensor  # (N,) k3 of each agent token
     weights_moved: bool  # whether an optimiser step of this training step was taken before
@@ -243,16 +247,16 @@ class StepStats:
 
     def add(self, batch: Batch, scores: TokenScores, loss: Loss) -> None:
         """Add a micro-batch, after its backward."""
-        difference = scores.logprobs.detach() - batch.sampled_logprobs
-        summands = {
-            "loss": loss.total.item(),
-            "kl": loss.kl.item(),
-            "clip_frac": loss.clip_frac.item(),
-            "entropy": (batch.weights * scores.entropy).sum().item(),
-        }
-        self.pending.append(
-            BatchStats(summands, difference.cpu(), loss.token_kl.cpu(), weights_moved=self.taken > 0)
+        measured = BatchStats(
+            loss=loss.total.item(),
+            kl=loss.kl.item(),
+            clip_frac=loss.clip_frac.item(),
+            entropy=(batch.weights * scores.entropy).sum().item(),
+            difference=(scores.logprobs.detach() - batch.sampled_logprobs).cpu(),
+            token_kl=loss.token_kl.cpu(),
+            weights_moved=self.taken > 0,
         )
+        self.pending.append(measured)
 
     def end_step(self, *, taken: bool, grad_norm: float) -> None:
         """End an optimiser step. Only the micro-batches of the steps that were taken count."""
@@ -268,14 +272,14 @@ class StepStats:
         """Means over the optimiser steps that were taken and over all ranks. Called by every rank."""
         used = ranks.gather_lists(self.used)
         steps = max(1, self.taken)
-        means = {}
-        for name in ("loss", "kl", "clip_frac", "entropy"):
-            means[name] = sum(batch.summands[name] for batch in used) / steps
         moved = [batch.difference.double() for batch in used if batch.weights_moved]
         tokens = sum(map(len, moved))
         token_kl = torch.cat([torch.zeros(0), *(batch.token_kl for batch in used)])
         return {
-            **means,
+            "loss": sum(batch.loss for batch in used) / steps,
+            "kl": sum(batch.kl for batch in used) / steps,
+            "clip_frac": sum(batch.clip_frac for batch in used) / steps,
+            "entropy": sum(batch.entropy for batch in used) / steps,
             "grad_norm": self.grad_norms / steps,
             "update/skipped": float(self.skipped),
             # Estimates KL(policy that sampled || policy now) from the sampled tokens.

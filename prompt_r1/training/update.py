@@ -72,7 +72,7 @@ def optimizer_step(
     ranks.sum_gradients(policy)
     # The norm over all weights and ranks, before it is clipped.
     grad_norm = full_tensor(clip_grad_norm_(policy.parameters(), GRADIENT_LIMIT)).item()
-    loss = sum(batch.summands["loss"] for batch in stats.pending)
+    loss = sum(batch.loss for batch in stats.pending)
     is_broken = not math.isfinite(grad_norm + loss)
     taken = not any(ranks.gather(is_broken))
     if taken:
