@@ -41,6 +41,30 @@ class Rate:
     errors: int
 
 
+@dataclass(frozen=True)
+class Means:
+    """The means of a system over the questions of some datasets. Each question has the same weight."""
+
+    n: int  # questions with an answer
+    errors: int  # failed calls, which do not count in any mean
+    rates: dict[str, Rate]  # metric → mean, if the metric was measured
+    counts: dict[str, float]  # name of `counts_of` → mean per answer, if it is known
+
+    @property
+    def tokens(self) -> float:
+        """The mean number of tokens of an answer, in both directions."""
+        return self.counts.get("tokens_in", 0) + self.counts.get("tokens_out", 0)
+
+    def as_json(self) -> dict[str, float]:
+        """One flat object, the form of results.json."""
+        row: dict[str, float] = {"n": self.n, "errors": self.errors}
+        for metric, rate in self.rates.items():
+            row[metric] = rate.mean
+            row[f"{metric}_low"] = rate.low
+            row[f"{metric}_high"] = rate.high
+        return row | self.counts
+
+
 class Results:
     """Scored predictions by system and dataset, and their means.
 
@@ -95,6 +119,29 @@ class Results:
         failed = [prediction for prediction in self.predictions(system, reporting) if prediction.error]
         return Rate(mean, low, high, n, errors=len(failed))
 
+    def micro_means(self, system: System, datasets: Sequence[str] = ()) -> Means:
+        """The means of everything that was measured on a system's questions, of all datasets or of these."""
+        datasets = datasets or list(self.kinds)
+        predictions = self.predictions(system, datasets)
+        answered = [prediction for prediction in predictions if not prediction.error]
+        questions = {prediction.question for prediction in answered}
+        errors = len(predictions) - len(answered)
+        rates = {}
+        for metric in self.labels:
+            scores: list[float] = []
+            for name in datasets:
+                scores += self.scores(system, name, metric)
+            if scores:
+                low, high = mean_interval(scores)
+                rates[metric] = Rate(fmean(scores), low, high, len(scores), errors)
+        known: dict[str, list[float]] = {}
+        for prediction in answered:
+            for name, count in counts_of(prediction).items():
+                if count is not None:
+                    known.setdefault(name, []).append(count)
+        counts = {name: fmean(values) for name, values in known.items()}
+        return Means(len(questions), errors, rates, counts)
+
 
 def score_predictions(
     predictions: Sequence[Prediction],
@@ -109,29 +156,20 @@ def score_predictions(
     calls are not scored.
     """
     scored = []
-    texts = []
     for prediction in predictions:
-        with_metrics = replace(prediction, metrics=text_metrics(prediction, official=official))
-        scored.append(with_metrics)
-        if prediction.error:
-            continue
-        for name, metric in (own_metrics or {}).items():
-            with_metrics.metrics[name] = metric(prediction.answer or "", prediction.question)
-        if prediction.question.kind == "text":
-            texts.append(with_metrics)
-    if encoder is not None and texts:
-        answers = [text.answer or "" for text in texts]
-        golds = [text.question.answers for text in texts]
-        similarities = encoder.similarity(answers, golds, official=official)
-        for text, ssim in zip(texts, similarities, strict=True):
-            text.metrics["ssim"] = ssim
+        metrics: dict[str, float] = {}
+        if not prediction.error:
+            metrics = text_metrics(prediction, official=official)
+            for name, metric in (own_metrics or {}).items():
+                metrics[name] = metric(prediction.answer or "", prediction.question)
+        scored.append(replace(prediction, metrics=metrics))
+    if encoder is not None:
+        add_similarity(scored, encoder, official=official)
     return Results(scored)
 
 
-def text_metrics(prediction: Prediction, *, official: bool = False) -> dict[str, float]:
-    """The metrics that need no encoder. There are none after an error."""
-    if prediction.error:
-        return {}
+def text_metrics(prediction: Prediction, *, official: bool) -> dict[str, float]:
+    """The metrics of an answer that need no encoder."""
     answer = prediction.answer or ""
     golds = prediction.question.answers
     return {
@@ -141,51 +179,14 @@ def text_metrics(prediction: Prediction, *, official: bool = False) -> dict[str,
     }
 
 
-@dataclass(frozen=True)
-class Means:
-    """The means of a system over the questions of some datasets. Each question has the same weight."""
-
-    n: int  # questions with an answer
-    errors: int  # failed calls, which do not count in any mean
-    rates: dict[str, Rate]  # metric → mean, if the metric was measured
-    counts: dict[str, float]  # name of `counts_of` → mean per answer, if it is known
-
-    @property
-    def tokens(self) -> float:
-        """The mean number of tokens of an answer, in both directions."""
-        return self.counts.get("tokens_in", 0) + self.counts.get("tokens_out", 0)
-
-    def as_json(self) -> dict[str, float]:
-        """One flat object, the form of results.json."""
-        row: dict[str, float] = {"n": self.n, "errors": self.errors}
-        for metric, rate in self.rates.items():
-            row[metric] = rate.mean
-            row[f"{metric}_low"] = rate.low
-            row[f"{metric}_high"] = rate.high
-        return row | self.counts
-
-
-def micro_means(results: Results, system: System, datasets: Sequence[str]) -> Means:
-    """The means of everything that was measured on a system's questions of some datasets."""
-    predictions = results.predictions(system, datasets)
-    answered = [prediction for prediction in predictions if not prediction.error]
-    questions = {prediction.question for prediction in answered}
-    errors = len(predictions) - len(answered)
-    rates = {}
-    for metric in results.labels:
-        scores: list[float] = []
-        for name in datasets:
-            scores += results.scores(system, name, metric)
-        if scores:
-            low, high = mean_interval(scores)
-            rates[metric] = Rate(fmean(scores), low, high, len(scores), errors)
-    known: dict[str, list[float]] = {}
-    for prediction in answered:
-        for name, count in counts_of(prediction).items():
-            if count is not None:
-                known.setdefault(name, []).append(count)
-    counts = {name: fmean(values) for name, values in known.items()}
-    return Means(len(questions), errors, rates, counts)
+def add_similarity(predictions: Sequence[Prediction], encoder: SentenceEncoder, *, official: bool) -> None:
+    """Add SSim to the metrics of the free texts. All texts are embedded together."""
+    texts = [one for one in predictions if one.question.kind == "text" and not one.error]
+    answers = [text.answer or "" for text in texts]
+    golds = [text.question.answers for text in texts]
+    similarities = encoder.similarity(answers, golds, official=official)
+    for text, ssim in zip(texts, similarities, strict=True):
+        text.metrics["ssim"] = ssim
 
 
 def counts_of(prediction: Prediction) -> dict[str, float | None]:

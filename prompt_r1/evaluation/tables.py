@@ -19,7 +19,7 @@ from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED
 from prompt_r1.evaluation.intervals import bounds_text
 from prompt_r1.evaluation.paper_numbers import paper_number
 from prompt_r1.evaluation.predictions import System, short_names
-from prompt_r1.evaluation.scores import LABELS, METRICS_OF_KIND, Means, Rate, Results, micro_means
+from prompt_r1.evaluation.scores import LABELS, METRICS_OF_KIND, Means, Rate, Results
 from prompt_r1.miniworld.questions import OOD_KINDS
 from prompt_r1.programs.files import replace_file
 from prompt_r1.programs.tables import markdown_table, text_table
@@ -39,7 +39,7 @@ def write_results(folder: Path, results: Results, trained_with: Mapping[str, str
     """
     means = {}
     for system, name in short_names(results.systems).items():
-        means[name] = micro_means(results, system, list(results.kinds)).as_json()
+        means[name] = results.micro_means(system).as_json()
     replace_file(folder / RESULTS, (json.dumps(means, indent=1) + "\n").encode())
 
     parts = [datasets_table(results, columns_of(results, with_interval=results.labels))]
@@ -97,7 +97,7 @@ def terminal_table(results: Results) -> str:
     loses columns that `datasets_table` has too. If it is still too wide, numbers stand for environments and
     agents, which are named below the table.
     """
-    rows = [micro_means(results, system, list(results.kinds)) for system in results.systems]
+    rows = [results.micro_means(system) for system in results.systems]
     cells = {"method": list(short_names(results.systems).values())}
     for column in columns_of(results, with_interval=["em", *results.own_metrics]):
         texts = [column.text(row) for row in rows]
@@ -143,10 +143,10 @@ def datasets_table(results: Results, columns: Sequence[Column]) -> str:
     for system in results.systems:
         datasets = [name for name in results.kinds if (system, name) in results.groups]
         for name in datasets:
-            means = micro_means(results, system, [name])
+            means = results.micro_means(system, [name])
             rows.append([names[system], name, *(column.text(means) for column in columns)])
         if len(datasets) > 1:
-            means = micro_means(results, system, datasets)
+            means = results.micro_means(system, datasets)
             rows.append([names[system], "**all**", *(column.text(means) for column in columns)])
     return markdown_table(["method", "dataset", *(column.label for column in columns)], rows, left=2)
 

@@ -15,7 +15,7 @@ from prompt_r1.data.files import kind_of
 from prompt_r1.evaluation.intervals import macro_interval, wilson
 from prompt_r1.evaluation.paper_numbers import PaperColumn, load_numbers
 from prompt_r1.evaluation.predictions import System
-from prompt_r1.evaluation.scores import micro_means, score_predictions
+from prompt_r1.evaluation.scores import score_predictions
 from prompt_r1.evaluation.tables import paper_tables, terminal_table, write_results
 from prompt_r1.types import Spending
 from tests.support.paths import SHARED
@@ -73,7 +73,7 @@ def test_failed_calls_are_counted_and_do_not_lower_the_mean():
     results = score_predictions([predict(1), predict(2, "Lyon"), predict(3, None, error="HTTP 500")])
     rate = results.macro_average(DIRECT, ["towns"], "em")
     assert (rate.mean, rate.n, rate.errors) == (0.5, 2, 1)
-    means = micro_means(results, DIRECT, ["towns"])
+    means = results.micro_means(DIRECT, ["towns"])
     assert (means.n, means.errors, means.rates["em"].mean) == (2, 1, 0.5)
 
 
@@ -93,7 +93,7 @@ def test_an_average_weights_datasets_equally_and_a_pooled_mean_weights_questions
     half = predict(answer="Paris Lyon", question=question_of(5, dataset="XSum", kind="text"))  # F1 is 2/3
     results = score_predictions([*rows, half])
     average = results.macro_average(DIRECT, ["towns", "rivers", "XSum"], "em")  # texts do not report EM
-    pooled = micro_means(results, DIRECT, ["towns", "rivers"])
+    pooled = results.micro_means(DIRECT, ["towns", "rivers"])
     rate = pooled.rates["em"]
     assert (average.mean, average.n, rate.mean, pooled.n) == (0.625, 12, 0.5, 12)
     assert (rate.low, rate.high) == wilson(0.5, 12)
