@@ -12,7 +12,7 @@ from prompt_r1.evaluation.ask_once import direct
 from prompt_r1.evaluation.games import prediction_of
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.evaluation.scores import Means, score_predictions
-from prompt_r1.evaluation.tables import ERRORS, UNKNOWN, Column, N, datasets_table, rate_column
+from prompt_r1.evaluation.tables import ERRORS, UNKNOWN, Column, N, cells_of, datasets_table, rate_column
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.asking import request_of
 from prompt_r1.programs.progress import progress_bar
@@ -90,6 +90,5 @@ def write_test(run: Run, predictions: Sequence[Prediction]) -> str:
     run.ranks.on_first_rank(lambda: (run.folder / TEST_FILE).write_text(by_dataset, "utf-8"))
     rows = []
     for system in results.systems:
-        means = results.micro_means(system)
-        rows.append([str(system), *(column.text(means) for column in COLUMNS)])
+        rows.append([str(system), *cells_of(results.micro_means(system), COLUMNS)])
     return text_table(["test", *(column.label for column in COLUMNS)], rows)

@@ -57,6 +57,11 @@ class Column:
     text: Callable[[Means], str]
 
 
+def cells_of(means: Means, columns: Sequence[Column]) -> list[str]:
+    """A row of a table: the cells of these columns."""
+    return [column.text(means) for column in columns]
+
+
 N = Column("n", lambda means: str(means.n))
 ERRORS = Column("errors", lambda means: str(means.errors))
 TOKENS = Column("tokens", lambda means: f"{means.tokens:,.0f}")
@@ -144,10 +149,10 @@ def datasets_table(results: Results, columns: Sequence[Column]) -> str:
         datasets = [name for name in results.kinds if (system, name) in results.groups]
         for name in datasets:
             means = results.micro_means(system, [name])
-            rows.append([names[system], name, *(column.text(means) for column in columns)])
+            rows.append([names[system], name, *cells_of(means, columns)])
         if len(datasets) > 1:
             means = results.micro_means(system, datasets)
-            rows.append([names[system], "**all**", *(column.text(means) for column in columns)])
+            rows.append([names[system], "**all**", *cells_of(means, columns)])
     return markdown_table(["method", "dataset", *(column.label for column in columns)], rows, left=2)
 
 
