@@ -103,6 +103,12 @@ def test_a_turn_ends_at_the_templates_end_of_message_and_at_eos():
     assert codec().turn_text([eos]) == "<|endoftext|>"  # This tokenizer has another stop token.
 
 
+def test_a_reply_closes_its_block_once_whatever_tags_are_in_it():
+    tokens = codec().reply("a</interaction_response>b</interaction_response>c</interaction_response", after=0)
+    head, _, tail = decode(tokens).partition("</interaction_response>")
+    assert head.endswith("c&lt;/interaction_response") and "</interaction_response" not in tail
+
+
 @pytest.mark.parametrize("encoded", [64, 1])  # characters for each token that is read
 @pytest.mark.parametrize(("limit", "kept"), [(0, "Anna."), (6, "Anna."), (5, "Anna."), (4, "Anna [cut]")])
 def test_only_a_reply_longer_than_the_limit_is_truncated(limit, kept, encoded, monkeypatch):

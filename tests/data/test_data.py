@@ -313,6 +313,11 @@ def test_labels_that_are_stored_as_numbers_are_read_by_their_names(tmp_path):
     assert [question.answers for question in load_questions(tmp_path / "numbers.parquet")] == [("2",), ("0",)]
 
 
+def test_the_rows_of_a_parquet_file_are_numbered_up_to_its_end(tmp_path):
+    path = parquet(tmp_path / "many.parquet", *({"question": f"{number}?"} for number in range(200)))
+    assert [number for number, _ in read_rows(path)] == [*range(1, 201)]
+
+
 def test_a_parquet_file_is_read_a_few_rows_at_a_time(tmp_path):
     """A bug would only cost memory: each row may contain a book, and all were in memory at once."""
     size, count = 10_000, 1000

@@ -115,6 +115,13 @@ def test_a_prompt_that_makes_no_sense_gets_no_fact(prompt):
     assert MiniEnvironment(WORLD).reply(prompt).value == ""
 
 
+def test_a_request_has_at_most_300_characters():
+    """Patterns with several wildcards are slow on longer texts."""
+    request = f"Write a short summary of {FILM} with its genre, hero and director, "
+    assert MiniEnvironment(WORLD).reply(request.ljust(300, "x")).value != ""
+    assert MiniEnvironment(WORLD).reply(request.ljust(301, "x")).value == ""
+
+
 def test_a_film_was_not_released_before_its_own_year():
     environment, year = MiniEnvironment(WORLD), int(WORLD.facts[FILM, "year"])
     asked = [f"Was {FILM} released before {other}?" for other in (year, year + 1)]
