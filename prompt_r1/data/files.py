@@ -97,7 +97,7 @@ def _question(row: Fields, dataset: str) -> Question:
     if "dataset" in row:
         dataset = text_field(row, "dataset")
     elif "data_source" in row:
-        dataset = paper_name(text_field(row, "data_source"))
+        dataset = dataset_name(text_field(row, "data_source"))
     kind = cast(Kind, row.get("kind", kind_of(dataset)))
     if kind not in get_args(Kind):
         raise BadRow(f"kind is {kind!r}; choose one of {', '.join(get_args(Kind))}")
@@ -136,7 +136,7 @@ def _published_question(row: Fields) -> Question:
             f"`{CONVERT}` reads the raw files of the datasets"
         )
     text = text_or_number(found[1], "question")
-    dataset = paper_name(text_field(row, "data_source"))
+    dataset = dataset_name(text_field(row, "data_source"))
     golds = gold_answers(truth, "ground_truth")
     return Question(_id_of(row, text), dataset, text, golds, kind_of(dataset))
 
@@ -188,7 +188,7 @@ def id_from_text(text: str) -> str:
     return hashlib.sha1(text.encode()).hexdigest()
 
 
-def paper_name(data_source: str) -> str:
+def dataset_name(data_source: str) -> str:
     """The paper's name of a dataset in a published file: hotpot-256-test → HotpotQA; others unchanged."""
     return PAPER_NAMES.get(re.sub(r"(-\d+)+-\w+$", "", data_source), data_source)
 

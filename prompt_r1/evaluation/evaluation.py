@@ -16,7 +16,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.games import mute_environment
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System
-from prompt_r1.evaluation.searches import Data, Fields
+from prompt_r1.evaluation.searches import Data, RequestFields
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.evaluation.systems import choose_systems, common_seed, environments_of, resolve_agents
 from prompt_r1.model.distributed import pick_device
@@ -74,7 +74,7 @@ class Evaluation:
         """The environment of a system. If it has none, the environment of its agent's training."""
         return system.environment or self.systems[system].config.env
 
-    def fields_of(self, system: System) -> Fields:
+    def fields_of(self, system: System) -> RequestFields:
         """The fields of each request to a system's environment."""
         of_method = METHODS[system.method].fields
         if not system.environment:
@@ -108,7 +108,7 @@ class Evaluation:
         self,
         spec: str,
         settings: EvaluateConfig,
-        fields: Fields,
+        fields: RequestFields,
         prices: Mapping[str, Price],
         account: Account,
     ) -> Environment:

@@ -21,7 +21,7 @@ import torch
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import demonstrations
-from prompt_r1.miniworld.demonstrations import record
+from prompt_r1.miniworld.demonstrations import trajectory_of
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
 from prompt_r1.pair.named_agent import NamedAgent, find_agent, preset_config, teaching_command, trained_config
 from prompt_r1.protocol import Codec
@@ -168,5 +168,5 @@ def ended_right(game: Trajectory, rule: Rule) -> bool:
 
 def right_demonstrations(seed: int, rule: Rule, codec: Codec) -> list[Trajectory]:
     """The demonstrations of the mini agent's warm start that ended right."""
-    played = [record(question, turns, codec) for question, turns in demonstrations(seed)]
+    played = [trajectory_of(question, turns, codec) for question, turns in demonstrations(seed)]
     return [game for game in played if ended_right(game, rule)]

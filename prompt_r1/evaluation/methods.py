@@ -8,7 +8,7 @@ from typing import Literal
 
 from prompt_r1.evaluation.gepa import GEPA
 from prompt_r1.evaluation.opro import OPRO
-from prompt_r1.evaluation.searches import Algorithm, Fields
+from prompt_r1.evaluation.searches import Algorithm, RequestFields
 from prompt_r1.evaluation.textgrad import TEXTGRAD
 
 
@@ -22,7 +22,7 @@ class Method:
     needs_training: bool = False  # whether training questions prepare the method
     needs_validation: bool = False  # whether validation questions select what was prepared
     algorithm: Algorithm | None = None  # how the method searches for a prompt
-    fields: Fields = field(default_factory=dict)  # fields of each request; they win over --env-args
+    fields: RequestFields = field(default_factory=dict)  # fields of each request; they win over --env-args
 
 
 METHODS: dict[str, Method] = {

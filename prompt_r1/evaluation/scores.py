@@ -15,7 +15,7 @@ from prompt_r1.evaluation.similarity import SentenceEncoder
 from prompt_r1.f1 import exact_match, f1, substring_match
 from prompt_r1.types import Kind, Question
 
-Metric = Callable[[str, Question], float]
+OwnMetric = Callable[[str, Question], float]
 """A user's own metric: an answer ("" if there is none) and its question → 0 to 1."""
 
 # The metrics in the order of the tables. SM is measured beside EM, because an environment that is asked once
@@ -148,7 +148,7 @@ def score_predictions(
     *,
     official: bool = False,
     encoder: SentenceEncoder | None = None,
-    own_metrics: Mapping[str, Metric] | None = None,
+    own_metrics: Mapping[str, OwnMetric] | None = None,
 ) -> Results:
     """Score predictions by EM, SM and F1, and by a user's `own_metrics` (MODULE:FUNCTION → metric).
 

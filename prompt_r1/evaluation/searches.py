@@ -34,7 +34,7 @@ VALIDATED_ON = 50  # the number of validation questions of textgrad and gepa
 PATIENCE = 50  # A search ends after so many calls without a new prompt.
 ALL = "all-questions"  # names the search over all questions
 
-Fields = Mapping[str, object]
+RequestFields = Mapping[str, object]
 """Fields of a request to an endpoint."""
 
 
@@ -196,8 +196,8 @@ class Algorithm:
     scored_by: Literal["train", "validation"]  # the questions that score prompts
     scored_on: int  # the number of these questions
     calls: Callable[[int], ExpectedCalls]  # the calls, if this many questions score a prompt
-    fields: Fields  # fields of each request to the environment
-    optimizer_fields: Fields  # fields of each request to the optimiser
+    fields: RequestFields  # fields of each request to the environment
+    optimizer_fields: RequestFields  # fields of each request to the optimiser
 
 
 async def find_prompts(

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from prompt_r1.miniworld.demonstrations import play_demonstration, record
+from prompt_r1.miniworld.demonstrations import play_demonstration, trajectory_of
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import Slots, make_questions
 from prompt_r1.miniworld.world import make_world
@@ -71,7 +71,7 @@ def build_agent(
     tokenizer = train_tokenizer(texts, vocabulary=1400)
     codec = Codec(tokenizer, INSTRUCTION)
     model = new_model(tokenizer, seed)
-    trajectories = [record(question, turns, codec) for question, turns in examples]
+    trajectories = [trajectory_of(question, turns, codec) for question, turns in examples]
     batches = _batches(trajectories, BATCH, random.Random(f"warm start {seed}"))
 
     def rate(step: int) -> float:

@@ -92,7 +92,9 @@ def perform(
     return [*turns, Turn(text, parse(text), None)]
 
 
-def record(question: Question, turns: list[Turn], codec: Codec, *, max_reply_tokens: int = 0) -> Trajectory:
+def trajectory_of(
+    question: Question, turns: list[Turn], codec: Codec, *, max_reply_tokens: int = 0
+) -> Trajectory:
     """Encode a game as the trajectory that `rollout.play` would have recorded.
 
     Each turn ends with the end token. `max_reply_tokens`: as in `types.GameSettings`.

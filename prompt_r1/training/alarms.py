@@ -21,7 +21,7 @@ ODD_REPLIES = "env/outcomes"  # the share of these replies among the calls
 
 
 @dataclass(frozen=True)
-class Rule:
+class AlarmRule:
     """When a metric is wrong, by the median of its last `window` values."""
 
     metric: str
@@ -48,43 +48,43 @@ def is_lost(now: float, before: Sequence[float], line: Line) -> bool:
 
 # If several rules of a metric find it wrong, the first speaks. In 72 healthy runs, the metrics with a window
 # of 1 were 0, except update/kl, which was at most 0.0006.
-RULES = (
-    Rule(
+ALARM_RULES = (
+    AlarmRule(
         "groups/dropped",
         above(0),
         "over a quarter of their games failed (`error` in trajectories/ says why)",
         window=1,
     ),
-    Rule("reward/misranked", above(0.2), "the reward prefers worse answers", window=1),
+    AlarmRule("reward/misranked", above(0.2), "the reward prefers worse answers", window=1),
     # 1.5 times the usual target of PPO (0.01), at which Spinning Up ends an update.
-    Rule("update/kl", above(0.015), "the steps are too large, or games are used too often", window=1),
-    Rule(
+    AlarmRule("update/kl", above(0.015), "the steps are too large, or games are used too often", window=1),
+    AlarmRule(
         ODD_REPLIES,
         above(0.2),
         lambda line: f"replies are filtered, cut or empty, most of them: {most_frequent_outcome(line)}",
         window=1,
     ),
-    Rule("format", is_lost, "no game is well formed any more", window=1),
-    Rule("format", has_halved, "the agent loses the format"),
-    Rule("stop/answered", has_halved, "the agent ends fewer games with an answer"),
-    Rule(
+    AlarmRule("format", is_lost, "no game is well formed any more", window=1),
+    AlarmRule("format", has_halved, "the agent loses the format"),
+    AlarmRule("stop/answered", has_halved, "the agent ends fewer games with an answer"),
+    AlarmRule(
         "reward/mean",
         lambda now, before, line: now < max(before) - 0.5,  # R is in [-ε, 1].
         "it has fallen by more than 0.5 below its best",
     ),
     # "kl" and "entropy" are in nats per token.
-    Rule("kl", above(1.0), "the text loses the language of the start model"),
-    Rule(
+    AlarmRule("kl", above(1.0), "the text loses the language of the start model"),
+    AlarmRule(
         "entropy",
         lambda now, before, line: now < 1e-3 or now > max(1.0, 3 * before[0]),
         "if it is low, all games of a group are the same; if it is high, the text is noise",
     ),
-    Rule(
+    AlarmRule(
         "grad_norm",
         lambda now, before, line: now > 10 * median(before) > 0,
         "the gradient is over ten times as large as usual",
     ),
-    Rule(
+    AlarmRule(
         "groups/no_spread",
         lambda now, before, line: now >= 1.0 and line.get("em", 0.0) < LEARNED_EM,
         "every advantage is 0",
@@ -92,27 +92,27 @@ RULES = (
 )
 
 
-def rules_of(*, agent: str, gap: Limit, own_reward: bool) -> list[Rule]:
+def rules_of(*, agent: str, gap: Limit, own_reward: bool) -> list[AlarmRule]:
     """The rules of a run. `gap`: the limit of the gap between engine and policy.
 
     `agent` is the name that the user gave, for the command that teaches the format. A user's own reward may
     have any scale, so it has no rule.
     """
-    rules = [rule for rule in RULES if rule.metric != "reward/mean" or not own_reward]
+    rules = [rule for rule in ALARM_RULES if rule.metric != "reward/mean" or not own_reward]
     unknown_format = f"the agent does not know the format; `{teaching_command(agent)}` teaches it"
     return [
         *rules,
-        Rule(
+        AlarmRule(
             "format", lambda now, before, line: now == 0 and line.get("step") == 1, unknown_format, window=1
         ),
-        Rule(gap.metric, above(gap.alarm), "engine and policy disagree", window=1),
+        AlarmRule(gap.metric, above(gap.alarm), "engine and policy disagree", window=1),
     ]
 
 
 class Watch:
     """Applies a rule to the values of its metric, one after another."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: AlarmRule) -> None:
         self.rule = rule
         self.values: deque[float] = deque(maxlen=rule.window)  # the last values
         self.medians: list[float] = []  # the medians of all full windows so far
@@ -152,7 +152,7 @@ class Alarms:
     Its state follows from the lines alone, so a resumed run reads the earlier lines again.
     """
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
+    def __init__(self, rules: Iterable[AlarmRule]) -> None:
         self.watches = [Watch(rule) for rule in rules]
         self.active: set[str] = set()  # metrics that have collapsed and not recovered
 

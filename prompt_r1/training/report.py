@@ -38,7 +38,7 @@ from prompt_r1.training.log import read_metrics
 from prompt_r1.training.run_folder import TEST_FILE
 
 HERE = Path(__file__).parent
-Row = Mapping[str, Any]  # a game as a line of trajectories/*.jsonl
+JsonObject = Mapping[str, Any]  # a game in a line of trajectories/*.jsonl, or a part of it
 Lines = Sequence[Mapping[str, float]]  # the lines of metrics.jsonl
 Point = tuple[float, float]
 
@@ -171,7 +171,7 @@ class ShownGroup:
     """The games of one question in one step, such as "training step 3"."""
 
     source: str
-    games: list[Row]
+    games: list[JsonObject]
 
     @property
     def right(self) -> int:
@@ -185,7 +185,7 @@ class ShownGroup:
         return not trained or self.right in (0, len(self.games))
 
 
-def is_right(game: Row) -> bool | None:
+def is_right(game: JsonObject) -> bool | None:
     """Whether the answer equals a gold answer; None for long texts, for which only F1 means something."""
     answer, question = game["answer"], game["question"]
     if question["kind"] == "text":
@@ -193,7 +193,7 @@ def is_right(game: Row) -> bool | None:
     return exact_match(answer or "", question["answers"]) == 1
 
 
-def sum_of_reward(reward: Row) -> str:
+def sum_of_reward(reward: JsonObject) -> str:
     """The reward of a game as the sum of eq. 15."""
     total, answer, format_reward = reward["total"], reward["answer"], reward["format"]
     counted = answer if reward["gate_is_open"] else 0.0
@@ -204,7 +204,7 @@ def sum_of_reward(reward: Row) -> str:
     return f"{terms}; the gate is shut: answer {answer:.2f} does not count"
 
 
-def own_reward(reward: Row) -> str:
+def own_reward(reward: JsonObject) -> str:
     """The reward by the function of the user, beside the terms of eq. 15."""
     return (
         f"reward {reward['total']:.2f} by --reward; format {reward['format']:.2f}, "
@@ -237,7 +237,7 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
     return sorted(groups, key=attrgetter("is_uniform"))
 
 
-def _rows_of(file: Path) -> list[Row]:
+def _rows_of(file: Path) -> list[JsonObject]:
     """The lines of a file of games; damaged lines, which are read as {}, are left out."""
     rows = [json_object(line) for line in file.read_text("utf-8", "replace").splitlines()]
     return [row for row in rows if row]

@@ -32,7 +32,7 @@ import torch
 from prompt_r1.data.rows import BadRow, Fields, fields_of, read_rows, text_field
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import demonstrations
-from prompt_r1.miniworld.demonstrations import record
+from prompt_r1.miniworld.demonstrations import trajectory_of
 from prompt_r1.model.forked_ranks import limit_threads
 from prompt_r1.pair.named_agent import preset_config
 from prompt_r1.programs.command_line import command, run_program
@@ -89,7 +89,7 @@ def encode(games: Sequence[Game], codec: Codec, *, max_reply_tokens: int) -> lis
     examples = []
     for question, turns in games:
         sampled = without_opened_think(turns, codec)
-        examples.append(record(question, sampled, codec, max_reply_tokens=max_reply_tokens))
+        examples.append(trajectory_of(question, sampled, codec, max_reply_tokens=max_reply_tokens))
     return examples
 
 

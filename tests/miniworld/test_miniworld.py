@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prompt_r1.miniworld import agent as agent_module
 from prompt_r1.miniworld.agent import EMBEDDED, MiniAgent, build_agent, mini_agent
-from prompt_r1.miniworld.demonstrations import decompose, play_demonstration, record
+from prompt_r1.miniworld.demonstrations import decompose, play_demonstration, trajectory_of
 from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
 from prompt_r1.miniworld.questions import SPLITS, TRAINING_MIX, make_questions, mini_questions
 from prompt_r1.miniworld.world import make_world
@@ -165,7 +165,7 @@ def test_a_recorded_demonstration_has_the_tokens_of_the_dialogue_and_the_mask_of
 ):
     tokenizer = codec.tokenizer
     for question, turns in demonstrations[:300]:
-        trajectory = record(question, turns, codec)
+        trajectory = trajectory_of(question, turns, codec)
         text = tokenizer.decode(trajectory.tokens)
         # The oracle: encoding the whole text at once gives the same tokens.
         assert tokenizer(text, add_special_tokens=False)["input_ids"] == trajectory.tokens
@@ -192,7 +192,7 @@ def test_a_recorded_turn_of_the_agent_does_not_begin_with_a_token_that_the_token
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"{first} $A", None, added)
     assert tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
     question, turns = demonstrations[0]
-    game = record(question, turns, codec)
+    game = trajectory_of(question, turns, codec)
     written = [token for token, mine in zip(game.tokens, game.sampled, strict=True) if mine]
     assert tokenizer.decode(written) == "".join(turn.text + "<end_of_turn>" for turn in turns)
 
@@ -244,7 +244,7 @@ def test_the_published_agents_learned_from_these_demonstrations(demonstrations):
 
 def test_the_loss_of_the_warm_start_is_the_mean_over_the_agents_own_tokens(demonstrations, quick, codec):
     """The oracle: each game alone, without padding, token by token in float64."""
-    games = [record(question, turns, codec) for question, turns in demonstrations[:5]]
+    games = [trajectory_of(question, turns, codec) for question, turns in demonstrations[:5]]
     (model, _), nats = quick, []
     for game in games:
         with torch.no_grad():

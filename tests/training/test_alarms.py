@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prompt_r1.model.policy import Policy
-from prompt_r1.training.alarms import RULES, Alarms, Rule, rules_of
+from prompt_r1.training.alarms import ALARM_RULES, AlarmRule, Alarms, rules_of
 from prompt_r1.training.update import limit_of
 from tests.support import tiny
 from tests.support.games import ANY_GAP
@@ -42,7 +42,7 @@ def alarms(lines: list[dict[str, float]]) -> list[tuple[int, str]]:
     return alarms_by(rules_of(agent="my-agent", gap=ANY_GAP, own_reward=False), lines)
 
 
-def alarms_by(rules: Sequence[Rule], lines: list[dict[str, float]]) -> list[tuple[int, str]]:
+def alarms_by(rules: Sequence[AlarmRule], lines: list[dict[str, float]]) -> list[tuple[int, str]]:
     """The step and text of each alarm by these rules."""
     watch = Alarms(rules)
     return [(int(line["step"]), alarm) for line in lines for alarm in watch.read(line)]
@@ -171,7 +171,7 @@ LIMITS = {"groups/dropped": 0.0, "reward/misranked": 0.2, "update/kl": 0.015}
 
 
 @pytest.mark.parametrize(
-    "rule", [rule for rule in RULES if rule.metric in LIMITS], ids=lambda rule: rule.metric
+    "rule", [rule for rule in ALARM_RULES if rule.metric in LIMITS], ids=lambda rule: rule.metric
 )
 def test_a_sign_is_an_alarm_in_its_first_step(rule):
     """EM may fall within two steps, before a window of five is full."""
