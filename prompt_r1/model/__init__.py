@@ -11,7 +11,6 @@ In reading order:
     gguf          GGUF files, which are converted into folders
     distributed   ranks: their devices, and what they exchange
     sharding      weights that are sharded over the ranks
-    signals       what a signal cancels, and when it ends the run
     forked_ranks  ranks without torchrun, on a CPU
     fine_tuning   supervised training
 

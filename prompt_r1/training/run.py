@@ -21,7 +21,6 @@ from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.lora import adapters_removed
 from prompt_r1.model.packing import Packed
 from prompt_r1.model.policy import Policy
-from prompt_r1.model.signals import Interrupt
 from prompt_r1.pair.agent import Agent, check_question_lengths
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule
@@ -29,6 +28,7 @@ from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.batches import Batch, make_batch, make_mini_batches
 from prompt_r1.training.log import Log
 from prompt_r1.training.loss_function import LossOf
+from prompt_r1.training.signals import Interrupt
 from prompt_r1.training.update import Limit, limit_of
 from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
 

@@ -16,7 +16,6 @@ from prompt_r1.model.forked_ranks import forked_ranks
 from prompt_r1.model.loading import load_policy
 from prompt_r1.model.lora import ADAPTER_ALPHA, add_lora
 from prompt_r1.model.policy import Policy
-from prompt_r1.model.signals import Interrupt
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.settings.functions import import_advantages
@@ -26,6 +25,7 @@ from prompt_r1.training.log import Log
 from prompt_r1.training.loss_function import make_loss
 from prompt_r1.training.run import Run, RunQuestions, with_steps
 from prompt_r1.training.run_folder import LOCK, claim, open_run
+from prompt_r1.training.signals import Interrupt
 from prompt_r1.training.update import importance_cap
 
 

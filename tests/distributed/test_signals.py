@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from prompt_r1.errors import Interrupted, Resumable, SignalBeforeTraining
-from prompt_r1.model.signals import SIGNALS, Interrupt
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.programs.command_line import explain
 from prompt_r1.settings.train import train_config
+from prompt_r1.training.signals import SIGNALS, Interrupt
 from tests.support.paths import ROOT
 
 

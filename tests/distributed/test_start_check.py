@@ -14,7 +14,7 @@ from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import FatalEnvError
 from prompt_r1.model.distributed import start_ranks, stop_ranks
-from prompt_r1.model.signals import Interrupt
+from prompt_r1.training.signals import Interrupt
 from prompt_r1.training.start import check_on_first_rank
 from tests.support.json_server import free_ports
 from tests.support.providers import HELLO, OK, Provider, endpoint, error_of

@@ -12,10 +12,10 @@ from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.lora import adapters_of
 from prompt_r1.model.packing import pack
-from prompt_r1.model.signals import Interrupt
 from prompt_r1.pair import agent as agent_file
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.run import Run
+from prompt_r1.training.signals import Interrupt
 from prompt_r1.training.start import open_parts
 from prompt_r1.types import Message
 from tests.support import tiny

@@ -15,7 +15,6 @@ from prompt_r1.environments.budget import Budget, OutOfBudget
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation import after_training
 from prompt_r1.grpo import grpo_loss
-from prompt_r1.model.signals import Interrupt
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import exported_step
 from prompt_r1.programs import sealed_folders
@@ -27,6 +26,7 @@ from prompt_r1.training.metrics import StepStats
 from prompt_r1.training.record import IDLE_STEPS, Record
 from prompt_r1.training.run import Run
 from prompt_r1.training.run_folder import checkpoints_of
+from prompt_r1.training.signals import Interrupt
 from prompt_r1.types import Question, Spending
 from tests.support import tiny
 from tests.support.exports import file_size_limit
