@@ -43,6 +43,10 @@ class Agent:
         """
         return Engine(self.policy, stop_ids=self.codec.stop_ids, max_tokens=self.game.max_tokens)
 
+    def close(self) -> None:
+        """Free the engine with its KV cache. An agent that plays again makes a new engine."""
+        vars(self).pop("engine", None)
+
 
 def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> Agent:
     """Load the agent of a folder or hub id, ready to play the game of `config`.

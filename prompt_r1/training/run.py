@@ -155,7 +155,7 @@ class Run:
         """
         self.optimizer.state.clear()
         self.reference = None
-        self.agent = replace(self.agent)  # This copy has no engine yet, so nothing holds the KV cache.
+        self.agent.close()
         gc.collect()  # An engine is in a reference cycle.
         if self.ranks.device.type == "cuda":
             # `free_memory` keeps room for the peak of this process. No update follows, so forget the peak.
