@@ -18,7 +18,8 @@ from prompt_r1.types import Action
 if TYPE_CHECKING:  # `--help` reads this file, and the import takes seconds.
     from transformers import PreTrainedTokenizerBase
 
-# The published prompt has a blank at the end of one line (\N{SPACE}).
+# Table 1 of the paper. The published prompts end with exactly these bytes, and have a blank at the end of one
+# line (\N{SPACE}).
 PAPER_INSTRUCTION = """\
 First, provide a simple explanation of the question and give it to the large language model for a more \
 accurate answer. Focus on explaining the question without deep reasoning in the first step. After \
@@ -41,28 +42,6 @@ details → refine → check).\N{SPACE}
 5. Once the answer is complete, write:
    <think>(final reasoning with the <interaction_response> and question)</think>
    <answer>(final answer for the question)</answer>"""
-
-ANSWER_IN_TAGS = "Write the final answer, and nothing but the final answer, between <answer> and </answer>."
-
-# For an agent without an environment: it plays only the last step of the paper's instruction.
-INSTRUCTION_WITHOUT_ENVIRONMENT = """\
-Think about the question, then answer it. Write:
-   <think>(your reasoning)</think>
-   <answer>(final answer for the question)</answer>"""
-
-INSTRUCTIONS = {  # The keys are the values of --instruction.
-    # Table 1 of the paper. The published prompts end with exactly these bytes.
-    "paper": PAPER_INSTRUCTION,
-    # For the mini agent: half a million parameters cannot follow the paper's instruction.
-    "short": "Ask the assistant step by step, then answer.",
-    # For supervised fine-tuning. Methods that ask an environment once use the same sentence.
-    "answer": ANSWER_IN_TAGS,
-}
-
-ENVIRONMENT_SYSTEM = (
-    "You are a helpful assistant. Please read the provided content (including previous conversations and "
-    "the current task) and help the user complete the task or answer the question. "
-)
 
 # An empty reply is replaced by this text, because servers refuse empty messages. Its turn counts in eq. 12.
 NO_REPLY = "(no reply)"

@@ -24,7 +24,7 @@ from prompt_r1.miniworld.environment import (
     Skills,
     generator_for,
 )
-from prompt_r1.protocol import ANSWER_IN_TAGS
+from prompt_r1.settings.agent import ANSWER_IN_TAGS
 from prompt_r1.types import Message
 
 # How a phrase changes probabilities: a positive number closes this share of the gap to 1, a negative number

@@ -11,9 +11,10 @@ from transformers import PreTrainedTokenizerFast
 
 from prompt_r1.chat_template import ONE_DAY, PieceEncoder, decode
 from prompt_r1.errors import UsageError
-from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.protocol import Codec
 from prompt_r1.reward import RULES, score
 from prompt_r1.rollout import play
+from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.types import Completion, GameSettings, Question, Trajectory
 from tests.support import tiny
 from tests.support.templates import KINDS, TOKENIZERS, byte_level, tokenizer_of

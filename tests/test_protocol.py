@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_r1.protocol import INSTRUCTIONS, TAGS, Codec, parse
+from prompt_r1.protocol import TAGS, Codec, parse
+from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.types import Action
 from tests.support import tiny
 

@@ -15,5 +15,5 @@ In reading order:
 The figures in the documents depend on the order in which each generator (`rng`) is drawn from: a draw more, a
 draw less or another order gives another mini world.
 
-It may import the root, `programs` and `model`. Only agent.py needs torch.
+It may import the root, `programs`, `settings` and `model`. Only agent.py needs torch.
 """

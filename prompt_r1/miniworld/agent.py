@@ -27,7 +27,8 @@ from prompt_r1.miniworld.world import make_world
 from prompt_r1.model.fine_tuning import fine_tune
 from prompt_r1.programs.progress import progress_bar
 from prompt_r1.programs.sealed_folders import build_folder
-from prompt_r1.protocol import INSTRUCTIONS, TAGS, Codec
+from prompt_r1.protocol import TAGS, Codec
+from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.types import Question, Trajectory, Turn
 
 INSTRUCTION = INSTRUCTIONS["short"]

@@ -3,8 +3,7 @@
 All evaluations, and the test at the end of a training, ask in this way.
 """
 
-from prompt_r1.protocol import ANSWER_IN_TAGS
-from prompt_r1.settings.agent import is_mini
+from prompt_r1.settings.agent import ANSWER_IN_TAGS, is_mini
 
 # The request after the question.
 IN_TAGS = f"\n{ANSWER_IN_TAGS}"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from prompt_r1.protocol import ENVIRONMENT_SYSTEM, INSTRUCTION_WITHOUT_ENVIRONMENT, INSTRUCTIONS
+from prompt_r1.protocol import PAPER_INSTRUCTION
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT, RULES, Rule
 from prompt_r1.settings.fields import ANY, POSITIVE, THREADS, Range, setting
 from prompt_r1.settings.functions import import_reward
@@ -18,6 +18,28 @@ HELD_OUT = "held-out"
 # The folder of an exported agent also has these two files.
 STEP_FILE = "training.json"  # the metrics of its step
 GAME_FILE = "prompt_r1.yaml"  # the settings of its training
+
+# For supervised fine-tuning, and for methods that ask an environment once.
+ANSWER_IN_TAGS = "Write the final answer, and nothing but the final answer, between <answer> and </answer>."
+
+# For an agent without an environment: it plays only the last step of the paper's instruction.
+INSTRUCTION_WITHOUT_ENVIRONMENT = """\
+Think about the question, then answer it. Write:
+   <think>(your reasoning)</think>
+   <answer>(final answer for the question)</answer>"""
+
+INSTRUCTIONS = {  # The keys are the values of --instruction.
+    "paper": PAPER_INSTRUCTION,
+    # For the mini agent: half a million parameters cannot follow the paper's instruction.
+    "short": "Ask the assistant step by step, then answer.",
+    "answer": ANSWER_IN_TAGS,
+}
+
+# The system message of the environment.
+ENVIRONMENT_SYSTEM = (
+    "You are a helpful assistant. Please read the provided content (including previous conversations and "
+    "the current task) and help the user complete the task or answer the question. "
+)
 
 
 def is_mini(spec: str) -> bool:

@@ -13,7 +13,7 @@ import torch
 from prompt_r1.environments.local import LocalEnvironment, load_local
 from prompt_r1.environments.sources import Caller
 from prompt_r1.errors import UsageError
-from prompt_r1.protocol import ENVIRONMENT_SYSTEM
+from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM
 from prompt_r1.types import Completion, Message
 from tests.support import tiny
 from tests.support.games import CPU

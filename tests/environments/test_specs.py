@@ -15,8 +15,7 @@ from prompt_r1.environments.specs import open_account
 from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.pair.settings import PairConfig, choose_environment
-from prompt_r1.protocol import ENVIRONMENT_SYSTEM
-from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
+from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM, AgentConfig, EnvironmentConfig
 from prompt_r1.types import Message, Spending
 from tests.support.providers import HELLO, KEY, open_environment
 

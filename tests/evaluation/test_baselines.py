@@ -14,8 +14,9 @@ from prompt_r1.miniworld.world import make_world
 from prompt_r1.pair.agent import Sampling
 from prompt_r1.pair.asking import ANSWER_ONLY, IN_TAGS, read_answer, request_of
 from prompt_r1.pair.named_agent import NamedAgent
-from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.protocol import Codec
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT, RULES
+from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.types import GameSettings, Question
 from studies.advice import AdvisedEnvironment
 from tests.support import tiny

@@ -21,7 +21,8 @@ from prompt_r1.miniworld.world import make_world
 from prompt_r1.model.packing import pack
 from prompt_r1.pair.agent import load_agent, load_codec, play_question
 from prompt_r1.pair.named_agent import find_agent
-from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.protocol import Codec
+from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.types import Trajectory
 from tests.support import tiny
 from tests.support.exports import load_tensors

@@ -36,8 +36,7 @@ from prompt_r1.evaluation.systems import (
     resolve_agents,
 )
 from prompt_r1.pair.named_agent import NamedAgent
-from prompt_r1.protocol import ENVIRONMENT_SYSTEM
-from prompt_r1.settings.agent import GAME_FILE
+from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM, GAME_FILE
 from prompt_r1.settings.train import TrainConfig
 from tests.support.exports import save_run
 from tests.support.programs import run_here

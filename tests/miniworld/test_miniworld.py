@@ -19,7 +19,8 @@ from prompt_r1.miniworld.demonstrations import decompose, play_demonstration, tr
 from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
 from prompt_r1.miniworld.questions import SPLITS, TRAINING_MIX, make_questions, mini_questions
 from prompt_r1.miniworld.world import make_world
-from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.protocol import Codec
+from prompt_r1.settings.agent import INSTRUCTIONS
 from tests.support.templates import KINDS, tokenizer_of
 
 QUICK = partial(build_agent, worlds=1, games=200, steps=3)

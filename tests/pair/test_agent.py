@@ -10,7 +10,8 @@ from prompt_r1.data.questions import find_questions
 from prompt_r1.errors import QuestionTooLong, UsageError
 from prompt_r1.miniworld.questions import mini_questions
 from prompt_r1.pair.agent import check_question_length, check_question_lengths, load_agent
-from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.protocol import Codec
+from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.types import GameSettings, Question
 from tests.support import tiny

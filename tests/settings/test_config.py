@@ -8,9 +8,8 @@ import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.protocol import INSTRUCTION_WITHOUT_ENVIRONMENT, INSTRUCTIONS
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
-from prompt_r1.settings.agent import HELD_OUT
+from prompt_r1.settings.agent import HELD_OUT, INSTRUCTION_WITHOUT_ENVIRONMENT, INSTRUCTIONS
 from prompt_r1.settings.fields import Range, check_number, read_yaml, write_yaml
 from prompt_r1.settings.train import TrainConfig, train_config, warnings_of
 

@@ -16,8 +16,9 @@ from prompt_r1.evaluation.predictions import FILE, Prediction, System, to_row
 from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.questions import TRAINING_MIX
-from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.protocol import Codec
 from prompt_r1.reward import RULES, score
+from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.training.log import Log
 from prompt_r1.training.warm_start import read_games
 from prompt_r1.types import GameSettings, Question, ScoredGame, Spending

@@ -4,9 +4,10 @@ import asyncio
 from pathlib import Path
 
 from prompt_r1.errors import EnvError
-from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.protocol import Codec
 from prompt_r1.reward import RULES
 from prompt_r1.rollout import play
+from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.log import Log

@@ -8,7 +8,8 @@ import pytest
 from prompt_r1.data.files import write_questions
 from prompt_r1.data.sampler import questions_of_step
 from prompt_r1.errors import QuestionTooLong
-from prompt_r1.protocol import INSTRUCTIONS, Codec
+from prompt_r1.protocol import Codec
+from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.training.dry_run import estimate
 from prompt_r1.training.run import RunQuestions, repetition_note, with_steps

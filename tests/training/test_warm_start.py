@@ -15,8 +15,9 @@ from prompt_r1.evaluation.preflight import read_evaluate_config
 from prompt_r1.model.lora import adapters_removed, add_lora
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
 from prompt_r1.pair.named_agent import resolve_agent, trained_config
-from prompt_r1.protocol import INSTRUCTIONS, Codec, parse
+from prompt_r1.protocol import Codec, parse
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
+from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.training.log import Log
 from prompt_r1.training.preflight import SftConfig
 from prompt_r1.training.supervised import (
