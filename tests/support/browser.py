@@ -63,7 +63,8 @@ class Browser:
         self.wait_for(f"document.readyState === 'complete' && location.href.startsWith({url!r})")
 
     def type(self, text: str) -> None:
-        """Type a text where the focus is."""
+        """Type a text where the focus is, which `autofocus` moves after the page has loaded."""
+        self.wait_for("document.activeElement !== document.body")
         self.send("Input.insertText", text=text)
 
     def press(self, key: str) -> None:
