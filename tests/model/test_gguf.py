@@ -210,8 +210,8 @@ def test_an_exported_agent_is_the_same_model_for_transformers(smollm2, plain, tm
 @needs_smollm2
 @pytest.mark.slow
 def test_two_training_steps_say_how_to_teach_the_format(tmp_path):
-    line = "--agent smollm2 --steps 2 --questions 2 --group-size 2 --mini-batch 4 --val-data none --out run"
-    ended = call(tmp_path, "train.py", *line.split())
+    sizes = "--steps 2 --questions 2 --group-size 2 --mini-batch 4 --val-data none --test-data none"
+    ended = call(tmp_path, "train.py", "--agent", "smollm2", *sizes.split(), "--out", "run")
     assert ended.returncode == 0, ended.stderr
     assert "python -m prompt_r1.training.warm_start --agent smollm2 --games mini" in ended.stdout
 
