@@ -87,8 +87,10 @@ def write_test(run: Run, predictions: Sequence[Prediction]) -> str:
     """Write the means by dataset to TEST_FILE. Returns the means over all questions, for a terminal."""
     results = score_predictions(predictions)
     by_dataset = datasets_table(results, COLUMNS) + "\n"
-    run.ranks.on_first_rank(lambda: (run.folder / TEST_FILE).write_text(by_dataset, "utf-8"))
+    file = run.folder / TEST_FILE
+    run.ranks.on_first_rank(lambda: file.write_text(by_dataset, "utf-8"))
     rows = []
     for system in results.systems:
         rows.append([str(system), *cells_of(results.micro_means(system), COLUMNS)])
-    return text_table(["test", *(column.label for column in COLUMNS)], rows)
+    labels = [column.label for column in COLUMNS]
+    return text_table(["test", *labels], rows)

@@ -41,7 +41,9 @@ async def direct(
     environment: Environment, request: str, question: Question, sample: int, *, prompt: str | None = None
 ) -> Prediction:
     """Ask the environment the question itself, under the system message `prompt`."""
-    messages: list[Message] = [] if prompt is None else [{"role": "system", "content": prompt}]
+    messages: list[Message] = []
+    if prompt is not None:
+        messages.append({"role": "system", "content": prompt})
     messages.append({"role": "user", "content": question.text + request})
     return await ask_once(environment, messages, request, question, sample)
 

@@ -53,15 +53,19 @@ def estimate(evaluation: Evaluation) -> str:
     parts: dict[str, Estimate] = {}
     for system in evaluation.systems:
         cases = cases_of_system(evaluation, system)
-        parts[names[system]] = {case.name: cost_of(evaluation, system, data, case) for case in cases}
+        costs = {case.name: cost_of(evaluation, system, data, case) for case in cases}
+        parts[names[system]] = costs
     limits = [limit_in(parse_fields(settings.env_args)) for settings in evaluation.environments.values()]
-    notes = notes_of_calls(parts, config, limited=None not in limits, at_once=len(evaluation.repeats))
-    return "\n".join([cost_table(parts, priced=any(config.env_price)), "", *notes])
+    at_once = len(evaluation.repeats)
+    notes = notes_of_calls(parts, config, limited=None not in limits, at_once=at_once)
+    table = cost_table(parts, priced=any(config.env_price))
+    return "\n".join([table, "", *notes])
 
 
 def cases_of_system(evaluation: Evaluation, system: System) -> list[Case]:
     """What the three estimates assume of a system's games and calls. Calls of no environment are free."""
-    prices = [evaluation.prices[name] for name in system.environment.split(",") if name] or [FREE]
+    names = system.environment.split(",") if system.environment else []
+    prices = [evaluation.prices[name] for name in names] or [FREE]
     game = evaluation.systems[system].config.game
     return cases_of(game, mean_bytes(evaluation.questions), evaluation.fields_of(system), prices)
 

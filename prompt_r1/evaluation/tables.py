@@ -119,7 +119,8 @@ def terminal_table(results: Results) -> str:
 
 def _text_table(cells: Mapping[str, Sequence[str]]) -> str:
     """A table for the terminal, from the cells of each column by its label."""
-    return text_table(list(cells), list(zip(*cells.values(), strict=True)))
+    rows = list(zip(*cells.values(), strict=True))
+    return text_table(list(cells), rows)
 
 
 def _width(cells: Mapping[str, Sequence[str]]) -> int:
@@ -153,7 +154,8 @@ def datasets_table(results: Results, columns: Sequence[Column]) -> str:
         if len(datasets) > 1:
             means = results.micro_means(system, datasets)
             rows.append([names[system], "**all**", *cells_of(means, columns)])
-    return markdown_table(["method", "dataset", *(column.label for column in columns)], rows, left=2)
+    labels = [column.label for column in columns]
+    return markdown_table(["method", "dataset", *labels], rows, left=2)
 
 
 def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]:
@@ -214,7 +216,8 @@ class PaperTable:
         measured = [rate for rate in rates if rate is not None]
         n = max((rate.n for rate in measured), default=0)
         best = max((rate.mean for rate in measured), default=0.0)
-        ours = [f"{label} (n = {n})", LABELS[metric], *(_percent_text(rate, n, best) for rate in rates)]
+        percents = [_percent_text(rate, n, best) for rate in rates]
+        ours = [f"{label} (n = {n})", LABELS[metric], *percents]
         papers = self._paper_numbers(datasets, metric)
         if not any(papers):
             return [ours]
@@ -227,7 +230,8 @@ class PaperTable:
     def _paper_numbers(self, datasets: Sequence[str], metric: str) -> list[str]:
         """The paper's number for each system, "" where it has none."""
         # The paper's averages are over all datasets of its Table 2 or 3.
-        if len(datasets) > 1 and set(datasets) not in (set(TRAINED), set(OUT_OF_DISTRIBUTION)):
+        is_whole_table = set(datasets) in (set(TRAINED), set(OUT_OF_DISTRIBUTION))
+        if len(datasets) > 1 and not is_whole_table:
             return []
         numbers = []
         for system, environment in self.systems.items():
