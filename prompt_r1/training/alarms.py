@@ -17,7 +17,7 @@ IsWrong = Callable[[float, Sequence[float], Line], bool]
 CHANCE = 1e-3
 LEARNED_EM = 0.9  # Groups without spread are no alarm where the sampled games have this EM.
 OUTCOMES = "env/outcomes/"  # prefix of the counts of replies that are filtered, cut or empty
-ODD_REPLIES = "env/outcomes"  # the share of these replies among the calls
+ODD_REPLIES = "env/outcomes"  # the share of these replies among all
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,7 @@ ALARM_RULES = (
         lambda now, before, line: now > 10 * median(before) > 0,
         "the gradient is over ten times as large as usual",
     ),
-    AlarmRule(
-        "groups/no_spread",
-        lambda now, before, line: now >= 1.0 and line.get("em", 0.0) < LEARNED_EM,
-        "every advantage is 0",
-    ),
+    AlarmRule("groups/no_spread", lambda now, before, line: now >= 1.0, "every advantage is 0"),
 )
 
 
@@ -161,10 +157,7 @@ class Alarms:
 
         A metric is described again only if it has recovered in between.
         """
-        # If the environment broke every group, the other metrics say nothing about the agent.
-        if line.get("groups/dropped") == 1:
-            line = {"groups/dropped": 1.0}
-        line = {**line, **share_of_odd_replies(line)}
+        line = judged_metrics(line)
         wrong: dict[str, str] = {}  # metrics of this line → what is wrong with them, or ""
         for watch in self.watches:
             metric = watch.rule.metric
@@ -177,12 +170,18 @@ class Alarms:
         return new
 
 
-def share_of_odd_replies(line: Line) -> Line:
-    """The share of the calls whose reply was filtered, cut or empty; {} for a line without calls."""
+def judged_metrics(line: Line) -> Line:
+    """The metrics of a line that say something, and the share of odd replies among the calls."""
+    # If the environment broke every group, the other metrics say nothing about the agent.
+    if line.get("groups/dropped") == 1:
+        return {"groups/dropped": 1.0}
+    judged = dict(line)
+    if line.get("em", 0.0) >= LEARNED_EM:
+        judged.pop("groups/no_spread", None)
     calls = line.get("env/calls", 0.0) + line.get("val/calls", 0.0)
-    if not calls:
-        return {}
-    return {ODD_REPLIES: sum(_outcomes(line).values()) / calls}
+    if calls:
+        judged[ODD_REPLIES] = sum(_outcomes(line).values()) / calls
+    return judged
 
 
 def most_frequent_outcome(line: Line) -> str:

@@ -51,7 +51,7 @@ class GameMetrics:
     calls: int  # The call that failed counts too.
     usd: float
     score: Score | None  # None: the environment broke the game.
-    # Whether any advantage of the game is not 0. None: it has none, because too much of its group broke.
+    # Whether any advantage of the game is not 0. None: it is not compared with other games.
     has_advantage: bool | None
 
 
