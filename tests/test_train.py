@@ -28,7 +28,7 @@ from tests.support.exports import load_tensors, recorded_games
 from tests.support.programs import run_here
 
 SMALL = (
-    "--config mini --env mini --questions 2 --group-size 4 --mini-batch 8 --max-turns 2 --max-new 64 "
+    "--config mini --env mini --questions 2 --group-size 4 --mini-batch 8 --max-turns 2 --max-new 58 "
     "--max-tokens 900 --lr 1e-3 --steps 1 --device cpu"
 ).split()
 
@@ -84,7 +84,7 @@ def test_the_order_in_which_a_rank_plays_its_questions_does_not_change_the_mini_
     asking_agent, tmp_path, monkeypatch
 ):
     """A game's place follows from its question's number among those of all ranks, not of its own rank."""
-    line = ["--mini-batch", 4, "--max-new", 40]
+    line = ["--mini-batch", 4, "--max-new", 40, "--max-turns", 1]
     expected = load_tensors(train_run(tmp_path / "0", asking_agent, *line) / "agent")
     of_rank = RunQuestions.of_rank
     monkeypatch.setattr(
@@ -115,7 +115,7 @@ def test_a_run_of_two_epochs_says_that_it_repeats_its_questions_once(asking_agen
     """Its config.yaml has the number of steps, so that it documents the run without the questions."""
     data = write_questions(tmp_path, "Who?", "When?", "Why?")
     line = ["--agent", asking_agent, "--out", tmp_path / "run", "--data", data, "--val-data", "none"]
-    settings = " ".join(SMALL).replace("--steps 1", "--epochs 2").split()
+    settings = " ".join([*SMALL, "--max-turns 1"]).replace("--steps 1", "--epochs 2").split()
     run_here("train.py", *line, *settings)
     assert [metrics["step"] for metrics in read_metrics(tmp_path / "run")] == [0, 1, 2, 3]
     drawn = Counter(game["question"]["id"] for step in (1, 2, 3) for game in games_of(tmp_path / "run", step))
@@ -166,7 +166,7 @@ def test_training_validation_and_test_play_their_own_questions(random_agent, tmp
 @pytest.fixture(scope="module")
 def one_step(asking_agent, tmp_path_factory) -> Path:
     """A run of one step with other settings of the loss and the optimiser."""
-    line = "--loss token-mean --lr 2e-3 --beta2 0.95 --weight-decay 0.3".split()
+    line = "--loss token-mean --lr 2e-3 --beta2 0.95 --weight-decay 0.3 --max-turns 1".split()
     return train_run(tmp_path_factory.mktemp("one"), asking_agent, *line)
 
 
@@ -206,7 +206,7 @@ def test_without_a_reference_the_kl_to_the_policy_before_the_step_is_logged(
     """0 in the first mini-batch, where nothing has moved yet. The loss has the command line's settings."""
     loss = Mock(wraps=loss_function.grpo_loss)
     monkeypatch.setattr(loss_function, "grpo_loss", loss)
-    line = "--kl-coef 0 --mini-batch 4 --lr 0.01 --clip 0.1 --clip-high 0.3".split()
+    line = "--kl-coef 0 --mini-batch 4 --lr 0.01 --clip 0.1 --clip-high 0.3 --max-turns 1".split()
     assert read_metrics(train_run(tmp_path, asking_agent, *line))[1]["kl"] > 0
     settings = {"clip": 0.1, "clip_high": 0.3, "kl_coef": 0.0}
     assert all(settings.items() <= call.kwargs.items() for call in loss.call_args_list) and loss.called
@@ -285,7 +285,8 @@ def own_code(tmp_path, monkeypatch):
 
 
 def test_centred_advantages_are_not_divided_by_the_deviation(asking_agent, tmp_path, own_code):
-    run = train_run(tmp_path, asking_agent, "--advantage", "centred", "--reward", "own_code:length")
+    line = "--advantage centred --reward own_code:length --max-turns 1".split()
+    run = train_run(tmp_path, asking_agent, *line)
     games = games_of(run, 1)
     for start in (0, 4):
         group = games[start : start + 4]

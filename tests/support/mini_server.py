@@ -18,7 +18,7 @@ T = TypeVar("T")
 COMPLETION = "POST /v1/chat/completions"
 # Options of a short training.
 GAMES = [
-    *"--data mini:validation --questions 4 --group-size 4 --mini-batch 16 --max-new 64".split(),
+    *"--data mini:validation --questions 4 --group-size 4 --mini-batch 16 --max-new 58".split(),
     *"--max-tokens 900 --max-turns 3 --val-limit 2 --lr 1e-4".split(),
 ]
 

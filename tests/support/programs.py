@@ -19,7 +19,7 @@ from tests.support.paths import ROOT
 
 # Settings of a training run of a few seconds: few questions (the start tokenizes each), short games.
 SMALL: list[str] = (
-    "--questions 2 --group-size 4 --mini-batch 4 --max-new 64 --max-tokens 700 --val-limit 2 --lr 1e-3 "
+    "--questions 2 --group-size 4 --mini-batch 4 --max-new 58 --max-tokens 700 --val-limit 2 --lr 1e-3 "
     "--device cpu"
 ).split()
 FOUR_STEPS = [
