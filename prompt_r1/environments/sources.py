@@ -135,11 +135,19 @@ class Source(ABC):
 def limit_in(fields: Mapping[str, object]) -> int | None:
     """The limit of a reply's tokens in the fields of a request; None if there is none.
 
-    If both names of the limit are given, a server may accept only one of them, so the larger limit counts.
+    If both names of the limit are given, a server may accept only one of them. So both must limit the reply,
+    and the larger limit counts.
     """
-    limits = [fields.get(name) for name in REPLY_LIMITS]
-    # llama.cpp and others take -1 for no limit.
-    return max((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+    limits: list[int] = []
+    for name in REPLY_LIMITS:
+        if name not in fields:
+            continue
+        limit = fields[name]
+        # llama.cpp and others take -1 for no limit.
+        if not isinstance(limit, int) or limit <= 0:
+            return None
+        limits.append(limit)
+    return max(limits, default=None)
 
 
 def with_system(messages: list[Message], system: str) -> list[Message]:

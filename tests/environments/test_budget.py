@@ -72,6 +72,16 @@ def test_a_limit_of_dollars_needs_a_limit_of_each_reply(fields, tmp_path) -> Non
     assert 2e-3 < budget.spent.usd <= 3e-3 and source.peak > 20
 
 
+@pytest.mark.parametrize("limits", [(9, -1), (9, None), (-1, 9)])
+def test_both_names_of_the_limit_must_limit_the_reply(limits) -> None:
+    """A bug: a server rejected max_tokens, -1 was all that was left, and of $2.12 $15.06 were spent."""
+    fields = dict(zip(("max_tokens", "max_completion_tokens"), limits, strict=True))
+    with pytest.raises(UsageError, match="--max-env-usd needs a limit of each reply"):
+        open_environment(
+            "large@http://a.test/v1", env_args=json.dumps(fields), max_env_usd=1.0, env_price=("1,10",)
+        )
+
+
 def test_a_limit_of_minus_one_is_no_limit() -> None:
     """A bug: llama.cpp takes -1 for no limit, and the estimate of a reply was -1 token."""
     [member] = environment(CountingSource(max_tokens=-1)).members
