@@ -135,6 +135,20 @@ def test_an_agent_that_knows_the_format_is_not_said_to_lack_it_after_one_malform
     assert "the game ended: malformed" in "".join(written) and "format;" not in "".join(written)
 
 
+def test_only_a_dialogue_that_is_shown_is_decoded_token_by_token(capsys):
+    """A bug would only cost time: a turn is decoded again with each of its tokens."""
+    watching = []
+
+    async def play(text, *, on_piece):
+        watching.append(on_piece is not None)
+        return Trajectory(Question("q", "asked", text, ()), stop="malformed")
+
+    pair = SimpleNamespace(play=play, path="agent", environment=Environment([]))
+    for as_json in (True, False):
+        asyncio.run(infer.ask("Who?", pair, Dialogue(str), InferConfig(json=as_json)))
+    assert watching == [False, True]
+
+
 def test_the_exit_code_says_whether_there_is_an_answer(agent):
     """A bug: a game that ended without an answer exited with 0, so a script took the empty answer for one."""
     common = ["infer.py", "--agent", agent, "--env", "mini", "--device", "cpu", "--question"]

@@ -109,14 +109,16 @@ def test_the_compiled_engine_equals_a_naive_computation_over_random_schedules(**
 
 @pytest.mark.slow  # The first compilation imports the compiler.
 def test_a_model_that_cannot_be_compiled_plays_eagerly_with_a_warning():
-    policy = tiny.policy()
+    policy, attempts = tiny.policy(), []
 
     def broken(graph: object, inputs: object) -> None:
+        attempts.append(graph)
         raise RuntimeError("no such instruction")
 
     torch._dynamo.register_backend(broken, name="broken")
-    with pytest.warns(UserWarning, match="cannot compile this model .*no such instruction"):
+    with pytest.warns(UserWarning, match="cannot compile this model .*no such instruction") as said:
         tokens = play(policy, CompiledForward(policy, backend="broken"))
+    assert len(attempts) == len(said) == 1
     assert tokens == play(policy, policy.hidden_states)
 
 

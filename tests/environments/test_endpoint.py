@@ -4,6 +4,8 @@ import asyncio
 import json
 import logging
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -151,6 +153,27 @@ def check(*script: httpx.Response | Exception, **settings: object) -> list[dict[
     provider = Provider(*script)
     asyncio.run(environment_over(provider, **settings).check())
     return provider.requests
+
+
+def noted(method: Callable[..., object], objects: list[object]) -> Callable[..., object]:
+    """The method, which also appends its object to a list."""
+
+    def noting(self: object, *arguments: object, **keywords: object) -> object:
+        objects.append(self)
+        return method(self, *arguments, **keywords)
+
+    return noting
+
+
+@pytest.mark.parametrize("answer", [OK, httpx.Response(401)])
+def test_the_check_leaves_no_connection_to_the_event_loop_of_the_games(answer, monkeypatch) -> None:
+    """A connection of a loop that is closed breaks the first call of the next loop."""
+    opened, closed = [], []
+    monkeypatch.setattr(httpx.AsyncClient, "__init__", noted(httpx.AsyncClient.__init__, opened))
+    monkeypatch.setattr(httpx.AsyncClient, "aclose", noted(httpx.AsyncClient.aclose, closed))
+    with suppress(FatalEnvError):
+        check(answer)
+    assert opened == closed and len(opened) == 1
 
 
 @pytest.mark.parametrize("answer", [OK, httpx.Response(503), httpx.ReadError("reset"), httpx.Response(429)])

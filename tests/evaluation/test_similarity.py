@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,6 +44,20 @@ def test_the_best_gold_answer_counts_and_empty_texts_follow_the_rules(tiny_encod
     a, b, c = encoder.embed(["one letter", "nobody", "day"])
     assert pair == pytest.approx(max(float(a @ b), float(a @ c)), abs=1e-6)
     assert encoder.similarity([], []) == []
+
+
+def test_a_text_that_occurs_often_is_embedded_once(tiny_encoder: Path, monkeypatch) -> None:
+    """A bug would only cost time: an evaluation of several methods has each gold answer several times."""
+    encoder, embedded = SentenceEncoder(tiny_encoder), []
+    embed = encoder.embed
+
+    def noted_embed(texts: Sequence[str]) -> torch.Tensor:
+        embedded.extend(texts)
+        return embed(texts)
+
+    monkeypatch.setattr(encoder, "embed", noted_embed)
+    encoder.similarity(["one letter", "day", "day"], [["day"], ["day", "nobody"], ["nobody"]])
+    assert sorted(embedded) == ["day", "nobody", "one letter"]
 
 
 class Silent:

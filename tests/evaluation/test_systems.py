@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import hashlib
 import json
 import shutil
 import sys
@@ -298,6 +299,21 @@ def test_a_changed_model_of_a_pool_is_noticed(tmp_path, changed):
     (tmp_path / changed / "model.safetensors").write_bytes(b"after")
     with pytest.raises(UsageError, match=f"{changed} has changed.*--out"):
         keep_settings(tmp_path, {"seed": 0}, digests_of([], [pool], []))
+
+
+def test_an_agent_of_several_systems_is_read_once_for_its_digest(tmp_path, monkeypatch):
+    """A bug would only cost time: the weights of an agent take gigabytes."""
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    read = []
+    file_digest = hashlib.file_digest
+
+    def noted_digest(file, kind):
+        read.append(file)
+        return file_digest(file, kind)
+
+    monkeypatch.setattr(hashlib, "file_digest", noted_digest)
+    assert digests_of([], [f"hf:{tmp_path}"] * 2, [str(tmp_path)] * 3).keys() == {f"digest of {tmp_path}"}
+    assert len(read) == 1
 
 
 def test_a_changed_model_that_writes_prompts_is_noticed(tmp_path):

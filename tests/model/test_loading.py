@@ -1,8 +1,10 @@
 """Broken and hostile model folders are refused in one sentence, and nothing in them is executed."""
 
+import gc
 import json
 import pickle
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -193,6 +195,27 @@ def test_the_memory_that_a_model_needs_is_that_of_all_its_files(tmp_path, monkey
     monkeypatch.setattr(loading, "free_memory", lambda device: sum(sizes) - 1)
     with pytest.raises(UsageError, match="GB of memory"):
         load_policy(tmp_path, device=CPU)
+
+
+def test_a_model_that_nobody_holds_any_longer_is_freed_before_the_next_one_is_loaded(tmp_path, monkeypatch):
+    """An engine is in a reference cycle, so the memory of the last agent seemed to be in use."""
+    tiny.save_agent(tmp_path)
+
+    class Earlier:
+        def __init__(self) -> None:
+            self.cycle = self
+
+    def free_memory(device: torch.device) -> int:
+        assert earlier() is None
+        return 10**12
+
+    monkeypatch.setattr(loading, "free_memory", free_memory)
+    gc.disable()  # as if no automatic collection came in between
+    try:
+        earlier = weakref.ref(Earlier())
+        load_policy(tmp_path, device=CPU)
+    finally:
+        gc.enable()
 
 
 def test_memory_that_runs_out_while_a_model_is_loaded_is_not_a_broken_folder(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
+import jinja2
 import pytest
 
 from prompt_r1.errors import UsageError
@@ -53,6 +54,13 @@ def run(tmp_path_factory) -> Path:
 
 def page_of(run: Path) -> Page:
     return Page(write_report(run).read_text("utf-8"))
+
+
+def test_the_template_is_compiled_once_for_all_pages_of_a_process(run, monkeypatch):
+    """A run writes its page with each checkpoint."""
+    page_of(run)
+    monkeypatch.setattr(jinja2.Environment, "from_string", lambda *_, **__: pytest.fail("compiled again"))
+    page_of(run)
 
 
 def test_the_first_the_middle_the_last_and_the_best_step_are_shown(run):
