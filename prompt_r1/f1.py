@@ -16,15 +16,21 @@ Blanks around these operators do not count: "F = ma" equals "F=ma". So an operat
 word, also in prose: "Disney + Pixar" has no word in common with "Pixar". Typographic forms of a character
 equal its plain form.
 
-A hyphen is a minus at the beginning of a word ("-5", "(x+1)-y"), at its end ("O-", "x-(y+1)"), and between
-two operands. An operand is a number, a bracket, a lower-case letter alone, or a word of MATHS_WORD; two
-letters alone may also be capitals ("A-B"). With blanks on both sides, a hyphen is a minus only between
-operands. Any other hyphen is dropped, and blanks around it stay: in names ("F-16", "COVID-19") and as a dash
-("World War I - 1914"). A product of letters is no operand: "3 - ab" equals "3 ab".
+A hyphen is a minus in these places:
 
-Between two digits, a hyphen and all punctuation that is not in the table separate two numbers: "18-20" equals
-"18 20", and "3:2" equals "3 2". Exceptions are commas of thousands, and the minus after a power of one digit
-("x^2-1").
+    at the beginning of a word               -5   (x+1)-y
+    at the end of a word                     O-   x-(y+1)
+    between two operands                     x-1   3-sqrt(2)   x - 1
+    between two letters that stand alone     x-y   A-B
+    first in the text, or after an operator  - 5   x = - 5
+
+An operand is a number, a bracket, a lower-case letter alone, or a word of MATHS_WORD. A product of letters is
+no operand: "3 - ab" equals "3 ab". Any other hyphen is dropped, and blanks around it stay: in names ("F-16",
+"COVID-19") and as a dash ("World War I - 1914").
+
+Between two digits, a hyphen and all punctuation that is not in the first table separate two numbers: "18-20"
+equals "18 20", and "3:2" equals "3 2". There are two exceptions: "1,234" equals "1234", and in "x^2-1", after
+a power of one digit, the hyphen is a minus. A comma also separates two words: "red,blue" equals "red blue".
 
 The letter "a" beside an operator is a variable and no article ("a-5", "a = 5"), also where a reader might
 see an article before a negative number: "a -5 degree slope" is not "-5 degree slope".
@@ -47,6 +53,7 @@ Metric = Callable[[str, str], float]
 """Compares a prediction with one gold answer, both normalised."""
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
+# "a" is an article unless an operator stands directly before it, or after it, with or without blanks.
 STRICT_ARTICLES = re.compile(r"\b(an|the|(?<![-+/=^<>≤≥≠*])a(?!\s*[-+/=^<>≤≥≠*#]))\b")
 DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -58,7 +65,7 @@ FRACTION_AFTER_DIGIT = re.compile(r"(?<=\d)([¼-¾⅐-⅞])")
 COMPARISONS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "="}
 
 LETTER = r"[^\W\d_]"
-# A lower-case letter alone, but not the s of "it's".
+# A lower-case letter alone, but not the s of "it's", whose apostrophe may have become '"' (`_plain_form`).
 VARIABLE = rf"(?<!{LETTER})(?<!{LETTER}['\"])[a-zα-ω](?!{LETTER})"  # x, and the x of 2x
 SINGLE_LETTER = rf"(?<!{LETTER}){LETTER}(?!{LETTER})"
 
@@ -68,6 +75,8 @@ NAME_BEFORE = rf"(?:(?<={VARIABLE})|(?<=\bpi))"
 NAME_AFTER = rf"(?:{VARIABLE}|{MATHS_WORD})"
 
 # An operator with the blanks beside it, which do not count. "World War I - 1914" has no operator.
+# The operators / = + ^ join *things*: words, numbers, brackets, roots, LaTeX commands, amounts in dollars. A
+# minus and the comparisons join *operands*, which are fewer: a word is a thing, and usually no operand.
 THING_BEFORE = r"(?<=[\w)}\]])"
 THING = r"(?:[\w({\\√∞]|\.\d|\$[\w({\\.-])"
 THING_AFTER = rf"(?=-?{THING})"
@@ -78,16 +87,17 @@ INFIX = re.compile(
     rf"|{THING_BEFORE}\s+\*\*\s+{THING_AFTER}"  # x ** 2, but not **bold** text
     rf"|{OPERAND_BEFORE}\s*[-<>≤≥≠]\s*{OPERAND_AFTER}"  # x - 1, 3 - sqrt(2)
     rf"|(?<={SINGLE_LETTER})\s*[<>≤≥≠]\s*{OPERAND_AFTER}"  # T > 0
-    rf"|(?<=\b{LETTER})\s*-\s*(?={LETTER}\b(?!\s+\w))"  # A - B
+    rf"|(?<=\b{LETTER})\s*-\s*(?={LETTER}\b(?!\s+\w))"  # A - B, but not "A - B team"
 )
 SIGN = re.compile(rf"((?:^|[=({{\[,:<>≤≥≠^/])\s*-)\s+(?=[\d.$(\\]|{VARIABLE})")  # - 5, x = - 5
 ARTICLE_AFTER_OPERATOR = re.compile(r"(?<=[-+/=]\s)\s*(?:a|(?i:an|the))\s+(?=\w)")  # 5 = a prime
 COMPARISON_BEFORE_NUMBER = re.compile(r"([<>≤≥≠])\s+(?=[\d.-])")  # < 5
 WORD_BEFORE_COMPARISON = re.compile(rf"(?<={LETTER}{LETTER})\s*(?=[<>≤≥≠][\d.-])")  # speed <5
 
-THOUSANDS = re.compile(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))")  # 1,234 and, in India, 1,00,000
+# A comma before exactly three digits (1,234). In India, groups of two digits may come before them (1,00,000).
+THOUSANDS = re.compile(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))")
 
-# The punctuation that is kept, by the lines of the table above.
+# The punctuation that is kept, by the lines of the first table above.
 MINUS = (
     r"(?<![\w-])-(?=[^\s-])",  # the sign of -5
     r"(?<=\d[eE])-(?=\d)",  # 1e-5
@@ -113,9 +123,12 @@ POWER_OR_COMPARISON = (
 )
 NUMBER_SIGN = (rf"(?<={LETTER})#",)  # C#
 KEPT = "|".join((*MINUS, *POINT, *SLASH_OR_EQUALS, *PLUS, *POWER_OR_COMPARISON, *NUMBER_SIGN))
-# Other punctuation between two digits separates them, unless it is kept.
+# Other punctuation between two digits separates them, unless it is kept. So does a comma between words.
 OTHER = re.escape("".join(mark for mark in string.punctuation if mark not in "+./<>^"))
-SEPARATOR = rf"(?<=\d)(?:(?!{KEPT})[{OTHER}])+?(?=-?\d)|(?<=\w),(?=\w)"
+SEPARATOR = (
+    rf"(?<=\d)(?:(?!{KEPT})[{OTHER}])+?(?=-?\d)"  # 18-20, 3:2
+    r"|(?<=\w),(?=\w)"  # red,blue
+)
 PUNCTUATION = re.compile(f"(?P<kept>{KEPT})|(?P<separator>{SEPARATOR})|[{re.escape(string.punctuation)}]")
 
 
