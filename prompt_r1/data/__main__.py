@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> None:
     parsed, unknown = command_line().parse_known_args(arguments)
     options = vars(parsed)
     command, run = options.pop("command"), options.pop("run")
-    if unknown:  # The parser of the command names the help that lists its flags.
+    if unknown:  # The error of the command's own parser names its help, such as `… convert --help`.
         command.error(f"unrecognized arguments: {' '.join(unknown)}")
     run(**options)
 

@@ -34,7 +34,14 @@ NO_ANSWER = "no answer (a test split)"
 WRITING_TAGS = re.compile(r"^(?:\s*\[\s*(?:WP|EU|CW|TT|PI|RF|MP|IP|PM|OT|FF|SP)\s*\])+", re.IGNORECASE)
 # What separates the options of MathQA, as in "a ) 38 , b ) 27.675". Some files have the options as a list in
 # quotes, and some repeat the letter: "a ) a ) 38 , b ) b ) 27.675".
-OPTION = re.compile(r"""(?:^|,)[\s['"]*(?:([a-e]) \) )+""")
+OPTION = re.compile(
+    r"""
+    (?:^|,)                # the beginning, or the comma after the option before
+    [\s['"]*               # the bracket and the quote of a list
+    (?:([a-e])[ ]\)[ ])+   # the letter; if it is repeated, the group holds the last
+    """,
+    re.VERBOSE,
+)
 
 
 class LeftOut(Exception):
@@ -43,7 +50,7 @@ class LeftOut(Exception):
 
 def hotpotqa(row: Fields) -> Draft:
     """HotpotQA, and 2WikiMultihopQA, which has the same format. Their test splits have no answers."""
-    _require(row, "context")
+    _require(row, "context")  # It is not read. A row without it is of another dataset.
     return text_field(row, "question"), _filled_golds([row.get("answer")], "answer")
 
 
