@@ -68,8 +68,8 @@ def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> A
         max_tokens=config.max_tokens,
     )
     check_model(policy)
-    # The model's generation config may list more end tokens than the tokenizer. A turn ends at them too, but
-    # only at special tokens: without a generation config, transformers may list an ordinary token.
+    # The model's generation config may list more end tokens than the tokenizer. The special tokens among them
+    # end a turn too. Ordinary tokens do not: without a generation config, transformers may list one.
     added = codec.tokenizer.added_tokens_decoder
     codec.stop_ids |= {end for end in policy.end_ids if end in added and added[end].special}
     return Agent(policy, codec, config.game)

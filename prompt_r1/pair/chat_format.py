@@ -101,13 +101,13 @@ def read_request(content: bytes) -> ChatRequest:
     temperature = given.get("temperature")
     if temperature is not None and not (is_finite_number(temperature) and temperature >= 0):
         raise bad_request("`temperature` must be a number, and at least 0", "temperature")
-    seed = _field(given, "seed", 0)
+    seed = None if given.get("seed") is None else _field(given, "seed", 0)
     return ChatRequest(
         model=_field(given, "model", ""),
         question=_question(_field(given, "messages", [])),
         stream=_field(given, "stream", False),
         temperature=temperature,
-        seed=seed if given.get("seed") is not None else None,
+        seed=seed,
     )
 
 

@@ -145,7 +145,7 @@ def _newest_first(pattern: str) -> list[Path]:
 
 
 def _check_hub_id(name: str) -> None:
-    """Raise UsageError for a name that is meant as a folder, because its form or a similar name says so."""
+    """Raise UsageError for a name that looks like a folder, or that is similar to a known name."""
     runs = [file.parent.parent for file in _newest_first("*/agent/config.json")]
     known = {MINI_AGENT: MINI_AGENT, SMOLLM2: SMOLLM2}
     for run in runs:

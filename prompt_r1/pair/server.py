@@ -69,8 +69,8 @@ PieceQueue = asyncio.Queue[Piece | None]  # the dialogue of a game; None ends it
 MAX_BYTES = 2_000_000  # the longest body of a request: more text than any game has room for
 # The body of a request must arrive within this time, and so must the next request on a connection.
 ARRIVAL_SECONDS = 30.0
-# Besides a connection for each session, so many may be open: for requests that are still arriving, and for
-# clients that keep their connection. If there are more, requests get status 503.
+# This many connections may be open besides one for each session: for requests that are still arriving, and
+# for clients that keep their connection. If there are more, requests get status 503.
 SPARE_CONNECTIONS = 64
 DISCONNECT_CHECK_SECONDS = 0.2  # While a game is played, the server looks whether the client is still there.
 GONE = 499  # The status for a client that has disconnected, as in nginx's log. Nobody receives it.
@@ -314,7 +314,7 @@ def _fail(request: Request, error: Exception) -> Response:
 
 
 def _failure(request: Request, error: Exception) -> Failure:
-    """The failure of an error, which is noted in the log; a bug of ours with its traceback."""
+    """Turn an error into a failure, and note it for the log. A bug of ours is logged with its traceback."""
     if isinstance(error, HTTPException):  # starlette's: an unknown path or method
         error = Failure(error.status_code, "invalid_request_error", error.detail)
     failure = failure_of(error)
