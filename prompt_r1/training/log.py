@@ -236,8 +236,8 @@ def is_metric(value: object) -> bool:
 def trim_run(run: Path, *, trained: int, logged: int) -> None:
     """Remove what a resumed run writes again: games after step `trained`, metric lines after step `logged`.
 
-    Overwriting the files would not do, because another number of ranks writes other files. The games of the
-    test are removed too, because the test is played again.
+    With another number of ranks the new files have other names, so the old files would stay. The games of
+    the test are removed too, because the test is played again.
     """
     last_kept = {"step": trained, "validation": logged}
     for path in (run / "trajectories").glob("*.jsonl"):

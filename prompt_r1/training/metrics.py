@@ -100,7 +100,7 @@ def step_metrics(
 def game_metrics(games_PG: Sequence[Sequence[GameMetrics]], latencies: Sequence[float]) -> dict[str, float]:
     """Means and sums over the games of a step.
 
-    The environment has broken the games without a score, so they count in stop/*, tokens/* and env/* only.
+    Games that the environment broke have no score. They count only in games, stop/*, tokens/* and env/*.
     """
     games = [game for group in games_PG for game in group]
     scores_PG = scores_of(games_PG)
@@ -216,7 +216,8 @@ def ranked_pairs(scores: Sequence[Score]) -> list[bool]:
 class BatchStats:
     """The measurements of a micro-batch.
 
-    The sums of the first four over the micro-batches and ranks of an optimiser step are the step's values.
+    The first four are parts of sums: added up over the micro-batches and ranks of an optimiser step, they are
+    the step's values.
     """
 
     loss: float
@@ -272,6 +273,7 @@ class StepStats:
         """Means over the optimiser steps that were taken and over all ranks. Called by every rank."""
         used = ranks.gather_lists(self.used)
         steps = max(1, self.taken)
+        # Before the first optimiser step, the difference is only rounding.
         moved = [batch.difference.double() for batch in used if batch.weights_moved]
         tokens = sum(map(len, moved))
         token_kl = torch.cat([torch.zeros(0), *(batch.token_kl for batch in used)])
@@ -282,7 +284,8 @@ class StepStats:
             "entropy": sum(batch.entropy for batch in used) / steps,
             "grad_norm": self.grad_norms / steps,
             "update/skipped": float(self.skipped),
-            # Estimates KL(policy that sampled || policy now) from the sampled tokens.
+            # Estimates KL(policy that sampled || policy now) as the mean of log π_engine - log π_θ over the
+            # sampled tokens. `difference` has the other sign.
             "update/kl": -sum(difference.sum().item() for difference in moved) / max(tokens, 1),
             **self.gap,
             "kl_median": token_kl.median().item() if len(token_kl) else 0.0,

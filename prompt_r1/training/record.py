@@ -248,8 +248,8 @@ def em_of_validation(metrics: Mapping[str, float]) -> float:
     """EM of a validation, in which the games that the environment broke count as wrong.
 
     It is -1 without a validation, and if every game broke. Games of hard questions make more calls, so they
-    break more often. val/em leaves them out. If it decided, then after an outage an agent that answered only
-    the easy questions could become the best.
+    break more often. val/em leaves them out. If val/em decided, then after an outage an agent that answered
+    only the easy questions could become the best.
     """
     if "val/em" not in metrics:
         return -1.0

@@ -79,10 +79,11 @@ class Run:
     agent: Agent  # It plays. Each rank has a whole copy of its weights, in the compute dtype.
     # The policy learns. The reference is the frozen start, for the KL.
     #
-    #     the agent's weights       policy                                    reference
-    #     frozen, with adapters     the agent's policy with adapters          `policy` without its adapters
-    #     float32, not sharded      the agent's policy itself                 a frozen copy
-    #     16 bits, or sharded       a copy with float32 weights               a frozen copy
+    #     --parallel, compute dtype   policy                                reference
+    #     ddp, with adapters          the agent's policy with adapters      `policy` without its adapters
+    #     ddp, float32                the agent's policy itself             a frozen copy
+    #     ddp, 16 bits                a copy with float32 weights           a frozen copy
+    #     fsdp or hsdp                a sharded copy with float32 weights   a sharded, frozen copy
     policy: Policy
     reference: Policy | None  # None: no KL
     questions: RunQuestions
@@ -151,7 +152,7 @@ class Run:
     def end_training(self) -> None:
         """Free the optimiser, the reference and the KV cache, so that the test can load another agent.
 
-        The last step must be saved.
+        Call it after the last step has been saved.
         """
         self.optimizer.state.clear()
         self.reference = None

@@ -83,7 +83,7 @@ def open_parts(
     questions = RunQuestions.load(config, agent.codec)
     # Now the number of questions is known, so --epochs becomes a number of steps.
     config = with_steps(config, len(questions.training))
-    # Every step has the same number of games of this rank, which the progress bar counts.
+    # This rank plays the same number of games in every step. The progress bar counts them.
     games_per_step = len(questions.of_rank(1, ranks)) * config.group_size
     run = Run(
         config=config,

@@ -42,10 +42,11 @@ MIN_STEPS = 30  # Fewer steps teach little, so few examples get smaller batches.
 def fine_tune_agent(
     examples: Callable[[Codec], Sequence[Trajectory]], config: SftConfig, trained_as: AgentConfig, out: Path
 ) -> Path:
-    """Fine-tune an agent on games, to play as `trained_as`, and return its folder.
+    """Fine-tune an agent on games, and return its folder.
 
-    `examples` gives the games as the agent's codec encodes them. The metrics of the steps are written to
-    metrics.jsonl beside the agent's folder.
+    `examples` gives the games as the agent's codec encodes them. `trained_as` are the settings by which the
+    agent will play. They are saved with it. The metrics of the steps are written to metrics.jsonl beside the
+    agent's folder.
     """
     make_folder(out, _is_fine_tuning, "a fine-tuning")
     device = pick_device(config.device)

@@ -36,9 +36,9 @@ def limit_of(policy: Policy) -> Limit:
     2 % lower, attention scaled by 1.1, weights with 2 % noise, another temperature). Both were measured with
     five random models, the mini agent and SmolLM2-135M (30 layers) on a CPU:
 
-        compute dtype   over tokens  right models      injected errors   alarm         stop
-        float32         maximum      1e-6 to 5e-5      0.54 to 3.7       1e-4 or more  1e-2
-        bfloat16        mean         0.001 to 0.022    0.053 to 0.38     0.05          0.5
+        compute dtype   gap of tokens  right models      injected errors   alarm         stop
+        float32         maximum        1e-6 to 5e-5      0.54 to 3.7       1e-4 or more  1e-2
+        bfloat16        mean           0.001 to 0.022    0.053 to 0.38     0.05          0.5
 
     In float32, rounding errors add up over the layers: with SmolLM2's first 8, 15 and 30 layers, the mean gap
     is 8e-7, 3e-6 and 5e-6. So the alarm grows too, by 2.5e-5 for each layer.

@@ -72,7 +72,7 @@ def learn_games(source: str, config: SftConfig, out: Path) -> Path:
     def examples(codec: Codec) -> list[Trajectory]:
         return encode(games, codec, max_reply_tokens=preset.max_reply_tokens)
 
-    # prompt_r1.yaml in the agent's folder names this folder as `agent`, because train.py will start from it.
+    # train.py will start from this folder. So the settings that are saved in it name it as the agent.
     trained_as = replace(preset, agent=str(out / "agent"), seed=config.seed)
     return fine_tune_agent(examples, config, trained_as, out)
 
