@@ -277,9 +277,9 @@ PLANS = (
     ),
     Plan("Well-formed games", "One action in every turn, and an answer at the end.", {"format": ""}, top=1.0),
     Plan(
-        "Groups without spread, or lost",
+        "Groups without spread, or dropped",
         "Nothing is learned from either.",
-        {"groups/no_spread": "without spread", "groups/dropped": "lost"},
+        {"groups/no_spread": "without spread", "groups/dropped": "dropped"},
         top=1.0,
     ),
     Plan("Turns", "At 1, the agent answers without asking.", {"turns": ""}, top=1.0),
