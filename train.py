@@ -9,8 +9,8 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
     write down games, metrics, validation, the best agent, a checkpoint              record.write_down
 
 Reward, advantages and loss are the paper's, or what the user names in their place: `run.rule`,
-`run.own_advantages` and `run.loss`. Every rank runs this loop. It plays its own questions, and shares only
-the update with the other ranks.
+`run.own_advantages` and `run.loss_function`. Every rank runs this loop. It plays its own questions, and
+shares only the update with the other ranks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -84,7 +84,7 @@ def train(run: Run, record: Record) -> None:
                     old = scores.logprobs.detach() if number == 0 else later_old[number - 1][index]
                     # The reference is the frozen start. Without it (kl_coef 0), the KL to π_old is logged.
                     reference = run.reference_logprobs(batch.packed)
-                    loss = run.loss(scores.logprobs, batch.columns(old=old, reference=reference))
+                    loss = run.loss_function(scores.logprobs, batch.columns(old=old, reference=reference))
                     loss.total.backward()
                     stats.add(batch, scores, loss)
                 # `gap_limit`: how far the log-probabilities of engine and policy may differ.

@@ -13,11 +13,11 @@ from prompt_r1.settings.functions import import_loss_function, parameters_of, pl
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.update import IMPORTANCE_CAP
 
-LossOf = Callable[[Tensor, LossColumns], Loss]
+LossFunction = Callable[[Tensor, LossColumns], Loss]
 """Takes log π_θ (N,) of N agent tokens, and what else is known of them."""
 
 
-def make_loss(config: TrainConfig, *, importance_cap: float) -> LossOf:
+def make_loss(config: TrainConfig, *, importance_cap: float) -> LossFunction:
     """The loss with the settings of a run: `grpo_loss` or the user's own. Raises UsageError."""
     function = import_loss(config.loss_function) if config.loss_function else grpo_loss
     return partial(

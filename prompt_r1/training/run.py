@@ -27,7 +27,7 @@ from prompt_r1.reward import Rule
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.batches import Batch, make_batch, make_mini_batches
 from prompt_r1.training.log import Log
-from prompt_r1.training.loss_function import LossOf
+from prompt_r1.training.loss_function import LossFunction
 from prompt_r1.training.signals import Interrupt
 from prompt_r1.training.update import Limit, limit_of
 from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
@@ -91,7 +91,7 @@ class Run:
     # The user may replace the reward (in the rule) and the loss, and change the advantages.
     rule: Rule  # eqs 12-15
     own_advantages: OwnAdvantages | None  # None: eq. 16 alone
-    loss: LossOf  # eq. 17
+    loss_function: LossFunction  # eq. 17
     optimizer: Optimizer
     log: Log
 

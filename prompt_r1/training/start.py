@@ -100,7 +100,7 @@ def open_parts(
         games_per_step=games_per_step,
         rule=config.reward_rule,
         own_advantages=import_advantages(config.advantage_function) if config.advantage_function else None,
-        loss=make_loss(config, importance_cap=importance_cap(policy)),
+        loss_function=make_loss(config, importance_cap=importance_cap(policy)),
         optimizer=make_optimizer(policy, config, ranks.device),
         log=Log(
             folder,

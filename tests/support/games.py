@@ -162,7 +162,7 @@ class Learner:
         self.config = SimpleNamespace(**chosen, advantage="standardised")
         self.policy, self.ranks, self.reference = policy, ranks, reference
         self.rule = self.own_advantages = None
-        self.loss = make_loss(self.config, importance_cap=importance_cap(policy))
+        self.loss_function = make_loss(self.config, importance_cap=importance_cap(policy))
         self.optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
         self.gap_limit = gap_limit
         self.questions = SimpleNamespace(of_rank=lambda step, ranks: {})
