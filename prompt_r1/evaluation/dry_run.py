@@ -92,16 +92,16 @@ def cost_of_answer(evaluation: Evaluation, system: System, case: Case) -> Spendi
     if method.agent:
         return case.game(message)
     request = request_of(system.environment)
-    question = mean_bytes(evaluation.questions)
+    question_bytes = mean_bytes(evaluation.questions)
     if method.algorithm:
         prompt = SEARCH_TEXTS[case.name].prompt
-        return case.call(prompt + case.tokens(request) + question // case.bytes_per_token)
+        return case.call(prompt + case.tokens(request) + question_bytes // case.bytes_per_token)
     if system.method == "cot":
-        first = case.direct_call(f"{message}{STEP_BY_STEP}", question)
-        second = case.direct_call(f"{message}{STEP_BY_STEP}{EXTRACT}{request}", question)
+        first = case.direct_call(f"{message}{STEP_BY_STEP}", question_bytes)
+        second = case.direct_call(f"{message}{STEP_BY_STEP}{EXTRACT}{request}", question_bytes)
         thought = case.price.of_call(case.reply, 0)  # The second call sends the first reply again.
         return first + second + replace(thought, calls=0)
-    return case.direct_call(f"{message}{request}", question)
+    return case.direct_call(f"{message}{request}", question_bytes)
 
 
 def cost_of_searches(

@@ -82,9 +82,9 @@ class Case:
         """The cost of a call that sends so many tokens."""
         return self.price.of_call(sent, self.reply)
 
-    def direct_call(self, request: str, question: int) -> Spending:
-        """The cost of a call with a question of so many bytes; `request` is all the other text."""
-        return self.call(self.tokens(request) + math.ceil(question / self.bytes_per_token))
+    def direct_call(self, request: str, question_bytes: int) -> Spending:
+        """The cost of a call with a question; `request` is all the other text."""
+        return self.call(self.tokens(request) + math.ceil(question_bytes / self.bytes_per_token))
 
     def game(self, system: str) -> Spending:
         """The cost of a game under a system message. Each call repeats the dialogue before it."""
@@ -96,12 +96,12 @@ class Case:
 
 
 def cases_of(
-    game: GameSettings, question: int, fields: Mapping[str, object], prices: Sequence[Price]
+    game: GameSettings, question_bytes: int, fields: Mapping[str, object], prices: Sequence[Price]
 ) -> list[Case]:
-    """The three cases. `question`: the mean bytes of a question. `fields`: --env-args, sent in each call."""
+    """The three cases. `question_bytes` is the mean length. `fields`: --env-args, sent in each call."""
     longest = limit_in(fields) or LONG_REPLY
     short, usual = min(SHORT_REPLY, longest), min(REPLY, longest)
-    prompt = min(max(question // 4, SHORT_PROMPT), game.max_new)
+    prompt = min(max(question_bytes // 4, SHORT_PROMPT), game.max_new)
     most_calls = game.max_turns - 1  # The prompt of the last turn is not sent; alone, an agent has one turn.
     usual_calls = math.ceil(most_calls / 2)
     ordered = sorted(prices, key=lambda price: price.tokens_in + price.tokens_out)
@@ -122,13 +122,16 @@ def estimate(config: TrainConfig) -> str:
     test = find_questions(config.test_data, "test", config.seed)
     per_step = config.questions * config.group_size
     validations = 1 + math.ceil(config.steps / config.save_every)
-    question = mean_bytes(training)
+    question_bytes = mean_bytes(training)
     prices = list(parse_prices(config.env_price, config.env.split(",")).values())
     fields = parse_fields(config.env_args)
-    cases = cases_of(config.game, question, fields, prices)
+    cases = cases_of(config.game, question_bytes, fields, prices)
 
     def games(count: int, *, different: int) -> Estimate:
-        """The cost of games. The low case pays only for `different` ones, and no calls in a tenth of them."""
+        """The cost of games. In the low case equal calls are paid once, so only `different` games count.
+
+        There, one game in ten makes no call.
+        """
         counts = {"low": different * 9 // 10, "likely": count, "high": count}
         return {case.name: case.game(config.env_system) * counts[case.name] for case in cases}
 
@@ -150,7 +153,7 @@ def estimate(config: TrainConfig) -> str:
     if not config.without_environment:
         notes += notes_of_calls(parts, config, limited=limit_in(fields) is not None, at_once=per_step)
     _, likely, _ = cases
-    notes.append(step_time(config, likely, question=question))
+    notes.append(step_time(config, likely, question_bytes=question_bytes))
     return "\n".join([cost_table(parts, priced=any(config.env_price)), "", *filter(None, notes)])
 
 
@@ -219,8 +222,8 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def step_time(config: TrainConfig, likely: Case, *, question: int) -> str:
-    """A line about the time of a step with games of the `likely` case. `question`: bytes of a question.
+def step_time(config: TrainConfig, likely: Case, *, question_bytes: int) -> str:
+    """A line about the time of a step with games of the `likely` case.
 
     "" for the mini agent, and for a model whose size is not known.
     """
@@ -228,7 +231,7 @@ def step_time(config: TrainConfig, likely: Case, *, question: int) -> str:
     if parameters == 0:
         return ""
     ranks = launcher_number("WORLD_SIZE", default=1)
-    update = update_seconds(config, likely, question=question, parameters=parameters, ranks=ranks)
+    update = update_seconds(config, likely, question_bytes=question_bytes, parameters=parameters, ranks=ranks)
     bytes_of_weights = 2 * parameters
     generation = config.game.max_turns * min(TURN, config.max_new) * bytes_of_weights / BANDWIDTH
     hours = config.steps * (update + generation) / 3600
@@ -239,9 +242,11 @@ def step_time(config: TrainConfig, likely: Case, *, question: int) -> str:
     )
 
 
-def update_seconds(config: TrainConfig, likely: Case, *, question: int, parameters: int, ranks: int) -> float:
+def update_seconds(
+    config: TrainConfig, likely: Case, *, question_bytes: int, parameters: int, ranks: int
+) -> float:
     """The seconds of the update of a step. The games of a group share their opening."""
-    opening = (len(config.instruction_text) + question) // 4
+    opening = (len(config.instruction_text) + question_bytes) // 4
     read = min(likely.reply, config.max_reply_tokens or likely.reply)
     game = (likely.calls + 1) * min(TURN, config.max_new) + likely.calls * read
     tokens = config.questions * (opening + config.group_size * game)

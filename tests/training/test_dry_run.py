@@ -134,7 +134,7 @@ def test_the_update_of_the_papers_step_takes_about_a_minute_on_eight_a100():
     """640 games of 1,250 tokens and 128 openings, five and nine tenths forwards of 4 billion parameters."""
     config = TrainConfig()
     case = Case("likely", 2, 100, 250, 4, Price())
-    seconds = update_seconds(config, case, question=400, parameters=4_022_468_096, ranks=8)
+    seconds = update_seconds(config, case, question_bytes=400, parameters=4_022_468_096, ranks=8)
     opening = (len(config.instruction_text) + 400) // 4
     flop = 2 * 4_022_468_096 * (128 * opening + 640 * 1250) * 5.9
     assert abs(seconds - flop / (8 * 312e12 * 0.4)) < 1e-6
