@@ -5,6 +5,8 @@ There are two:
     direct   asks the question itself, in one call
     cot      adds "Let's think step by step.", and asks for the answer in a second call (zero-shot, Kojima et
              al. 2022)
+
+`request` is the text after a question that asks for the answer, perhaps in tags (`request_of`).
 """
 
 from collections.abc import Awaitable, Callable

@@ -34,10 +34,10 @@ from prompt_r1.types import Completion, Question, Trajectory
 
 # The numbers of rft:
 ROUNDS = 2  # A round plays games, and then fine-tunes on all right games so far.
-CALLS = 10_000  # All rounds together make so many calls of the environment.
-QUESTIONS_AT_ONCE = 20  # So many questions are played before the calls are counted again.
-GROUP_SIZE = 5  # Each question is played so many times.
-GAMES_WITHOUT_RIGHT = 100  # rft gives up after so many games if no game ended right.
+CALLS = 10_000  # calls of the environment in all rounds together
+QUESTIONS_AT_ONCE = 20  # questions that are played before the calls are counted again
+GROUP_SIZE = 5  # games of each question
+GAMES_WITHOUT_RIGHT = 100  # If none of this many games ended right, rft gives up.
 
 SFT_RANK = 8
 IMITATION_RANK = 16
@@ -47,7 +47,7 @@ def sft_agent(
     agent: NamedAgent, train: Sequence[Question], *, seed: int, device: torch.device, folder: Path
 ) -> NamedAgent:
     """Fine-tune an agent on the gold answers to training questions, for a game of one turn."""
-    # Mini agents differ by seed. The run began with the mini agent of its own seed, so that is the start.
+    # Each seed has its own mini agent. The run's seed gives the mini agent that the run started from.
     one_turn = one_turn_config(agent.start, seed=agent.config.seed)
     if not _is_done(folder):
         settings = _settings(agent, seed=seed, device=device, rank=SFT_RANK)
@@ -99,9 +99,9 @@ async def rft_agent(
                 break
             draws += 1
             questions = rng.sample(train, min(QUESTIONS_AT_ONCE, len(train)))
-            of_games = f"rft {seed}/{number}/{made}"
+            seed_of_draw = f"rft {seed}/{number}/{made}"
             # The draw is the epoch. A question that is drawn again gets new sampled replies.
-            games = await play_games(player, environment, questions, seed=of_games, epoch=draws)
+            games = await play_games(player, environment, questions, seed=seed_of_draw, epoch=draws)
             # A game without a call counts as one, so that the round of an agent that never asks ends, too.
             made += sum(max(1, game.spent.calls) for game in games)
             tried += len(games)

@@ -61,6 +61,7 @@ def _check_folder_and_environments(config: EvaluateConfig) -> None:
     folder = Path(config.out)
     begun = (folder / FILE).exists()
     if folder.exists():
+        # The folder exists, so this only checks what is in it. An evaluation that cannot start makes none.
         make_folder(folder, lambda folder: begun, "an evaluation")
         check_same_settings(folder, experiment_values(config))
     # A folder with answers may be complete. Then nothing is asked, and no key is needed.

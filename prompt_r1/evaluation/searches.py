@@ -117,7 +117,7 @@ class PromptSearch:
 
         `step_calls`: the most calls that a step makes until it has scored its first new prompt. If the limit
         does not allow them, the step is not begun. `authors_stop`: whether the authors' search would end
-        here. So does ours, unless --optimize-calls gives a limit.
+        here. Ours ends there too, unless --optimize-calls gives a limit.
         """
         if not self.calls.are_left(step_calls):
             return False
@@ -207,10 +207,10 @@ async def find_prompts(
     data: Data,
     folder: Path,
 ) -> dict[str, str]:
-    """Search for the prompt of each dataset (see `searched`). Returns and writes to `folder` the prompts.
+    """Search for the prompt of each dataset (see `searched`).
 
-    `datasets` are the datasets of the questions that will be answered. `new_search` begins the search of a
-    dataset.
+    Writes the prompts to `folder`, and returns them by dataset. `datasets` are the datasets of the questions
+    that will be answered. `new_search` begins the search of a dataset.
     """
     folder.mkdir(parents=True, exist_ok=True)
     prompts: dict[str, str] = {}

@@ -71,8 +71,8 @@ def choose_systems(
 
     --tables runs the methods of Table 5 with all environments and agents, and other methods with the first
     environment and the first agent. Searches need a model that writes prompts, which the mini world cannot
-    do, and with `none` there is no environment that answers alone. There the methods are left out, and
-    --method raises UsageError for them.
+    do, and with `none` there is no environment that answers alone. A method that an environment cannot serve
+    is left out or, if --method names it, raises UsageError.
     """
     systems: dict[System, NamedAgent] = {}
     for name in methods_of(config):
@@ -177,10 +177,15 @@ def trained_on(agent: NamedAgent, questions: Sequence[Question]) -> int:
 
 
 def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, NamedAgent]) -> dict[str, str]:
-    """Digests of what the answers depend on: what is on this machine, and the games of the agents' starts."""
+    """Digests of three things that the answers depend on.
+
+    - the question files that prepare methods
+    - the environments and agents that are on this machine
+    - the games of the agents' starts
+    """
     specs = [config.optimizer_env, *(system.environment for system in systems)]
-    # An agent's path says which weights answer. Its name may be another one: of the run folder, or of the
-    # start.
+    # The weights of the agent that answers are at its path. The name of the agent may be another path: of its
+    # run, or of its start.
     agents = [str(agent.path) for agent in systems.values()]
     agents += [system.agent for system in systems]
     games = {}

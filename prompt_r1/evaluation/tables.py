@@ -191,7 +191,7 @@ class PaperTable:
     """A table in the paper's form, with the paper's numbers below ours."""
 
     results: Results
-    # Each system has a column, which is compared with the paper's numbers for this environment.
+    # The system of a column → the environment of the paper's numbers that stand below ours.
     systems: Mapping[System, str]
     trained_with: Mapping[str, str]  # agent → environment
 
