@@ -22,7 +22,7 @@ from prompt_r1.types import Message, Question
 STEP_BY_STEP = "Let's think step by step."
 EXTRACT = "Therefore, the answer is …"
 
-Answer = Callable[[Question, int], Awaitable[Prediction]]
+ReadyMethod = Callable[[Question, int], Awaitable[Prediction]]
 """A method that is ready: a question and the number of its repeat → a prediction. Calls may overlap."""
 
 

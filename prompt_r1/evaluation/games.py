@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import MuteEnvironment, OwnSource
-from prompt_r1.evaluation.ask_once import Answer
+from prompt_r1.evaluation.ask_once import ReadyMethod
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.pair.agent import Agent, Sampling, play_question
 from prompt_r1.reward import Rule, score_games, well_formed
@@ -35,7 +35,7 @@ def answer_by_games(
     *,
     is_mute: bool = False,
     thinks: bool = True,
-) -> Answer:
+) -> ReadyMethod:
     """The method that answers each question by a game of this agent.
 
     Each game has its own seed, which begins with the seed of `sampling`. `is_mute`: whether the environment

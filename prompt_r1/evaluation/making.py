@@ -1,11 +1,11 @@
-"""Make a method: get the function that answers its questions (`Answer`) ready."""
+"""Make a method: get the function that answers its questions (`ReadyMethod`) ready."""
 
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from prompt_r1.environments.environment import Environment
-from prompt_r1.evaluation.ask_once import Answer, direct, think_then_answer
+from prompt_r1.evaluation.ask_once import ReadyMethod, direct, think_then_answer
 from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.games import answer_by_games
 from prompt_r1.evaluation.imitation import bc_agent, rft_agent, sft_agent
@@ -32,7 +32,7 @@ async def make_method(
     *,
     environment: Environment,
     optimizer: Environment | None,
-) -> Answer:
+) -> ReadyMethod:
     """Make the method of a system: search for prompts, or fine-tune an agent if necessary and load it.
 
     `data` has the questions that prepare the method. `environment` is mute for a method that needs none, and
@@ -83,7 +83,7 @@ async def make_search(
     algorithm: Algorithm,
     environment: Environment,
     optimizer: Environment,
-) -> Answer:
+) -> ReadyMethod:
     """Search for prompts. Then each question gets one call under the prompt of its dataset."""
     config = evaluation.config
     request = request_of(evaluation.spec_of(system))

@@ -22,7 +22,7 @@ from typing import Literal
 
 from prompt_r1.environments.environment import Caller, Environment, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
-from prompt_r1.evaluation.ask_once import Answer, direct, task_score
+from prompt_r1.evaluation.ask_once import ReadyMethod, direct, task_score
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.rollout import run_together
 from prompt_r1.types import Message, Question
@@ -225,7 +225,7 @@ async def find_prompts(
     return prompts
 
 
-def answer_under(prompts: Mapping[str, str], environment: Environment, request: str) -> Answer:
+def answer_under(prompts: Mapping[str, str], environment: Environment, request: str) -> ReadyMethod:
     """The method that asks each question once, under the prompt of its dataset."""
 
     async def answer(question: Question, sample: int) -> Prediction:

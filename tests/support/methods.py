@@ -11,7 +11,7 @@ from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Caller, Reply, Source
-from prompt_r1.evaluation.ask_once import Answer
+from prompt_r1.evaluation.ask_once import ReadyMethod
 from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.games import mute_environment
 from prompt_r1.evaluation.making import make_method
@@ -63,7 +63,7 @@ def method(
     calls: int = 0,
     temperature: float = 1.0,
     top_p: float = 1.0,
-) -> Answer:
+) -> ReadyMethod:
     """A method with a tiny agent, prepared with `train`; `calls` limits the calls of its preparation."""
     played_by = agent if isinstance(agent, NamedAgent) else NamedAgent(agent, CONFIG, start=str(agent))
     config = EvaluateConfig(
