@@ -103,9 +103,10 @@ class TrainConfig(AgentConfig):
 
     @property
     def layout(self) -> str:
-        """--parallel. Adapters need whole weights on every rank, so `auto` means ddp with them.
+        """--parallel, in which `auto` is ddp in two cases.
 
-        It also means ddp in float32 on a single rank, where agent and learner share their weights.
+        1. with adapters, which need whole weights on every rank
+        2. in float32 on a single rank, where agent and learner share their weights
         """
         shares_weights = self.dtype == "float32" and launcher_number("WORLD_SIZE", default=1) == 1
         if self.parallel == "auto" and (self.adapter_rank or shares_weights):
@@ -186,14 +187,15 @@ def train_config(arguments: list[str]) -> TrainConfig:
     Flags override the preset or the YAML file of --config, which overrides the defaults.
     """
     flags = given_values(TrainConfig, arguments, presets=PRESETS)
-    # Without --config, the settings are those of the agent's preset. Without --agent too, the toy is trained.
+    # Without --config, the agent decides the preset. With neither --config nor --agent, the toy is trained.
     source = flags.get("config", preset_of(flags.get("agent", ""), default="mini"))
     is_file = source not in PRESETS
-    base = settings_of_file(source, flags) if is_file else PRESETS[source]
-    given = merged(base, flags)
-    changed = {name for name, value in given.items() if value != base.get(name)}
+    base = settings_of_file(source, flags) if is_file else PRESETS[source]  # without the flags
+    given = merged(base, flags)  # with the flags
     config = TrainConfig(**given, env_from_file=is_file and "env" in base)
-    config = with_defaults(config, given, run=run_name(Path(source).stem, config, changed))
+    changed = {name for name, value in given.items() if value != base.get(name)}  # by the flags
+    run = run_name(Path(source).stem, config, changed)
+    config = with_defaults(config, given, run=run)
     check(config, flags)
     return config
 
