@@ -67,7 +67,10 @@ def run_program(main: Callable[[Settings], None], settings: Settings, *, then: s
 
 
 def _replace_ctrl_c(handler: Any, by: Any) -> None:
-    """Replace a handler of SIGINT. Any other stays: a shell lets its background processes ignore SIGINT."""
+    """Install `by` for SIGINT, if `handler` is installed now. Any other handler stays.
+
+    (A shell lets its background processes ignore SIGINT.)
+    """
     if signal.getsignal(signal.SIGINT) is handler:
         signal.signal(signal.SIGINT, by)
 

@@ -45,14 +45,15 @@ def append_line(file: int, line: str) -> None:
         rest = rest[written:]
 
 
-def make_folder(folder: Path, holds: Callable[[Path], bool], what: str) -> None:
-    """Make the folder of `what` (such as "a run"), or accept a folder that `holds` recognises as such.
+def make_folder(folder: Path, is_ours: Callable[[Path], bool], what: str) -> None:
+    """Make a folder, or accept an existing folder that is empty or `is_ours`.
 
-    Raises UsageError if the folder has other files, or if it cannot be made.
+    Raises UsageError if the folder has other files, or if it cannot be made. `what` says in the error whose
+    files may be there, such as "a run".
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()) and not holds(folder):
+        if any(folder.iterdir()) and not is_ours(folder):
             raise UsageError(
                 f"{folder}: there are files in it that are not of {what}; give --out a new or an empty folder"
             )
