@@ -58,7 +58,7 @@ def all_mini_data(names: Sequence[str]) -> bool:
 
 
 # Each makes a setting under one heading of --help-all.
-part_setting = partial(setting, group="agent, environment and data", defines_experiment=True)
+setup_setting = partial(setting, group="agent, environment and data", defines_experiment=True)
 game_setting = partial(setting, group="the game", defines_experiment=True)
 call_setting = partial(setting, group="calls of the environment")
 machine_setting = partial(setting, group="the machine")
@@ -69,11 +69,11 @@ instrument_setting = partial(setting, group="validation and instruments")
 class EnvironmentConfig:
     """Settings of the environment, its calls and its budget, which all programs share."""
 
-    env_args: str = part_setting("", 'fields of each request, as JSON: {"temperature": 0.7}')
-    route: str = part_setting(
+    env_args: str = setup_setting("", 'fields of each request, as JSON: {"temperature": 0.7}')
+    route: str = setup_setting(
         "session", "choice among several environments: session, uniform or weights (3,1)"
     )
-    env_system: str = part_setting(
+    env_system: str = setup_setting(
         ENVIRONMENT_SYSTEM, "system message; empty: none", default_text="helpful assistant", may_be_empty=True
     )
     env_price: tuple[str, ...] = call_setting(
@@ -93,16 +93,16 @@ class AgentConfig(EnvironmentConfig):
     variants of the paper's that do not ask for interactions.
     """
 
-    agent: str = part_setting(
+    agent: str = setup_setting(
         "Qwen/Qwen3-4B", "run or model folder, .gguf, hub id, smollm2, mini", everyday=True
     )
-    env: str = part_setting(
+    env: str = setup_setting(
         "gpt-4o-mini", "mini, smollm2, MODEL, MODEL@URL, hf:DIR, py:MODULE:NAME, none", everyday=True
     )
-    data: tuple[str, ...] = part_setting(
+    data: tuple[str, ...] = setup_setting(
         (), "mini, files, hf:ORG/NAME:SPLIT, py:MODULE:FUNCTION", everyday=True
     )
-    seed: int = part_setting(0, "seed of mini world, question order, sampling", ANY, everyday=True)
+    seed: int = setup_setting(0, "seed of mini world, question order, sampling", ANY, everyday=True)
     instruction: str = game_setting(
         "paper", "to the agent; answer suits --env none", ("paper", "short", "answer")
     )
