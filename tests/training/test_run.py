@@ -112,7 +112,7 @@ def resume(
         games_per_step=1,
         rule=RULES["release"],
         own_advantages=None,
-        loss=grpo_loss,
+        loss_function=grpo_loss,
         log=Log(folder, first=True),
     )
     return ScriptedRecord.resume(run)
