@@ -175,10 +175,16 @@ class Environment:
         loop = asyncio.get_running_loop()
         failures = without_text = 0
         wait = 0.0
+        problem = "the server asked for a pause"
         async with member.slots:
             deadline = loop.time() + CALL_DEADLINE
             while True:
-                await self._pause(member, wait)
+                in_time = await self._pause(member, wait, deadline=deadline)
+                if not in_time:
+                    raise EnvError(
+                        f"{member.source.name} did not reply: in {CALL_DEADLINE:g} s, the last problem: "
+                        f"{problem}"
+                    )
                 try:
                     return await self._request(member, messages, caller, bill, key, failures=failures)
                 except Busy as busy:
@@ -189,25 +195,27 @@ class Environment:
                         raise Refused(
                             f"{MAX_EMPTY_RESPONSES} responses without a reply, the last: {busy.reason}"
                         ) from None
+                    problem = busy.reason
                     wait = back_off(failures) if busy.wait is None else busy.wait
-                    if loop.time() + wait > deadline:
-                        raise EnvError(
-                            f"{member.source.name} did not reply: in {CALL_DEADLINE:g} s, the last problem: "
-                            f"{busy.reason}"
-                        ) from None
                     self._note_wait(member, busy, wait)
 
-    async def _pause(self, member: Member, wait: float) -> None:
-        """Sleep for `wait` seconds, and until the server accepts calls again."""
+    async def _pause(self, member: Member, wait: float, *, deadline: float) -> bool:
+        """Sleep for `wait` seconds, and until the server accepts calls again.
+
+        False, without more sleep, if that is after the deadline.
+        """
         loop = asyncio.get_running_loop()
         wait = max(wait, member.paused_until - loop.time())
-        while wait > 0:
+        while loop.time() + wait <= deadline:
+            if wait <= 0:
+                return True
             paused_until = member.paused_until
             await self._sleep(wait)
             # Meanwhile, in its response to another call, the server may have asked for a longer pause.
             if member.paused_until == paused_until:
-                break
+                return True
             wait = member.paused_until - loop.time()
+        return False
 
     async def _request(
         self,

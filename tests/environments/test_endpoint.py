@@ -59,6 +59,22 @@ def test_time_ends_a_call_and_not_the_number_of_its_requests() -> None:
     assert 560 < sum(clock) < 700 and len(provider.requests) > 30
 
 
+def test_pauses_after_other_calls_do_not_keep_a_call_beyond_its_deadline() -> None:
+    """A bug: the deadline was compared with the call's own wait, not with pauses that others extended."""
+    clock = MovingClock()
+
+    async def sleep(seconds: float) -> None:
+        await clock(seconds)
+        if len(clock) < 20:  # The server asks for another pause in its response to another call.
+            environment.members[0].paused_until = asyncio.get_running_loop().time() + 120
+
+    busy = httpx.Response(503, headers={"Retry-After": "120"})
+    environment = environment_over(Provider(busy), sleep=sleep)
+    with pytest.raises(EnvError, match=r"600 s.*: HTTP 503"):
+        ask(environment)
+    assert sum(clock) <= 600
+
+
 def test_a_loading_server_is_waited_for_with_one_line(caplog) -> None:
     loading = httpx.Response(503, json=error_of(f"Loading\nmodel for {KEY}"))
     asked = environment_over(Provider(*[loading] * 40, OK))
