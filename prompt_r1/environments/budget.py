@@ -68,7 +68,7 @@ class Budget:
     """Limits on the calls and dollars of a run (0: no limit).
 
     `spent` is what the run spent before it was resumed. Each of `ranks` processes gets an equal share of what
-    is left, so that all processes together keep the limits.
+    is left, so that all processes together keep the limits. The first that uses up its share ends the run.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Budget:
     ) -> None:
         self.before = self.spent = spent or Spending()
         self._limits = {"calls": max_calls, "usd": max_usd}
+        self._ranks = ranks
         # What this rank's `spent` may reach: the run's spending so far, and this rank's share of the rest.
         self._ceilings: dict[str, float] = {}
         for name, limit in self._limits.items():
@@ -94,9 +95,12 @@ class Budget:
             if not self._reserved.calls:
                 name = exceeded[0]
                 flag = f"--max-env-{name} {self._limits[name]:g}"
+                of_rank = ""
+                if self._ranks > 1:
+                    of_rank = f" of this rank, which has 1/{self._ranks} of what was left at the start"
                 raise OutOfBudget(
-                    f"the budget {flag} has no room for another call; spent: {self.spent}; a larger limit "
-                    "resumes the run"
+                    f"the budget {flag} has no room for another call{of_rank}; spent: {self.spent}; a larger "
+                    "limit resumes the run"
                 )
             await self._settled.wait()
         self._reserved += estimate

@@ -235,6 +235,13 @@ def test_ranks_share_the_rest_of_a_budget_equally(limit: dict[str, float]) -> No
     assert asyncio.run(use_up()) == 5
 
 
+def test_a_rank_that_has_used_up_its_share_names_the_share() -> None:
+    """With 10 calls for 16 ranks, a rank may make none. The error only said that 0 calls were spent."""
+    budget = Budget(max_calls=10, ranks=16)
+    with pytest.raises(OutOfBudget, match=r"--max-env-calls 10 .*1/16"):
+        asyncio.run(budget.reserve(Spending(calls=1)))
+
+
 def test_each_environment_has_its_own_price_or_all_have_one():
     """With one price for two environments, a free local model was billed at the price of the paid one."""
     names = ["paid", "local", "paid"]
