@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import Bridge, Compare, Gen, Pop, Problem, Slots, question_word, summary
 from prompt_r1.miniworld.world import CREW, GENRES, HEROES, World
@@ -97,13 +98,18 @@ def trajectory_of(
 ) -> Trajectory:
     """Encode a game as the trajectory that `rollout.play` would have recorded.
 
-    Each turn ends with the end token. `max_reply_tokens`: as in `types.GameSettings`.
+    Each turn ends with the end token. `max_reply_tokens`: as in `types.GameSettings`. Raises UsageError for a
+    turn that contains an end token, because the agent's turn would end there.
     """
     trajectory = Trajectory(question)
     context = codec.opening(question.text)
     for turn in turns:
         trajectory.add_context(context)
-        written = codec.tokenizer(turn.text, add_special_tokens=False)["input_ids"]
+        written = codec.encoder.trusted(turn.text)
+        for token in written:
+            if token in codec.stop_ids:
+                end = codec.tokenizer.convert_ids_to_tokens(token)
+                raise UsageError(f"a turn contains {end}, which ends a turn: {turn.text[:60]!r}; remove it")
         tokens = [*written, codec.turn_end]
         trajectory.add_sampled(Completion(tokens, logprobs=[0.0] * len(tokens), finished=True))
         trajectory.turns.append(turn)

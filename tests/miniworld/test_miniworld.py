@@ -5,6 +5,7 @@ import copy
 import hashlib
 import random
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,6 +14,8 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from prompt_r1.chat_template import decode
+from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import agent as agent_module
 from prompt_r1.miniworld.agent import EMBEDDED, MiniAgent, build_agent, mini_agent
 from prompt_r1.miniworld.demonstrations import decompose, play_demonstration, trajectory_of
@@ -21,7 +24,7 @@ from prompt_r1.miniworld.questions import SPLITS, TRAINING_MIX, make_questions, 
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.protocol import Codec
 from prompt_r1.settings.agent import INSTRUCTIONS
-from tests.support.templates import KINDS, tokenizer_of
+from tests.support.templates import KINDS, TOKENIZERS, tokenizer_of
 
 QUICK = partial(build_agent, worlds=1, games=200, steps=3)
 WORLD = make_world(0)
@@ -196,6 +199,23 @@ def test_a_recorded_turn_of_the_agent_does_not_begin_with_a_token_that_the_token
     game = trajectory_of(question, turns, codec)
     written = [token for token, mine in zip(game.tokens, game.sampled, strict=True) if mine]
     assert tokenizer.decode(written) == "".join(turn.text + "<end_of_turn>" for turn in turns)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_recorded_turn_does_not_begin_with_a_blank_that_the_tokenizer_writes(demonstrations, name):
+    """A bug: a turn was encoded as the beginning of a text, so the agent learned to begin with a blank."""
+    tokenizer = tokenizer_of(KINDS["Gemma"], name)
+    question, [first, *_] = demonstrations[0]
+    turns = [replace(first, text="Who?", reply=None)]
+    game = trajectory_of(question, turns, Codec(tokenizer, INSTRUCTIONS["short"]))
+    assert decode(tokenizer, game.tokens).endswith("model\nWho?<end_of_turn>")
+
+
+def test_a_recorded_turn_that_contains_the_end_token_is_a_usage_error(demonstrations, codec):
+    """A bug: in a turn of a file, <|im_end|> became an end token, and another one followed."""
+    question, [first, *_] = demonstrations[0]
+    with pytest.raises(UsageError, match=r"contains <\|im_end\|>"):
+        trajectory_of(question, [replace(first, text=f"{first.text}<|im_end|>")], codec)
 
 
 def digest_of(lines) -> str:
