@@ -71,6 +71,9 @@ def train(run: Run, record: Record) -> None:
         )
 
         # Learn. Each mini-batch is one optimiser step. A signal does not interrupt the update.
+        # If no game enters the loss, for example because the environment broke every group, there is no
+        # mini-batch, and the weights stay as they are. After three such steps in a row, `write_down` ends the
+        # run.
         with run.log.phase("update"):
             stats = StepStats()
             mini_batches = run.mini_batches(games_PG)
@@ -141,8 +144,8 @@ def main(config: TrainConfig) -> None:
     with start_run(config) as run:
         record = Record.resume(run)  # It begins with the newest checkpoint, if there is one.
         try:
-            # A new run is validated before its first step. A run that was killed between a step and its line
-            # in the log first writes that line.
+            # Validate a new run before its first step. If a run was killed between a step and its line in the
+            # log, write the line now.
             record.finish_unlogged_step()
             train(run, record)
             if run.questions.test:
