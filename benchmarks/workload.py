@@ -251,7 +251,7 @@ class CountingScheduler(Scheduler):
     preempted = 0
 
     def schedule(self) -> dict[Job, int]:
-        prefilling = [job for job in self.running if job.uncached > 1]
+        prefilling = [job for job in self.running if job.is_prefilling]
         counts = super().schedule()
         self.prefilled += sum(counts.get(job, 0) for job in prefilling)
         return counts

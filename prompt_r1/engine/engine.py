@@ -5,8 +5,8 @@ the rest is computed. A game without cached tokens starts from the cached sequen
 prefix. A step has three parts:
 
     schedule   choose the tokens of the step: one for each job that decodes, and prompt tokens in chunks
-    compute    run one forward over these tokens, packed into one row, and sample where a job's last token is
-               among them
+    compute    run one forward over these tokens, packed into one row. If a job's last token is among them,
+               sample its next token
     commit     count the tokens as cached, and append the sampled ones. Finished jobs leave the batch at once
 
 A game that waits for its environment keeps its blocks while memory allows, but has no place in the batch.
@@ -137,7 +137,7 @@ class Engine:
                 temperature=temperature,
                 top_p=top_p,
                 rng=rng,
-                uniform=rng.random(),
+                next_random=rng.random(),
                 done=asyncio.get_running_loop().create_future(),
                 watch=watch,
             )
@@ -229,7 +229,7 @@ class Engine:
             self.policy.logits(hidden.index_select(0, chosen)),
             temperatures=[job.temperature for job in sampling],
             top_ps=[job.top_p for job in sampling],
-            uniforms=[job.uniform for job in sampling],
+            uniforms=[job.next_random for job in sampling],
         )
         pairs = zip(sampling, drawn.tolist(), strict=True)
         return {job: (int(token), logprob) for job, (token, logprob) in pairs}
@@ -243,7 +243,7 @@ class Engine:
             )
         job.tokens.append(token)
         job.logprobs.append(logprob)
-        job.uniform = job.rng.random()
+        job.next_random = job.rng.random()
         if job.watch is not None:
             job.watch(token)
         finished = token in self.stop_ids

@@ -25,7 +25,7 @@ from prompt_r1.model.policy import Policy
 BLOCK_SIZE = {"cpu": 4096, "cuda": 256}
 # The share of the free memory that the cache takes at most, if no size is given.
 MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.9}
-# On a GPU so many bytes stay free, for the engine's own forwards and for what other libraries allocate.
+# On a GPU, this many bytes stay free, for the engine's own forwards and for what other libraries allocate.
 RESERVED_ON_GPU = 3_000_000_000
 
 

@@ -32,7 +32,7 @@ class PagedBatch:
         self.pool = pool
         self.sequences = list(new_tokens)
         self.counts = [len(new) for new in new_tokens.values()]  # of the new tokens
-        # The tokens of each sequence, the new ones included.
+        # The tokens of each sequence, the new ones included. `lengths` is the copy on the device.
         self.host_lengths = [len(sequence.tokens) + len(new) for sequence, new in new_tokens.items()]
         self.mask = cache(causal_mask)  # All layers share their masks.
         self.max_new = max(self.counts)  # the most new tokens of a sequence
@@ -142,8 +142,8 @@ def _sequence_by_sequence(
     pool = batch.pool
     layers, kv_heads = pool.keys.shape[0], pool.keys.shape[3]
     # (new tokens, Hkv, G, D) for each sequence: G query heads share a key head. With one new token, SDPA
-    # computes G heads with 1 query each as 1 head with G queries. The result is the same, and no key is
-    # copied, which is far slower on a CPU.
+    # gets one head with G queries in place of G heads with one query each. The result is the same, and no key
+    # is copied for each query head, which would be far slower on a CPU.
     grouped = query.unflatten(1, (kv_heads, -1)).split(batch.counts)
     outs: list[Tensor] = []
     parts = zip(batch.sequences, batch.counts, batch.host_lengths, batch.first_blocks, grouped, strict=True)

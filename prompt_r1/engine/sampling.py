@@ -14,8 +14,8 @@ def draw(
     """Sample one token for each of R rows of logits (R, V), float32.
 
     Each row has its own temperature, top-p and uniform random number in [0, 1). The token is where the
-    cumulative distribution of the row exceeds the number. Temperature 0 is greedy. With top-p below 1, only
-    the most likely tokens are drawn, which together have at least this probability.
+    cumulative distribution of the row exceeds the number. Temperature 0 is greedy. With top-p below 1, the
+    token is drawn from the fewest most likely tokens that together have at least this probability.
 
     Returns (R, 2) float64: the tokens, and their log-probabilities in nats under softmax(logits /
     temperature) over the whole vocabulary. They are one tensor, so that one copy brings both to the host. If

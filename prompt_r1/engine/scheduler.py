@@ -37,7 +37,7 @@ class Job:
     rng: random.Random
     # The next random number, in [0, 1). It is drawn ahead, so that a step that is repeated after an
     # out-of-memory draws the same token.
-    uniform: float
+    next_random: float
     done: asyncio.Future[Completion]
     watch: Callable[[int], None] | None = None
     logprobs: list[float] = field(default_factory=list)  # nats, of the sampled tokens
@@ -46,6 +46,11 @@ class Job:
     def uncached(self) -> int:
         """How many tokens must be computed before the next token is sampled."""
         return len(self.tokens) - len(self.sequence.tokens)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether tokens of the prompt must be computed before the job decodes, one token in each step."""
+        return self.uncached > 1
 
     def next_tokens(self, count: int) -> list[int]:
         """The first `count` tokens that are not cached."""
@@ -115,7 +120,7 @@ class Scheduler:
         prefix = job.tokens[: shared + MIN_SHARED_TOKENS]
         if len(prefix) < shared + MIN_SHARED_TOKENS:
             return False
-        return any(other.uncached > 1 and other.tokens[: len(prefix)] == prefix for other in self.running)
+        return any(other.is_prefilling and other.tokens[: len(prefix)] == prefix for other in self.running)
 
     def _longest_prefix(self, job: Job) -> tuple[Sequence, int]:
         """Which cached sequence to start from, and how many of its tokens.
@@ -125,10 +130,10 @@ class Scheduler:
         own = common_prefix_length(job.sequence.tokens, job.tokens)
         best, longest = job.sequence, own
         for sequence in self._cached:
-            # A sequence that shares more tokens also has the job's next token. Most sequences do not have it,
-            # and this test is faster than a search for the common prefix.
-            next_token = slice(longest, longest + 1)
-            if sequence.tokens[next_token] == job.tokens[next_token]:
+            # To share more than `longest` tokens, a sequence must have the job's token at this position. Most
+            # do not have it, and this test is faster than a search for the common prefix.
+            here = slice(longest, longest + 1)
+            if sequence.tokens[here] == job.tokens[here]:
                 shared = common_prefix_length(sequence.tokens, job.tokens)
                 if shared > longest:
                     best, longest = sequence, shared
@@ -197,7 +202,7 @@ class Scheduler:
             else:
                 self.evict([job.sequence])
         # Jobs got the blocks of their prompts when they were admitted.
-        prefilling = [job for job in self.running if job.uncached > 1]
+        prefilling = [job for job in self.running if job.is_prefilling]
         left = self.prefill_tokens
         for job in sorted(prefilling, key=lambda job: job.uncached):
             count = min(job.uncached, left)
@@ -268,7 +273,8 @@ def common_prefix_length(a: list[int], b: list[int]) -> int:
     It bisects, because comparing slices is far faster than a loop over tokens: all games share an instruction
     of hundreds of tokens.
     """
-    equal, differs = 0, min(len(a), len(b)) + 1  # a[:equal] == b[:equal], and a[:differs] != b[:differs]
+    # The first `equal` tokens are equal. The first `differs` tokens are not, or one list has fewer.
+    equal, differs = 0, min(len(a), len(b)) + 1
     while differs - equal > 1:
         middle = (equal + differs) // 2
         if a[equal:middle] == b[equal:middle]:

@@ -24,7 +24,7 @@ def job_of(game: Sequence, tokens: list[int], loop: asyncio.AbstractEventLoop) -
         temperature=1.0,
         top_p=1.0,
         rng=random.Random(0),
-        uniform=0.5,
+        next_random=0.5,
         done=loop.create_future(),
     )
 
