@@ -101,6 +101,7 @@ class Endpoint(Source):
                 return self._with_tokens(reply, messages)
             except Refused as refused:
                 refused.reason = self._shown(refused.reason)
+                # `leave_out` renames max_tokens. If the new name is rejected too, no limit would be left.
                 is_only_limit = refused.field == "max_completion_tokens" and "max_tokens" not in fields
                 if refused.field not in fields or is_only_limit:
                     raise

@@ -7,6 +7,15 @@ A call has three steps. Each step calls the next:
     _request   reserve the cost in the budget, let the source make one attempt, and charge what it cost
 
 A source is a server (endpoint.py), a model in this process (local.py) or an object of the user (own.py).
+
+What calls cost is added up in four places. A request is *lost* if it got no reply but may have been billed.
+
+                       of                           lost requests   replies from the journal
+    bill.spent         a game                       no              count as if they were paid again
+    bill.charged_usd   a game, in dollars           yes             cost nothing
+    budget.spent       the run, except what other   yes             cost nothing
+                       ranks spent since its start
+    journal.spent      the run before this start    yes             cost nothing
 """
 
 import asyncio
@@ -55,7 +64,7 @@ WARN_ABOVE, STOP_ABOVE = 0.05, 0.20  # shares of failed calls
 
 # What is counted for the metrics. A call may need several requests.
 COUNTED = (
-    "paid",  # calls that were sent, also if they failed or were free
+    "paid",  # calls that were sent, because the journal had no reply; also if they failed or were free
     "failed_requests",  # requests without a reply
     "lost",  # failed requests that may have been billed
     "reused",  # calls whose reply was in the journal
@@ -240,7 +249,7 @@ class Environment:
         await self.budget.reserve(estimate)
         number = next(self.journal.numbers)
         cost_if_lost = replace(estimate, lost_usd=estimate.usd)
-        cost = cost_if_lost  # A request that is cancelled may be billed.
+        cost: Spending | None = None  # None: the request is lost, also if the attempt is cancelled.
         reply: Reply | None = None
         try:
             self.journal.write(number, key, cost_if_lost)
@@ -256,8 +265,9 @@ class Environment:
         finally:
             if reply is None:
                 member.counts["failed_requests"] += 1
-            if cost is cost_if_lost:
+            if cost is None:
                 member.counts["lost"] += 1
+                cost = cost_if_lost
             bill.charged_usd += cost.usd
             self.budget.settle(estimate, cost)
             prompt = messages[-1]["content"]
@@ -332,7 +342,7 @@ class Environment:
         totals = Counter(dict.fromkeys(COUNTED, 0))
         for member in self.members:
             totals.update(member.counts)
-        del totals["errors"]  # The games count their failed calls.
+        del totals["errors"]  # env/errors is counted from the games (training/metrics.py).
         metrics = {f"env/{name}": float(count) for name, count in totals.items()}
         for number, member in enumerate(self.members, start=1):
             if len(self.members) > 1:
@@ -392,7 +402,7 @@ def back_off(failures: int) -> float:
 def parse_weights(route: str, count: int) -> list[float]:
     """The weight of each of `count` environments in a route. Raises UsageError. Routes:
 
-        session   draw an environment for each question
+        session   draw an environment for each question, the same in every epoch
         uniform   draw an environment for each question anew in each epoch, all with the same probability
         3,1,…     like uniform, with these weights
 

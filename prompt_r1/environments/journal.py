@@ -83,6 +83,7 @@ class Journal:
         """
         if not self.records:
             return
+        # "call" has the number of the request. A repeated request of the same call has another number.
         line: dict[str, object] = {"key": key, "call": number, "charged": charged.amounts}
         if reply is not None:
             self.replies[key] = reply

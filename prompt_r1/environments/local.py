@@ -43,6 +43,8 @@ class Template:
 
 def read_template(tokenizer: PreTrainedTokenizerBase) -> Template:
     """Find out how a template treats messages. Raises UsageError if it cannot render a user message."""
+    # The tab at the end shows whether the template trims. No template contains the character "\u2402", so it
+    # shows whether the template writes the system message.
     user: Message = {"role": "user", "content": "b\t"}
     system: Message = {"role": "system", "content": "\u2402"}
     rendered = render(tokenizer, [user])

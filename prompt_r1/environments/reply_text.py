@@ -11,6 +11,7 @@ THINK = r"(?:seed:)?(?:think|thinking|thought)"
 OPENED = rf"[<\[◁]{THINK}[>\]▷]"
 CLOSED = rf"[<\[◁]/{THINK}[>\]▷]"
 THINKING = re.compile(rf"\s*{OPENED}(.*?)(?:{CLOSED}|\Z)", re.DOTALL | re.IGNORECASE)
+# All text before a closing tag that has no opening tag.
 LONE_END = re.compile(rf"((?:(?!{OPENED}).)*?){CLOSED}", re.DOTALL | re.IGNORECASE)
 # The control tokens that servers leave at the end of a reply, in lower case. Only known tokens count, because
 # "<|x|>" and "[|x - y|]" are mathematics. DeepSeek's tokens have "｜" and "▁" in place of "|" and "_".

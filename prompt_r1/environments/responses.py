@@ -82,7 +82,8 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: flo
     if status < 500 and codes.intersection(FILTERED_CODES):
         return Reply("", label="content_filter", reason=reason)
     unknown_field = _unknown_field(data, fields) if status in (400, 422) else ""
-    # OpenAI: "max_tokens is too large". The user's limit is wrong, unless the context has no room for it.
+    # OpenAI's errors name max_tokens in two cases. If the limit is too large for the model, the request is
+    # refused. If the error mentions the context, the dialogue leaves no room for the reply: it is too long.
     is_wrong_limit = fields.get("param") in REPLY_LIMITS and "context" not in said
     texts = " ".join([*codes, said])
     is_too_long = status in (400, 422) and TOO_LONG.search(texts) is not None
@@ -137,10 +138,11 @@ def billed_tokens(usage: object) -> tuple[int, int]:
 
         OpenAI        cached tokens are a part of the prompt, and thinking is a part of the completion
         Anthropic     `input_tokens` and no total; cached tokens are counted beside the input
-        some proxies  cached tokens are counted beside the prompt: they are more, or the total shows it
-        some servers  thinking is counted beside the completion: it is more, or the total shows it
+        some proxies  cached tokens are counted beside the prompt
+        some servers  thinking is counted beside the completion
 
-    If there is a total, all of it that is not input is output.
+    Tokens are counted beside others if there are more of them (cached > prompt), or if only then the total is
+    right. If there is a total, all of it that is not input is output.
     """
     counts = _counts_of(usage)
     prompt = counts["prompt_tokens"] or counts["input_tokens"]

@@ -32,7 +32,7 @@ class Caller:
 
 @dataclass
 class Bill:
-    """What the calls of a game have cost, and a limit.
+    """What the calls of a game have cost, and a limit. environment.py compares these sums with others.
 
     A resumed run plays its games from the journal again. A user's reward may depend on what a game has spent,
     so for `spent`, a reply from the journal counts as if it were paid again.

@@ -1,4 +1,13 @@
-"""Open environments by `--env SPEC`. A new kind of name begins in `kind_of`."""
+"""Open environments by `--env SPEC`. A new kind of name begins in `kind_of`.
+
+A SPEC is one or several names, separated by commas. Two arguments of the functions here decide whether its
+code may run, and which names get the key:
+
+    typed    the SPECs that the user typed on the command line. A SPEC that is read from a file may come from
+             anyone: its object is not imported, and its URL does not get OPENAI_API_KEY.
+    others   the SPECs that the run opens besides this one. If a MODEL without URL is among them, no URL gets
+             the key.
+"""
 
 import json
 import os
@@ -85,10 +94,7 @@ Opener = Callable[[int, "torch.device | None", bool], Source]
 def check_environment(
     spec: str, config: EnvironmentConfig, *, typed: Collection[str], others: Collection[str] = ()
 ) -> None:
-    """Raise UsageError for what is wrong with a SPEC and its settings, before anything is loaded.
-
-    For `typed` and `others`, see `resolve`.
-    """
+    """Raise UsageError for what is wrong with a SPEC and its settings, before anything is loaded."""
     for price in config.env_price:
         parse_price(price)
     resolve(spec, config, typed=typed, others=others)
@@ -111,11 +117,11 @@ def open_environment(
     fields: Mapping[str, object] | None = None,
     prices: Mapping[str, Price] | None = None,
 ) -> Environment:
-    """Open the environments of a SPEC. For `typed`, `others` and `fields`, see `resolve`.
+    """Open the environments of a SPEC.
 
     `seed` is the seed of the mini world, of the user's objects, and of local models, which are on `device`.
-    `prices`, by the names of environments, replaces --env-price. The caller closes the environment. Raises
-    UsageError.
+    `fields` replaces --env-args, and `prices`, by the names of environments, --env-price. The caller closes
+    the environment. Raises UsageError.
     """
     openers = resolve(spec, config, typed=typed, others=others, fields=fields)
     price_of = parse_prices(config.env_price, list(openers)) if prices is None else prices
@@ -150,12 +156,8 @@ def resolve(
 ) -> dict[str, Opener]:
     """Find out what each name in a SPEC stands for, and how it is opened. Nothing is loaded yet.
 
-    A SPEC is one or several names (see `kind_of`), separated by commas. `typed` are the SPECs that the user
-    typed on the command line. A SPEC that is read from a file may come from anyone: its object is not
-    imported, and its URL does not get OPENAI_API_KEY. `others` are the SPECs that the run opens besides this
-    SPEC: if a MODEL without URL is among them, no URL gets the key. `fields` replaces --env-args.
-
-    Raises UsageError for names that stand for no environment, and for settings that are wrong.
+    `fields` replaces --env-args. Raises UsageError for names that stand for no environment, and for settings
+    that are wrong.
     """
     if fields is None:
         fields = parse_fields(config.env_args)
