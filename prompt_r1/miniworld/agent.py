@@ -54,7 +54,7 @@ CHAT_TEMPLATE = """\
 
 Demonstration = tuple[Question, list[Turn]]
 Demonstrator = Callable[[Slots, Question, MiniEnvironment, random.Random], Demonstration]
-"""Plays one demonstration, and returns its question: the given question, or another in its place."""
+"""Plays one demonstration. It may replace the given question by another, so it returns the question too."""
 MiniAgent = tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]
 
 
@@ -128,8 +128,9 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniA
 def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
     """Make a tiny Qwen3 whose output projections start as the transposes of the value projections.
 
-    With this mimetic initialisation, attending to a token adds a multiple of the token's embedding to the
-    residual stream, which helps the model to learn copying.
+    With this mimetic initialisation, attending to a token adds roughly a multiple of the token's embedding to
+    the residual stream, because for a random matrix W the mean of Wᵀ W is a multiple of the identity. This
+    helps the model to learn copying.
     """
     config = Qwen3Config(
         vocab_size=len(tokenizer),

@@ -91,13 +91,13 @@ Build = Callable[..., Request]
 """Builds a request from the named groups of a pattern, which are its arguments."""
 
 
-def _form(pattern: str, build: Build) -> tuple[re.Pattern[str], Build]:
+def _pattern(pattern: str, build: Build) -> tuple[re.Pattern[str], Build]:
     """The pattern of a wording, and the function that builds a request from its named groups."""
     return re.compile(rf"(?:question:\s*)?{pattern}\s*[?.!]*", re.IGNORECASE), build
 
 
-def _wording(template: str) -> str:
-    """The pattern of a wording that contains {film}."""
+def _regex_of(template: str) -> str:
+    """The regular expression of a wording that contains {film}."""
     head, tail = template.rstrip("?.").split("{film}")
     return f"{re.escape(head)}{_FILM}{re.escape(tail)}"
 
@@ -127,29 +127,29 @@ _FILM = "(?P<film>.+?)"
 _SUBJECT = "(?P<subject>.+?)"
 
 # The named groups of a pattern are the arguments of the function beside it. The first that fits counts.
-FORMS = (
-    _form(rf"wh(?:o|at) is the (?P<second>{_RELATION}) of the (?P<first>{_RELATION}) of {_FILM}", Bridge),
-    _form(rf"wh(?:o|at) is the (?P<relation>{_RELATION}) of {_SUBJECT}", Lookup),
-    _form(rf"who directed {_SUBJECT}", partial(Lookup, relation="director")),
-    _form(rf"who composed (?:the music (?:of|for) )?{_SUBJECT}", partial(Lookup, relation="composer")),
-    _form(rf"who stars in {_SUBJECT}", partial(Lookup, relation="star")),
-    _form(rf"(?:when|in (?:what|which) year) was {_SUBJECT} released", partial(Lookup, relation="year")),
-    _form(rf"where was {_SUBJECT} born", partial(Lookup, relation="birthplace")),
-    _form(rf"was {_FILM} released before (?P<other>\d{{4}})", BeforeYear),
-    _form(rf"was {_FILM} released before (?P<other>.+?)", Compare),
-    _form(r"(?:what|how much) is (?P<left>\d{1,6}) (?P<sign>plus|minus) (?P<right>\d{1,6})", Sum),
-    _form(_ANY_PROBLEM, _problem),
+PATTERNS = (
+    _pattern(rf"wh(?:o|at) is the (?P<second>{_RELATION}) of the (?P<first>{_RELATION}) of {_FILM}", Bridge),
+    _pattern(rf"wh(?:o|at) is the (?P<relation>{_RELATION}) of {_SUBJECT}", Lookup),
+    _pattern(rf"who directed {_SUBJECT}", partial(Lookup, relation="director")),
+    _pattern(rf"who composed (?:the music (?:of|for) )?{_SUBJECT}", partial(Lookup, relation="composer")),
+    _pattern(rf"who stars in {_SUBJECT}", partial(Lookup, relation="star")),
+    _pattern(rf"(?:when|in (?:what|which) year) was {_SUBJECT} released", partial(Lookup, relation="year")),
+    _pattern(rf"where was {_SUBJECT} born", partial(Lookup, relation="birthplace")),
+    _pattern(rf"was {_FILM} released before (?P<other>\d{{4}})", BeforeYear),
+    _pattern(rf"was {_FILM} released before (?P<other>.+?)", Compare),
+    _pattern(r"(?:what|how much) is (?P<left>\d{1,6}) (?P<sign>plus|minus) (?P<right>\d{1,6})", Sum),
+    _pattern(_ANY_PROBLEM, _problem),
     *(
-        _form(_wording(wording), partial(Pop, relation=relation))
+        _pattern(_regex_of(wording), partial(Pop, relation=relation))
         for relation, wordings in POP_WORDINGS.items()
         for wording in wordings
     ),
     *(
-        _form(_DETAILS + _wording(wording) + r",? with .+", partial(Gen, detailed=True))
+        _pattern(_DETAILS + _regex_of(wording) + r",? with .+", partial(Gen, detailed=True))
         for wording in GEN_WORDINGS
     ),
-    *(_form(_wording(wording), Gen) for wording in GEN_WORDINGS),
-    _form(rf"tell me (?:something )?about {_SUBJECT}", Vague),
+    *(_pattern(_regex_of(wording), Gen) for wording in GEN_WORDINGS),
+    _pattern(rf"tell me (?:something )?about {_SUBJECT}", Vague),
 )
 
 
@@ -159,7 +159,7 @@ def understand(prompt: str, world: World) -> Request | None:
         words = " ".join(text.split())
         if len(words) > MAX_REQUEST_CHARACTERS:
             continue
-        for pattern, build in FORMS:
+        for pattern, build in PATTERNS:
             match = pattern.fullmatch(words)
             if match is None:
                 continue

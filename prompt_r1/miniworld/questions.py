@@ -33,7 +33,7 @@ TRAINING_MIX = {"bridge": 0.25, "compare": 0.28, "pop": 0.18, "math": 0.16, "gen
 OOD_KINDS = ("bridge_ood", "math_ood")
 SCORED_AS: Mapping[str, Kind] = {"gen": "text", "math": "math", "math_ood": "math"}  # Other kinds are qa.
 
-# Pairs that no training question has. Each of their relations and verbs occurs in training in each position.
+# Training has each of these relations and verbs, in the first and the second place, but not in these pairs.
 OOD_RELATIONS = (("director", "teacher"), ("composer", "birthplace"), ("star", "spouse"))
 OOD_VERBS = (("finds", "sells"), ("buys", "finds"), ("loses", "buys"), ("sells", "loses"))
 SIGNS = {"finds": "plus", "buys": "plus", "loses": "minus", "sells": "minus"}
@@ -49,8 +49,10 @@ POP_WORDINGS = {
 GEN_WORDINGS = ("Write a short summary of {film}.", "Summarize {film}.", "What is {film} about?")
 
 
-# The environment reads a question back into these classes (environment.py). There, `skill` names the field of
-# Skills that a right answer needs, and `form` the key of WORDINGS for the sentence of the reply.
+# The environment reads a question back into these classes (environment.py). For its reply, `skill` names the
+# field of `Skills` with the probability of a right answer, and `form` the key of WORDINGS with the sentences.
+# Compare has no form, because its sentences depend on the answer. Pop has neither, because the environment
+# turns it into another request before it replies.
 @dataclass(frozen=True)
 class Bridge:
     """Who is the `second` of the `first` of `film`?"""
