@@ -44,7 +44,7 @@ class UnsupportedAttention(Exception):
 # each with only the keys up to its last query.
 BLOCK = 256
 
-# transformers passes keywords that begin so on to the attention. They do not change its result.
+# Keywords that begin with these words also reach the attention. They do not change its result.
 IGNORED = ("position_ids", "use_cache", "return_dict", "output_")
 
 
@@ -103,7 +103,7 @@ def causal_mask(count: int, length: int, window: int, dtype: torch.dtype, device
     Row i of the mask is token length - count + i. It sees the `window` tokens that end with itself.
     """
     all_masked = torch.full((count, length), -torch.inf, dtype=dtype, device=device)
-    later = all_masked.triu(length - count + 1)  # the keys behind the row's token
+    later = all_masked.triu(length - count + 1)  # the keys after the row's token
     before_window = all_masked.tril(length - count - window)  # the keys before its window
     return later + before_window
 

@@ -216,14 +216,14 @@ def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 36
     rank = dist.get_rank() if count > 1 else 0
     if not sharded:
         return Ranks(rank, count, device)
-    # Ranks of a node have consecutive numbers. Weights are sharded over all ranks if nodes have unequally
-    # many of them, or only one.
+    # hsdp needs several nodes with the same number of ranks, at least two. Otherwise the weights are sharded
+    # over all ranks, as with fsdp. The ranks of a node have consecutive numbers.
     local_counts = Ranks(rank, count, device).gather(launcher_number("LOCAL_WORLD_SIZE", default=count))
-    of_node = local_counts[0]
-    is_regular = set(local_counts) == {of_node} and count % of_node == 0
-    if parallel == "hsdp" and is_regular and 1 < of_node < count:
-        shape, names = (count // of_node, of_node), ("replicate", "shard")
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    ranks_of_node = local_counts[0]
+    is_regular = set(local_counts) == {ranks_of_node} and count % ranks_of_node == 0
+    if parallel == "hsdp" and is_regular and 1 < ranks_of_node < count:
+        nodes = count // ranks_of_node
+        mesh = init_device_mesh(device.type, (nodes, ranks_of_node), mesh_dim_names=("replicate", "shard"))
     else:
         mesh = init_device_mesh(device.type, (count,), mesh_dim_names=("shard",))
     return Ranks(rank, count, device, mesh)

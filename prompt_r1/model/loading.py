@@ -60,7 +60,8 @@ def load_policy(
     _check_config(path, config)
     _check_length(path, config, max_tokens)
     stored = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))  # 0 for a model on the Hub
-    stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32  # None: not said
+    # A config may name no dtype. Then its weights are taken for float32.
+    stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     gc.collect()  # Earlier engines and models are in reference cycles, so only the collector frees them.
     needed = stored * weights.itemsize // stored_dtype.itemsize
     check_memory(path, needed=needed, free=free_memory(device))
@@ -86,9 +87,11 @@ def _check_config(path: str | Path, config: PretrainedConfig) -> None:
         raise UsageError(f"the weights at {str(path)!r} are quantised: give the model in 16 or 32 bits")
     model_class = cast(type[PreTrainedModel] | None, MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None))
     layer_types = getattr(text, "layer_types", None)
-    # The games of `model_check` may be too short to show what other kinds of layers do.
+    # The check after loading (engine/model_check.py) has short games, which may not show what other kinds of
+    # layers do.
     unknown = sorted({*(layer_types or ())} - LAYER_TYPES)
     window = getattr(text, "sliding_window", None)
+    # Without a list of layer types, every layer may have the window.
     has_window = "sliding_attention" in (layer_types or ["sliding_attention"])
     # Models ignore a window below 1, or mask everything.
     is_window_wrong = has_window and window is not None and window < 1
@@ -175,7 +178,7 @@ def _layer_of(name: str) -> str:
 
 
 def longest_game(config: PretrainedConfig) -> int | None:
-    """The longest game, in tokens, that leaves other games of its row unchanged; None: any length is safe.
+    """How many tokens a game may have with this model; None: any number.
 
     The learned positions of a model end at this length. With a RoPE of a kind in LENGTH_DEPENDENT, a
     longer game changes the frequencies of the whole row, and so all games in the row or in the cache.

@@ -24,7 +24,7 @@ ADAPTER_ALPHA = 32.0
 
 
 class LoRA(nn.Module):
-    """A frozen linear layer and its adapter. B starts at zero, so W' = W before training."""
+    """A frozen linear layer and its adapter. B starts at zero, so the output is W x before training."""
 
     def __init__(self, base: nn.Linear, *, rank: int, alpha: float, generator: torch.Generator) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ class Segment:
     """The tokens that one game adds to a row. A game without such tokens has no segment."""
 
     length: int
-    # The first segment of a group begins with the opening, of this length. None: it is in an earlier segment.
+    # The length of the opening if the segment begins with it, as the first of its group does; None otherwise.
     opening_length: int | None
 
 
@@ -86,10 +86,11 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
         for number, game in enumerate(games):
             opening = game.tokens[: game.opening_length]
             assert opening == games[0].tokens[:opening_length], "the games of a group share their opening"
-            # The game adds its tokens from `start` to `end`. The first game also adds the opening.
+            # The game adds its tokens from `start` to `end`.
             start = 0 if number == 0 else opening_length
             end = len(game.tokens) - 1
-            own_start = len(tokens) + opening_length - start  # the column of the token after the opening
+            # The column of the game's first token after the opening. The first game adds the opening, too.
+            own_start = len(tokens) + opening_length - start
             for position, sampled in enumerate(game.sampled):
                 if sampled:
                     before = position - 1  # This token predicts the sampled token.

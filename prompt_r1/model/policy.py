@@ -138,7 +138,10 @@ class Policy(nn.Module):
         if learner is self:
             return
         for mine, new in zip(self.parameters(), learner.parameters(), strict=True):
-            mine.copy_(full_tensor(new.to(mine.device, mine.dtype)))
+            # Move and convert a shard before it is gathered. So an offloaded shard is gathered on the GPU and
+            # no more bytes are sent than needed. Copy in place: the engine's CUDA graphs read this tensor.
+            converted = new.to(mine.device, mine.dtype)
+            mine.copy_(full_tensor(converted))
 
 
 def _recomputed(forward: Callable[..., Any], *inputs: Any, **keywords: Any) -> Any:
@@ -210,7 +213,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         scaled_grad = ctx.scale * grad
         grad_hidden = torch.empty_like(hidden)
         # `grad_weight` stays None if the head is frozen, as it is beside adapters. `grad_head` is a view of
-        # its rows within the vocabulary.
+        # the first rows of `grad_weight`, which are the tokenizer's tokens.
         grad_weight = None
         if ctx.needs_input_grad[1]:
             scaled_hidden = scaled_grad[:, None].to(hidden.dtype) * hidden
@@ -223,7 +226,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if grad_weight is not None:
                 _subtract_product(grad_head, slope.T, scaled_hidden[rows])
             del slope  # Its memory is free before the next chunk needs as much.
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
+        # Targets, scale and vocabulary have no gradient.
+        return grad_hidden, grad_weight, None, None, None
 
 
 def _subtract_product(total: Tensor, left: Tensor, right: Tensor) -> None:
