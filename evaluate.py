@@ -4,9 +4,9 @@
     untrained   the agent before training, in the same game
     prompt-r1   the trained agent
 
-docs/evaluation.md describes the other methods and the tables. Each answer is appended to predictions.jsonl in
-the folder --out. If the same command is given again, it asks only for missing and failed answers, and writes
-the tables anew.
+A *system* is a method with its environment and its agent. Each answer of a system is appended to
+predictions.jsonl in the folder --out. If the same command is given again, it asks only for missing and failed
+answers, and writes the tables anew. docs/evaluation.md describes the other methods and the tables.
 """
 
 if __name__ == "__main__":  # The imports below take seconds. --help and usage errors do not wait for them.
@@ -55,7 +55,8 @@ def main(config: EvaluateConfig) -> None:
     """Ask for the answers that are missing, and write the tables."""
     limit_threads()
     evaluation = prepare_evaluation(config)
-    encoder = load_encoder(config.ssim_model, evaluation.device)  # If it is missing, no call is made.
+    # The encoder is loaded first: if its files are missing, no call has been paid for.
+    encoder = load_encoder(config.ssim_model, evaluation.device)
     describe_agents(evaluation)
     if config.dry_run:
         print(estimate(evaluation))
@@ -102,17 +103,20 @@ def ask_missing(evaluation: Evaluation, file: PredictionFile) -> None:
     """Let each system answer the questions that the file lacks, one system after the other."""
     missing: dict[System, list[Repeat]] = {}
     for system in evaluation.systems:
-        unanswered = [repeat for repeat in evaluation.repeats if file.find(system, *repeat) is None]
+        unanswered = []
+        for question, sample in evaluation.repeats:
+            if file.find(system, question, sample) is None:
+                unanswered.append((question, sample))
         if unanswered:
             missing[system] = unanswered
     if not missing:  # A complete evaluation opens no environment and no journal.
         return
-    data = evaluation.data_for(missing)
-    account = open_account(evaluation.config, evaluation.folder)
+    preparing = evaluation.data_for(missing)  # the questions for searches and fine-tuning
+    account = open_account(evaluation.config, evaluation.folder)  # the journal and budget of all systems
 
     async def ask_systems() -> None:
         for system, unanswered in missing.items():
-            await ask_system(evaluation, system, unanswered, data, account, file)
+            await ask_system(evaluation, system, unanswered, preparing, account, file)
 
     asyncio.run(ask_systems())
 
@@ -121,15 +125,15 @@ async def ask_system(
     evaluation: Evaluation,
     system: System,
     unanswered: Sequence[Repeat],
-    data: Data,
+    preparing: Data,
     account: Account,
     file: PredictionFile,
 ) -> None:
     """Make a system's method, answer all questions concurrently, and write each answer at once.
 
     If a call fails, the error is recorded in place of the answer. Any other error cancels the other questions
-    and is raised. At the end no variable holds the environment and the agent, which may be models in this
-    process: they are freed before the next system loads its own.
+    and is raised. Environment and agent may be models in this process. Only this function refers to them, so
+    they are freed before the next system loads its own.
     """
     async with AsyncExitStack() as opened:
         environment = evaluation.open_environment(system, account)
@@ -138,7 +142,9 @@ async def ask_system(
         optimizer = evaluation.open_optimizer(system, account)
         if optimizer is not None:
             opened.push_async_callback(optimizer.close)
-        answer = await make_method(evaluation, system, data, environment=environment, optimizer=optimizer)
+        answer = await make_method(
+            evaluation, system, preparing, environment=environment, optimizer=optimizer
+        )
 
         with progress_bar(name=str(system), total=len(unanswered)) as bar:
 

@@ -118,7 +118,7 @@ async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig
         raise
     except QuestionTooLong as error:  # Other questions can still be asked.
         game = Trajectory(Question(question, "asked", question, ()), stop="max_tokens", error=str(error))
-    # `game.spent` has the cost of the replies. Here requests without a reply count too.
+    # `game.spent` is the cost of the replies. What is shown also counts requests that got no reply.
     game = replace(game, spent=pair.environment.budget.spent - before)
     if config.json:
         names = {"agent": pair.path, "environment": pair.environment.name}
