@@ -128,6 +128,7 @@ class PieceEncoder:
             for number, token in added.items()
             if token.special or (len(token.content) > 1 and re.search(r"[^\w\s]", token.content))
         }
+        # A name of one character cannot be cut. `_without_control` leaves it out.
         names = "|".join(re.escape(name) for name in control.values() if len(name) > 1)
         # Untrusted text may become the unk token, which stands for all unknown characters.
         self._control_ids = control.keys() - {tokenizer.unk_token_id}

@@ -36,7 +36,8 @@ class NoAnswer(Exception):
 class SignalBeforeTraining(KeyboardInterrupt):
     """A signal came before training began (exit code 75; 130 for Ctrl-C).
 
-    This is no `Exception`, so code that explains why a model or a function fails does not catch it.
+    This is no `Exception`. So where `except Exception` explains why a model cannot be loaded, or why a user's
+    function fails, it does not catch a signal.
     """
 
     def __init__(self, message: str, *, exit_code: int) -> None:

@@ -24,8 +24,8 @@ def compare_games(
     """Give each of P × G games its reward, and its advantage over the other games of its question.
 
     `numbers` are the numbers of the P questions among all questions of the step. The index of a game is
-    computed from them, so it does not depend on which rank played the game. `own` may give other advantages
-    to the games that eq. 16 compares, also one for each turn.
+    computed from them, so it does not depend on which rank played the game. `own` replaces the advantages
+    of eq. 16 by a number for each turn. A game without an advantage keeps None.
     """
     games_PG = []
     for number, trajectories, rewards in zip(numbers, trajectories_PG, rewards_PG, strict=True):
@@ -117,8 +117,8 @@ def grpo_loss(
 
     `logprobs` (N,) are log π_θ of the policy that learns. No other tensor has a gradient. The weights w are
     1 / (M · |u|) for M games in the optimiser step and |u| agent tokens in the token's game (see
-    `training.batches`). `clip_high` 0 stands for ε. This is eq. 17 of the paper's later version. In the
-    first version, the policy term is -w Â log π_θ, without ratio and clip.
+    `training.batches`). `clip_high` 0 stands for ε. With c = 1, L is eq. 17 of the paper's later version. In
+    the first version, the policy term is -w Â log π_θ, without ratio and clip.
 
     In 16 bits engine and policy round differently, so the tokens were sampled from a slightly other
     distribution than π_old. c corrects the policy term for this difference (truncated importance sampling,

@@ -97,7 +97,8 @@ def _block(text: str, name: str, start: int) -> tuple[str | None, int]:
 
 def _is_clean(text: str) -> bool:
     """Whether the turn is a think block, then a prompt or an answer, and nothing else, not even a tag."""
-    pieces = ANY_TAG.split(text, maxsplit=5)  # text, tag, text, …: a fifth tag is too many.
+    # text, tag, text, …: a clean turn has four tags, so no more than five have to be found.
+    pieces = ANY_TAG.split(text, maxsplit=5)
     texts, tags = pieces[::2], pieces[1::2]
     if tags not in CLEAN_TURNS:
         return False
@@ -126,9 +127,9 @@ class Codec:
         # The <think> that the template itself writes at the start of every turn of the agent, or "".
         self.opened = opened_think(self.frame.generation)
         self.encoder = PieceEncoder(tokenizer)
-        # From the end of the agent's turn to the reply: <|im_end|>\n<|im_start|>user\n<interaction_response>.
-        # It has two parts. `_close` ends the agent's message, with the end token. The agent usually writes it
-        # itself, so `_close` is only added if the turn was cut off. `_reply_head` is the rest.
+        # Before a reply stands <|im_end|>\n<|im_start|>user\n<interaction_response>. Its beginning, `_close`,
+        # ends the agent's message. The agent usually writes the end token itself, so `_close` is only added
+        # if the turn was cut off. `_reply_head` is the rest.
         before_reply = self.encoder.trusted(self.frame.between + "<interaction_response>")
         self._close = closing_tokens(before_reply, tokenizer, tags=TAGS)
         self._reply_head = before_reply[len(self._close) :]
@@ -161,7 +162,7 @@ class Codec:
         pieces = decode(self.tokenizer, opening + turn + self.reply("Bob.", after=turn[-1]))
         whole = decode(self.tokenizer, self.encoder.start(first + tags + second))
         same_opening = decode(self.tokenizer, opening) == decode(self.tokenizer, self.encoder.start(first))
-        # Compare only the text after the last tag: the reply of the environment.
+        # Compare only what follows the turn, which ends with the last of TAGS: the reply of the environment.
         end_of_turn = TAGS[-1]
         same_reply = pieces.rpartition(end_of_turn)[2] == whole.rpartition(end_of_turn)[2]
         if not (same_opening and same_reply):

@@ -36,7 +36,8 @@ class Rule:
 RULES = {  # The keys are the values of --rule.
     # Appendix G. The cap keeps the gate shut in a game without an answer, however many turns it has.
     "paper": Rule(alpha=0.25, beta=0.3, gamma=0.4, delta=0.3, epsilon=1.5, unanswered_cap=1.0),
-    # The coefficients of the released code, in which three good turns open the gate without an answer.
+    # The coefficients of the released code. There, three good turns open the gate without an answer. Here the
+    # cap, which is ours, keeps it shut.
     "release": Rule(alpha=0.4, beta=0.25, gamma=0.25, delta=0.1, epsilon=1.0, unanswered_cap=0.4),
 }
 # Training without an environment (GRPO alone). The agent cannot ask, so α = 0. The other coefficients of

@@ -16,7 +16,9 @@ from typing import Literal, Protocol, TypedDict
 # Why a game ended. "max_tokens": the game or its last turn became too long. "malformed": the agent's turn had
 # neither a prompt nor an answer. "env_error": a call of the environment failed.
 Stop = Literal["answered", "max_turns", "max_tokens", "malformed", "env_error"]
-Kind = Literal["qa", "math", "text"]  # The kind of a question decides how evaluations compare answers.
+# The kind of a question decides how evaluations compare answers. The gold answer is a name (qa), a number
+# (math), or a long text such as a summary (text).
+Kind = Literal["qa", "math", "text"]
 
 
 class Message(TypedDict):
@@ -150,7 +152,7 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     stop: Stop | None = None  # None: the game has not ended.
     error: str = ""  # Why the environment failed, if `stop` is "env_error", or why no game was played.
-    spent: Spending = field(default_factory=Spending)  # The cost of the replies.
+    spent: Spending = field(default_factory=Spending)  # The cost of the replies alone.
     seconds: float = 0.0  # How long the game took.
 
     def add_context(self, tokens: list[int]) -> None:
