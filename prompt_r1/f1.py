@@ -84,7 +84,8 @@ THING_AFTER = rf"(?=-?{THING})"
 OPERAND_BEFORE = rf"(?:(?<=[\d)}}\]∞|])|{NAME_BEFORE})"
 OPERAND_AFTER = rf"(?=-?(?:[\d({{.√∞|]|{NAME_AFTER}))"
 INFIX = re.compile(
-    rf"{THING_BEFORE}\s*[/=+^]\s*{THING_AFTER}"  # km / h, F = ma, and MathQA's 33 1 / 3
+    rf"{THING_BEFORE}\s*[/=^]\s*{THING_AFTER}"  # km / h, F = ma, and MathQA's 33 1 / 3
+    rf"|{THING_BEFORE}(?:\s*\+|\s+\+\s+){THING_AFTER}|{OPERAND_BEFORE}\+\s+{THING_AFTER}"  # not Canal+ Group
     rf"|{THING_BEFORE}\s+\*\*\s+{THING_AFTER}"  # x ** 2, but not **bold** text
     rf"|{OPERAND_BEFORE}\s*[-<>≤≥≠]\s*{OPERAND_AFTER}"  # x - 1, 3 - sqrt(2)
     rf"|(?<={SINGLE_LETTER})\s*[<>≤≥≠]\s*{OPERAND_AFTER}"  # T > 0
@@ -215,18 +216,22 @@ def f1(prediction: str, answers: Sequence[str], *, official: bool = False) -> fl
 
 def _best(metric: Metric, prediction: str, answers: Sequence[str], official: bool) -> float:
     """The highest score over the gold answers; 0 if there are none."""
-    predicted = normalise(prediction, official=official)
-    best = 0.0
-    for gold in answers:
-        wanted = normalise(gold, official=official)
-        if official:
-            score = metric(predicted, wanted)
-        elif not wanted:
-            score = _is_the_same_text(prediction, gold)
-        else:
-            score = metric(predicted, wanted) if predicted else 0.0
-        best = max(best, float(score))
-    return best
+    if official:
+        predicted = normalise(prediction, official=True)
+        scores = [metric(predicted, normalise(gold, official=True)) for gold in answers]
+    else:
+        # Whether a hyphen is a minus may depend on the case of a letter beside it, as in "F-16" and "f-16".
+        # So the texts are compared as they are, and in lower case.
+        scores = [_score_strictly(metric, prediction, gold) for gold in answers]
+        scores += [_score_strictly(metric, prediction.lower(), gold.lower()) for gold in answers]
+    return max(map(float, scores), default=0.0)
+
+
+def _score_strictly(metric: Metric, prediction: str, gold: str) -> float:
+    predicted, wanted = normalise(prediction), normalise(gold)
+    if not wanted:
+        return _is_the_same_text(prediction, gold)
+    return metric(predicted, wanted) if predicted else 0.0
 
 
 def _is_the_same_text(prediction: str, gold: str) -> bool:

@@ -199,6 +199,39 @@ def test_strict_rules_hold_the_table_of_cases(verdict: str, prediction: str, gol
         assert substring_match(prediction, [gold]) == (verdict == "contains")
 
 
+def test_the_case_of_letters_never_counts() -> None:
+    """A bug: "b-52" was wrong for "B-52", because the hyphen beside a small letter is a minus."""
+    pieces = [
+        "B",
+        "b",
+        "52",
+        "F",
+        "x",
+        "X",
+        "Plan",
+        "Vitamin",
+        "-",
+        "-",
+        "+",
+        "=",
+        " ",
+        " ",
+        "The",
+        "A",
+        ".",
+        "(",
+    ]
+    rng = random.Random(0)
+    for _ in range(1000):
+        text = "B" + "".join(rng.choices(pieces, k=rng.randrange(8)))
+        for other in (text.lower(), text.upper(), text.swapcase()):
+            assert exact_match(other, [text]) == f1(text, [other]) == 1, (text, other)
+
+
+def test_a_plus_at_the_end_of_a_name_does_not_join_the_next_word() -> None:
+    assert f1("Canal+", ["Canal+ Group"]) == f1("Na+ channel", ["Na+"]) == f1("A+", ["A+ grade"]) == 2 / 3
+
+
 def test_blanks_around_operators_never_count_and_operators_always_do() -> None:
     """Random formulas, with and without blanks. Without its first operator, or with another, each differs."""
     rng = random.Random(0)
