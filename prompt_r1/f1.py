@@ -25,9 +25,9 @@ A hyphen is a minus in these places:
     first in the text, or after an operator  - 5   x = - 5
 
 An operand is a number, a bracket, a lower-case letter alone, or a word of MATHS_WORD. A product of letters is
-no operand: "3 - ab" equals "3 ab". So here the letter case counts: "x-1" is a difference, "X-1" a name.
-Any other hyphen is dropped, and blanks around it stay: in names ("F-16", "COVID-19") and as a dash
-("World War I - 1914").
+no operand: "3 - ab" equals "3 ab". Any other hyphen is dropped, and blanks around it stay: in names ("F-16",
+"COVID-19") and as a dash ("World War I - 1914"). So "x-1" is a difference, and "X-1" a name. But letter case
+never makes an answer wrong, because two texts are also compared in lower case: "x-1" equals "X-1".
 
 Between two digits, a hyphen and all punctuation that is not in the first table separate two numbers: "18-20"
 equals "18 20", and "3:2" equals "3 2". There are two exceptions: "1,234" equals "1234", and in "x^2-1", after
