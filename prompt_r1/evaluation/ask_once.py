@@ -17,6 +17,7 @@ from prompt_r1.errors import EnvError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.f1 import exact_match, f1
 from prompt_r1.pair.asking import read_answer
+from prompt_r1.protocol import shown_reply
 from prompt_r1.types import Message, Question
 
 STEP_BY_STEP = "Let's think step by step."
@@ -58,7 +59,7 @@ async def think_then_answer(
     thought = await ask_once(environment, messages, request, question, sample)
     if thought.error:
         return thought
-    messages.append({"role": "assistant", "content": thought.raw})
+    messages.append({"role": "assistant", "content": shown_reply(thought.raw)})
     messages.append({"role": "user", "content": f"{EXTRACT}\n{request.strip()}"})
     answered = await ask_once(environment, messages, request, question, sample)
     raw = f"{thought.raw}\n\n{answered.raw}"

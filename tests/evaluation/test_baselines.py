@@ -14,7 +14,7 @@ from prompt_r1.miniworld.world import make_world
 from prompt_r1.pair.agent import Sampling
 from prompt_r1.pair.asking import ANSWER_ONLY, IN_TAGS, read_answer, request_of
 from prompt_r1.pair.named_agent import NamedAgent
-from prompt_r1.protocol import Codec
+from prompt_r1.protocol import NO_REPLY, Codec
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT, RULES
 from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.types import GameSettings, Question
@@ -62,6 +62,15 @@ def test_a_real_model_beside_the_mini_world_is_asked_as_real_models_are():
 )
 def test_the_answer_is_the_content_of_the_last_tags_or_the_whole_reply(reply, read):
     assert read_answer(reply, IN_TAGS) == read
+
+
+def test_cot_sends_no_empty_message_though_the_reasoning_has_no_text():
+    """A thinking model used up max_tokens. The second call had an empty message, which servers refuse."""
+    source = PricedSource(lambda messages: "" if len(messages) == 1 else "<answer>Anna</answer>")
+    prediction = answer("cot", priced(source))
+    question, thought, request = source.asked[1]
+    assert [message["content"].strip() != "" for message in (question, thought, request)] == [True] * 3
+    assert thought["content"] == NO_REPLY and prediction.answer == "Anna"
 
 
 def test_a_failed_call_gives_an_error_instead_of_an_answer():
