@@ -113,8 +113,8 @@ def booksum(row: Fields) -> Draft:
 
 def writingprompts(row: Fields) -> Draft:
     """WritingPrompts: prompt → story. The dump has both tokenised."""
-    prompt = detokenise(WRITING_TAGS.sub("", text_field(row, "prompt")))
-    story = detokenise(text_field(row, "story"))
+    prompt = detokenise(WRITING_TAGS.sub("", _text_or_blank(row, "prompt")))
+    story = detokenise(_text_or_blank(row, "story"))
     if not prompt or not story:
         raise LeftOut("empty prompt or story")
     return f"Please write a short article based on the given title: '{prompt}'", (story,)
@@ -191,6 +191,12 @@ def detokenise(text: str) -> str:
     text = re.sub(r" +([.,;:!?%)\]])", r"\1", text)
     lines = [" ".join(line.split()) for line in text.split("\n")]
     return "\n".join(lines).strip()
+
+
+def _text_or_blank(row: Fields, field: str) -> str:
+    """The text of a field, which may be blank. Raises BadRow if the field is missing or not a text."""
+    value = row.get(field)
+    return "" if isinstance(value, str) and not value.strip() else text_field(row, field)
 
 
 def _require(row: Fields, *columns: str) -> None:

@@ -184,6 +184,11 @@ def test_writingprompts_pairs_the_lines_of_two_files_and_detokenises_them(tmp_pa
     assert converted(prompts, "--from", "writingprompts") == [
         (f"{start}'You can't go!'", ('He didn\'t.\n\n"No," she said.',))
     ]
+    # A blank prompt or story ended the conversion.
+    blank = dump(tmp_path / "blank.wp_source", ("[ WP ] First", " ", "[ WP ] Third", "Fourth"))
+    dump(tmp_path / "blank.wp_target", ("One .", "Two .", " ", "Four ."))
+    texts = [text for text, _ in converted(blank, "--from", "writingprompts")]
+    assert texts == [f"{start}'First'", f"{start}'Fourth'"]
     dump(tmp_path / "train.wp_target", ("only one",))
     with pytest.raises(UsageError, match="different numbers of lines"):
         converted(prompts, "--from", "writingprompts")
