@@ -123,7 +123,8 @@ class Record:
         """
         run, config, ranks, log, state = self.run, self.run.config, self.run.ranks, self.run.log, self.state
         step = state.trained_step
-        is_due = step == config.steps or step % config.save_every == 0
+        # `step` is above --steps if a stopped run is resumed with fewer steps.
+        is_due = step >= config.steps or step % config.save_every == 0
         is_save_step = is_due and step > 0
 
         # Validate and log.

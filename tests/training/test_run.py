@@ -297,6 +297,17 @@ def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(bas
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4]
 
 
+def test_a_run_that_is_resumed_with_fewer_steps_saves_the_step_that_was_not_finished(base, tmp_path):
+    """A bug: step 5 was neither the last step nor a multiple of --save-every, and `end_training` failed."""
+    record = run_to_step_5(base, tmp_path)
+    record.state.logged_step = 4
+    record.state.unlogged_metrics = {"step": 5, **HEALTHY}
+    record.save()
+    resumed = resume(tmp_path, base, steps=3, save_every=100)
+    resumed.finish_unlogged_step()
+    assert list(resumed.remaining_steps()) == [] and resumed.state == resumed.saved
+
+
 def test_the_calls_of_a_step_are_logged_though_a_signal_interrupted_its_validation(base, tmp_path):
     """The resumed run logged the calls of the validation alone."""
     record = resume(tmp_path, base)
