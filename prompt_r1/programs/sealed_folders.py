@@ -13,7 +13,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from prompt_r1.programs.reading import json_object
@@ -31,8 +30,11 @@ def build_folder(folder: Path, write: Callable[[Path], object]) -> None:
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder.parent) as unfinished:
         complete = Path(unfinished, folder.name)
         write(complete)
-        with suppress(OSError):  # Another process was faster.
+        try:
             complete.rename(folder)
+        except OSError:
+            if not folder.exists():  # Otherwise another process was faster.
+                raise
 
 
 def new_temporary(folder: Path) -> Path:

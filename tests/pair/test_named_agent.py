@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -86,9 +87,9 @@ def test_a_mini_agent_is_built_with_one_thread_on_every_machine(two_threads, tmp
     """The last bits of its weights depended on the number of cores."""
     seen = []
 
-    def build(seed: int) -> tuple[()]:
+    def build(seed: int) -> list[SimpleNamespace]:
         seen.append(torch.get_num_threads())
-        return ()
+        return [SimpleNamespace(save_pretrained=Path.mkdir)]
 
     mini_agent(seed=1, cache_dir=tmp_path, build=build)
     assert seen == [1] and torch.get_num_threads() == 2

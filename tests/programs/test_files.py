@@ -14,7 +14,7 @@ import pytest
 from prompt_r1.programs import sealed_folders
 from prompt_r1.programs.files import append_line, lock, replace_file
 from prompt_r1.programs.reading import json_object
-from prompt_r1.programs.sealed_folders import find_damage, new_temporary, seal
+from prompt_r1.programs.sealed_folders import build_folder, find_damage, new_temporary, seal
 from tests.support.paths import ROOT
 
 
@@ -44,6 +44,16 @@ def test_a_file_in_the_place_of_a_folder_of_ours_is_removed(name, tmp_path):
     write_folder(tmp_path / "agent", "new")
     assert [path.name for path in tmp_path.iterdir()] == ["agent"]
     assert (tmp_path / "agent" / "a.txt").read_text() == "new"
+
+
+def test_a_folder_of_a_cache_that_cannot_be_renamed_is_an_error_unless_another_process_made_it(tmp_path):
+    """Every error of the rename was taken for a faster process, so the caller got no folder."""
+    (tmp_path / "faster").mkdir()
+    (tmp_path / "faster" / "file").touch()
+    build_folder(tmp_path / "faster", Path.mkdir)
+    assert (tmp_path / "faster" / "file").exists()
+    with pytest.raises(FileNotFoundError):
+        build_folder(tmp_path / "missing", lambda unfinished: None)
 
 
 def test_a_sealed_folder_lists_its_files_and_their_sizes(tmp_path):
