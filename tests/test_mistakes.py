@@ -87,6 +87,8 @@ SEEN_BEFORE_TORCH = [
     ("train.py --config mini --data https://host/a.jsonl", "https://host/a.jsonl: there is no such file"),
     ("train.py --config mini --val-data none.jsonl", "none.jsonl: there is no such file"),
     ("train.py --config mini --test-data none.jsonl", "none.jsonl: there is no such file"),
+    ("train.py --config mini --data none", "none: there is no such file"),
+    ("train.py --config mini --test-data held-out", "held-out: there is no such file"),
     ("train.py --config mini --data /dev/null", "/dev/null is a pipe or a device: save its rows in a file"),
     ("train.py --config mini --data folder", "folder is a folder: name the files in it"),
     ("train.py --config mini --data empty.jsonl", "there are no questions in it"),

@@ -53,7 +53,7 @@ def check_data(names: Sequence[str]) -> None:
     for name in names:
         if is_mini_data(name):
             check_part(name.partition(":")[2])
-        elif not name.startswith(("hf:", OBJECT_PREFIX)) and name not in (HELD_OUT, "none"):
+        elif not name.startswith(("hf:", OBJECT_PREFIX)):
             load_questions(name)
 
 

@@ -15,7 +15,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.questions import TRAINING_MIX
 from prompt_r1.pair.named_agent import check_agent
 from prompt_r1.programs.launcher import check_device, is_first_rank, launcher_number
-from prompt_r1.settings.agent import is_mini_data
+from prompt_r1.settings.agent import HELD_OUT, is_mini_data
 from prompt_r1.settings.fields import ANY, LEARNING_RATE, POSITIVE, THREADS, everyday_setting, setting
 from prompt_r1.settings.flags import parse_arguments
 from prompt_r1.settings.train import TrainConfig, train_config
@@ -38,7 +38,8 @@ def read_train_config(arguments: list[str]) -> TrainConfig:
     parse_prices(config.env_price, config.env.split(","))
     if not config.dry_run:  # An estimate needs no key.
         check_environment(config.env, config, typed=config.typed_environments)
-    check_data([*config.data, *config.val_data, *config.test_data])
+    val_files = () if config.val_data == (HELD_OUT,) else config.val_data
+    check_data([*config.data, *val_files, *config.test_data])
     if is_first_rank() and not config.dry_run:
         run = open_run(config.out, config.resume)
         # The lock is only tried. The training takes it again, after its ranks have met.
