@@ -102,13 +102,7 @@ def open_parts(
         own_advantages=import_advantages(config.advantage_function) if config.advantage_function else None,
         loss_function=make_loss(config, importance_cap=importance_cap(policy)),
         optimizer=make_optimizer(policy, config, ranks.device),
-        log=Log(
-            folder,
-            first=ranks.is_first,
-            games=config.steps * games_per_step,
-            priced=any(config.env_price),
-            wandb=config.wandb,
-        ),
+        log=open_log(config, folder, ranks, games=config.steps * games_per_step),
     )
     where = f"{ranks.count} × {ranks.device.type}"
     if ranks.device.type == "cpu":
@@ -117,6 +111,18 @@ def open_parts(
     if ranks.device.type == "cuda":
         run.warm_up()
     return run
+
+
+def open_log(config: TrainConfig, folder: Path, ranks: Ranks, *, games: int) -> Log:
+    """Open the log of a run with this many games on this rank. Called by every rank.
+
+    Every rank raises UsageError if the first rank has no account for --wandb.
+    """
+    return ranks.on_every_rank(
+        lambda: Log(
+            folder, first=ranks.is_first, games=games, priced=any(config.env_price), wandb=config.wandb
+        )
+    )
 
 
 def open_run_environment(config: TrainConfig, folder: Path, ranks: Ranks) -> Environment:

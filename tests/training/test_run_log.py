@@ -4,11 +4,17 @@ import math
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from prompt_r1.errors import UsageError
+from prompt_r1.model.distributed import Ranks
 from prompt_r1.programs import sealed_folders
+from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.log import Log, read_metrics, trim_run
+from prompt_r1.training.start import open_log
+from tests.support.thread_ranks import on_each_rank
 
 
 def test_a_message_cannot_move_the_cursor(tmp_path, capsys):
@@ -87,6 +93,21 @@ def test_a_run_folder_that_is_deleted_during_the_run_is_named_and_not_made_again
     with pytest.raises(FileNotFoundError):
         sealed_folders.new_temporary(folder / "checkpoints/step-000001")
     assert not folder.exists()
+
+
+def test_a_missing_account_of_wandb_is_reported_on_every_rank(tmp_path, monkeypatch):
+    """Only the first rank raised the error. The others waited for it, and said that the run resumes."""
+    wandb = ModuleType("wandb")
+    wandb.__spec__ = ModuleSpec("wandb", None)
+    wandb.Error = type("Error", (Exception,), {})
+    wandb.init = Mock(side_effect=wandb.Error("no API key"))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+
+    def open_on(ranks: Ranks) -> None:
+        with pytest.raises(UsageError, match="--wandb: no API key; log in"):
+            open_log(TrainConfig(wandb=True), tmp_path, ranks, games=1)
+
+    on_each_rank(2, open_on)
 
 
 def test_wandb_gets_each_line_and_a_resumed_run_continues_the_same_run(tmp_path, monkeypatch):
