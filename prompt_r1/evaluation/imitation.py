@@ -22,7 +22,7 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.miniworld.demonstrations import trajectory_of
-from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
+from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, with_threads_of_this_machine
 from prompt_r1.pair.named_agent import NamedAgent, find_agent, preset_config, teaching_command, trained_config
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
@@ -91,7 +91,7 @@ async def rft_agent(
     draws = 0
     path = find_agent(agent.start, agent.config.seed)
     for number in range(1, ROUNDS + 1):
-        player = load_agent(path, agent.config, device)
+        player = load_agent(path, with_threads_of_this_machine(agent.config), device)
         made = 0  # calls of this round
         tried = 0  # games of this round
         while made < (calls or CALLS) / ROUNDS:

@@ -20,7 +20,7 @@ from prompt_r1.evaluation.searches import (
     file_name,
     find_prompts,
 )
-from prompt_r1.pair.agent import Sampling, load_agent
+from prompt_r1.pair.agent import Sampling, load_agent, with_threads_of_this_machine
 from prompt_r1.pair.asking import request_of
 from prompt_r1.pair.named_agent import find_agent
 
@@ -67,7 +67,7 @@ async def make_method(
         case _:
             raise AssertionError(f"{system.method} is no method")
     return answer_by_games(
-        load_agent(agent.path, agent.config, device),
+        load_agent(agent.path, with_threads_of_this_machine(agent.config), device),
         environment,
         agent.config.base_rule,
         Sampling(f"evaluation/{seed}", config.temperature, config.top_p),

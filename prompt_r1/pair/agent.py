@@ -14,6 +14,7 @@ from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.model_check import check_model
 from prompt_r1.environments.environment import Bill, Caller, Environment
 from prompt_r1.errors import LimitReached, QuestionTooLong
+from prompt_r1.model.forked_ranks import usable_cores
 from prompt_r1.model.loading import load_policy, load_tokenizer, vocabulary_of
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.dialogue import Pieces
@@ -73,6 +74,14 @@ def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> A
     added = codec.tokenizer.added_tokens_decoder
     codec.stop_ids |= {end for end in policy.end_ids if end in added and added[end].special}
     return Agent(policy, codec, config.game)
+
+
+def with_threads_of_this_machine(config: AgentConfig) -> AgentConfig:
+    """The settings with at most as many threads as this process has cores; 0 stays 0.
+
+    The settings of an agent say how many threads it was trained with, perhaps on a larger machine.
+    """
+    return replace(config, threads=min(config.threads, usable_cores()))
 
 
 def load_codec(path: str | Path, config: AgentConfig) -> Codec:

@@ -19,6 +19,7 @@ from prompt_r1.pair.agent import (
     load_agent,
     load_codec,
     play_question,
+    with_threads_of_this_machine,
 )
 from prompt_r1.pair.dialogue import Piece, Pieces
 from prompt_r1.pair.named_agent import resolve_agent
@@ -95,6 +96,6 @@ async def open_pair(config: PairConfig, own: Answering | None = None) -> OpenPai
     else:
         environment = open_own(own, config, seed=seed)
     await environment.check()
-    agent = load_agent(named.path, named.config, device)
+    agent = load_agent(named.path, with_threads_of_this_machine(named.config), device)
     about = named.describe(environment=environment.name, seed=seed)
     return OpenPair(agent, environment, seed, config.temperature, str(named.path), about)

@@ -13,6 +13,7 @@ from prompt_r1.model import forked_ranks
 from prompt_r1.model.forked_ranks import limit_threads, rank_count, usable_cores
 from prompt_r1.pair.playing import open_pair
 from prompt_r1.pair.settings import PairConfig
+from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.training.log import read_metrics
 from tests.support.exports import recorded_games
 from tests.support.programs import SMALL, CallHere, call, run_here
@@ -110,6 +111,34 @@ def test_a_pair_and_an_evaluation_compute_in_as_many_threads_as_they_have_cores(
     assert set_threads == [2]
     run_here("evaluate.py", "--method", "direct", "--env", "mini", "--limit", 1, "--dry-run")
     assert set_threads == [2, 2]
+
+
+def test_an_agent_of_a_larger_machine_gets_no_more_threads_than_there_are_cores(
+    four_cores, asking_agent, tmp_path, monkeypatch
+):
+    """The settings of an agent that was trained with 64 threads set 64 threads again."""
+    (four_cores / "cpu.max").write_text("200000 100000\n")
+    agent = shutil.copytree(asking_agent, tmp_path / "large")
+    with (agent / GAME_FILE).open("a") as file:
+        file.write("threads: 64\n")
+    set_threads: list[int] = []
+    monkeypatch.setattr("torch.get_num_threads", lambda: 64)
+    monkeypatch.setattr("torch.set_num_threads", set_threads.append)
+    asyncio.run(open_pair(PairConfig(agent=str(agent), env="mini")))
+    run_here(
+        "evaluate.py",
+        "--agent",
+        agent,
+        "--method",
+        "prompt-r1",
+        "--env",
+        "mini",
+        "--limit",
+        1,
+        "--out",
+        tmp_path / "out",
+    )
+    assert set_threads and set(set_threads) == {2}
 
 
 def test_a_machine_without_safe_forks_keeps_one_rank_and_its_threads(four_cores, monkeypatch):
