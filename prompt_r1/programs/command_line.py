@@ -56,8 +56,9 @@ def read_settings(read: Callable[[list[str]], Settings]) -> Settings:
 def run_program(main: Callable[[Settings], None], settings: Settings, *, then: str = "") -> NoReturn:
     """Run `main` with the settings of a program, and exit. `then`: what the same command does after a stop.
 
-    Exit codes: 0 done, 1 a bug of ours, 2 wrong usage or out of memory, 75 stopped but resumable, 130 Ctrl-C.
-    Every error is printed as one sentence on stderr; only a bug is a traceback, without keys.
+    Exit codes: 0 done, 1 a bug of ours, 2 wrong usage or out of memory, 3 no answer (infer.py), 75 stopped
+    but resumable, 130 Ctrl-C. Every error is printed as one sentence on stderr; only a bug is a traceback,
+    without keys.
     """
     _replace_ctrl_c(signal.SIG_DFL, signal.default_int_handler)
     with errors_explained(then):
