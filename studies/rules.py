@@ -39,7 +39,7 @@ the first right game about a question of one step, and the first wrong game.
 After the runs of `paper` with seeds 0 and 1, the table of EM by kind of question was added to the plan,
 because the validation of these runs did not reach 0.7.
 
-Not run yet: the paper's instruction (400 tokens in place of 60) with SmolLM2 and one seed. All else is as in
+The last run has the paper's instruction (400 tokens in place of 60), SmolLM2 and one seed. All else is as in
 docs/models.md, "A small real model", with 16 steps. The question is whether validation EM rises. One seed
 compares nothing.
 
