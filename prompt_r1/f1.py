@@ -218,20 +218,26 @@ def _best(metric: Metric, prediction: str, answers: Sequence[str], official: boo
     """The highest score over the gold answers; 0 if there are none."""
     if official:
         predicted = normalise(prediction, official=True)
-        scores = [metric(predicted, normalise(gold, official=True)) for gold in answers]
+        scores = [float(metric(predicted, normalise(gold, official=True))) for gold in answers]
     else:
         # Whether a hyphen is a minus may depend on the case of a letter beside it, as in "F-16" and "f-16".
         # So the texts are compared as they are, and in lower case.
-        scores = [_score_strictly(metric, prediction, gold) for gold in answers]
-        scores += [_score_strictly(metric, prediction.lower(), gold.lower()) for gold in answers]
-    return max(map(float, scores), default=0.0)
+        scores = _strict_scores(metric, prediction, answers)
+        scores += _strict_scores(metric, prediction.lower(), [gold.lower() for gold in answers])
+    return max(scores, default=0.0)
 
 
-def _score_strictly(metric: Metric, prediction: str, gold: str) -> float:
-    predicted, wanted = normalise(prediction), normalise(gold)
-    if not wanted:
-        return _is_the_same_text(prediction, gold)
-    return metric(predicted, wanted) if predicted else 0.0
+def _strict_scores(metric: Metric, prediction: str, answers: Sequence[str]) -> list[float]:
+    """The score by the strict rules for each gold answer."""
+    predicted = normalise(prediction)
+    scores: list[float] = []
+    for gold in answers:
+        wanted = normalise(gold)
+        if not wanted:
+            scores.append(float(_is_the_same_text(prediction, gold)))
+        else:
+            scores.append(float(metric(predicted, wanted)) if predicted else 0.0)
+    return scores
 
 
 def _is_the_same_text(prediction: str, gold: str) -> bool:
