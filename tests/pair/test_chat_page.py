@@ -52,8 +52,8 @@ def test_the_page_shows_the_dialogue_while_it_is_played_and_then_answer_and_cost
     environment = Waiting()
     question = "<img src=x onerror=\"document.title='run'\"> & who?"
     with serving_pair(chat_server(echo_pair(environment=environment_of(environment)))) as url:
-        open_page(chromium, url)
-        assert chromium.value("document.title") == "prompt-r1"
+        chromium.open(url.removesuffix("v1"))
+        chromium.wait_for("document.title === 'prompt-r1'")
         chromium.type(question)
         chromium.press("Enter")
         # The request of the agent is shown piece by piece.
@@ -76,7 +76,7 @@ def test_the_page_shows_the_dialogue_while_it_is_played_and_then_answer_and_cost
 def test_the_page_asks_for_the_key_of_the_server_and_shows_what_a_question_cost(chromium):
     pair = echo_pair(environment=paid_environment())
     with serving_pair(chat_server(pair, key="secret")) as url:
-        open_page(chromium, url)
+        chromium.open(url.removesuffix("v1"))
         chromium.wait_for("!document.getElementById('key-row').hidden")
         chromium.type("Who?")
         chromium.press("Enter")
@@ -96,7 +96,7 @@ def test_the_page_asks_for_the_key_of_the_server_and_shows_what_a_question_cost(
 def test_escape_stops_the_game_on_the_server(chromium):
     chat = chat_server(echo_pair(EchoAgent(seconds=600)))
     with serving_pair(chat) as url:
-        open_page(chromium, url)
+        chromium.open(url.removesuffix("v1"))
         chromium.type("Who?")
         chromium.press("Enter")
         chromium.wait_for("!document.getElementById('stop').hidden")
@@ -118,7 +118,7 @@ def test_the_page_fits_its_window_in_light_and_dark(chromium, width, scheme, tmp
     question = "2: Who directed " + "Silent" * 40 + " and many other films of this invented world?"
     with serving_pair(chat_server()) as url:
         chromium.show(width=width, scheme=scheme)
-        open_page(chromium, url)
+        chromium.open(url.removesuffix("v1"))
         chromium.type(question)
         chromium.press("Enter")
         chromium.wait_for(ENDED)
@@ -131,12 +131,6 @@ def test_the_page_fits_its_window_in_light_and_dark(chromium, width, scheme, tmp
             assert contrast(ink, paper) >= 4.5, element
         is_dark = luminance(colours(chromium, "body")[1]) < 0.2
         assert is_dark == (scheme == "dark")
-
-
-def open_page(chromium, url: str) -> None:
-    """Open the page of a server, and wait until a text that is typed would reach it."""
-    chromium.open(url.removesuffix("v1"))
-    chromium.wait_for("document.activeElement.id === 'question'")
 
 
 def colours(chromium, element: str) -> tuple[list[float], list[float]]:
