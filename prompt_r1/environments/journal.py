@@ -103,13 +103,13 @@ class Journal:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._own))
 
     def _read(self, path: Path) -> dict[int, Spending]:
-        """Remember the replies in a file, and add up its charges. Returns the charges by their numbers.
+        """Remember the replies in a file, and add up its charges. Returns the charges by request number.
 
         Lines that are no JSON are skipped, because a kill may leave an incomplete line.
         """
         charges = {}
         with path.open("rb") as file:
-            for number, text in enumerate(file, start=1):
+            for line_number, text in enumerate(file, start=1):
                 line = json_object(text)
                 if not line:
                     continue
@@ -118,17 +118,17 @@ class Journal:
                     check_values(charged)
                     if min(charged.amounts) < 0:
                         raise ValueError(f"charged is {charged.amounts}")
-                    call = line["call"]
-                    if type(call) is not int:
-                        raise ValueError(f"call is {call!r:.50}")
-                    charges[call] = charged
+                    number = line["call"]
+                    if type(number) is not int:
+                        raise ValueError(f"call is {number!r:.50}")
+                    charges[number] = charged
                     if "reply" in line:
                         reply = Reply(**line["reply"])
                         check_values(reply)
                         self.replies[line["key"]] = reply
                 except (KeyError, TypeError, ValueError) as error:
                     raise UsageError(
-                        f"{path}, line {number}: no call of this version ({error}); give another --out"
+                        f"{path}, line {line_number}: no call of this version ({error}); give another --out"
                     ) from None
         self.spent += sum(charges.values(), Spending())
         return charges
