@@ -45,8 +45,9 @@ from prompt_r1.types import Message, Spending
 
 logger = logging.getLogger(__name__)
 
-# A request is estimated from above, because a budget may end early, but not late.
-LONG_REPLY = 1024  # If nothing limits a reply, this many tokens are assumed.
+# A request is estimated from above, because a budget may end early, but not late. If nothing limits a reply,
+# LONG_REPLY tokens are assumed. The reply may be longer, so a limit of dollars is refused then (specs.py).
+LONG_REPLY = 1024
 FRAME_CHARACTERS = 20  # The role and the markers of a message are estimated as this many characters.
 
 CALL_DEADLINE = 600.0  # A call repeats its request for at most this many seconds.
@@ -90,7 +91,7 @@ class Member:
         self.slots = asyncio.Semaphore(self.source.concurrency)
 
     def estimate(self, messages: list[Message]) -> Spending:
-        """Estimate the cost of a request from above."""
+        """Estimate the cost of a request: from above, if something limits the reply."""
         characters = len(str(self.source.parameters))
         characters += sum(len(message["content"]) + FRAME_CHARACTERS for message in messages)
         tokens_out = self.source.reply_limit or LONG_REPLY
@@ -191,7 +192,7 @@ class Environment:
                 in_time = await self._pause(member, wait, deadline=deadline)
                 if not in_time:
                     raise EnvError(
-                        f"{member.source.name} did not reply: in {CALL_DEADLINE:g} s, the last problem: "
+                        f"{member.source.name} did not reply within {CALL_DEADLINE:g} s; the last problem: "
                         f"{problem}"
                     )
                 try:
@@ -211,7 +212,8 @@ class Environment:
     async def _pause(self, member: Member, wait: float, *, deadline: float) -> bool:
         """Sleep for `wait` seconds, and until the server accepts calls again.
 
-        False, without more sleep, if that is after the deadline.
+        Returns whether a request may be sent now: False, without more sleep, if the wait would end after the
+        deadline.
         """
         loop = asyncio.get_running_loop()
         wait = max(wait, member.paused_until - loop.time())
