@@ -36,7 +36,7 @@ WRITING_TAGS = re.compile(r"^(?:\s*\[\s*(?:WP|EU|CW|TT|PI|RF|MP|IP|PM|OT|FF|SP)\
 # quotes, and some repeat the letter: "a ) a ) 38 , b ) b ) 27.675".
 OPTION = re.compile(
     r"""
-    (?:^|,)                # the beginning, or the comma after the option before
+    (?:^|,)                # the beginning, or the comma after the previous option
     [\s['"]*               # the bracket and the quote of a list
     (?:([a-e])[ ]\)[ ])+   # the letter; if it is repeated, the group holds the last
     """,
@@ -196,7 +196,9 @@ def detokenise(text: str) -> str:
 def _text_or_blank(row: Fields, field: str) -> str:
     """The text of a field, which may be blank. Raises BadRow if the field is missing or not a text."""
     value = row.get(field)
-    return "" if isinstance(value, str) and not value.strip() else text_field(row, field)
+    if isinstance(value, str) and not value.strip():
+        return ""
+    return text_field(row, field)
 
 
 def _require(row: Fields, *columns: str) -> None:
