@@ -34,9 +34,8 @@ CASES = ROOT / "tests/environments/cases"
 FAILED_ENDS = ("error", "ERROR", "network_error", "abort", "insufficient_system_resource")
 FULL_ENDS = ("length", "MAX_TOKENS", "token_limit", "tokenLimit", "truncated", "FINISH_REASON_MAX_TOKENS")
 FIELDS = st.sampled_from(["error", "choices", "message", "content", "refusal", "usage", "code"])
-TEXTS = st.text(
-    st.characters(exclude_categories=["Cs"])
-)  # as text(), which first tries to encode each character
+# The texts that st.text() draws. Without an alphabet, it would try to encode each character, which is slow.
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS
 JSON_VALUES = st.recursive(
     SCALARS, lambda values: st.lists(values) | st.dictionaries(FIELDS, values), max_leaves=10

@@ -63,7 +63,7 @@ class Browser:
         self.wait_for(f"document.readyState === 'complete' && location.href.startsWith({url!r})")
 
     def type(self, text: str) -> None:
-        """Type a text where the focus is, which `autofocus` moves after the page has loaded."""
+        """Type a text where the focus is. A page's `autofocus` sets the focus only after it has loaded."""
         self.wait_for("document.activeElement !== document.body")
         self.send("Input.insertText", text=text)
 

@@ -5,10 +5,11 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
+from prompt_r1.chat_template import decode
 from prompt_r1.engine.kv_cache import Sequence
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.environment import Environment
-from prompt_r1.protocol import Codec, decode
+from prompt_r1.protocol import Codec
 from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.types import Completion, GameSettings
 from tests.support import tiny
