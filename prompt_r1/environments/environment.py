@@ -14,7 +14,7 @@ What calls cost is added up in four places. A request is *lost* if it got no rep
     bill.spent         a game                       no              count as if they were paid again
     bill.charged_usd   a game, in dollars           yes             cost nothing
     budget.spent       the run, except what other   yes             cost nothing
-                       ranks spent since its start
+                       ranks spent since this start
     journal.spent      the run before this start    yes             cost nothing
 """
 
