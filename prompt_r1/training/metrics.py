@@ -163,16 +163,13 @@ def _reward_by_kind_of_group(games_PG: Sequence[Sequence[GameMetrics]]) -> dict[
     Games of hard questions make more calls, so they break more often, and the games that remain may be too
     easy. The two means show whether this is so.
     """
+    if all(game.score is not None for group in games_PG for game in group):
+        return {}
     rewards: dict[str, list[float]] = {"reward/broken_groups": [], "reward/whole_groups": []}
-    any_broken = False
     for group in games_PG:
         scores = [game.score for game in group if game.score is not None]
-        is_broken = len(scores) < len(group)
-        any_broken = any_broken or is_broken
-        kind = "reward/broken_groups" if is_broken else "reward/whole_groups"
+        kind = "reward/broken_groups" if len(scores) < len(group) else "reward/whole_groups"
         rewards[kind] += [score.reward.total for score in scores]
-    if not any_broken:
-        return {}
     return {name: _mean(values) for name, values in rewards.items() if values}
 
 
