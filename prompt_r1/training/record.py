@@ -121,7 +121,8 @@ class Record:
           resumed run removes a line that its checkpoint does not name, and writes it again.
         - Saved before a signal stops the run: the resumed run does not repeat the step.
         """
-        run, config, ranks, log, state = self.run, self.run.config, self.run.ranks, self.run.log, self.state
+        run, state = self.run, self.state
+        config, ranks, log = run.config, run.ranks, run.log
         step = state.trained_step
         # `step` is above --steps if a stopped run is resumed with fewer steps.
         is_due = step >= config.steps or step % config.save_every == 0
@@ -135,7 +136,8 @@ class Record:
         metrics = ranks.on_every_rank(lambda: log.write_metrics(metrics))
 
         # Export the agent, if it is the best so far.
-        em, reward = em_of_validation(metrics), metrics.get("val/reward", 0.0)
+        em = em_of_validation(metrics)
+        reward = metrics.get("val/reward", 0.0)
         if em >= 0:
             is_best = is_better(em, reward, state, by_reward=bool(config.reward))
         else:  # While no validation has judged an agent, the newest agent that is saved counts as the best.
