@@ -31,7 +31,7 @@ class AlarmRule:
 
 
 def above(limit: float) -> IsWrong:
-    """Whether a metric is above a limit."""
+    """Return a test of whether a metric is above `limit`."""
     return lambda now, before, line: now > limit
 
 
@@ -46,8 +46,8 @@ def is_lost(now: float, before: Sequence[float], line: Line) -> bool:
     return now == 0 and (1 - highest) ** line.get("games", 0.0) < CHANCE
 
 
-# If several rules of a metric find it wrong, the first speaks. In 72 healthy runs, groups/dropped,
-# reward/misranked and the share of odd replies were 0, and update/kl was at most 0.0006.
+# If several rules of a metric find it wrong, only the first of them is reported. In 72 healthy runs,
+# groups/dropped, reward/misranked and the share of odd replies were 0, and update/kl was at most 0.0006.
 ALARM_RULES = (
     AlarmRule(
         "groups/dropped",
@@ -171,7 +171,7 @@ class Alarms:
 
 
 def judged_metrics(line: Line) -> Line:
-    """The metrics of a line that say something, and the share of odd replies among the calls."""
+    """The metrics of a line that the rules judge, with the share of odd replies among the calls."""
     # If the environment broke every group, the other metrics say nothing about the agent.
     if line.get("groups/dropped") == 1:
         return {"groups/dropped": 1.0}
@@ -185,7 +185,7 @@ def judged_metrics(line: Line) -> Line:
 
 
 def most_frequent_outcome(line: Line) -> str:
-    """The most frequent label of such replies, such as "length"."""
+    """The most frequent label of the replies that are filtered, cut or empty, for example "length"."""
     counts = _outcomes(line)
     return max(counts, key=counts.__getitem__)
 

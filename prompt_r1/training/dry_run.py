@@ -54,8 +54,8 @@ CALL_SECONDS = 3.0  # how long a call takes
 AGENTS_OF_TEST = 2  # The untrained and the trained agent play each test question.
 
 TURN = 250  # tokens of the agent's usual turn
-# Of an A100: dense operations in bfloat16, and bytes of memory, per second. The shares of its peaks are
-# assumed.
+# An A100 computes at most 312e12 dense bfloat16 operations per second, and reads at most 2.0e12 bytes of its
+# memory per second. The shares of these peaks are assumed.
 FLOPS = 0.4 * 312e12
 BANDWIDTH = 0.25 * 2.0e12
 
@@ -128,9 +128,10 @@ def estimate(config: TrainConfig) -> str:
     cases = cases_of(config.game, question_bytes, fields, prices)
 
     def games(count: int, *, different: int) -> Estimate:
-        """The cost of games. In the low case equal calls are paid once, so only `different` games count.
+        """The cost of `count` games.
 
-        There, one game in ten makes no call.
+        In the low case, equal calls are paid once, so only the `different` games count, and one game in ten
+        makes no call.
         """
         counts = {"low": different * 9 // 10, "likely": count, "high": count}
         return {case.name: case.game(config.env_system) * counts[case.name] for case in cases}

@@ -1,4 +1,7 @@
-"""The loss of a run: eq. 17 or the user's own (--loss-function), which is checked, and tried first."""
+"""The loss of a run: eq. 17 or the user's own (--loss-function).
+
+The user's loss is tried before the first game, and each of its results is checked.
+"""
 
 import math
 from collections.abc import Callable

@@ -31,7 +31,7 @@ questions_of_the_mini_world = cache(mini_questions)
 
 @pytest.fixture(autouse=True)
 def questions_made_once(monkeypatch) -> None:
-    """To make the questions of the mini world takes longer than to estimate."""
+    """Making the questions of the mini world takes longer than the estimate."""
     monkeypatch.setattr(prompt_r1.data.questions, "mini_questions", questions_of_the_mini_world)
 
 
