@@ -95,13 +95,19 @@ def test_a_run_folder_that_is_deleted_during_the_run_is_named_and_not_made_again
     assert not folder.exists()
 
 
-def test_a_missing_account_of_wandb_is_reported_on_every_rank(tmp_path, monkeypatch):
+@pytest.fixture
+def wandb(monkeypatch) -> ModuleType:
+    """A stand-in for the package wandb. A test gives it the `init` that it needs."""
+    module = ModuleType("wandb")
+    module.__spec__ = ModuleSpec("wandb", None)
+    module.Error = type("Error", (Exception,), {})
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_a_missing_account_of_wandb_is_reported_on_every_rank(tmp_path, wandb):
     """Only the first rank raised the error. The others waited for it, and said that the run resumes."""
-    wandb = ModuleType("wandb")
-    wandb.__spec__ = ModuleSpec("wandb", None)
-    wandb.Error = type("Error", (Exception,), {})
     wandb.init = Mock(side_effect=wandb.Error("no API key"))
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
 
     def open_on(ranks: Ranks) -> None:
         with pytest.raises(UsageError, match="--wandb: no API key; log in"):
@@ -110,9 +116,7 @@ def test_a_missing_account_of_wandb_is_reported_on_every_rank(tmp_path, monkeypa
     on_each_rank(2, open_on)
 
 
-def test_wandb_gets_each_line_and_a_resumed_run_continues_the_same_run(tmp_path, monkeypatch):
-    wandb = ModuleType("wandb")
-    wandb.__spec__ = ModuleSpec("wandb", None)
+def test_wandb_gets_each_line_and_a_resumed_run_continues_the_same_run(tmp_path, wandb):
     logged: list[tuple[str, int, float]] = []
 
     def init(*, id: str, **settings: str) -> SimpleNamespace:
@@ -120,8 +124,7 @@ def test_wandb_gets_each_line_and_a_resumed_run_continues_the_same_run(tmp_path,
         log = lambda metrics, step: logged.append((id, step, metrics["em"]))  # noqa: E731
         return SimpleNamespace(log=log, finish=lambda: None)
 
-    wandb.init, wandb.Error = init, Exception
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    wandb.init = init
     for steps in ([0, 1], [2]):  # the second time resumed
         log = Log(tmp_path, first=True, wandb=True)
         for step in steps:
