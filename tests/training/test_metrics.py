@@ -31,7 +31,7 @@ def scored(*games: Trajectory) -> list[ScoredGame]:
     return group
 
 
-def row(game: Trajectory) -> GameMetrics:
+def metrics_of(game: Trajectory) -> GameMetrics:
     """Score a game and return its metrics."""
     return metrics_of_game(scored(game)[0])
 
@@ -60,14 +60,16 @@ def test_the_metrics_of_a_game_count_its_turns_calls_and_tokens():
 
 def test_a_game_that_the_environment_broke_has_its_failed_call_but_no_score():
     texts = [think("a", prompt="Who?"), think("b", prompt="Who?")]
-    broken = row(play_script(QUESTION, texts, ["Bob.", EnvError("HTTP 500")]))
+    broken = metrics_of(play_script(QUESTION, texts, ["Bob.", EnvError("HTTP 500")]))
     assert (broken.stop, broken.calls) == ("env_error", 2)
     assert broken.score is None and broken.sampled_tokens > 0
 
 
 def test_the_metrics_of_games_count_broken_games_but_leave_them_out_of_the_means():
-    broken = row(game_of_turns(GOOD, stop="env_error"))
-    metrics = game_metrics([[row(game_of_turns(GOOD, RIGHT)), row(game_of_turns(WRONG)), broken]], [])
+    broken = metrics_of(game_of_turns(GOOD, stop="env_error"))
+    metrics = game_metrics(
+        [[metrics_of(game_of_turns(GOOD, RIGHT)), metrics_of(game_of_turns(WRONG)), broken]], []
+    )
     assert metrics["reward/mean"] == pytest.approx(0.3) and metrics["em"] == 0.5
     assert metrics["stop/env_error"] == pytest.approx(1 / 3) and metrics["env/errors"] == 1
     assert game_metrics([[broken]], [])["reward/mean"] == 0.0
@@ -90,9 +92,9 @@ def with_reward(total: float | None) -> GameMetrics:
 def test_the_metrics_of_a_step_are_means_and_sums_over_its_games():
     games = scored(game_of_turns(GOOD, RIGHT), game_of_turns(WRONG))
     games += scored(game_of_turns(GOOD, GOOD, WRONG))
-    rows = [metrics_of_game(game) for game in games]
-    metrics = game_metrics([rows[:2], rows[2:]], [1.0, 5.0, 2.0])
-    scores = [row.score for row in rows]
+    measured = [metrics_of_game(game) for game in games]
+    metrics = game_metrics([measured[:2], measured[2:]], [1.0, 5.0, 2.0])
+    scores = [game.score for game in measured]
     for name in ("em", "f1", "turns"):
         assert metrics[name] == pytest.approx(sum(getattr(score, name) for score in scores) / 3), name
     for name, part in (("mean", "total"), ("format", "format"), ("answer", "answer")):
@@ -101,8 +103,8 @@ def test_the_metrics_of_a_step_are_means_and_sums_over_its_games():
     assert metrics["format"] == pytest.approx(sum(score.is_well_formed for score in scores) / 3)
     assert [score.em for score in scores] == [1.0, 0.0, 0.0]
     assert metrics["games"] == 3.0 and metrics["turns"] == 2.0
-    assert metrics["tokens/game"] == sum(row.tokens for row in rows) / 3
-    assert metrics["tokens/sampled"] == sum(row.sampled_tokens for row in rows)
+    assert metrics["tokens/game"] == sum(game.tokens for game in measured) / 3
+    assert metrics["tokens/sampled"] == sum(game.sampled_tokens for game in measured)
     assert (metrics["env/calls"], metrics["env/errors"], metrics["env/latency"]) == (3.0, 0.0, 2.0)
     stops = {name: value for name, value in metrics.items() if name.startswith("stop/")}
     assert sum(stops.values()) == 1.0 and len(stops) == 5 and stops["stop/answered"] == 1.0
@@ -120,9 +122,9 @@ def test_the_latency_of_a_step_is_the_median_over_its_replies():
 def test_the_intervals_of_a_step_count_questions_not_games():
     """Five equal games of a question are one observation: repeating each game leaves the bounds unchanged."""
     endings = [RIGHT, RIGHT, WRONG, RIGHT, WRONG, RIGHT, RIGHT, WRONG]
-    rows = [row(game_of_turns(GOOD, ending)) for ending in endings]
-    once = game_metrics([[one] for one in rows], [])
-    five_times = game_metrics([[one] * 5 for one in rows], [])
+    measured = [metrics_of(game_of_turns(GOOD, ending)) for ending in endings]
+    once = game_metrics([[one] for one in measured], [])
+    five_times = game_metrics([[one] * 5 for one in measured], [])
     half = 1.96 * (5 / 8 * 3 / 8 / 7) ** 0.5  # the standard error of 5 right answers out of 8
     assert (once["em_low"], once["em_high"]) == pytest.approx((5 / 8 - half, 5 / 8 + half))
     bounds = [name for name in once if name.endswith(("low", "high"))]
@@ -131,7 +133,7 @@ def test_the_intervals_of_a_step_count_questions_not_games():
 
 
 def test_a_question_counts_as_within_reach_when_one_of_its_games_is_right():
-    right, wrong = row(game_of_turns(GOOD, RIGHT)), row(game_of_turns(GOOD, WRONG))
+    right, wrong = metrics_of(game_of_turns(GOOD, RIGHT)), metrics_of(game_of_turns(GOOD, WRONG))
     metrics = game_metrics([[right, wrong, wrong], [wrong, wrong, wrong], [right, right, right]], [])
     assert metrics["em/any"] == pytest.approx(2 / 3) and metrics["em"] == pytest.approx(4 / 9)
 
