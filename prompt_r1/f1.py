@@ -12,7 +12,7 @@ carries a value:
     plus, power and comparison                       2x+3   x^2   <5   !=5   C++
     # after a letter                                 C#
 
-Blanks around these operators do not count: "F = ma" equals "F=ma". So an operator joins its operands to one
+Blanks around these operators do not count: "F = ma" equals "F=ma". So an operator joins its operands into one
 word, also in prose: "Disney + Pixar" has no word in common with "Pixar". Typographic forms of a character
 equal its plain form.
 
@@ -85,7 +85,8 @@ OPERAND_BEFORE = rf"(?:(?<=[\d)}}\]∞|])|{NAME_BEFORE})"
 OPERAND_AFTER = rf"(?=-?(?:[\d({{.√∞|]|{NAME_AFTER}))"
 INFIX = re.compile(
     rf"{THING_BEFORE}\s*[/=^]\s*{THING_AFTER}"  # km / h, F = ma, and MathQA's 33 1 / 3
-    rf"|{THING_BEFORE}(?:\s*\+|\s+\+\s+){THING_AFTER}|{OPERAND_BEFORE}\+\s+{THING_AFTER}"  # not Canal+ Group
+    rf"|{THING_BEFORE}(?:\s*\+|\s+\+\s+){THING_AFTER}"  # Disney + Pixar, but not Canal+ Group
+    rf"|{OPERAND_BEFORE}\+\s+{THING_AFTER}"  # 2x+ y
     rf"|{THING_BEFORE}\s+\*\*\s+{THING_AFTER}"  # x ** 2, but not **bold** text
     rf"|{OPERAND_BEFORE}\s*[-<>≤≥≠]\s*{OPERAND_AFTER}"  # x - 1, 3 - sqrt(2)
     rf"|(?<={SINGLE_LETTER})\s*[<>≤≥≠]\s*{OPERAND_AFTER}"  # T > 0
