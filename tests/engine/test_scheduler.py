@@ -46,6 +46,22 @@ def compute(scheduler: Scheduler, game: Sequence, tokens: list[int], loop: async
     scheduler.running.remove(job)
 
 
+def decoding_jobs(scheduler: Scheduler, lengths: list[int], loop: asyncio.AbstractEventLoop) -> list[Job]:
+    """Run jobs with prompts of these lengths, the oldest game first, until each has sampled two tokens.
+
+    The prompt and the first sampled token are cached.
+    """
+    jobs = [job_of(Sequence(number), [number] * length, loop) for number, length in enumerate(lengths)]
+    for job in jobs:
+        scheduler.add(job)
+    scheduler.admit()
+    step(scheduler)
+    for job in jobs:
+        job.tokens += [5, 5]
+        job.sequence.tokens.append(5)
+    return jobs
+
+
 def scheduler_of(*, blocks: int, prefill_tokens: int = 100) -> Scheduler:
     pool = tiny.pool(blocks=blocks, block_size=4)
     return Scheduler(pool, max_sequences=16, prefill_tokens=prefill_tokens)
@@ -127,36 +143,22 @@ def test_a_game_that_decodes_alone_displaces_an_older_game_that_waits_for_a_repl
 
 def test_a_job_that_decodes_and_finds_no_block_among_older_games_is_preempted(loop):
     """An older game that runs keeps its blocks: the newer one waits again with its tokens."""
-    scheduler, games = scheduler_of(blocks=4), [Sequence(0), Sequence(1)]
-    jobs = [job_of(game, [game.number] * 7, loop) for game in games]
-    for job in jobs:
-        scheduler.add(job)
-    scheduler.admit()
-    step(scheduler)
-    for job in jobs:
-        job.tokens += [5, 5]
-        job.sequence.tokens.append(5)  # 8 tokens fill two blocks each
+    scheduler = scheduler_of(blocks=4)
+    jobs = decoding_jobs(scheduler, [7, 7], loop)  # The cached tokens fill two blocks each.
     assert step(scheduler) == {jobs[0]: 1}
     assert (scheduler.running, scheduler.waiting) == ([jobs[0]], [jobs[1]])
-    assert games[1].block_table == [] and len(games[0].block_table) == 3
+    assert [len(job.sequence.block_table) for job in jobs] == [3, 0]
 
 
 def test_a_job_that_is_preempted_in_a_step_takes_no_blocks_in_the_same_step(loop):
     """The oldest job preempts the newest one, and the job between them lacks a block and waits again. The
     newest job must not take its blocks meanwhile: older games are served first.
     """
-    scheduler, games = scheduler_of(blocks=5), [Sequence(number) for number in range(3)]
-    jobs = [job_of(game, [game.number] * length, loop) for game, length in zip(games, (7, 7, 3), strict=True)]
-    for job in jobs:
-        scheduler.add(job)
-    scheduler.admit()
-    step(scheduler)
-    for job in jobs:
-        job.tokens += [5, 5]
-        job.sequence.tokens.append(5)  # The tokens fill two blocks, two and one.
+    scheduler = scheduler_of(blocks=5)
+    jobs = decoding_jobs(scheduler, [7, 7, 3], loop)  # The cached tokens fill two blocks, two and one.
     assert step(scheduler) == {jobs[0]: 1}
     assert (scheduler.running, scheduler.waiting) == ([jobs[0]], jobs[1:])
-    assert [len(game.block_table) for game in games] == [3, 0, 0]
+    assert [len(job.sequence.block_table) for job in jobs] == [3, 0, 0]
 
 
 def test_a_job_that_does_not_fit_leaves_the_caches_of_newer_games(loop):
