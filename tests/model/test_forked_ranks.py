@@ -125,19 +125,8 @@ def test_an_agent_of_a_larger_machine_gets_no_more_threads_than_there_are_cores(
     monkeypatch.setattr("torch.get_num_threads", lambda: 64)
     monkeypatch.setattr("torch.set_num_threads", set_threads.append)
     asyncio.run(open_pair(PairConfig(agent=str(agent), env="mini")))
-    run_here(
-        "evaluate.py",
-        "--agent",
-        agent,
-        "--method",
-        "prompt-r1",
-        "--env",
-        "mini",
-        "--limit",
-        1,
-        "--out",
-        tmp_path / "out",
-    )
+    line = "--method prompt-r1 --env mini --limit 1".split()
+    run_here("evaluate.py", "--agent", agent, *line, "--out", tmp_path / "out")
     assert set_threads and set(set_threads) == {2}
 
 

@@ -42,7 +42,7 @@ def test_the_server_has_the_limits_of_its_flags(asking_agent, monkeypatch):
     monkeypatch.setattr("prompt_r1.pair.server.ChatServer", server)
     monkeypatch.delenv(KEY, raising=False)
     line = f"--port 0 --device cpu --agent {asking_agent} --env mini --env-price 1,2"
-    limits = """ --env-args {"max_tokens":64} --request-usd 0.5 --request-seconds 7"""
+    limits = ' --env-args {"max_tokens":64} --request-usd 0.5 --request-seconds 7'
     for flags in ("", f" --model-name m{limits} --max-sessions 3"):
         with pytest.raises(UsageError, match="made"):
             main((line + flags).split())
