@@ -60,20 +60,20 @@ def run_program(main: Callable[[Settings], None], settings: Settings, *, then: s
     but resumable, 130 Ctrl-C. Every error is printed as one sentence on stderr; only a bug is a traceback,
     without keys.
     """
-    _replace_ctrl_c(signal.SIG_DFL, signal.default_int_handler)
+    _replace_ctrl_c(signal.SIG_DFL, signal.default_int_handler)  # Ctrl-C raises KeyboardInterrupt again.
     with errors_explained(then):
         main(settings)
         sys.stdout.flush()
     sys.exit(0)
 
 
-def _replace_ctrl_c(handler: Any, by: Any) -> None:
-    """Install `by` for SIGINT, if `handler` is installed now. Any other handler stays.
+def _replace_ctrl_c(old: Any, new: Any) -> None:
+    """Replace the handler of Ctrl-C (SIGINT) if it is `old`.
 
-    (A shell lets its background processes ignore SIGINT.)
+    Any other handler stays. For example, a shell lets its background processes ignore SIGINT.
     """
-    if signal.getsignal(signal.SIGINT) is handler:
-        signal.signal(signal.SIGINT, by)
+    if signal.getsignal(signal.SIGINT) is old:
+        signal.signal(signal.SIGINT, new)
 
 
 @contextmanager
