@@ -49,7 +49,7 @@ class Job:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether tokens of the prompt must be computed before the job decodes, one token in each step."""
+        """Whether more than one token is uncached. A job that decodes computes one token in each step."""
         return self.uncached > 1
 
     def next_tokens(self, count: int) -> list[int]:

@@ -109,7 +109,7 @@ def fork(count: int) -> dict[int, TextIO]:
     # What waits in the buffers would be printed once by each process.
     sys.stdout.flush()
     sys.stderr.flush()
-    # Only rank 0 keeps the end for writing, and writes nothing. When rank 0 has ended, the pipe is closed.
+    # Only rank 0 keeps the write end open, and it writes nothing. So when rank 0 ends, the readers wake up.
     read_end, write_end = os.pipe()
     forks: dict[int, TextIO] = {}
     for rank in range(1, count):

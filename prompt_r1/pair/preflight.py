@@ -17,7 +17,7 @@ def read_infer_config(arguments: list[str]) -> InferConfig:
 def check_pair(config: PairConfig) -> PairConfig:
     """Raise UsageError for a device, an agent or an environment that cannot be opened.
 
-    Returns the settings with those of the agent's training by which the environment will be asked.
+    Returns the settings by which the environment will be asked. Some may be those of the agent's training.
     """
     check_device(config.device)
     agent = config.agent or str(newest_mini_run())
