@@ -4,7 +4,6 @@ from itertools import accumulate
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from prompt_r1.engine import kv_cache
 from prompt_r1.engine.kv_cache import BlockPool, Sequence, allocate_pool, cache_bytes, can_use_flash
@@ -12,6 +11,7 @@ from prompt_r1.engine.paged_attention import PagedBatch, _flash, _sequence_by_se
 from prompt_r1.errors import UsageError
 from tests.support import tiny
 from tests.support.naive_attention import naive_attention
+from tests.support.operations import RecordedOperations
 
 LENGTHS = (37, 16, 5, 1)  # tokens of the sequences, the new ones included
 NEW = (1, 7, 5, 1)
@@ -57,18 +57,6 @@ def test_attention_over_blocks_equals_a_loop_over_queries(attention, block_size,
         torch.testing.assert_close(found[part].transpose(0, 1), expected, atol=1e-5, rtol=1e-5)
 
 
-class OperationCounter(TorchDispatchMode):
-    """Counts the operations that torch dispatches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        self.count += 1
-        return function(*arguments, **(keywords or {}))
-
-
 def test_the_later_layers_of_a_step_cut_no_views_of_the_blocks():
     """They are cut once for all layers. In every layer, this took longer than attention to a short game."""
     pool, games = filled_pool(64, layers=3)
@@ -79,9 +67,9 @@ def test_the_later_layers_of_a_step_cut_no_views_of_the_blocks():
     query, key = torch.randn(2 * kv_heads, len(games), dim), torch.randn(kv_heads, len(games), dim)
     counts = []
     for layer in range(3):
-        with OperationCounter() as counter:
+        with RecordedOperations() as operations:
             batch.attend(layer, query, key, key, 0.3, None)
-        counts.append(counter.count)
+        counts.append(len(operations.names))
     assert counts[0] >= counts[1] + len(games) and counts[1] == counts[2]
 
 

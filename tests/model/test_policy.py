@@ -5,7 +5,6 @@ import weakref
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from prompt_r1.engine.engine import Engine
 from prompt_r1.model import policy as policy_module
@@ -15,6 +14,7 @@ from prompt_r1.model.policy import Policy
 from prompt_r1.types import Trajectory
 from tests.support import tiny
 from tests.support.games import CPU, naive_logprobs, play_with, siblings
+from tests.support.operations import RecordedOperations
 
 
 def some_groups() -> list[list[Trajectory]]:
@@ -262,19 +262,12 @@ def test_16_bit_logprobs_and_gradients_equal_float64_up_to_one_rounding(monkeypa
 
 def test_on_a_gpu_one_product_writes_the_float32_logits():
     """Traced with fake tensors. It neither allocates 16-bit logits nor converts the head."""
-    calls: list[str] = []
-
-    class Recorder(TorchDispatchMode):
-        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-            calls.append(str(operation))
-            return operation(*args, **(kwargs or {}))
-
     with FakeTensorMode():
         hidden = torch.empty(9, 16, dtype=torch.bfloat16, device="cuda")
         head = torch.empty(50, 16, dtype=torch.bfloat16, device="cuda")
-        with Recorder():
+        with RecordedOperations() as recorded:
             policy_module._logits(hidden, head, 1.0)
-    operations = [name for name in calls if name.startswith("aten.")]
+    operations = [name for name in recorded.names if name.startswith("aten.")]
     assert operations == ["aten.permute.default", "aten.mm.dtype"]
 
 
