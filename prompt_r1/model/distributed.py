@@ -122,7 +122,7 @@ class Ranks:
 
 
 def as_shared(error: Exception, rank: int) -> Exception:
-    """An error of one rank as all ranks raise it: itself, or a RuntimeError for an unexpected error.
+    """The error that all ranks raise if one rank fails: itself, or a RuntimeError if it is unexpected.
 
     An unexpected error can be of any type, and its type may be one that cannot be pickled.
     """

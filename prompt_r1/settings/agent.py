@@ -19,7 +19,7 @@ HELD_OUT = "held-out"
 STEP_FILE = "training.json"  # the metrics of its step
 GAME_FILE = "prompt_r1.yaml"  # the settings of its training
 
-# For supervised fine-tuning, and for methods that ask an environment once.
+# Supervised fine-tuning and the methods that ask an environment once use this sentence.
 ANSWER_IN_TAGS = "Write the final answer, and nothing but the final answer, between <answer> and </answer>."
 
 # For an agent without an environment: it plays only the last step of the paper's instruction.
