@@ -70,10 +70,6 @@ class Evaluation:
         validation = sample_questions(self.config.val_data or own, "validation", self.seed, 0)
         return Data(train, validation)
 
-    def spec_of(self, system: System) -> str:
-        """The environment of a system. If it has none, the environment of its agent's training."""
-        return system.environment or self.systems[system].config.env
-
     def fields_of(self, system: System) -> RequestFields:
         """The fields of each request to a system's environment."""
         of_method = METHODS[system.method].fields

@@ -48,9 +48,9 @@ async def make_method(
     folder = folder_of(evaluation, system)
     match system.method:
         case "direct":
-            return partial(direct, environment, request_of(evaluation.spec_of(system)))
+            return partial(direct, environment, request_of(system.environment))
         case "cot":
-            return partial(think_then_answer, environment, request_of(evaluation.spec_of(system)))
+            return partial(think_then_answer, environment, request_of(system.environment))
         case "untrained":
             agent = replace(agent, path=find_agent(agent.start, agent.config.seed))
         case "sft":
@@ -86,7 +86,7 @@ async def make_search(
 ) -> ReadyMethod:
     """Search for prompts. Then each question gets one call under the prompt of its dataset."""
     config = evaluation.config
-    request = request_of(evaluation.spec_of(system))
+    request = request_of(system.environment)
 
     def new_search(dataset: str) -> PromptSearch:
         return PromptSearch(
@@ -106,7 +106,10 @@ async def make_search(
 
 def folder_of(evaluation: Evaluation, system: System) -> Path:
     """Where a method keeps the prompts that it finds, or the agent that it fine-tunes from a start."""
-    folder = evaluation.folder / file_name(evaluation.spec_of(system)) / system.method
+    agent = evaluation.systems[system]
+    # If a method has no environment, its folder is under the environment of its agent's training.
+    spec = system.environment or agent.config.env
+    folder = evaluation.folder / file_name(spec) / system.method
     if METHODS[system.method].agent == "start":
-        return folder / file_name(evaluation.systems[system].start)
+        return folder / file_name(agent.start)
     return folder
