@@ -94,8 +94,7 @@ def cost_of_answer(evaluation: Evaluation, system: System, case: Case) -> Spendi
     request = request_of(system.environment)
     question_bytes = mean_bytes(evaluation.questions)
     if method.algorithm:
-        prompt = SEARCH_TEXTS[case.name].prompt
-        return case.call(prompt + case.tokens(request) + question_bytes // case.bytes_per_token)
+        return cost_under_prompt(case, request, question_bytes)
     if system.method == "cot":
         first = case.direct_call(f"{message}{STEP_BY_STEP}", question_bytes)
         second = case.direct_call(f"{message}{STEP_BY_STEP}{EXTRACT}{request}", question_bytes)
@@ -104,13 +103,19 @@ def cost_of_answer(evaluation: Evaluation, system: System, case: Case) -> Spendi
     return case.direct_call(f"{message}{request}", question_bytes)
 
 
+def cost_under_prompt(case: Case, request: str, question_bytes: int) -> Spending:
+    """The cost of a call with a question and the request for its answer, under a prompt of a search."""
+    prompt = SEARCH_TEXTS[case.name].prompt
+    return case.call(prompt + case.tokens(request) + question_bytes // case.bytes_per_token)
+
+
 def cost_of_searches(
     evaluation: Evaluation, system: System, algorithm: Algorithm, data: Data, case: Case
 ) -> Spending:
     """The cost of a search for each dataset."""
     config = evaluation.config
     texts = SEARCH_TEXTS[case.name]
-    request = case.tokens(request_of(system.environment))
+    request = request_of(system.environment)
     price_of_optimizer = next(iter(evaluation.prices_of_optimizer(system.environment).values()))
     spent = Spending()
     for name in searched(evaluation.datasets, data):
@@ -123,7 +128,6 @@ def cost_of_searches(
             made = min(scored, made)
         share = {"low": 0.0, "likely": calls.of_optimizer, "high": HIGHEST_SHARE}[case.name]
         of_optimizer = round(made * share)
-        question = mean_bytes(questions) // case.bytes_per_token
-        spent += case.call(texts.prompt + request + question) * (made - of_optimizer)
+        spent += cost_under_prompt(case, request, mean_bytes(questions)) * (made - of_optimizer)
         spent += price_of_optimizer.of_call(texts.request, texts.reply) * of_optimizer
     return spent
