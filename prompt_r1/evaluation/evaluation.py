@@ -169,11 +169,11 @@ def prices_of(config: EvaluateConfig, environments: Iterable[str]) -> dict[str, 
     """The price of each environment by its name, also of --optimizer-env. Raises UsageError."""
     names = [name for spec in environments for name in spec.split(",")]
     prices = parse_prices(config.env_price, names)
-    writers = config.optimizer_env.split(",") if config.optimizer_env else []
-    if set(writers) <= prices.keys():  # The evaluation asks them too, so they have a price.
+    optimizers = config.optimizer_env.split(",") if config.optimizer_env else []
+    if set(optimizers) <= prices.keys():  # The evaluation asks them too, so they have a price.
         return prices
     if len(config.env_price) > 1 and not config.optimizer_price:
         raise UsageError("--optimizer-env: which of several --env-price is its own? Give --optimizer-price")
-    # Other writers have the only --env-price, unless there is --optimizer-price (`prices_of_optimizer`). A
-    # writer that the evaluation asks too keeps its price.
-    return parse_prices(config.env_price[:1], writers) | prices
+    # Other optimisers have the only --env-price, unless there is --optimizer-price (`prices_of_optimizer`).
+    # An optimiser that the evaluation asks too keeps its price.
+    return parse_prices(config.env_price[:1], optimizers) | prices
