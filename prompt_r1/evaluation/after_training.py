@@ -1,7 +1,6 @@
-"""The test after a training: environment, untrained and trained agent answer the same questions.
+"""The test after a training: environment, untrained agent and trained agent answer the same questions.
 
-It is a small evaluation in the process of train.py. Its answers are read, scored and averaged as those of
-evaluate.py.
+It is a small evaluation in the process of train.py. Answers are read, scored and averaged as in evaluate.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,10 +46,10 @@ COLUMNS = (
 
 
 def compare_on_test(run: Run, questions: Sequence[Question]) -> str:
-    """Ask environment, untrained and trained agent the test questions. Called by every rank.
+    """Let the environment, the untrained agent and the trained agent answer. Called by every rank.
 
-    Each rank asks its share. Writes the results by dataset to TEST_FILE in the run folder, and the games to
-    trajectories/. Returns the table for a terminal.
+    `questions` are the test questions, of which each rank asks its share. Writes the means by dataset to
+    TEST_FILE in the run folder, and the games to trajectories/. Returns the table for a terminal.
     """
     own = run.ranks.share(questions)
     spec = run.config.env

@@ -7,7 +7,8 @@ There are three forms:
     paper_tables      the paper's Tables 2, 3 and 5: a row for each dataset and metric, a column for each
                       system. The ablations of the paper's Table 4 are columns of Tables 2 and 3
 
-The first two have the columns of `columns_of`, and so has the test after a training.
+The first two have the columns of `columns_of`. The test after a training writes a `datasets_table` of fewer
+columns (after_training.py).
 """
 
 import json
