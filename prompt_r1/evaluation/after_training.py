@@ -52,12 +52,12 @@ def compare_on_test(run: Run, questions: Sequence[Question]) -> str:
     TEST_FILE in the run folder, and the games to trajectories/. Returns the table for a terminal.
     """
     own = run.ranks.share(questions)
-    spec = run.config.env
-    asked = len(own) * (2 if spec == "none" else 3)
+    asked = len(own) * (2 if run.config.without_environment else 3)
     predictions: list[Prediction] = []
     with progress_bar(name="test", total=asked, shown=run.ranks.is_first) as bar:
-        if spec != "none":
-            asking = ask_alone(own, run.environment, request_of(spec), after_each=bar.update)
+        if not run.config.without_environment:
+            request = request_of(run.config.env)
+            asking = ask_alone(own, run.environment, request, after_each=bar.update)
             for prediction in run.wait_for(asking):
                 predictions.append(replace(prediction, system=System("environment alone")))
         for name, path in [("untrained", run.start), ("trained", run.folder / "agent")]:

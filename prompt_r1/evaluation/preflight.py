@@ -88,7 +88,7 @@ def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:
 
 def _check_grpo_agent(name: str) -> None:
     trained = trained_config(check_agent(name)) if name else None
-    if trained is None or trained.env != "none":
+    if trained is None or not trained.without_environment:
         raise UsageError(
             "grpo-only needs an agent that was trained without environment: run "
             f"`{command('train.py', '--env', 'none')}` and give --grpo-agent RUN"
