@@ -121,6 +121,7 @@ class PromptSearch:
         """
         if not self.calls.are_left(step_calls):
             return False
+        # From here on the seed prompt has scores: `begin` needs fewer calls for them than a step takes.
         if authors_stop and not self.calls.limit:
             return False
         return not self.repeats_itself and not self.is_perfect
