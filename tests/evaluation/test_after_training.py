@@ -32,9 +32,13 @@ from tests.support.tiny import ScriptedEnvironment
 def shown(folder: Path, predictions: Sequence[Prediction]) -> tuple[list[str], list[str]]:
     """The lines of the table for the terminal and of test.md, with single blanks."""
     run = SimpleNamespace(ranks=ONE_RANK, folder=folder)
-    texts = [write_test(run, predictions), (folder / "test.md").read_text("utf-8")]
-    printed, written = (re.sub(" +", " ", text).splitlines() for text in texts)
-    return printed, written
+    printed = write_test(run, predictions)
+    written = (folder / "test.md").read_text("utf-8")
+    return lines_of(printed), lines_of(written)
+
+
+def lines_of(table: str) -> list[str]:
+    return re.sub(" +", " ", table).splitlines()
 
 
 def test_the_table_has_a_row_for_each_dataset_and_the_mean_over_all_questions(tmp_path):
@@ -96,7 +100,7 @@ def test_the_test_asks_the_environment_alone_as_the_method_direct_does(spec):
 
 
 def test_the_test_holds_one_agent_at_a_time(tmp_path, monkeypatch):
-    """A bug would only cost memory: that of the untrained agent, while the trained one is loaded."""
+    """A bug would only cost memory: the untrained agent would stay while the trained agent is loaded."""
 
     class LargeAgent:
         pass

@@ -69,7 +69,8 @@ def test_cot_sends_no_empty_message_though_the_reasoning_has_no_text():
     source = PricedSource(lambda messages: "" if len(messages) == 1 else "<answer>Anna</answer>")
     prediction = answer("cot", priced(source))
     question, thought, request = source.asked[1]
-    assert [message["content"].strip() != "" for message in (question, thought, request)] == [True] * 3
+    for message in (question, thought, request):
+        assert message["content"].strip()
     assert thought["content"] == NO_REPLY and prediction.answer == "Anna"
 
 
