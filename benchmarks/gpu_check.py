@@ -23,7 +23,7 @@ from transformers import Qwen3Config
 from benchmarks.measuring import clock, memory
 from benchmarks.workload import CPU, learn_from, plan, random_games, random_model
 from prompt_r1.engine.engine import Engine
-from prompt_r1.engine.kv_cache import BLOCK_SIZE, BlockPool, Sequence, can_use_flash, shape_of_a_token
+from prompt_r1.engine.kv_cache import BLOCK_SIZE, BlockPool, TokenSequence, can_use_flash, shape_of_a_token
 from prompt_r1.engine.model_check import check_model
 from prompt_r1.engine.paged_attention import PagedBatch, _flash, _sequence_by_sequence
 from prompt_r1.model import attention
@@ -149,9 +149,9 @@ def _attention_error(
     )
     pool.cache.normal_()
     attend = _flash if pool.flash else _sequence_by_sequence
-    new_tokens: dict[Sequence, list[int]] = {}
+    new_tokens: dict[TokenSequence, list[int]] = {}
     for number, (length, count) in enumerate(zip(lengths, counts, strict=True)):
-        sequence = Sequence(number, tokens=[0] * (length - count))
+        sequence = TokenSequence(number, tokens=[0] * (length - count))
         pool.allocate(sequence, length)
         new_tokens[sequence] = [0] * count
     query = torch.randn(sum(counts), 8, config.head_dim, device=policy.device, dtype=policy.compute_dtype)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from prompt_r1.engine.engine import Engine
-from prompt_r1.engine.kv_cache import Sequence
+from prompt_r1.engine.kv_cache import TokenSequence
 from prompt_r1.engine.scheduler import Job, Scheduler
 from prompt_r1.grpo import grpo_loss
 from prompt_r1.model.distributed import Ranks
@@ -256,7 +256,7 @@ class CountingScheduler(Scheduler):
         self.prefilled += sum(counts.get(job, 0) for job in prefilling)
         return counts
 
-    def evict(self, sequences: list[Sequence]) -> None:
+    def evict(self, sequences: list[TokenSequence]) -> None:
         self.preempted += sum(job.sequence in sequences for job in self.running)
         super().evict(sequences)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prompt_r1.engine.kv_cache import BlockPool, Sequence
+from prompt_r1.engine.kv_cache import BlockPool, TokenSequence
 from prompt_r1.engine.paged_attention import PagedBatch
 
 # The sizes of batches. A single game is padded to 2, because torch.compile would make another graph for one
@@ -47,7 +47,7 @@ class DecodeGraphs:
         # Batch size → the batch whose buffers the graph reads, and the graph.
         self._graphs: dict[int, tuple[PagedBatch, Step]] = {}
 
-    def __call__(self, new_tokens: Mapping[Sequence, list[int]]) -> Tensor:
+    def __call__(self, new_tokens: Mapping[TokenSequence, list[int]]) -> Tensor:
         """The last hidden states (R, hidden) of R sequences, each with one new token."""
         count = len(new_tokens)
         if self._broken or count > SIZES[-1]:
@@ -55,7 +55,7 @@ class DecodeGraphs:
         size = next(size for size in SIZES if size >= count)
         padded = dict(new_tokens)
         for _ in range(count, size):
-            idle = Sequence(number=-1, block_table=[self._pool.spare])
+            idle = TokenSequence(number=-1, block_table=[self._pool.spare])
             padded[idle] = [0]
         batch = PagedBatch(padded, self._pool, longest=self._longest)
         if size not in self._graphs:

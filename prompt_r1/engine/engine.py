@@ -24,7 +24,7 @@ import torch
 
 from prompt_r1.engine.compiled_forward import CompiledForward
 from prompt_r1.engine.cuda_graphs import CudaGraphs, DecodeGraphs, Forward
-from prompt_r1.engine.kv_cache import Sequence, allocate_pool
+from prompt_r1.engine.kv_cache import TokenSequence, allocate_pool
 from prompt_r1.engine.paged_attention import PagedBatch, upload
 from prompt_r1.engine.sampling import draw
 from prompt_r1.engine.scheduler import Job, Scheduler
@@ -83,12 +83,12 @@ class Engine:
         self._loop: asyncio.Task[None] | None = None
 
     @contextmanager
-    def new_sequence(self) -> Iterator[Sequence]:
+    def new_sequence(self) -> Iterator[TokenSequence]:
         """The sequence of a new game. Its cache is dropped at the end of the context.
 
         After the last game, the limits that were halved when memory ran out are restored.
         """
-        sequence = Sequence(next(self._sequence_numbers))
+        sequence = TokenSequence(next(self._sequence_numbers))
         self._playing += 1
         try:
             yield sequence
@@ -104,7 +104,7 @@ class Engine:
         *,
         max_new: int,
         seed: str,
-        sequence: Sequence | None = None,
+        sequence: TokenSequence | None = None,
         temperature: float = 1.0,
         top_p: float = 1.0,
         watch: Callable[[int], None] | None = None,
@@ -205,7 +205,7 @@ class Engine:
         """
         # 1. Pack the new tokens of all jobs into one row. The hidden state of a job's last token gives the
         #    next token.
-        new_tokens: dict[Sequence, list[int]] = {}
+        new_tokens: dict[TokenSequence, list[int]] = {}
         sampling: list[Job] = []
         columns: list[int] = []
         width = 0

@@ -30,7 +30,7 @@ RESERVED_ON_GPU = 3_000_000_000
 
 
 @dataclass(eq=False)
-class Sequence:
+class TokenSequence:
     """The tokens of a game whose keys and values are cached. The engine knows a game by its sequence."""
 
     number: int  # Sequences are numbered in the order of their creation. Older ones are served first.
@@ -75,14 +75,14 @@ class BlockPool:
         """The number of blocks that hold `tokens` tokens."""
         return math.ceil(tokens / self.block_size)
 
-    def allocate(self, sequence: Sequence, tokens: int) -> None:
+    def allocate(self, sequence: TokenSequence, tokens: int) -> None:
         """Extend the block table of a sequence to `tokens` tokens. There must be enough free blocks."""
         while len(sequence.block_table) < self.blocks_for(tokens):
             block = self.free.pop()
             self.ref_counts[block] = 1
             sequence.block_table.append(block)
 
-    def truncate(self, sequence: Sequence, length: int) -> None:
+    def truncate(self, sequence: TokenSequence, length: int) -> None:
         """Keep at most the first `length` tokens of a sequence, so that the sequence can append tokens.
 
         A block that other sequences use must not be written to. If the cut is inside such a block, the
@@ -101,7 +101,7 @@ class BlockPool:
         del sequence.block_table[kept:]
         del sequence.tokens[length:]
 
-    def fork(self, source: Sequence, target: Sequence, length: int) -> None:
+    def fork(self, source: TokenSequence, target: TokenSequence, length: int) -> None:
         """Begin the empty sequence `target` with the first `length` tokens of `source`.
 
         Full blocks are shared. The rest is copied into a new block, so the pool must have a free block.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from prompt_r1.engine.kv_cache import BLOCK_SIZE, BlockPool, Sequence
+from prompt_r1.engine.kv_cache import BLOCK_SIZE, BlockPool, TokenSequence
 from prompt_r1.engine.paged_attention import PagedBatch
 from prompt_r1.errors import first_line, is_out_of_memory
 from prompt_r1.model import attention
@@ -123,7 +123,7 @@ def _cached_logits(policy: Policy, game: list[int]) -> Tensor:
         dtype=policy.compute_dtype,
         device=policy.device,
     )
-    sequence = Sequence(0)
+    sequence = TokenSequence(0)
     pool.allocate(sequence, len(game))
     hidden: list[Tensor] = []
     for begin, end in pairwise([*CACHED, len(game)]):

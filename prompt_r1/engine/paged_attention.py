@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prompt_r1.engine.kv_cache import BlockPool, Sequence
+from prompt_r1.engine.kv_cache import BlockPool, TokenSequence
 from prompt_r1.model.attention import Window, attend_in_window, causal_mask
 
 
@@ -23,7 +23,7 @@ class PagedBatch:
     """A packed row of the T new tokens of B sequences, and the blocks that hold these sequences."""
 
     def __init__(
-        self, new_tokens: Mapping[Sequence, list[int]], pool: BlockPool, *, longest: int = 0
+        self, new_tokens: Mapping[TokenSequence, list[int]], pool: BlockPool, *, longest: int = 0
     ) -> None:
         """`new_tokens`: the tokens that follow the cached tokens of each sequence. They have blocks already.
 

@@ -16,7 +16,7 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from prompt_r1.engine.kv_cache import BlockPool, Sequence
+from prompt_r1.engine.kv_cache import BlockPool, TokenSequence
 from prompt_r1.types import Completion
 
 # When a job is admitted beside running jobs, this share of the blocks stays free, so that they can grow.
@@ -29,7 +29,7 @@ MIN_SHARED_TOKENS = 16
 class Job:
     """One call of `Engine.generate`."""
 
-    sequence: Sequence
+    sequence: TokenSequence
     tokens: list[int]  # the prompt, then the sampled tokens
     max_new: int
     temperature: float
@@ -68,7 +68,7 @@ class Scheduler:
         self.running: list[Job] = []  # the oldest sequence first
         self.waiting: list[Job] = []  # the oldest sequence first
         self._pool = pool
-        self._cached: set[Sequence] = set()  # the sequences that hold blocks
+        self._cached: set[TokenSequence] = set()  # the sequences that hold blocks
 
     def restore_limits(self) -> None:
         """Undo `halve_limits`."""
@@ -122,7 +122,7 @@ class Scheduler:
             return False
         return any(other.is_prefilling and other.tokens[: len(prefix)] == prefix for other in self.running)
 
-    def _longest_prefix(self, job: Job) -> tuple[Sequence, int]:
+    def _longest_prefix(self, job: Job) -> tuple[TokenSequence, int]:
         """Which cached sequence to start from, and how many of its tokens.
 
         The job's own sequence wins unless another saves at least MIN_SHARED_TOKENS tokens.
@@ -141,7 +141,7 @@ class Scheduler:
             return best, longest
         return job.sequence, own
 
-    def _start(self, job: Job, source: Sequence, shared: int) -> bool:
+    def _start(self, job: Job, source: TokenSequence, shared: int) -> bool:
         """Run a job on the first `shared` tokens of a cached sequence. False if there are too few blocks."""
         # The last token is always computed, because the next token is sampled from its hidden state.
         shared = min(shared, len(job.tokens) - 1)
@@ -170,7 +170,7 @@ class Scheduler:
         self._pool.truncate(job.sequence, length)
         return self._make_room(needed - len(job.sequence.block_table), job)
 
-    def _fork(self, job: Job, source: Sequence, shared: int, needed: int) -> bool:
+    def _fork(self, job: Job, source: TokenSequence, shared: int, needed: int) -> bool:
         """Begin a job's sequence with tokens of `source`, and free the blocks that its other tokens need.
 
         False if too few can be freed beside `source`. Then the job has no cached tokens.
@@ -218,12 +218,12 @@ class Scheduler:
 
     # Blocks
 
-    def _make_room(self, blocks: int, job: Job, *, keep: Sequence | None = None) -> bool:
+    def _make_room(self, blocks: int, job: Job, *, keep: TokenSequence | None = None) -> bool:
         """Evict sequences until `blocks` blocks are free. Evicts none if that is impossible."""
         free = len(self._pool.free)
         if free >= blocks:
             return True
-        victims: list[Sequence] = []
+        victims: list[TokenSequence] = []
         # A block that several sequences use becomes free when the last of them is evicted.
         ref_counts = self._pool.ref_counts[:]
         for sequence in self._victims(job, keep):
@@ -237,7 +237,7 @@ class Scheduler:
                 return True
         return False
 
-    def _victims(self, job: Job, keep: Sequence | None) -> list[Sequence]:
+    def _victims(self, job: Job, keep: TokenSequence | None) -> list[TokenSequence]:
         """The sequences that a job may evict, in the order in which they are evicted.
 
         1. Sequences that are newer than the job's come before older ones. Older ones are evicted only if no
@@ -252,7 +252,7 @@ class Scheduler:
             candidates = {other for other in candidates if other.number > own}
         return sorted(candidates, key=lambda other: (other.number < own, other in running, -other.number))
 
-    def evict(self, sequences: list[Sequence]) -> None:
+    def evict(self, sequences: list[TokenSequence]) -> None:
         """Free the blocks of sequences, and let their running jobs wait again."""
         for job in [job for job in self.running if job.sequence in sequences]:
             self.running.remove(job)

@@ -8,7 +8,7 @@ from torch._dynamo.utils import counters
 
 from prompt_r1.engine.compiled_forward import CompiledForward
 from prompt_r1.engine.engine import Engine
-from prompt_r1.engine.kv_cache import BlockPool, Sequence
+from prompt_r1.engine.kv_cache import BlockPool, TokenSequence
 from prompt_r1.engine.paged_attention import PagedBatch
 from prompt_r1.model.compiling import can_compile, compile_norms_and_mlps
 from prompt_r1.model.loading import load_policy
@@ -33,9 +33,9 @@ def cached_turns(policy: Policy, forward) -> tuple[list[Tensor], Tensor]:
     """The hidden states of four forwards over two sequences, and the cache that they filled."""
     pool = BlockPool(policy.model.config, blocks=12, block_size=8, dtype=torch.float32, device=CPU)
     pool.cache.zero_()
-    sequences, hidden = [Sequence(0), Sequence(1)], []
+    sequences, hidden = [TokenSequence(0), TokenSequence(1)], []
     for turn, counts in enumerate(NEW):
-        new_tokens: dict[Sequence, list[int]] = {}
+        new_tokens: dict[TokenSequence, list[int]] = {}
         for sequence, count in zip(sequences, counts, strict=True):
             new_tokens[sequence] = [token % 99 for token in tiny.random_tokens(count, seed=turn)]
             pool.allocate(sequence, len(sequence.tokens) + count)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from benchmarks import gpu_check
 from benchmarks.workload import CountingScheduler, Lengths, count_work, greedy_game, plan, play_async, totals
 from prompt_r1.engine.engine import PREFILL_TOKENS, Engine
-from prompt_r1.engine.kv_cache import Sequence
+from prompt_r1.engine.kv_cache import TokenSequence
 from prompt_r1.engine.scheduler import Scheduler
 from prompt_r1.errors import Resumable
 from prompt_r1.model.distributed import Ranks
@@ -443,7 +443,7 @@ def test_the_engine_forgets_a_game_that_has_ended():
     """A bug would only cost memory and time: a server would remember, and look through, all its games."""
     engine, prompt = make_engine(tiny.policy()), tiny.random_tokens(20, seed=0)
 
-    async def play() -> weakref.ref[Sequence]:
+    async def play() -> weakref.ref[TokenSequence]:
         with engine.new_sequence() as game:
             await engine.generate(prompt, max_new=3, seed="0", sequence=game)
         return weakref.ref(game)

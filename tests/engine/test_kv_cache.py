@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from prompt_r1.engine import kv_cache
-from prompt_r1.engine.kv_cache import BlockPool, Sequence, allocate_pool, cache_bytes, can_use_flash
+from prompt_r1.engine.kv_cache import BlockPool, TokenSequence, allocate_pool, cache_bytes, can_use_flash
 from prompt_r1.engine.paged_attention import PagedBatch, _flash, _sequence_by_sequence
 from prompt_r1.errors import UsageError
 from tests.support import tiny
@@ -17,11 +17,11 @@ LENGTHS = (37, 16, 5, 1)  # tokens of the sequences, the new ones included
 NEW = (1, 7, 5, 1)
 
 
-def filled_pool(block_size: int, layers: int = 1) -> tuple[BlockPool, list[Sequence]]:
+def filled_pool(block_size: int, layers: int = 1) -> tuple[BlockPool, list[TokenSequence]]:
     """A pool of random keys and values, and sequences whose blocks are interleaved."""
     torch.manual_seed(0)
     pool = tiny.pool(layers=layers, blocks=100, block_size=block_size)
-    games = [Sequence(number) for number in range(len(LENGTHS))]
+    games = [TokenSequence(number) for number in range(len(LENGTHS))]
     for length in range(1, max(LENGTHS) + 1):
         for game, most in zip(games, LENGTHS, strict=True):
             pool.allocate(game, min(length, most))
@@ -76,7 +76,7 @@ def test_the_later_layers_of_a_step_cut_no_views_of_the_blocks():
 @pytest.mark.parametrize(("length", "shared"), [(4, 1), (7, 1), (8, 2), (3, 0)])
 def test_a_fork_shares_full_blocks_and_copies_the_rest(length, shared):
     pool, games = filled_pool(4, layers=2)
-    source, target, free = games[0], Sequence(9), len(pool.free)
+    source, target, free = games[0], TokenSequence(9), len(pool.free)
     source.tokens = [*range(37)]
     pool.fork(source, target, length)
     assert target.tokens == source.tokens[:length]
@@ -94,7 +94,7 @@ def test_a_fork_shares_full_blocks_and_copies_the_rest(length, shared):
 def test_a_sequence_that_is_cut_writes_to_no_block_of_another(length, kept):
     """The cut at 6 tokens is inside a shared block of 4, to which the next tokens would be written."""
     pool, games = filled_pool(4)
-    source, target = games[0], Sequence(9)
+    source, target = games[0], TokenSequence(9)
     source.tokens = [*range(37)]
     pool.fork(source, target, 12)
     pool.truncate(target, length)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from prompt_r1.engine.kv_cache import Sequence
+from prompt_r1.engine.kv_cache import TokenSequence
 from prompt_r1.engine.scheduler import Job, Scheduler, common_prefix_length
 from tests.support import tiny
 
@@ -16,7 +16,7 @@ def loop():
         yield runner.get_loop()
 
 
-def job_of(game: Sequence, tokens: list[int], loop: asyncio.AbstractEventLoop) -> Job:
+def job_of(game: TokenSequence, tokens: list[int], loop: asyncio.AbstractEventLoop) -> Job:
     return Job(
         sequence=game,
         tokens=tokens,
@@ -36,7 +36,9 @@ def step(scheduler: Scheduler) -> dict[Job, int]:
     return counts
 
 
-def compute(scheduler: Scheduler, game: Sequence, tokens: list[int], loop: asyncio.AbstractEventLoop) -> None:
+def compute(
+    scheduler: Scheduler, game: TokenSequence, tokens: list[int], loop: asyncio.AbstractEventLoop
+) -> None:
     """Cache the tokens of a game, which then waits for a reply."""
     job = job_of(game, tokens, loop)
     scheduler.add(job)
@@ -51,7 +53,7 @@ def decoding_jobs(scheduler: Scheduler, lengths: list[int], loop: asyncio.Abstra
 
     The prompt and the first sampled token are cached.
     """
-    jobs = [job_of(Sequence(number), [number] * length, loop) for number, length in enumerate(lengths)]
+    jobs = [job_of(TokenSequence(number), [number] * length, loop) for number, length in enumerate(lengths)]
     for job in jobs:
         scheduler.add(job)
     scheduler.admit()
@@ -68,7 +70,7 @@ def scheduler_of(*, blocks: int, prefill_tokens: int = 100) -> Scheduler:
 
 
 def test_the_newest_waiting_game_loses_its_blocks_first(loop):
-    scheduler, games = scheduler_of(blocks=3), [Sequence(number) for number in range(3)]
+    scheduler, games = scheduler_of(blocks=3), [TokenSequence(number) for number in range(3)]
     for game in games:
         compute(scheduler, game, [game.number] * 4, loop)
     scheduler.add(job_of(games[0], [0] * 8, loop))
@@ -78,7 +80,7 @@ def test_the_newest_waiting_game_loses_its_blocks_first(loop):
 
 def test_a_shared_block_is_free_only_when_the_last_game_has_lost_it(loop):
     """Of two games with four common blocks and one block each, both must leave before five are free."""
-    scheduler, games = scheduler_of(blocks=7), [Sequence(number) for number in range(3)]
+    scheduler, games = scheduler_of(blocks=7), [TokenSequence(number) for number in range(3)]
     compute(scheduler, games[0], [0] * 4, loop)
     for game in games[1:]:
         compute(scheduler, game, [9] * 16 + [game.number], loop)
@@ -90,7 +92,7 @@ def test_a_shared_block_is_free_only_when_the_last_game_has_lost_it(loop):
 
 def test_a_game_begins_with_the_longest_cached_prefix_of_another_one(loop):
     """The other game may have another opening. The prefix is copied only after it is computed."""
-    scheduler, games = scheduler_of(blocks=60), [Sequence(number) for number in range(3)]
+    scheduler, games = scheduler_of(blocks=60), [TokenSequence(number) for number in range(3)]
     compute(scheduler, games[0], [9] * 20 + [0] * 10, loop)
     first, second = job_of(games[1], [9] * 40, loop), job_of(games[2], [9] * 50, loop)
     scheduler.add(first)
@@ -105,7 +107,7 @@ def test_a_game_begins_with_the_longest_cached_prefix_of_another_one(loop):
 def test_the_prompts_of_a_forward_have_together_at_most_so_many_tokens(loop):
     scheduler = scheduler_of(blocks=9, prefill_tokens=6)
     for number in range(3):
-        scheduler.add(job_of(Sequence(number), [number] * 4, loop))
+        scheduler.add(job_of(TokenSequence(number), [number] * 4, loop))
     scheduler.admit()
     assert [sum(step(scheduler).values()) for _ in range(2)] == [6, 6]
 
@@ -113,24 +115,24 @@ def test_the_prompts_of_a_forward_have_together_at_most_so_many_tokens(loop):
 def test_a_job_beside_others_leaves_a_sixteenth_of_the_blocks_free_for_them_to_grow(loop):
     scheduler = scheduler_of(blocks=16)
     for number, blocks in enumerate((8, 8)):
-        scheduler.add(job_of(Sequence(number), [number] * 4 * blocks, loop))
+        scheduler.add(job_of(TokenSequence(number), [number] * 4 * blocks, loop))
         scheduler.admit()
     assert len(scheduler.running) == 1
-    scheduler.add(job_of(Sequence(0), [2] * 4 * 7, loop))  # an older game is admitted first
+    scheduler.add(job_of(TokenSequence(0), [2] * 4 * 7, loop))  # an older game is admitted first
     scheduler.admit()
     assert len(scheduler.running) == 2
 
 
 def test_a_job_alone_takes_all_blocks(loop):
     scheduler = scheduler_of(blocks=16)
-    scheduler.add(job_of(Sequence(0), [0] * 4 * 16, loop))
+    scheduler.add(job_of(TokenSequence(0), [0] * 4 * 16, loop))
     scheduler.admit()
     assert len(scheduler.running) == 1
 
 
 def test_a_game_that_decodes_alone_displaces_an_older_game_that_waits_for_a_reply(loop):
     """Otherwise the job would be preempted at once, and compute its tokens again."""
-    scheduler, older, newer = scheduler_of(blocks=4), Sequence(0), Sequence(1)
+    scheduler, older, newer = scheduler_of(blocks=4), TokenSequence(0), TokenSequence(1)
     compute(scheduler, older, [0] * 8, loop)
     job = job_of(newer, [1] * 8, loop)
     scheduler.add(job)
@@ -163,7 +165,7 @@ def test_a_job_that_is_preempted_in_a_step_takes_no_blocks_in_the_same_step(loop
 
 def test_a_job_that_does_not_fit_leaves_the_caches_of_newer_games(loop):
     """A bug would only cost time: the newer game would compute its tokens again."""
-    scheduler, games = scheduler_of(blocks=8), [Sequence(number) for number in range(3)]
+    scheduler, games = scheduler_of(blocks=8), [TokenSequence(number) for number in range(3)]
     running = job_of(games[0], [0] * 16, loop)
     scheduler.add(running)
     scheduler.admit()

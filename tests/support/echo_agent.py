@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from prompt_r1.chat_template import decode
-from prompt_r1.engine.kv_cache import Sequence
+from prompt_r1.engine.kv_cache import TokenSequence
 from prompt_r1.environments.budget import Budget, Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.protocol import Codec
@@ -33,9 +33,9 @@ class EchoAgent:
         self.running = self.peak = 0
         self.sampled_with: list[tuple[str, float, float]] = []  # seed, temperature and top-p of each turn
 
-    def new_sequence(self) -> AbstractContextManager[Sequence]:
+    def new_sequence(self) -> AbstractContextManager[TokenSequence]:
         """A sequence, which this agent does not need."""
-        return nullcontext(Sequence(0))
+        return nullcontext(TokenSequence(0))
 
     async def generate(
         self,
@@ -45,7 +45,7 @@ class EchoAgent:
         seed: str,
         temperature: float,
         top_p: float = 1.0,
-        sequence: Sequence | None = None,
+        sequence: TokenSequence | None = None,
         watch: Callable[[int], None] | None = None,
     ) -> Completion:
         self.sampled_with.append((seed, temperature, top_p))
