@@ -4,8 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
 
+from prompt_r1.engine import compiled_forward
 from prompt_r1.engine.compiled_forward import CompiledForward
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.kv_cache import BlockPool, TokenSequence
@@ -151,3 +153,23 @@ def test_compiled_norms_and_mlps_change_neither_scores_nor_gradients():
     for eager, other in zip(*found, strict=True):
         torch.testing.assert_close(other, eager, atol=1e-5, rtol=1e-4)
     assert counters["stats"]["unique_graphs"] >= 2
+
+
+def test_a_model_that_could_not_be_compiled_is_not_compiled_again_and_no_batch_is_kept(monkeypatch):
+    """An attempt takes minutes on a large model, and a batch holds the tensors of its step."""
+    attempts = []
+
+    def broken_compiler(model: object, **options: object):
+        def compiled(*inputs: object, **keywords: object) -> None:
+            attempts.append(model)
+            raise TorchDynamoException("no such instruction")
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", broken_compiler)
+    policy = tiny.policy()
+    with pytest.warns(UserWarning, match="no such instruction") as said:
+        found, _ = cached_turns(policy, CompiledForward(policy))
+    assert len(attempts) == len(said) == 1
+    assert compiled_forward._running.get(None) is None
+    assert all(map(torch.equal, found, cached_turns(policy, policy.hidden_states)[0]))

@@ -2,12 +2,15 @@
 
 import asyncio
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
 
-from prompt_r1.engine.cuda_graphs import DecodeGraphs, Step
+from prompt_r1.engine.cuda_graphs import CudaGraphs, DecodeGraphs, Step
 from prompt_r1.engine.engine import Engine
+from prompt_r1.engine.kv_cache import TokenSequence
+from prompt_r1.engine.paged_attention import PagedBatch
 from tests.support import tiny
 from tests.support.at_once import at_once
 
@@ -75,3 +78,45 @@ def test_a_graph_with_another_result_is_not_used(off_by):
 def test_a_graph_that_only_rounds_differently_is_used():
     play(capture := Capture(off_by=0.005))
     assert capture.replayed > 20
+
+
+@pytest.mark.parametrize(
+    ("games", "size"), [(1, 2), (2, 2), (3, 4), (8, 8), (9, 16), (17, 32), (256, 256), (257, 257)]
+)
+def test_a_decode_step_is_padded_to_the_next_size_and_to_no_larger_one(games, size):
+    """Idle rows are computed like others. More games than the largest size are not padded."""
+    sizes: list[int] = []
+
+    def forward(batch: PagedBatch) -> torch.Tensor:
+        sizes.append(len(batch.tokens))
+        return torch.ones(len(batch.tokens), 4)
+
+    pool = tiny.pool(blocks=300, block_size=1, layers=1)
+    graphs = DecodeGraphs(forward, pool, longest=1, capture=Capture())
+    new_tokens: dict[TokenSequence, list[int]] = {}
+    for number in range(games):
+        sequence = TokenSequence(number)
+        pool.allocate(sequence, 1)
+        new_tokens[sequence] = [7]
+    assert len(graphs(new_tokens)) == games
+    assert set(sizes) == {size}
+
+
+def test_all_graphs_share_the_memory_of_the_first_one(monkeypatch):
+    """A bug would only cost memory: each of nineteen sizes would keep the activations of its own step."""
+    pools: list[str | None] = []
+
+    class Graph:
+        def pool(self) -> str:
+            return "the pool"
+
+    def capturing(graph: Graph, *, pool: str | None) -> AbstractContextManager[None]:
+        pools.append(pool)
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", capturing)
+    capture = CudaGraphs()
+    for _ in range(3):
+        capture(lambda: torch.ones(1))
+    assert pools == [None, "the pool", "the pool"]

@@ -18,6 +18,7 @@ from benchmarks import gpu_check
 from benchmarks.workload import CountingScheduler, Lengths, count_work, greedy_game, plan, play_async, totals
 from prompt_r1.engine.engine import PREFILL_TOKENS, Engine
 from prompt_r1.engine.kv_cache import TokenSequence
+from prompt_r1.engine.paged_attention import PagedBatch
 from prompt_r1.engine.scheduler import Scheduler
 from prompt_r1.errors import Resumable
 from prompt_r1.model.distributed import Ranks
@@ -645,3 +646,42 @@ def test_the_minutes_of_a_step_follow_from_what_was_measured():
     update = 1.5 * 6 * 4.02e9 * 1.17e6 / (8 * 200e12)
     assert gpu_check.minutes_of_a_step(machine) == pytest.approx((rollout + update) / 60)
     assert gpu_check.gigabytes_of_4b(8) == pytest.approx(27.0, abs=0.05), "as docs/cluster.md says"
+
+
+def test_after_out_of_memory_nothing_holds_the_memory_of_the_failed_forward(monkeypatch):
+    """A bug would end in a second out-of-memory: the exception keeps the forward's tensors alive while it is
+    handled, so memory that is given back to the device must wait until then.
+    """
+    policy = tiny.policy()
+    forward = policy.hidden_states
+    failed: list[weakref.ref[torch.Tensor]] = []
+    was_free: list[bool] = []  # at each time when unused memory was given back
+
+    def fail_once(row: PagedBatch) -> torch.Tensor:
+        if failed:
+            return forward(row)
+        activations = torch.zeros(9)
+        failed.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("no room for the next layer")
+
+    monkeypatch.setattr(policy, "hidden_states", fail_once)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: was_free.append(failed[0]() is None))
+    with pytest.warns(UserWarning, match="out of memory"):
+        asyncio.run(make_engine(policy).generate([1, 2, 3], max_new=3, seed="0"))
+    assert was_free == [True]
+
+
+def test_a_chunk_inside_a_prompt_computes_no_logits(monkeypatch):
+    """Only the last of three chunks has a token from which the next one is sampled."""
+    policy = tiny.policy()
+    rows: list[int] = []
+    logits = policy.logits
+
+    def counted(hidden: torch.Tensor) -> torch.Tensor:
+        rows.append(len(hidden))
+        return logits(hidden)
+
+    monkeypatch.setattr(policy, "logits", counted)
+    engine = make_engine(policy, prefill_tokens=16)
+    asyncio.run(engine.generate(tiny.random_tokens(40, seed=0), max_new=1, seed="0"))
+    assert rows == [1]

@@ -1,14 +1,16 @@
 """Blocks, attention over them, and the memory that they take."""
 
+import sys
 from itertools import accumulate
 
 import pytest
 import torch
 
-from prompt_r1.engine import kv_cache
+from prompt_r1.engine import kv_cache, paged_attention
 from prompt_r1.engine.kv_cache import BlockPool, TokenSequence, allocate_pool, cache_bytes, can_use_flash
 from prompt_r1.engine.paged_attention import PagedBatch, _flash, _sequence_by_sequence
 from prompt_r1.errors import UsageError
+from prompt_r1.model.attention import causal_mask
 from tests.support import tiny
 from tests.support.naive_attention import naive_attention
 from tests.support.operations import RecordedOperations
@@ -156,3 +158,69 @@ def test_flash_attention_is_not_used_on_cpus_or_amd(monkeypatch, recwarn):
     monkeypatch.setattr(torch.version, "hip", "6.2")
     with pytest.warns(UserWarning, match="game by game"):
         assert not can_use_flash(torch.device("cuda"), torch.bfloat16, head_dim=128, block_size=256)
+
+
+def test_the_layers_of_a_step_share_their_masks(monkeypatch):
+    """A bug would only cost time: each layer would make the mask of every prompt again."""
+    shapes: list[tuple[object, ...]] = []
+
+    def noted_mask(*shape):
+        shapes.append(shape)
+        return causal_mask(*shape)
+
+    monkeypatch.setattr(paged_attention, "causal_mask", noted_mask)
+    pool, games = filled_pool(64, layers=3)
+    for game, length, count in zip(games, LENGTHS, NEW, strict=True):
+        game.tokens = [0] * (length - count)
+    batch = PagedBatch({game: [0] * count for game, count in zip(games, NEW, strict=True)}, pool)
+    kv_heads, dim = pool.keys.shape[3:]
+    query, key = torch.randn(2 * kv_heads, sum(NEW), dim), torch.randn(kv_heads, sum(NEW), dim)
+    for layer in range(3):
+        batch.attend(layer, query, key, key, 0.3, None)
+    assert [shape[:2] for shape in shapes] == [(7, 16)], "the only prompt that continues cached tokens"
+
+
+def test_no_key_is_copied_for_each_query_head_of_a_single_new_token(monkeypatch):
+    """On a CPU, such copies of a whole game take far longer than the attention itself."""
+    heads: list[tuple[int, int]] = []  # of the queries and keys of each call
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+
+    def noted(query, key, value, *rest, **options):
+        heads.append((query.shape[1], key.shape[1]))
+        return sdpa(query, key, value, *rest, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    pool, games = filled_pool(64)
+    for game, length in zip(games, LENGTHS, strict=True):
+        game.tokens = [0] * (length - 1)
+    batch = PagedBatch({game: [0] for game in games}, pool)
+    kv_heads, dim = pool.keys.shape[3:]
+    batch.attend(0, torch.randn(2 * kv_heads, 4, dim), *torch.randn(2, kv_heads, 4, dim), 0.3, None)
+    assert heads == [(kv_heads, kv_heads)] * len(games)
+
+
+@pytest.mark.usefixtures("varlen")
+@pytest.mark.parametrize(("counts", "window", "sides"), [
+    ((1, 1, 1, 1), None, (-1, -1)),
+    ((1, 1, 1, 1), 6, (5, 0)),
+    (NEW, None, (-1, 0)),
+])  # fmt: skip
+def test_flash_attention_of_single_tokens_has_no_mask_unless_there_is_a_window(
+    counts, window, sides, monkeypatch
+):
+    """A single query is the last token and sees all keys. Without a mask the kernel is faster."""
+    kernel = sys.modules["torch.nn.attention.varlen"]
+    plain, found = kernel.varlen_attn, []
+
+    def noted(*tensors, window_size, **options):
+        found.append(window_size)
+        return plain(*tensors, window_size=window_size, **options)
+
+    monkeypatch.setattr(kernel, "varlen_attn", noted)
+    pool, games = filled_pool(64)
+    for game, length, count in zip(games, LENGTHS, counts, strict=True):
+        game.tokens = [0] * (length - count)
+    batch = PagedBatch({game: [0] * count for game, count in zip(games, counts, strict=True)}, pool)
+    kv_heads, dim = pool.keys.shape[3:]
+    _flash(0, torch.randn(sum(counts), 2 * kv_heads, dim), batch, 0.3, window)
+    assert found == [sides]

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_r1.engine.sampling import draw
+from tests.support.operations import RecordedOperations
 
 
 def allowed_tokens(logits: list[float], temperature: float, top_p: float) -> dict[int, float]:
@@ -80,3 +81,19 @@ def test_logits_that_are_not_finite_give_no_log_probability(broken, top_p, tempe
     drawn = draw(logits, temperatures, [top_p] * 2, [0.3, 0.6])
     assert drawn[0, 1].isnan() and 0 <= drawn[0, 0] < 50
     assert torch.equal(drawn[1], expected[1])
+
+
+def operations_of(temperatures: list[float], top_ps: list[float]) -> set[str]:
+    """The names of the operations that draw from two rows, such as "sort"."""
+    with RecordedOperations() as recorded:
+        draw(torch.zeros(2, 50), temperatures, top_ps, [0.3, 0.6])
+    return {name.split(".")[1] for name in recorded.names}
+
+
+def test_a_batch_computes_only_what_one_of_its_rows_needs():
+    """A bug would only cost time: sorting a large vocabulary takes longer than all other operations."""
+    plain = operations_of([1.0, 0.7], [1.0, 1.0])
+    assert "cumsum" in plain and not {"sort", "argmax"} & plain
+    assert "sort" in operations_of([1.0, 1.0], [1.0, 0.9])
+    assert "argmax" in operations_of([0.0, 1.0], [1.0, 1.0])
+    assert not {"cumsum", "sort"} & operations_of([0.0, 0.0], [1.0, 0.9])

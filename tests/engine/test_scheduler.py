@@ -186,3 +186,28 @@ def test_the_common_prefix_is_found_as_a_loop_finds_it():
         while expected < min(len(a), len(b)) and a[expected] == b[expected]:
             expected += 1
         assert common_prefix_length(a, b) == expected
+
+
+def test_a_job_that_shares_cached_blocks_needs_room_for_its_other_tokens_only(loop):
+    """A bug would only cost time: another game would lose blocks, and compute its tokens again."""
+    scheduler, games = scheduler_of(blocks=7), [TokenSequence(number) for number in range(3)]
+    compute(scheduler, games[0], [9] * 16, loop)
+    compute(scheduler, games[1], [1] * 8, loop)
+    scheduler.add(job_of(games[2], [9] * 16 + [2], loop))  # It shares four blocks, and one is free.
+    scheduler.admit()
+    assert [len(game.block_table) for game in games] == [4, 2, 5]
+    assert games[2].block_table[:4] == games[0].block_table
+
+
+def test_a_game_that_waits_for_a_reply_loses_its_blocks_before_a_newer_one_that_runs(loop):
+    """A running job that is preempted must compute its tokens again at once, a waiting one perhaps never."""
+    scheduler, games = scheduler_of(blocks=3), [TokenSequence(number) for number in range(3)]
+    compute(scheduler, games[1], [1] * 4, loop)
+    running = job_of(games[2], [2] * 4, loop)
+    scheduler.add(running)
+    scheduler.admit()
+    oldest = job_of(games[0], [0] * 8, loop)
+    scheduler.add(oldest)
+    scheduler.admit()
+    assert scheduler.running == [oldest, running]
+    assert [len(game.block_table) for game in games] == [2, 0, 1]
