@@ -38,7 +38,7 @@ from tests.support import tiny
 from tests.support.exports import locked
 from tests.support.games import CPU, ONE_RANK, Learner, record_logprobs_of, siblings
 from tests.support.json_server import free_ports
-from tests.support.thread_ranks import on_each_rank
+from tests.support.thread_ranks import ThreadRanks, on_each_rank
 
 GSPO = "examples.losses:gspo"
 GROUP_SIZE = 4
@@ -465,3 +465,35 @@ def test_gradients_are_summed_in_buckets_and_each_returns_to_its_weight(monkeypa
     assert reduced == [6, 15, 5, 3]
     for weight, gradient in zip(weights, own, strict=True):
         assert torch.equal(weight.grad, 2 * gradient)
+
+
+def test_no_rank_raises_an_error_before_every_rank_has_received_it(monkeypatch):
+    """A rank that left at once broke the connection through which another one still received the error."""
+    waited: list[int] = []
+
+    def note(ranks: Ranks) -> None:
+        waited.append(ranks.rank)
+
+    def stop() -> None:
+        raise Resumable("no room")
+
+    def share(ranks: Ranks) -> None:
+        ranks.on_every_rank(lambda: None)
+        assert not waited, "ranks that succeed need no barrier"
+        ranks.gather(None)
+        with pytest.raises(Resumable):
+            ranks.on_first_rank(stop)
+
+    monkeypatch.setattr(ThreadRanks, "barrier", note)
+    on_each_rank(2, share)
+    assert sorted(waited) == [0, 1]
+
+
+def test_a_rank_leaves_the_process_group_only_when_every_rank_has_done_its_work(monkeypatch):
+    """Gloo can abort a process whose partner has left."""
+    events: list[str] = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "barrier", lambda: events.append("wait"))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: events.append("leave"))
+    stop_ranks(Ranks(0, 2, CPU))
+    assert events == ["wait", "leave"]

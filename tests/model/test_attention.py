@@ -81,3 +81,17 @@ def test_attention_in_a_row_equals_a_loop_over_the_queries_of_each_game(kv_heads
             game = [*opening, *islice(columns, size)]
             expected = naive_attention(*(row[:, game] for row in rows), 0.3, window)
             torch.testing.assert_close(found[game].transpose(0, 1), expected)
+
+
+def test_masked_queries_on_a_cpu_are_computed_in_blocks_that_see_no_later_keys(monkeypatch):
+    """SDPA on a CPU also computes the scores that a mask hides: of a long prompt, twice as many."""
+    monkeypatch.setattr(attention, "BLOCK", 5)
+    shapes: list[tuple[int, int]] = []
+
+    def noted_mask(count: int, length: int, *rest) -> torch.Tensor:
+        shapes.append((count, length))
+        return attention.causal_mask(count, length, *rest)
+
+    query, key, value = torch.randn(2, 13, 8), torch.randn(2, 22, 8), torch.randn(2, 22, 8)
+    attend_in_window(query, key, value, 0.4, None, noted_mask)
+    assert shapes == [(5, 14), (5, 19), (3, 22)]

@@ -1,6 +1,7 @@
 """A run on a CPU forks its process into one rank per core."""
 
 import asyncio
+import io
 import os
 import shutil
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.model import forked_ranks
+from prompt_r1.model.distributed import RankLost
 from prompt_r1.model.forked_ranks import limit_threads, rank_count, usable_cores
 from prompt_r1.pair.playing import open_pair
 from prompt_r1.pair.settings import PairConfig
@@ -182,3 +184,54 @@ def test_a_run_of_two_forked_ranks_resumes_with_one_and_plays_the_same_games(tmp
         assert [row["step"] for row in read_metrics(folder / "run")] == [0, 1, 2]
     games = dialogues_of(tmp_path / "run", step=2)
     assert games == dialogues_of(tmp_path / "other" / "run", step=2) and len(games) == 8
+
+
+def test_what_waits_in_the_buffers_is_written_before_the_first_fork(monkeypatch):
+    """Otherwise every rank would print it again when it ends."""
+    events: list[str] = []
+
+    class Noted(io.StringIO):
+        def flush(self) -> None:
+            events.append("flush")
+
+    def fork_of_parent() -> int:
+        events.append("fork")
+        return 1000 + len(events)
+
+    monkeypatch.setattr(os, "fork", fork_of_parent)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "stdout", Noted())
+    monkeypatch.setattr(sys, "stderr", Noted())
+    forks = forked_ranks.fork(3)
+    assert events == ["flush", "flush", "fork", "fork"]
+    for errors in forks.values():
+        errors.close()
+
+
+@pytest.fixture
+def two_forks(four_cores, monkeypatch):
+    """Two forks that wrote a line each to stderr, and the ids of the processes that were waited for."""
+    forks = {process: io.StringIO() for process in (101, 102)}
+    for process, errors in forks.items():
+        errors.write(f"process {process} failed\n")
+    awaited: list[int] = []
+    monkeypatch.setattr(forked_ranks, "fork", lambda count: forks)
+    monkeypatch.setattr(os, "waitpid", lambda process, options: awaited.append(process))
+    monkeypatch.setattr("torch.get_num_threads", lambda: 4)
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
+    return awaited
+
+
+def test_rank_0_waits_for_every_fork_and_divides_the_cores_among_the_ranks(two_forks, monkeypatch):
+    set_threads: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", set_threads.append)
+    with forked_ranks.forked_ranks(3, device="cpu", questions=12):
+        assert not two_forks
+    assert two_forks == [101, 102] and set_threads == [4 // 3]
+
+
+def test_if_a_rank_is_lost_rank_0_prints_what_every_fork_wrote_and_waits_for_none(two_forks, capsys):
+    with pytest.raises(RankLost), forked_ranks.forked_ranks(3, device="cpu", questions=12):
+        raise RankLost("rank 1 does not answer")
+    assert capsys.readouterr().err == "process 101 failed\nprocess 102 failed\n"
+    assert not two_forks

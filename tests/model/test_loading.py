@@ -6,6 +6,7 @@ import pickle
 import time
 import weakref
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -258,3 +259,20 @@ def test_the_ranks_of_a_machine_share_its_memory(monkeypatch):
     monkeypatch.setattr("pathlib.Path.read_text", lambda path: "MemTotal: 9\nMemAvailable:   8000 kB\n")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert free_memory(CPU) == 1000 * 1024
+
+
+def test_a_model_in_the_cache_of_the_hub_is_loaded_without_asking_the_hub(monkeypatch):
+    """Cluster nodes often have no network. The Hub is asked about a model that is not cached."""
+    asked: list[str] = []
+
+    def hub(name: str, file: str) -> bool:
+        asked.append(name)
+        return True
+
+    monkeypatch.setattr(loading, "file_exists", hub)
+    monkeypatch.setattr(loading, "try_to_load_from_cache", lambda name, file: "cached" in name)
+    monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", lambda *_, **__: deepcopy(tiny.tokenizer()))
+    load_tokenizer("organisation/cached")
+    assert not asked
+    load_tokenizer("organisation/new")
+    assert asked == ["organisation/new"]

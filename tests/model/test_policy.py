@@ -286,3 +286,64 @@ def test_of_the_gathered_weights_one_is_in_memory_at_a_time(monkeypatch):
     player.copy_weights_from(learner)
     assert len(gathered) == len(list(learner.parameters()))
     assert all(torch.equal(*pair) for pair in zip(player.parameters(), learner.parameters(), strict=True))
+
+
+def test_the_slopes_of_one_chunk_are_in_memory_at_a_time(monkeypatch):
+    """A bug would only cost memory: the slopes of two chunks are twice as large as the logits of one."""
+    monkeypatch.setitem(policy_module.CHUNK_TOKENS, "cpu", 4)
+    slope = policy_module._slope
+    slopes: list[weakref.ref[torch.Tensor]] = []
+
+    def noted_slope(*inputs) -> torch.Tensor:
+        assert all(earlier() is None for earlier in slopes)
+        found = slope(*inputs)
+        slopes.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(policy_module, "_slope", noted_slope)
+    tiny.policy()(some_batch()).logprobs.sum().backward()
+    assert len(slopes) > 2
+
+
+def test_the_gradient_of_a_float32_head_writes_no_second_matrix_for_a_chunk():
+    """A bug would only cost memory and time: the product of each chunk is as large as the head."""
+    total, left, right = torch.zeros(50, 16), torch.ones(50, 4), torch.ones(4, 16)
+    with RecordedOperations() as recorded:
+        policy_module._subtract_product(total, left, right)
+    assert recorded.names == ["aten.addmm_.default"]
+    assert torch.equal(total, torch.full((50, 16), -4.0))
+
+
+def test_without_gradients_no_layer_is_checkpointed(monkeypatch):
+    """The decision takes torch longer than a norm, in each layer of each forward of the reference."""
+    calls: list[object] = []
+
+    def noted(forward, *inputs, **keywords):
+        calls.append(forward)
+        return plain(forward, *inputs, **keywords)
+
+    plain = policy_module.checkpoint
+    monkeypatch.setattr(policy_module, "checkpoint", noted)
+    policy = tiny.policy(layers=3)
+    policy.checkpoint_activations()
+    with torch.no_grad():
+        policy(some_batch())
+    assert not calls
+    policy(some_batch())
+    assert len(calls) == 3
+
+
+def test_copied_weights_are_gathered_in_the_dtype_of_the_copy_and_written_in_place(monkeypatch):
+    """CUDA graphs read the tensors of the player, and gathering float32 would send twice the bytes."""
+    dtypes: set[torch.dtype] = set()
+
+    def gather(tensor: torch.Tensor) -> torch.Tensor:
+        dtypes.add(tensor.dtype)
+        return tensor
+
+    monkeypatch.setattr(policy_module, "full_tensor", gather)
+    player = Policy(tiny.model().bfloat16(), compute_dtype=torch.bfloat16)
+    places = [weight.data_ptr() for weight in player.parameters()]
+    player.copy_weights_from(tiny.policy())
+    assert dtypes == {torch.bfloat16}
+    assert [weight.data_ptr() for weight in player.parameters()] == places
