@@ -3,6 +3,7 @@
 import csv
 import random
 import re
+import sys
 import time
 
 import pytest
@@ -308,3 +309,18 @@ def test_long_texts_take_linear_time(piece: str, official: bool) -> None:
     for metric in (exact_match, substring_match, f1):
         metric(text, [text[:-1], "5"], official=official)
     assert time.process_time() - started < 2  # It takes 0.05 s; quadratic time would take ten seconds.
+
+
+def test_a_prediction_is_normalised_once_for_all_gold_answers(monkeypatch) -> None:
+    """As it is, and in lower case. A question of TriviaQA has dozens of accepted names."""
+    module = sys.modules["prompt_r1.f1"]
+    plain, normalised = module.normalise, []
+
+    def noted(text: str, **options: bool) -> str:
+        normalised.append(text)
+        return plain(text, **options)
+
+    monkeypatch.setattr(module, "normalise", noted)
+    assert f1("Anna Keller", ["Bob", "Carl", "Dora"]) == 0
+    assert exact_match("Anna Keller", ["Bob", "Carl", "Dora"], official=True) == 0
+    assert normalised.count("Anna Keller") == 2 and normalised.count("anna keller") == 1

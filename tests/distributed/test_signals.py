@@ -4,8 +4,11 @@ import asyncio
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +17,9 @@ from prompt_r1.errors import Interrupted, Resumable, SignalBeforeTraining
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.programs.command_line import explain
 from prompt_r1.settings.train import train_config
+from prompt_r1.training import start
 from prompt_r1.training.signals import SIGNALS, Interrupt
+from tests.support.games import ONE_RANK
 from tests.support.paths import ROOT
 
 
@@ -162,3 +167,51 @@ def test_a_signal_of_slurm_reaches_the_program_through_the_shell_of_a_task(tmp_p
             if task.poll() is None:
                 os.killpg(task.pid, signal.SIGKILL)
     assert (tmp_path / "codes").read_text() == "75\n"
+
+
+def test_a_signal_wakes_up_a_loop_in_which_nothing_else_is_due():
+    """The games may all wait for an environment. The signal must not wait until a timer is due."""
+    due: list[str] = []
+
+    async def games() -> None:
+        asyncio.get_running_loop().call_later(2, due.append, "a timer")
+        threading.Timer(0.02, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM)).start()
+        await asyncio.sleep(60)
+
+    with Interrupt() as interrupt, pytest.raises(Resumable, match="SIGTERM"):
+        interrupt.training_began = True
+        asyncio.run(interrupt.guard(games()))
+    assert not due
+
+
+def test_a_signal_after_the_games_reaches_no_loop_that_has_ended():
+    """During an update no games run, and their event loop may be closed."""
+
+    async def games() -> str:
+        return "played"
+
+    with Interrupt() as interrupt:
+        interrupt.training_began = True
+        assert asyncio.run(interrupt.guard(games())) == "played"
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert str(interrupt.stop) == "SIGTERM was received"
+
+
+def test_an_error_in_a_run_closes_its_log_and_then_its_environment(tmp_path, monkeypatch):
+    """Otherwise a bar stays on the terminal, a W&B run stays open, and connections are cut."""
+    events: list[str] = []
+
+    async def close_environment() -> None:
+        events.append("environment")
+
+    run = SimpleNamespace(
+        log=SimpleNamespace(close=lambda: events.append("log")),
+        environment=SimpleNamespace(close=close_environment),
+    )
+    monkeypatch.setattr(start, "forked_ranks", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(start, "start_ranks", lambda *_: ONE_RANK)
+    monkeypatch.setattr(start, "open_parts", lambda *_: run)
+    config = train_config(["--agent", "none", "--env", "mini", "--data", "mini", "--out", str(tmp_path)])
+    with pytest.raises(Resumable), start.start_run(config):
+        raise Resumable("no reply")
+    assert events == ["log", "environment"]

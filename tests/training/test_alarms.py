@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prompt_r1.model.policy import Policy
-from prompt_r1.training.alarms import ALARM_RULES, AlarmRule, Alarms, rules_of
+from prompt_r1.training.alarms import ALARM_RULES, LEARNED_EM, AlarmRule, Alarms, rules_of
 from prompt_r1.training.update import limit_of
 from tests.support import tiny
 from tests.support.games import ANY_GAP
@@ -208,3 +208,19 @@ def test_odd_replies_are_an_alarm_from_a_fifth_of_the_calls_on(cut, filtered, co
     assert all(alarm.startswith("env/outcomes is 0.3") and alarm.endswith(label) for _, alarm in found)
     greedy = [{"step": 0, "val/calls": 20, **odd}]  # a validation alone
     assert len(alarms(greedy)) == count
+
+
+def test_groups_without_spread_are_no_alarm_from_the_learned_em_on():
+    """At this EM, all games of most questions are right."""
+
+    def told(em: float) -> list[tuple[int, str]]:
+        return alarms([{"step": step, "em": em, "groups/no_spread": 1.0} for step in range(9)])
+
+    assert told(LEARNED_EM) == []
+    assert len(told(LEARNED_EM - 0.01)) == 1
+
+
+def test_a_share_that_was_never_above_a_fifth_has_not_halved():
+    """So small a share moves by more than its half from one step to the next."""
+    assert alarms_for("stop/answered", [0.2] * 9 + [0.05] * 9) == []
+    assert len(alarms_for("stop/answered", [0.21] * 9 + [0.05] * 9)) == 1

@@ -413,3 +413,21 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
         pass
     with locked(tmp_path):  # released
         pass
+
+
+def test_of_each_tensor_only_the_first_numbers_are_read_to_identify_a_start(tmp_path):
+    """A digest of all numbers of a large model would take minutes at each start."""
+    start = tiny.save_agent(tmp_path / "start")
+    digest = digest_of_start(start)
+    path = start / "model.safetensors"
+    tensors = load_file(path)
+    embeddings = tensors["model.embed_tokens.weight"].flatten()
+    changed = {}
+    for position in (checkpoint.FIRST_NUMBERS - 1, checkpoint.FIRST_NUMBERS):
+        numbers = embeddings.clone()
+        numbers[position] += 1
+        changed[position] = numbers.view_as(tensors["model.embed_tokens.weight"])
+    save_file(tensors | {"model.embed_tokens.weight": changed[checkpoint.FIRST_NUMBERS]}, path)
+    assert digest_of_start(start) == digest
+    save_file(tensors | {"model.embed_tokens.weight": changed[checkpoint.FIRST_NUMBERS - 1]}, path)
+    assert digest_of_start(start) != digest

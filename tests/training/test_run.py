@@ -15,12 +15,14 @@ from prompt_r1.environments.budget import Budget, OutOfBudget
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation import after_training
 from prompt_r1.grpo import grpo_loss
+from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import exported_step
 from prompt_r1.programs import sealed_folders
 from prompt_r1.reward import RULES
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.checkpoint import begin_states, tensors_of
+from prompt_r1.training import record as record_file
+from prompt_r1.training.checkpoint import State, begin_states, tensors_of
 from prompt_r1.training.log import Log, read_metrics
 from prompt_r1.training.metrics import StepStats
 from prompt_r1.training.record import IDLE_STEPS, Record
@@ -376,3 +378,44 @@ def test_the_test_loads_its_agents_without_optimizer_reference_and_cache_in_memo
     with pytest.raises(UsageError, match="no room"):
         after_training.compare_on_test(run, QUESTIONS[:1])
     assert len(alive) > 4 and not any(alive)
+
+
+def test_the_report_is_written_when_the_checkpoint_of_its_step_is_there(base, tmp_path, monkeypatch):
+    """A report may fail in ways that nobody foresaw. Then the step must be saved already."""
+    record = resume(tmp_path, base)
+
+    def fail() -> None:
+        raise RuntimeError(f"no report of {checkpoints_of(tmp_path)[-1].name}")
+
+    monkeypatch.setattr(record, "update_report", fail)
+    with pytest.raises(RuntimeError, match="no report of step-000000"):
+        record.steps(1)
+
+
+def test_a_state_that_is_saved_already_is_not_written_again(base, tmp_path, monkeypatch):
+    """Writing a checkpoint of a large model takes minutes, which a signal may not leave."""
+    written: list[int] = []
+    save_checkpoint = record_file.save_checkpoint
+
+    def noted(folder: Path, state: State, *rest: object) -> None:
+        written.append(state.trained_step)
+        save_checkpoint(folder, state, *rest)
+
+    monkeypatch.setattr(record_file, "save_checkpoint", noted)
+    record = resume(tmp_path, base)
+    record.steps(2)
+    assert written == [0, 1]
+    record.save_and_stop(Resumable("a signal came"))
+    resume(tmp_path, base).save_and_stop(Resumable("a signal came at once"))
+    assert written == [0, 1]
+
+
+def test_a_warm_up_takes_the_memory_of_the_reference_too(base, tmp_path):
+    """The KV cache would otherwise take what the reference's forward needs beside the policy."""
+    run = resume(tmp_path, base, max_tokens=20, tokens_per_batch=100).run
+    run.reference = tiny.policy()
+    computed: list[Policy] = []
+    for policy in (run.reference, run.policy):
+        policy.model.base_model.register_forward_hook(lambda *_, policy=policy: computed.append(policy))
+    run.warm_up()
+    assert computed == [run.reference, run.policy]

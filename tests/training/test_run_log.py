@@ -1,7 +1,9 @@
 """The log of a run: metric lines, times by phase, messages on the console."""
 
+import errno
 import math
 import sys
+from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from unittest.mock import Mock
@@ -132,3 +134,16 @@ def test_wandb_gets_each_line_and_a_resumed_run_continues_the_same_run(tmp_path,
         log.close()
     [identity] = {identity for identity, _, _ in logged}
     assert logged == [(identity, step, 0.5) for step in (0, 1, 2)]
+
+
+@pytest.mark.parametrize(("number", "is_raised"), [(errno.EIO, False), (errno.ENOSPC, True)])
+def test_only_a_closed_terminal_is_no_error_of_a_message(number, is_raised, tmp_path, monkeypatch):
+    """Where stdout is a file on a full disk, the run must not go on as if it had written the message."""
+
+    def fail(text: str, **options: object) -> None:
+        raise OSError(number, "no such place")
+
+    log = Log(tmp_path, first=True)
+    monkeypatch.setattr("prompt_r1.training.log.tqdm.write", fail)
+    with pytest.raises(OSError, match="no such place") if is_raised else nullcontext():
+        log.say("hello")
