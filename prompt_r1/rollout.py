@@ -12,7 +12,18 @@ from typing import Protocol, TypeVar
 
 from prompt_r1.errors import EnvError
 from prompt_r1.protocol import Codec, parse, shown_reply
-from prompt_r1.types import Ask, GameSettings, Generate, Message, Question, Trajectory, Turn
+from prompt_r1.types import (
+    Action,
+    Ask,
+    Completion,
+    GameSettings,
+    Generate,
+    Message,
+    Question,
+    Stop,
+    Trajectory,
+    Turn,
+)
 
 Result = TypeVar("Result")
 
@@ -39,30 +50,34 @@ async def play(
         trajectory.add_sampled(completion)
         text = codec.turn_text(completion.tokens)
         action = parse(text)
-        reply = None
-        latency = 0.0
-        if action.answer is not None:
-            trajectory.stop = "answered"
-        elif not action.prompt:
-            trajectory.stop = "malformed" if completion.finished else "max_tokens"
-        elif number == settings.max_turns:
-            trajectory.stop = "max_turns"
-        else:
-            history.append({"role": "user", "content": action.prompt})
-            start = time.perf_counter()
-            try:
-                reply = await ask(history)
-            except EnvError as error:
-                trajectory.stop = "env_error"
-                trajectory.error = str(error)
-            latency = time.perf_counter() - start
-        trajectory.turns.append(Turn(text, action, reply, latency))
-        if reply is None:  # The game is over.
+        trajectory.stop = stop_of(action, completion, is_last=number == settings.max_turns)
+        if trajectory.stop is not None:
+            trajectory.turns.append(Turn(text, action, reply=None))
             break
+        assert action.prompt, "a turn without a prompt ends the game"
+        history.append({"role": "user", "content": action.prompt})
+        start = time.perf_counter()
+        try:
+            reply = await ask(history)
+        except EnvError as error:
+            trajectory.turns.append(Turn(text, action, reply=None, latency=time.perf_counter() - start))
+            trajectory.stop = "env_error"
+            trajectory.error = str(error)
+            break
+        trajectory.turns.append(Turn(text, action, reply, latency=time.perf_counter() - start))
         shown = shown_reply(reply)
         history.append({"role": "assistant", "content": shown})
         context = codec.reply(shown, after=trajectory.tokens[-1], max_tokens=settings.max_reply_tokens)
     return trajectory
+
+
+def stop_of(action: Action, completion: Completion, *, is_last: bool) -> Stop | None:
+    """Why the game ends with this turn of the agent; None if the environment is asked next."""
+    if action.answer is not None:
+        return "answered"
+    if not action.prompt:
+        return "malformed" if completion.finished else "max_tokens"
+    return "max_turns" if is_last else None
 
 
 class PlayOne(Protocol):
