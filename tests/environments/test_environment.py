@@ -171,3 +171,51 @@ def test_replies_without_text_are_counted_by_label() -> None:
     ask_often(asked, source, 25, Reply("", label="length"))
     metrics = asked.take_metrics()
     assert metrics["env/outcomes/length"] == 25
+
+
+class Checked(Named):
+    """Needs a check, records the fields that are left out, and whether it is closed."""
+
+    needs_check = True
+
+    def __init__(self, name: str, *, down: Reply | Exception | None = None) -> None:
+        super().__init__(name, down=down)
+        self.closed = 0
+
+    def __str__(self) -> str:
+        return self.name
+
+    def leave_out(self, field: str) -> None:
+        self.left_out = (*self.left_out, field)
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def test_each_environment_of_a_pool_is_checked_and_the_metrics_count_no_check() -> None:
+    first, second = Checked("a"), Checked("b")
+    asked = environment(first, second)
+    asyncio.run(asked.check())
+    assert first.calls == second.calls == 1
+    assert not any(asked.take_metrics().values())
+    second.down = Refused("HTTP 401: wrong key")
+    with pytest.raises(FatalEnvError, match="b cannot be used: HTTP 401"):
+        asyncio.run(asked.check())
+
+
+def test_closing_a_pool_closes_each_of_its_environments() -> None:
+    sources = [Checked("a"), Checked("b"), Checked("c")]
+    asyncio.run(environment(*sources).close())
+    assert [source.closed for source in sources] == [1, 1, 1]
+
+
+def test_a_rank_that_does_not_check_takes_over_all_that_was_learned_about_each_environment() -> None:
+    checking, other = [[Checked("a"), Checked("b")] for _ in range(2)]
+    checking[0].left_out, checking[1].left_out = ("seed", "top_k"), ("logprobs",)
+    taught = environment(*other, route="0,1")
+    taught.apply(asyncio.run(environment(*checking).check()))
+    assert [source.left_out for source in other] == [("seed", "top_k"), ("logprobs",)]
+    # The other rank has had a reply, so a refusal breaks one game and does not end the run.
+    other[1].down = REFUSED
+    with pytest.raises(EnvError, match="b refused the dialogue"):
+        asyncio.run(taught.ask(HELLO))

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import json
 import os
 from contextlib import nullcontext
@@ -70,6 +71,15 @@ def test_of_many_that_wait_for_a_call_that_is_cancelled_one_is_sent_and_the_othe
 
     assert asyncio.run(cancel_first()) == ["reply 2"] * 3
     assert source.calls == 2
+
+
+def test_a_call_that_has_ended_leaves_no_lock_in_memory(tmp_path: Path) -> None:
+    """A run makes hundreds of thousands of different calls, and each has a lock while it is made."""
+    asked = environment(CountingSource(), folder=tmp_path)
+    at_once(reply(asked, sample=sample) for sample in range(3))
+    gc.collect()
+    assert len(asked.journal.replies) == 3
+    assert len(asked._locks) == 0
 
 
 def test_a_call_that_failed_is_sent_again_when_it_is_made_again(tmp_path: Path) -> None:

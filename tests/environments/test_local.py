@@ -6,10 +6,12 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from prompt_r1.environments import local as local_module
 from prompt_r1.environments.local import LocalEnvironment, load_local
 from prompt_r1.environments.sources import Caller
 from prompt_r1.errors import UsageError
@@ -224,3 +226,12 @@ def test_sampled_replies_differ_between_questions_and_epochs() -> None:
     callers = [Caller("q"), Caller("q"), Caller("other"), Caller("q", epoch=1)]
     first, again, other, later = (asyncio.run(source.attempt(HELLO, caller)).text for caller in callers)
     assert first == again and len({first, other, later}) == 3
+
+
+def test_the_encoder_of_a_model_is_made_once_for_all_its_calls(monkeypatch) -> None:
+    """It looks at the whole vocabulary, which takes long for a large tokenizer."""
+    made = Mock(wraps=local_module.PieceEncoder)
+    monkeypatch.setattr(local_module, "PieceEncoder", made)
+    environment = local()
+    assert environment.encode(HELLO) == environment.encode(HELLO)
+    assert made.call_count == 1

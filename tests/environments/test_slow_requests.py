@@ -1,6 +1,7 @@
 """Requests that take much longer than others are sent again, against a server with a clock of its own."""
 
 import asyncio
+import threading
 from dataclasses import dataclass, field
 
 import httpx
@@ -8,6 +9,7 @@ import pytest
 
 from prompt_r1.environments.own import OWN_CALL_SECONDS
 from prompt_r1.errors import EnvError
+from tests.support.at_once import at_once
 from tests.support.clock import run_jumping
 from tests.support.providers import OK, environment_of, environment_over, reply
 
@@ -115,3 +117,23 @@ def test_a_hanging_object_of_the_user_fails_its_call_after_half_an_hour():
         return asyncio.get_running_loop().time()
 
     assert run_jumping(seconds()) == pytest.approx(OWN_CALL_SECONDS)
+
+
+@pytest.mark.parametrize(("replies", "seconds"), [(49, 100), (50, 25)])
+def test_the_median_counts_from_the_fiftieth_reply_on(replies, seconds):
+    """One reply fewer, and a slow request has its whole time."""
+    taken = seconds_of_a_call(SlowServer(usual=5.0), [100.0], replies=replies)
+    assert seconds <= taken <= seconds + 1
+
+
+def test_objects_of_the_user_reply_in_threads_so_that_their_calls_overlap():
+    """Each of two calls waits until the other has begun, which blocks the event loop outside of a thread."""
+    both = threading.Barrier(2)
+
+    class Meeting:
+        def ask(self, messages):
+            both.wait(timeout=5)
+            return "met"
+
+    asked = environment_of(Meeting())
+    assert at_once(reply(asked, sample=sample) for sample in range(2)) == ["met"] * 2

@@ -68,3 +68,10 @@ def test_a_game_has_the_settings_of_its_run_and_by_default_the_papers():
     assert GameSettings() == TrainConfig().game == GameSettings(5, 1024, 8192, 1024)
     other = {"max_turns": 1, "max_new": 2, "max_tokens": 3, "max_reply_tokens": 4}
     assert TrainConfig(**other).game == GameSettings(**other)
+
+
+def test_every_question_of_a_run_is_checked_and_not_only_the_first():
+    length = len(CODEC.opening(QUESTION.text))
+    longer = replace(QUESTION, id="q8", text=f"{QUESTION.text} And where, and when?")
+    with pytest.raises(QuestionTooLong, match="question 'q8'"):
+        check_question_lengths([QUESTION, longer], CODEC, GameSettings(max_tokens=length + 1))

@@ -420,3 +420,15 @@ def test_a_request_that_is_cancelled_when_the_server_ends_leaves_no_traceback():
         await task
 
     asyncio.run(cancel())
+
+
+def test_at_its_end_a_server_closes_the_connections_of_its_environment(monkeypatch):
+    pair, closed = echo_pair(), []
+
+    async def close() -> None:
+        closed.append(True)
+
+    monkeypatch.setattr(pair.environment, "close", close)
+    with serving_pair(chat_server(pair)):
+        assert not closed
+    assert closed == [True]
