@@ -3,10 +3,12 @@
 import asyncio
 import gc
 import weakref
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,7 +22,7 @@ from prompt_r1.miniworld.questions import make_questions
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.model.packing import pack
 from prompt_r1.pair.agent import load_agent, load_codec, play_question
-from prompt_r1.pair.named_agent import find_agent
+from prompt_r1.pair.named_agent import NamedAgent, find_agent
 from prompt_r1.protocol import Codec
 from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.types import Trajectory
@@ -186,3 +188,18 @@ def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, learne
 def test_bc_needs_the_weights_of_the_mini_agent():
     with pytest.raises(UsageError, match=r"bc .*mini agent"):
         method("bc", priced(PricedSource(str)), agent="other")
+
+
+@pytest.mark.parametrize("name", ["sft", "bc"])
+def test_an_agent_that_has_been_fine_tuned_is_not_fine_tuned_again(name, tmp_path, monkeypatch):
+    """The same command of an evaluation that was stopped would repeat minutes or hours of training."""
+    fine_tune = Mock()
+    monkeypatch.setattr(imitation, "fine_tune_agent", fine_tune)
+    monkeypatch.setattr(imitation, "trained_config", lambda path: CONFIG if Path(path).exists() else None)
+    agent = NamedAgent("mini", CONFIG, start="mini")
+    make = {"sft": partial(imitation.sft_agent, agent, []), "bc": partial(imitation.bc_agent, agent)}[name]
+    for is_done in (False, True):
+        if is_done:
+            (tmp_path / "agent").mkdir()
+        made = make(seed=0, device=CPU, folder=tmp_path)
+        assert made.path == tmp_path / "agent" and fine_tune.call_count == 1

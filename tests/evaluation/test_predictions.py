@@ -112,6 +112,16 @@ def test_two_evaluations_cannot_write_the_same_file(tmp_path):
     PredictionFile(tmp_path / "predictions.jsonl").close()
 
 
+def test_a_file_that_another_evaluation_holds_is_not_left_open(tmp_path):
+    """A program that tries again for hours would run out of file descriptors."""
+    path = tmp_path / "predictions.jsonl"
+    with closing(PredictionFile(path)):
+        before = os.listdir("/dev/fd")
+        with pytest.raises(UsageError):
+            PredictionFile(path)
+        assert len(os.listdir("/dev/fd")) == len(before)
+
+
 def test_a_folder_with_files_of_others_is_refused(tmp_path):
     (tmp_path / "x").touch()
     with pytest.raises(UsageError, match="not of an evaluation"):

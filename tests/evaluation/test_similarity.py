@@ -134,3 +134,12 @@ def test_ssim_equals_sentence_transformers() -> None:
     assert torch.allclose(encoder.embed(TEXTS)[:, :6], torch.tensor(VECTORS), atol=1e-6, rtol=0)
     measured = encoder.similarity(TEXTS[:1] * 5, [[other] for other in TEXTS])
     assert measured == pytest.approx(COSINES, abs=1e-6)
+
+
+def test_texts_are_embedded_in_batches_so_that_memory_does_not_grow_with_their_number(tiny_encoder) -> None:
+    encoder, sizes = SentenceEncoder(tiny_encoder), []
+    encoder.model.register_forward_pre_hook(
+        lambda model, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    assert len(encoder.embed([str(number) for number in range(65)])) == 65
+    assert sizes == [32, 32, 1]

@@ -475,3 +475,33 @@ def test_a_note_says_which_questions_the_agent_was_trained_on(
     line = ["--agent", tmp_path, "--data", tmp_path / "own.jsonl", "--method", "direct", "--device", "cpu"]
     run_here("evaluate.py", *line, "--out", tmp_path / "out")
     assert f"trained on {known} of these 20 questions" in capsys.readouterr().err
+
+
+def test_the_digest_of_an_agent_covers_every_file_of_its_folder(tmp_path):
+    digests = []
+    for changed in ("", "config.json", "model-1.safetensors", "model-2.safetensors"):
+        for name in ("config.json", "model-1.safetensors", "model-2.safetensors"):
+            (tmp_path / name).write_bytes(b"new" if name == changed else b"old")
+        digests += digests_of([], [], [str(tmp_path)]).values()
+    assert len(set(digests)) == 4
+
+
+def test_questions_that_prepare_methods_are_read_only_if_a_method_needs_them(agents, tmp_path):
+    """Files of training questions are large, and a function of the user may pay for its rows."""
+    missing = str(tmp_path / "missing.jsonl")
+    config = EvaluateConfig(env=("large",), train_data=(missing,))
+    systems = systems_of(config, agents)
+    evaluation = Evaluation(config, torch.device("cpu"), 0, [], agents, systems, {}, {})
+    ready = evaluation.data_for([System("direct", "large"), System("cot", "large")])
+    assert not ready.train and not ready.validation
+    with pytest.raises(UsageError, match="missing"):
+        evaluation.data_for([System("direct", "large"), System("sft")])
+
+
+def test_a_complete_evaluation_opens_no_environment_and_no_journal(evaluate_here):
+    """With a server that is gone, or on another machine, the tables can still be written anew."""
+    before = evaluate_here("--method", "direct")
+    shutil.rmtree("out/journal")
+    names = sorted(path.name for path in Path("out").iterdir())
+    assert evaluate_here("--method", "direct") == before
+    assert sorted(path.name for path in Path("out").iterdir()) == names
