@@ -1,6 +1,7 @@
 """Checkpoints and the run folder: exact resume, damage, full disks, kills, locks."""
 
 import json
+import os
 import pickle
 import re
 import shutil
@@ -29,7 +30,7 @@ from prompt_r1.training.checkpoint import (
     save_checkpoint,
 )
 from prompt_r1.training.report import write_report
-from prompt_r1.training.run_folder import FORMAT, checkpoints_of, open_run
+from prompt_r1.training.run_folder import FORMAT, LOCK, checkpoints_of, open_run
 from tests.support import tiny
 from tests.support.damage import Attack
 from tests.support.exports import file_size_limit, locked
@@ -431,3 +432,10 @@ def test_of_each_tensor_only_the_first_numbers_are_read_to_identify_a_start(tmp_
     assert digest_of_start(start) == digest
     save_file(tensors | {"model.embed_tokens.weight": changed[checkpoint.FIRST_NUMBERS - 1]}, path)
     assert digest_of_start(start) != digest
+
+
+def test_the_lock_of_a_folder_names_the_process_that_holds_it_at_once(tmp_path):
+    """It names no earlier process, whose text may have been longer."""
+    (tmp_path / LOCK).write_text("process 123456789 on " + "x" * 80)
+    with locked(tmp_path):
+        assert (tmp_path / LOCK).read_text() == f"process {os.getpid()} on {os.uname().nodename}"

@@ -8,12 +8,13 @@ import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from prompt_r1.environments.environment import Caller
-from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.lora import adapters_of
 from prompt_r1.model.packing import pack
 from prompt_r1.pair import agent as agent_file
 from prompt_r1.settings.train import TrainConfig
+from prompt_r1.training import start
 from prompt_r1.training.run import Run
 from prompt_r1.training.signals import Interrupt
 from prompt_r1.training.start import open_parts
@@ -93,4 +94,16 @@ def test_a_model_that_reads_the_weights_of_its_layers_itself_is_a_usage_error(tm
 
     monkeypatch.setattr(Qwen3MLP, "forward", forward)
     with pytest.raises(UsageError, match=r"not supported: .*adapters fails \(.*weight"):
+        run_of(tmp_path, ADAPTERS)
+
+
+def test_an_environment_that_does_not_answer_is_reported_before_a_model_is_loaded(tmp_path, monkeypatch):
+    """Loading a large model takes minutes, after which a missing key would end the run."""
+
+    def no_answer(*_: object) -> None:
+        raise FatalEnvError("no key")
+
+    monkeypatch.setattr(start, "check_on_first_rank", no_answer)
+    monkeypatch.setattr(start, "load_agent", lambda *_: pytest.fail("a model was loaded"))
+    with pytest.raises(FatalEnvError, match="no key"):
         run_of(tmp_path, ADAPTERS)
