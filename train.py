@@ -8,7 +8,7 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
     learn      from the agent's own tokens: forward, loss (eq. 17), backward, step   grpo_loss, optimizer_step
     write down games, metrics, validation, the best agent, a checkpoint              record.write_down
 
-Reward, advantages and loss are the paper's, or what the user names in their place: `run.rule`,
+Reward, advantages and loss are the paper's, or what the user names in their place: `run.own_reward`,
 `run.own_advantages` and `run.loss_function`. Every rank runs this loop. It plays its own questions, and
 shares only the update with the other ranks.
 """
@@ -59,7 +59,7 @@ def train(run: Run, record: Record) -> None:
             trajectories_PG = run.wait_for(play_step(run, step, questions))  # a signal cancels the games
 
         # Score. A game that the environment broke has no reward.
-        rewards_PG = [score_games(group, rule=run.rule) for group in trajectories_PG]
+        rewards_PG = [score_games(group, rule=run.rule, own=run.own_reward) for group in trajectories_PG]
 
         # Compare. The advantage of a game is its distance from the other games of its question.
         games_PG = compare_games(

@@ -18,10 +18,13 @@ from dataclasses import dataclass, replace
 from prompt_r1.f1 import f1
 from prompt_r1.types import Reward, Trajectory, Turn
 
+OwnReward = Callable[[Trajectory, Reward], float]
+"""A user's own reward, which replaces R. It takes the game and its reward by eq. 15."""
+
 
 @dataclass(frozen=True)
 class Rule:
-    """The coefficients of eq. 12, and a user's own reward."""
+    """The coefficients of eq. 12."""
 
     alpha: float  # the reward of each turn with M_t = 1
     beta: float  # the reward of A_p
@@ -29,8 +32,6 @@ class Rule:
     delta: float  # the reward of C_f
     epsilon: float  # The format reward is capped here, and the gate opens when it is reached.
     unanswered_cap: float  # The cap for a game without an answer. It is below epsilon.
-    # A user's own reward replaces R. It takes the game and its reward by eq. 15.
-    own: Callable[[Trajectory, Reward], float] | None = None
 
 
 RULES = {  # The keys are the values of --rule.
@@ -49,9 +50,20 @@ RULE_WITHOUT_ENVIRONMENT = Rule(
 TOLERANCE = 1e-9  # A sum of these floats may miss the cap by a rounding error.
 
 
-def score_games(games: Sequence[Trajectory], *, rule: Rule) -> list[Reward | None]:
+def score_games(
+    games: Sequence[Trajectory], *, rule: Rule, own: OwnReward | None = None
+) -> list[Reward | None]:
     """The reward of each game; None for a game that the environment broke."""
-    return [None if game.stop == "env_error" else score(game, rule=rule) for game in games]
+    rewards: list[Reward | None] = []
+    for game in games:
+        if game.stop == "env_error":
+            rewards.append(None)
+            continue
+        reward = score(game, rule=rule)
+        if own is not None:
+            reward = replace(reward, total=own(game, reward))
+        rewards.append(reward)
+    return rewards
 
 
 def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
@@ -83,10 +95,7 @@ def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
     total = -rule.epsilon + format_reward
     if gate_is_open:
         total += answer_reward
-    reward = Reward(format_reward, answer_reward, total, gate_is_open)
-    if rule.own is None:
-        return reward
-    return replace(reward, total=rule.own(trajectory, reward))
+    return Reward(format_reward, answer_reward, total, gate_is_open)
 
 
 def is_good_turn(turn: Turn) -> bool:

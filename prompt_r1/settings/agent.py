@@ -1,13 +1,12 @@
 """Settings of an agent, its game and its environment; the names that stand for the mini world."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from prompt_r1.protocol import PAPER_INSTRUCTION
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT, RULES, Rule
 from prompt_r1.settings.fields import ANY, POSITIVE, THREADS, Range, setting
-from prompt_r1.settings.functions import import_reward
 from prompt_r1.types import GameSettings
 
 MINI_AGENT = "mini"
@@ -151,12 +150,5 @@ class AgentConfig(EnvironmentConfig):
 
     @property
     def base_rule(self) -> Rule:
-        """The rule of the reward, without a reward of the user."""
+        """The coefficients of the reward. A reward of the user's (--reward) replaces its total."""
         return RULE_WITHOUT_ENVIRONMENT if self.without_environment else RULES[self.rule]
-
-    @property
-    def reward_rule(self) -> Rule:
-        """The rule of the reward. If the user names a reward, it is in the rule."""
-        if not self.reward:
-            return self.base_rule
-        return replace(self.base_rule, own=import_reward(self.reward))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_r1.errors import EnvError, FatalEnvError, UsageError
+from prompt_r1.reward import OwnReward
 from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
 
 OBJECT_PREFIX = "py:"  # py:MODULE:NAME is a user's environment, or a user's questions.
@@ -115,7 +116,7 @@ def parameters_of(function: Callable[..., object]) -> set[str]:
         return set()
 
 
-def import_reward(name: str) -> Callable[[Trajectory, Reward], float]:
+def import_reward(name: str) -> OwnReward:
     """The function MODULE:FUNCTION as a reward. Raises UsageError if it cannot be called with a game."""
     where = f"--reward {name}"
     function = import_function(name, flag="--reward", takes=("game", "reward of the paper"))

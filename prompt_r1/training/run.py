@@ -23,7 +23,7 @@ from prompt_r1.model.packing import Packed
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import Agent, check_question_lengths
 from prompt_r1.protocol import Codec
-from prompt_r1.reward import Rule
+from prompt_r1.reward import OwnReward, Rule
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.batches import Batch, make_batch, make_mini_batches
 from prompt_r1.training.log import Log
@@ -88,8 +88,9 @@ class Run:
     reference: Policy | None  # None: no KL
     questions: RunQuestions
     games_per_step: int  # how many games this rank plays in a step
-    # The user may replace the reward (in the rule) and the loss, and change the advantages.
+    # The user may replace the reward and the loss, and change the advantages.
     rule: Rule  # eqs 12-15
+    own_reward: OwnReward | None  # None: eq. 15 alone
     own_advantages: OwnAdvantages | None  # None: eq. 16 alone
     loss_function: LossFunction  # eq. 17
     optimizer: Optimizer

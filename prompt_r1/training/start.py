@@ -18,7 +18,7 @@ from prompt_r1.model.lora import ADAPTER_ALPHA, add_lora
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import find_agent
-from prompt_r1.settings.functions import import_advantages
+from prompt_r1.settings.functions import import_advantages, import_reward
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.checkpoint import begin_states
 from prompt_r1.training.log import Log
@@ -98,7 +98,8 @@ def open_parts(
         reference=reference,
         questions=questions,
         games_per_step=games_per_step,
-        rule=config.reward_rule,
+        rule=config.base_rule,
+        own_reward=import_reward(config.reward) if config.reward else None,
         own_advantages=import_advantages(config.advantage_function) if config.advantage_function else None,
         loss_function=make_loss(config, importance_cap=importance_cap(policy)),
         optimizer=make_optimizer(policy, config, ranks.device),

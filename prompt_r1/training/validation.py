@@ -5,7 +5,7 @@ from statistics import mean
 
 from prompt_r1.environments.environment import Environment
 from prompt_r1.pair.agent import Agent, Sampling, play_question
-from prompt_r1.reward import Rule, score_games
+from prompt_r1.reward import OwnReward, Rule, score_games
 from prompt_r1.rollout import play_groups
 from prompt_r1.training.metrics import GameMetrics, metrics_of_game
 from prompt_r1.training.run import Run
@@ -39,7 +39,10 @@ def play_share(
     called when a game has ended, so that a progress bar can count the games.
     """
     own = run.ranks.share(questions)
-    games = run.wait_for(play_greedily(agent, run.environment, own, run.rule, after_each=after_each))
+    greedy = play_greedily(
+        agent, run.environment, own, run.rule, own_reward=run.own_reward, after_each=after_each
+    )
+    games = run.wait_for(greedy)
     agent.engine.drop_cache()
     file = f"{name}-rank{run.ranks.rank}"
     run.ranks.on_every_rank(lambda: run.log.write_games(file, [[game] for game in games]))
@@ -52,6 +55,7 @@ async def play_greedily(
     questions: Sequence[Question],
     rule: Rule,
     *,
+    own_reward: OwnReward | None,
     after_each: Callable[[], object],
 ) -> list[ScoredGame]:
     """Play and score a game of each question, in which the agent takes the most likely tokens."""
@@ -63,7 +67,7 @@ async def play_greedily(
 
     games_PG = await play_groups(dict(enumerate(questions)), 1, play_one)
     trajectories = [group[0] for group in games_PG]
-    rewards = score_games(trajectories, rule=rule)
+    rewards = score_games(trajectories, rule=rule, own=own_reward)
     return [
         ScoredGame(trajectory, reward, advantage=None)
         for trajectory, reward in zip(trajectories, rewards, strict=True)

@@ -10,7 +10,6 @@ import pytest
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.reward import RULES, score, score_games
 from prompt_r1.settings.functions import import_advantages, import_metric, import_reward
-from prompt_r1.settings.train import TrainConfig
 from prompt_r1.types import Question, ScoredGame
 from tests.support.played import play_script
 from tests.support.providers import attempt, open_environment
@@ -101,9 +100,9 @@ def own(tmp_path, monkeypatch):
 def test_the_users_reward_replaces_the_papers_and_is_called_once_for_each_unbroken_game(own):
     question = Question("q", "d", "Who?", answers=("Anna",))
     games = [play_script(question, GOOD_TURNS, [reply]) for reply in ("Anna.", EnvError("down"))]
-    own_rule = TrainConfig(rule="release", reward="own_code:frugal").reward_rule
-    paper, own_reward = score(games[0], rule=RULES["release"]), score_games(games, rule=own_rule)
-    assert paper.total == 1.0 and own_reward == [replace(paper, total=9.0), None]
+    paper = score(games[0], rule=RULES["release"])
+    own_rewards = score_games(games, rule=RULES["release"], own=import_reward("own_code:frugal"))
+    assert paper.total == 1.0 and own_rewards == [replace(paper, total=9.0), None]
     assert sys.modules["own_code"].seen == [games[0]]
 
 
@@ -137,7 +136,7 @@ def test_an_error_in_the_users_reward_is_one_sentence(own, name, sentence):
     (own / "script.py").write_text("raise SystemExit('usage: TOKEN')\n")
     game = play_script(Question("q", "d", "Who?", answers=("Anna",)), GOOD_TURNS, ["Anna."])
     with pytest.raises(UsageError, match=f"^--reward.*{sentence}") as refused:
-        score(game, rule=replace(RULES["release"], own=import_reward(name)))
+        score_games([game], rule=RULES["release"], own=import_reward(name))
     assert "\n" not in str(refused.value)
 
 

@@ -16,7 +16,7 @@ from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.packing import Packed, pack
 from prompt_r1.model.policy import Policy, TokenScores
 from prompt_r1.protocol import parse
-from prompt_r1.reward import Rule, score_games
+from prompt_r1.reward import OwnReward, Rule, score_games
 from prompt_r1.training.batches import Batch, micro_batches_of
 from prompt_r1.training.loss_function import make_loss
 from prompt_r1.training.metrics import GAP, StepStats
@@ -161,7 +161,7 @@ class Learner:
         assert len(chosen) == len(SETTINGS), f"unknown settings among {settings}"
         self.config = SimpleNamespace(**chosen, advantage="standardised")
         self.policy, self.ranks, self.reference = policy, ranks, reference
-        self.rule = self.own_advantages = None
+        self.rule = self.own_reward = self.own_advantages = None
         self.loss_function = make_loss(self.config, importance_cap=importance_cap(policy))
         self.optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
         self.gap_limit = gap_limit
@@ -207,7 +207,9 @@ class Learner:
         )
 
 
-def score_and_compare(trajectories_PG: list[list[Trajectory]], rule: Rule) -> list[list[ScoredGame]]:
+def score_and_compare(
+    trajectories_PG: list[list[Trajectory]], rule: Rule, own: OwnReward | None = None
+) -> list[list[ScoredGame]]:
     """The games with rewards and advantages, on one rank."""
-    rewards_PG = [score_games(group, rule=rule) for group in trajectories_PG]
+    rewards_PG = [score_games(group, rule=rule, own=own) for group in trajectories_PG]
     return compare_games(trajectories_PG, rewards_PG, numbers=range(len(rewards_PG)))

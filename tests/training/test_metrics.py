@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from prompt_r1.errors import EnvError
-from prompt_r1.reward import RULES, Rule
+from prompt_r1.reward import RULES, OwnReward
 from prompt_r1.training.metrics import (
     GameMetrics,
     Score,
@@ -164,14 +164,14 @@ def test_a_pair_is_misranked_when_the_better_answer_gets_no_higher_reward():
     malformed = game_of_turns(RIGHT)  # no interaction: the gate is shut
     group = [right, half, wrong, malformed]
 
-    def misranked(rule: Rule) -> float:
-        games_PG = score_and_compare([group, [right, right]], rule)
+    def misranked(own: OwnReward | None) -> float:
+        games_PG = score_and_compare([group, [right, right]], RULE, own)
         return step_metrics(games_PG, ONE_RANK, rollout_seconds=1.0)["reward/misranked"]
 
-    assert misranked(RULE) == 0.0
+    assert misranked(None) == 0.0
     # right against half (equal rewards), right against wrong, half against wrong
-    assert misranked(replace(RULE, own=pays_for_turns)) == 1.0
-    assert misranked(replace(RULE, own=lambda game, reward: reward.total + len(game.turns))) == 2 / 3
+    assert misranked(pays_for_turns) == 1.0
+    assert misranked(lambda game, reward: reward.total + len(game.turns)) == 2 / 3
 
 
 def test_two_ranks_with_different_shares_have_the_metrics_of_one_process():
@@ -181,7 +181,7 @@ def test_two_ranks_with_different_shares_have_the_metrics_of_one_process():
     right.spent = Spending(usd=0.25)
     half.turns[0] = replace(half.turns[0], latency=3.0)
     games = [[right, half], [right, wrong], [right, right], [broken, broken], [wrong, wrong]]
-    games_PG = score_and_compare(games, replace(RULE, own=pays_for_turns))
+    games_PG = score_and_compare(games, RULE, pays_for_turns)
     one = step_metrics(games_PG, ONE_RANK, rollout_seconds=2.0)
     assert all(one[name] > 0 for name in one if name.startswith(("groups/", "reward/mis")))
     shares = games_PG[:2], games_PG[2:]

@@ -113,6 +113,7 @@ def resume(
         optimizer=optimizer,
         games_per_step=1,
         rule=RULES["release"],
+        own_reward=None,
         own_advantages=None,
         loss_function=grpo_loss,
         log=Log(folder, first=True),
