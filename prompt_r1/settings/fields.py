@@ -46,6 +46,20 @@ THREADS = Range(at_least=0, below=1025)  # With many more, libraries crash.
 LEARNING_RATE = Range(above=0, below=1000)  # Much larger rates overflow float32 inside AdamW.
 
 
+@dataclass(frozen=True)
+class Setting:
+    """Describes a field of a config that flags and YAML files can set, beside its name, type and default."""
+
+    help: str  # its line in the help
+    range: Range  # the numbers that it may be
+    choices: tuple[str, ...]  # the texts that it may be; (): any text
+    everyday: bool  # whether --help shows it; --help-all shows all settings
+    defines_experiment: bool  # whether a resumed run, and all answers of an evaluation, need the same value
+    may_be_empty: bool  # whether an empty text means something
+    group: str  # its heading in --help-all
+    default_text: str  # what the help says in place of the default; "": the default itself
+
+
 def setting(
     default: Any,
     help: str,
@@ -57,27 +71,18 @@ def setting(
     group: str = "",
     default_text: str = "",
 ) -> Any:
-    """A field of a config. Its metadata has these keys:
-
-    help                its line in the help
-    range, choices      `allowed`: a range of numbers, or all texts that are possible; (): any text
-    everyday            whether --help shows it; --help-all shows all settings
-    defines_experiment  whether a resumed run, and all answers of an evaluation, need the same value
-    may_be_empty        whether an empty text means something
-    group               its heading in --help-all
-    default_text        what the help says in place of the default; "": the default itself
-    """
-    metadata = {
-        "help": help,
-        "range": allowed if isinstance(allowed, Range) else ANY,
-        "choices": allowed if isinstance(allowed, tuple) else (),
-        "everyday": everyday,
-        "defines_experiment": defines_experiment,
-        "may_be_empty": may_be_empty,
-        "group": group,
-        "default_text": default_text,
-    }
-    return field(default=default, metadata=metadata)
+    """A field of a config. `allowed`: a range of numbers, or all texts that are possible; (): any text."""
+    described = Setting(
+        help=help,
+        range=allowed if isinstance(allowed, Range) else ANY,
+        choices=allowed if isinstance(allowed, tuple) else (),
+        everyday=everyday,
+        defines_experiment=defines_experiment,
+        may_be_empty=may_be_empty,
+        group=group,
+        default_text=default_text,
+    )
+    return field(default=default, metadata={"setting": described})
 
 
 everyday_setting = partial(setting, everyday=True)
@@ -85,7 +90,13 @@ everyday_setting = partial(setting, everyday=True)
 
 def settings_of(config: Any) -> list[Field[Any]]:
     """The fields of a config, or of its class, that were made by `setting`."""
-    return [f for f in fields(config) if "help" in f.metadata]
+    return [f for f in fields(config) if "setting" in f.metadata]
+
+
+def about(f: Field[Any]) -> Setting:
+    """The description of a field that was made by `setting`."""
+    described: Setting = f.metadata["setting"]
+    return described
 
 
 def flag_of(name: str) -> str:
@@ -95,7 +106,7 @@ def flag_of(name: str) -> str:
 
 def experiment_values(config: Any) -> dict[str, Any]:
     """The values of the settings that define an experiment."""
-    defining = [f.name for f in settings_of(config) if f.metadata["defines_experiment"]]
+    defining = [f.name for f in settings_of(config) if about(f).defines_experiment]
     return {name: getattr(config, name) for name in defining}
 
 
@@ -114,7 +125,7 @@ def checked_value(f: Field[Any], value: object, name: str) -> Any:
     if isinstance(converted, str):
         _check_text(f, converted, name)
         return converted
-    check_number(name, converted, f.metadata["range"])
+    check_number(name, converted, about(f).range)
     # Only a number in its range becomes a float: float() raises OverflowError for a very large integer.
     return float(converted) if f.type is float else converted
 
@@ -147,7 +158,7 @@ def _texts(f: Field[Any], value: object, name: str) -> tuple[str, ...]:
 
 def _check_text(f: Field[Any], text: str, name: str) -> None:
     """Raise UsageError for a text that is not among the choices."""
-    choices = f.metadata["choices"]
+    choices = about(f).choices
     if choices and text not in choices:
         raise UsageError(f"{name} must be one of {', '.join(choices)}, not {text!r}")
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_origin
 
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.command_line import Parser, program_name
-from prompt_r1.settings.fields import checked_value, did_you_mean, flag_of, settings_of
+from prompt_r1.settings.fields import about, checked_value, did_you_mean, flag_of, settings_of
 
 Config = TypeVar("Config")
 Presets = Mapping[str, Mapping[str, Any]]  # name → values by the names of their settings
@@ -47,7 +47,7 @@ def given_values(kind: type[Any], arguments: list[str], *, presets: Presets) -> 
 def _check_not_empty(f: Field[Any], value: object) -> None:
     """Raise UsageError for a blank text, which is most often a variable of the shell that is not set."""
     texts = value if isinstance(value, list) else [value]
-    if not all(str(text).strip() for text in texts) and not f.metadata["may_be_empty"]:
+    if not all(str(text).strip() for text in texts) and not about(f).may_be_empty:
         raise UsageError(
             f"{flag_of(f.name)} is empty: give a value, or leave the flag out (is a variable unset?)"
         )
@@ -73,10 +73,10 @@ def _parser(kind: type[Any], presets: Presets, *, show_all: bool) -> Parser:
         parser.add_argument("--config", metavar=names, help="preset or YAML file (default: mini)")
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for f in _own_first(kind):
-        heading = f.metadata["group"] if show_all else ""
+        heading = about(f).group if show_all else ""
         if heading not in groups:
             groups[heading] = parser.add_argument_group(heading)
-        is_shown = show_all or f.metadata["everyday"]
+        is_shown = show_all or about(f).everyday
         help_line = _help_line(f, presets) if is_shown else argparse.SUPPRESS
         groups[heading].add_argument(flag_of(f.name), dest=f.name, help=help_line, **_form(f))
     parser.add_argument("--help-all", action="help", help=f"show all {len(settings_of(kind))} flags")
@@ -95,7 +95,7 @@ def _form(f: Field[Any]) -> dict[str, Any]:
         return {"nargs": "+", "action": "extend", "metavar": "NAME"}
     if f.type is bool:
         return {"nargs": "?", "const": "true", "metavar": METAVARS[bool]}
-    return {"metavar": "|".join(f.metadata["choices"]) or METAVARS[f.type]}
+    return {"metavar": "|".join(about(f).choices) or METAVARS[f.type]}
 
 
 def _help_line(f: Field[Any], presets: Presets) -> str:
@@ -103,8 +103,8 @@ def _help_line(f: Field[Any], presets: Presets) -> str:
 
     The first value is the default, from the first preset, which is used without --config.
     """
-    text = f.metadata["help"]
-    default_text = f.metadata["default_text"]
+    text = about(f).help
+    default_text = about(f).default_text
     if default_text:
         return f"{text} (default: {default_text})"
     of_preset = {name: _shown(preset.get(f.name, f.default)) for name, preset in presets.items()}

@@ -9,7 +9,7 @@ import pytest
 
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.settings import InferConfig
-from prompt_r1.settings.fields import flag_of, read_yaml, settings_of, write_yaml
+from prompt_r1.settings.fields import about, flag_of, read_yaml, settings_of, write_yaml
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.preflight import SftConfig
 from tests.support import tiny
@@ -84,15 +84,15 @@ BESIDE = {
 
 def two_values(setting: Field[Any], default: Any) -> tuple[str, str]:
     """Two values of a setting, the first of them not its default, as one types them."""
-    if setting.metadata["choices"] and get_origin(setting.type) is not tuple:
-        others = [choice for choice in setting.metadata["choices"] if choice != default]
+    if about(setting).choices and get_origin(setting.type) is not tuple:
+        others = [choice for choice in about(setting).choices if choice != default]
         return others[0], default
     if setting.type is bool:
         return ("false", "true") if default else ("true", "false")
     if setting.type in (int, float):
         step = 1 if setting.type is int else 0.125
         near = [default + step, default + 2 * step, default - step, default - 2 * step]
-        first, second = [value for value in near if value in setting.metadata["range"]][:2]
+        first, second = [value for value in near if value in about(setting).range][:2]
         return str(first), str(second)
     assert setting.name in TEXTS, f"TEXTS needs two values of the new setting {setting.name}"
     return TEXTS[setting.name]

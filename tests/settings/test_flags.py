@@ -8,7 +8,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.settings import InferConfig
 from prompt_r1.programs.command_line import read_settings
-from prompt_r1.settings.fields import flag_of, settings_of
+from prompt_r1.settings.fields import about, flag_of, settings_of
 from prompt_r1.settings.train import TrainConfig, train_config
 from tests.support.programs import PROGRAMS
 
@@ -59,7 +59,7 @@ def test_help_fits_one_screen_and_help_all_has_every_flag(program, kind, monkeyp
     for field in settings_of(kind):
         line = re.compile(f"^  {flag_of(field.name)}( |$)", re.MULTILINE)
         assert line.search(shown["--help-all"])
-        assert bool(line.search(shown["--help"])) == field.metadata["everyday"]
+        assert bool(line.search(shown["--help"])) == about(field).everyday
 
 
 @pytest.mark.parametrize(
