@@ -18,6 +18,7 @@ from pathlib import Path
 from prompt_r1.programs.reading import json_object
 
 TEMPORARY = ".unfinished.tmp"
+REPLACED = ".replaced.tmp"  # `agent` is moved aside to `.agent.replaced.tmp`.
 MANIFEST = "manifest.json"  # the size in bytes of each file of a sealed folder, by name
 
 
@@ -85,16 +86,21 @@ def sync_and_move(temporary: Path, folder: Path) -> None:
         _sync(path)
     _sync(temporary)
     if folder.exists():
-        os.replace(folder, folder.with_name(f".{folder.name}.old"))
+        os.replace(folder, moved_aside(folder))
     os.replace(temporary, folder)
     remove_leftovers(folder.parent)
     _sync(folder.parent)
 
 
+def moved_aside(folder: Path) -> Path:
+    """Where a folder stands until the folder that replaces it has its name."""
+    return folder.with_name(f".{folder.name}{REPLACED}")
+
+
 def remove_leftovers(parent: Path) -> None:
     """Remove incomplete folders in `parent`; if a new folder never came, move the older folder back."""
-    for replaced in parent.glob(".*.old"):
-        folder = parent / replaced.name.removeprefix(".").removesuffix(".old")
+    for replaced in parent.glob(f".*{REPLACED}"):
+        folder = parent / replaced.name.removeprefix(".").removesuffix(REPLACED)
         if folder.exists():
             _remove(replaced)
         else:

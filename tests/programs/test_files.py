@@ -17,6 +17,8 @@ from prompt_r1.programs.reading import json_object
 from prompt_r1.programs.sealed_folders import build_folder, find_damage, new_temporary, seal
 from tests.support.paths import ROOT
 
+MOVED_AGENT = sealed_folders.moved_aside(Path("agent")).name
+
 
 def write_folder(folder: Path, text: str) -> None:
     """Write a sealed folder of two files."""
@@ -37,7 +39,7 @@ def test_a_link_in_the_place_of_the_temporary_folder_is_removed_and_not_followed
     assert (tmp_path / "mine" / "notes.txt").exists()
 
 
-@pytest.mark.parametrize("name", [sealed_folders.TEMPORARY, ".agent.old"])
+@pytest.mark.parametrize("name", [sealed_folders.TEMPORARY, MOVED_AGENT])
 def test_a_file_in_the_place_of_a_folder_of_ours_is_removed(name, tmp_path):
     write_folder(tmp_path / "agent", "old")
     (tmp_path / name).touch()
@@ -84,12 +86,20 @@ def test_a_damaged_list_of_files_is_damage(content, tmp_path):
 def test_replacing_a_folder_leaves_nothing_of_the_older_one(tmp_path):
     folder = tmp_path / "agent"
     write_folder(folder, "older")
-    for left in (sealed_folders.TEMPORARY, ".agent.old"):  # by kills
+    for left in (sealed_folders.TEMPORARY, MOVED_AGENT):  # by kills
         (tmp_path / left).mkdir()
         (tmp_path / left / "torn.txt").touch()
     write_folder(folder, "newer")
     assert find_damage(folder) == "" and (folder / "a.txt").read_text() == "newer"
     assert [path.name for path in tmp_path.iterdir()] == ["agent"]
+
+
+def test_a_hidden_folder_of_the_users_beside_ours_is_neither_renamed_nor_removed(tmp_path):
+    """Any hidden name that ended with .old was taken for a folder of ours: `.notes.old` became `notes`."""
+    for name in (".notes.old", ".agent.old"):
+        (tmp_path / name).mkdir()
+    write_folder(tmp_path / "agent", "new")
+    assert {path.name for path in tmp_path.iterdir()} == {".notes.old", ".agent.old", "agent"}
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "null", '{"a": 1', "[" * 100_000, b"\xff", '{"a": ' * 5_000])

@@ -211,10 +211,10 @@ def test_a_kill_while_a_checkpoint_or_agent_is_written_or_replaced_loses_no_olde
     """Kills between write and rename, and between the two renames of a folder that is replaced."""
     folder = saved.folder / "checkpoints"
     (folder / "step-000002").rename(folder / sealed_folders.TEMPORARY)
-    shutil.copytree(folder / "step-000001", folder / ".step-000001.old")
+    shutil.copytree(folder / "step-000001", sealed_folders.moved_aside(folder / "step-000001"))
     assert saved.newest().name == "step-000001"
-    (folder / "step-000001").rename(folder / ".step-000001.old")
-    (saved.folder / ".agent.old").mkdir()
+    (folder / "step-000001").rename(sealed_folders.moved_aside(folder / "step-000001"))
+    sealed_folders.moved_aside(saved.folder / "agent").mkdir()
     assert saved.newest().name == "step-000001"
     assert [path.name for path in folder.iterdir()] == ["step-000001"]
     assert (saved.folder / "agent").exists()
