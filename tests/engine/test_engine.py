@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Coroutine
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from benchmarks import gpu_check
 from benchmarks.workload import CountingScheduler, Lengths, count_work, greedy_game, plan, play_async, totals
+from prompt_r1.engine import engine as engine_module
 from prompt_r1.engine.engine import PREFILL_TOKENS, Engine
 from prompt_r1.engine.kv_cache import TokenSequence
 from prompt_r1.engine.paged_attention import PagedBatch
@@ -499,6 +501,28 @@ def test_after_out_of_memory_smaller_batches_give_the_same_tokens(tokens, rows, 
     for game, same in zip(found, expected, strict=True):
         assert game.logprobs == pytest.approx(same.logprobs, abs=1e-4)
     assert not engine._scheduler.waiting and not engine._scheduler.running
+
+
+def test_a_step_that_runs_out_of_memory_while_it_samples_draws_the_same_tokens_again(monkeypatch):
+    """Otherwise the same seed would give other games on a machine with less memory."""
+    prompt, seeds = tiny.random_tokens(20, seed=0), range(3)
+
+    def play() -> list[list[int]]:
+        engine = make_engine(tiny.policy())
+        completions = at_once(engine.generate(prompt, max_new=9, seed=f"{seed}") for seed in seeds)
+        return [completion.tokens for completion in completions]
+
+    expected = play()
+    draw, calls = engine_module.draw, itertools.count(1)
+
+    def scarce(*arguments: object, **keywords: object) -> torch.Tensor:
+        if next(calls) in (1, 4):
+            raise torch.OutOfMemoryError("no room for the probabilities")
+        return draw(*arguments, **keywords)
+
+    monkeypatch.setattr(engine_module, "draw", scarce)
+    with pytest.warns(UserWarning, match="out of memory"):
+        assert play() == expected
 
 
 @pytest.mark.parametrize("max_sequences", [9, 64])

@@ -434,6 +434,20 @@ def test_a_field_that_the_server_does_not_know_is_left_out_of_all_later_requests
     assert sleep == [] and asked.budget.spent.lost_usd == 0
 
 
+def test_a_rank_that_does_not_check_leaves_out_every_field_that_the_server_rejected():
+    """The first rank checks for all. Otherwise the first requests of each other rank would be refused."""
+    fields = {"top_k": 5, "logprobs": True, "top_p": 1}
+    rejections = []
+    for name in ("top_k", "logprobs"):
+        rejections.append(response_of(400, error_of("no", param=name, **UNSUPPORTED)))
+    first_rank = environment_over(Provider(*rejections, OK), fields=fields)
+    provider = Provider(OK)
+    second_rank = environment_over(provider, fields=fields)
+    second_rank.apply(asyncio.run(first_rank.check()))
+    assert ask(second_rank) == "Paris"
+    assert provider.requests == [{"model": "large", "messages": HELLO, "top_p": 1}]
+
+
 def test_games_share_no_reply_of_a_server_that_rejects_the_temperature_0(tmp_path) -> None:
     """A bug: the five games of a group shared one reply, which the server had sampled at temperature 1."""
     sampled = itertools.count(1)
