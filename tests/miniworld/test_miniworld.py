@@ -57,6 +57,25 @@ def test_an_agent_depends_on_its_seed_only_and_not_on_the_global_random_generato
     assert all(torch.equal(weight, weights[name]) for name, weight in quick[0].state_dict().items())
 
 
+class CountedFacts(dict):
+    """Facts that count how often all of them are read, one after another."""
+
+    readings = 0
+
+    def __iter__(self):
+        self.readings += 1
+        return super().__iter__()
+
+
+def test_the_environment_reads_the_facts_of_its_world_once_for_all_replies():
+    """Otherwise each name in each request would cost a pass over thousands of facts."""
+    facts = CountedFacts(WORLD.facts)
+    environment = MiniEnvironment(replace(WORLD, facts=facts))
+    for film in WORLD.train.films[:20]:
+        assert environment.reply(f"Who is the director of {film}?").value
+    assert facts.readings == 1
+
+
 def test_training_questions_and_held_out_questions_share_no_name():
     training, *others = (mini_questions(0, split) for split in SPLITS)
     training = "\n".join(f"{question.text} {question.answers}" for question in training)

@@ -60,6 +60,18 @@ def test_adapters_are_the_same_for_a_seed_and_leave_the_random_state_as_it_is():
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+def test_adapters_of_a_model_of_16_bits_learn_in_float32():
+    """In bfloat16, a step of Adam at a usual learning rate would be rounded away."""
+    policy = Policy(tiny.model().to(torch.bfloat16), compute_dtype=torch.bfloat16)
+    add_lora(policy.model, rank=2, alpha=4)
+    for weight in policy.trained_parameters():
+        before = weight.detach().clone()
+        torch.optim.AdamW([weight], lr=1e-5).step(closure=weight.sum().backward)
+        assert (weight.detach() - before).abs().min() > 5e-6
+    for layer in adapters_of(policy.model).values():
+        assert layer.merged_weight().dtype == torch.float32, "merging rounds once, when it is exported"
+
+
 def test_gradients_are_those_of_the_merged_weights_in_float64():
     """The oracle computes W + (alpha / rank) B A itself, and differentiates through it."""
     plain = tiny.model().double()

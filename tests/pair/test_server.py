@@ -1,6 +1,7 @@
 """The served pair, asked with OpenAI's own client and over plain HTTP."""
 
 import asyncio
+import itertools
 import json
 import logging
 import re
@@ -135,6 +136,25 @@ def test_a_body_that_is_too_long_is_refused(url):
     response = post(url, b" " * 2_000_001)
     assert response.status_code == 413 and "more than 2,000,000 bytes" in response.json()["error"]["message"]
     assert ask(url).status_code == 200
+
+
+def test_a_body_that_is_too_long_is_refused_before_the_rest_of_it_is_read():
+    """A client that sends without end would otherwise fill the memory of the server."""
+    read = itertools.count(1)
+    sent: list[dict[str, object]] = []
+
+    async def receive() -> dict[str, object]:
+        more = next(read) < 50
+        return {"type": "http.request", "body": b" " * 1_000_000, "more_body": more}
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
+    asyncio.run(chat_server().app()({**scope, "query_string": b""}, receive, send))
+    assert sent[0]["status"] == 413
+    assert next(read) <= 4, "two parts fit the limit, and the third exceeds it"
 
 
 def test_a_web_page_of_another_site_cannot_ask(url):
