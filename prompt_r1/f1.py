@@ -49,6 +49,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 Metric = Callable[[str, str], float]
 """Compares a prediction with one gold answer, both normalised."""
@@ -135,6 +136,8 @@ SEPARATOR = (
 PUNCTUATION = re.compile(f"(?P<kept>{KEPT})|(?P<separator>{SEPARATOR})|[{re.escape(string.punctuation)}]")
 
 
+# All metrics of a game normalise the same answers, and the games of a question have the same gold answers.
+@lru_cache(maxsize=10_000)
 def normalise(text: str, *, official: bool = False) -> str:
     """Lower the case, drop punctuation and articles, and collapse white space (SQuAD).
 
