@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import gc
 import os
 import shlex
 import signal
@@ -48,6 +49,9 @@ def read_settings(read: Callable[[list[str]], Settings]) -> Settings:
     # Until `run_program`, Ctrl-C kills the process, because libraries that are being imported catch
     # KeyboardInterrupt.
     _replace_ctrl_c(signal.default_int_handler, signal.SIG_DFL)
+    # The imports make many objects that live until the end. The garbage collector would visit all of them
+    # several times, which takes more than half a second.
+    gc.disable()
     if sys.stderr.isatty():  # In a log file the line would be noise.
         print("Loading …", file=sys.stderr, flush=True)
     return settings
@@ -61,6 +65,8 @@ def run_program(main: Callable[[Settings], None], settings: Settings, *, then: s
     without keys.
     """
     _replace_ctrl_c(signal.SIG_DFL, signal.default_int_handler)  # Ctrl-C raises KeyboardInterrupt again.
+    gc.freeze()  # From now on, the collector skips all objects that exist already, also in forks.
+    gc.enable()
     with errors_explained(then):
         main(settings)
         sys.stdout.flush()
