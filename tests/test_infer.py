@@ -136,7 +136,7 @@ def test_an_agent_that_knows_the_format_is_not_said_to_lack_it_after_one_malform
 
 
 def test_only_a_dialogue_that_is_shown_is_decoded_token_by_token(capsys):
-    """A bug would only cost time: a turn is decoded again with each of its tokens."""
+    """A bug would only cost time."""
     watching = []
 
     async def play(text, *, on_piece):

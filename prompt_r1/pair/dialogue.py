@@ -28,74 +28,80 @@ class Piece:
     begins: bool  # whether this is the first piece of its block
 
 
-def blocks(text: str, *, ended: bool) -> list[tuple[str, str]]:
-    """Split a turn into (tag name, content) blocks, in order. Text outside all tags has the name "".
-
-    Until the turn has `ended`, its end may be half a tag or half a character. Such an end is left out, so
-    that the content of a block only grows from call to call.
-    """
-    found = []
-    name = ""
-    start = 0
-    for tag in TAG.finditer(text):
-        found.append((name, text[start : tag.start()]))
-        is_closing = tag[1] == "/"
-        name = "" if is_closing else tag[2]
-        start = tag.end()
-    last = text[start:]
-    if not ended:
-        # A character of which only some bytes have been sampled is decoded as U+FFFD.
-        last = _without_half_a_tag(last).rstrip("\ufffd")
-    found.append((name, last))
-    return [(name, content.strip()) for name, content in found if content.strip()]
-
-
-def _without_half_a_tag(text: str) -> str:
-    bracket = text.rfind("<")
-    may_become_a_tag = bracket >= 0 and len(text) - bracket < MAX_TAG
-    return text[:bracket] if may_become_a_tag else text
-
-
 class Pieces:
     """Cuts a game into pieces while it is played: the agent's turns token by token, and the replies.
 
-    `decode` returns the text of a turn's tokens. `on_piece` gets each piece.
+    `decode` returns the text of a turn's tokens. `on_piece` gets each piece. Text at the end of a turn that
+    may become a tag, and white space at the end of a block, wait for the text that follows.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], on_piece: Callable[[Piece], object]) -> None:
         self._decode = decode
         self._on_piece = on_piece
-        self._tokens: list[int] = []  # the turn so far
-        self._shown: list[int] = []  # for each block of the turn: how many characters have been in a piece
+        self._begin_turn()
+
+    def _begin_turn(self) -> None:
+        self._context: list[int] = []  # the last tokens whose text has been cut
+        self._new: list[int] = []  # the tokens after them, whose text has not been cut
+        self._waiting = self._decode([])  # The template may have opened the turn with a <think>.
+        self._begin_block("")
+
+    def _begin_block(self, name: str) -> None:
+        self._name = name
+        self._is_shown = False  # no piece of this block yet
 
     def token(self, token: int) -> None:
         """Add the next token of the agent's turn."""
-        self._tokens.append(token)
-        self._cut(ended=False)
+        self._new.append(token)
+        text = self._new_text()
+        # A character of which only some bytes have been sampled is decoded as U+FFFD.
+        if not text.endswith("\ufffd"):
+            self._context, self._new = self._new, []
+            self._cut(text, ended=False)
 
     def end_turn(self) -> None:
         """End the agent's turn. What might still have become a tag is text now."""
-        self._cut(ended=True)
-        self._tokens.clear()
-        self._shown.clear()
+        self._cut(self._new_text(), ended=True)
+        self._begin_turn()
 
     def reply(self, text: str) -> None:
         """End the agent's turn, and add the environment's reply."""
         self.end_turn()
         self._on_piece(Piece("reply", text, begins=True))
 
-    def _cut(self, *, ended: bool) -> None:
-        # The whole turn is decoded again, because the text of a token depends on the tokens before it. The
-        # time is quadratic, but a turn is short: for 1,024 tokens it is half a second in all.
-        turn = self._decode(self._tokens)
-        for number, (tag, content) in enumerate(blocks(turn, ended=ended)):
-            begins = number == len(self._shown)
-            if begins:
-                self._shown.append(0)
-            new = content[self._shown[number] :]
-            self._shown[number] = len(content)
-            if new:
-                self._on_piece(Piece(tag, new, begins))
+    def _new_text(self) -> str:
+        """The text of the new tokens. It depends on the tokens before them: some tokenizers drop a blank."""
+        before = self._decode(self._context)
+        return self._decode(self._context + self._new)[len(before) :]
+
+    def _cut(self, text: str, *, ended: bool) -> None:
+        """Show the next text of the turn without its tags, each of which begins a block."""
+        text = self._waiting + text
+        start = 0
+        for tag in TAG.finditer(text):
+            self._show(text[start : tag.start()].rstrip())
+            is_closing = tag[1] == "/"
+            self._begin_block("" if is_closing else tag[2])
+            start = tag.end()
+        last = text[start:]
+        complete = last if ended else _without_half_a_tag(last)
+        complete = complete.rstrip()
+        self._show(complete)
+        self._waiting = last[len(complete) :]
+
+    def _show(self, text: str) -> None:
+        begins = not self._is_shown
+        if begins:
+            text = text.lstrip()
+        if text:
+            self._on_piece(Piece(self._name, text, begins))
+            self._is_shown = True
+
+
+def _without_half_a_tag(text: str) -> str:
+    bracket = text.rfind("<")
+    may_become_a_tag = bracket >= 0 and len(text) - bracket < MAX_TAG
+    return text[:bracket] if may_become_a_tag else text
 
 
 class Dialogue:

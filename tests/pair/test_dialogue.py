@@ -3,14 +3,17 @@
 import builtins
 import io
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 import infer
+from prompt_r1.chat_template import PieceEncoder, decode
 from prompt_r1.errors import UsageError
-from prompt_r1.pair.dialogue import Dialogue, Pieces, blocks, game_as_json
+from prompt_r1.pair.dialogue import Dialogue, Piece, Pieces, game_as_json
 from prompt_r1.programs.tables import markdown_table
 from prompt_r1.types import Action, Question, Spending, Trajectory, Turn
+from tests.support.templates import KINDS, TOKENIZERS, tokenizer_of
 
 GAME = Trajectory(
     Question("q", "d", "Who?", ("Anna",)),
@@ -42,14 +45,61 @@ def test_two_games_are_written_with_their_labels_in_a_column_of_13():
     assert "".join(written) == f"{game}\n{game}"
 
 
+def pieces_of(*turn: str, ended: bool) -> list[tuple[str, str]]:
+    """The pieces of a turn whose tokens are these texts: tag name, text."""
+    shown: list[Piece] = []
+    pieces = Pieces("".join, shown.append)
+    for token in turn:
+        pieces.token(token)
+    if ended:
+        pieces.end_turn()
+    return [(piece.kind, piece.text) for piece in shown]
+
+
 @pytest.mark.parametrize(("letters", "waits"), [(0, True), (1, True), (19, True), (20, False), (21, False)])
 def test_what_may_become_a_tag_waits_while_it_is_shorter_than_the_longest_one(letters, waits):
     """</interaction_prompt> has 21 characters; a bracket and 20 letters are text."""
-    text = "x <" + "a" * letters
-    assert blocks(f"<think>{text}", ended=False) == [("think", "x" if waits else text)]
-    assert blocks(f"<think>{text}", ended=True) == [("think", text)]
-    assert blocks("<think>x\ufffd", ended=False) == [("think", "x")]
-    assert blocks("<think>x\ufffd", ended=True) == [("think", "x\ufffd")]
+    half_a_tag = "<" + "a" * letters
+    now, rest = ("x", f" {half_a_tag}") if waits else (f"x {half_a_tag}", "")
+    assert pieces_of(f"<think>x {half_a_tag}", ended=False) == [("think", now)]
+    assert pieces_of(f"<think>x {half_a_tag}", ended=True) == [("think", now)] + [("think", rest)] * waits
+
+
+def test_half_a_character_waits_for_its_other_bytes_or_the_end_of_the_turn():
+    assert pieces_of("<think>x", "\ufffd", ended=False) == [("think", "x")]
+    assert pieces_of("<think>x", "\ufffd", ended=True) == [("think", "x"), ("think", "\ufffd")]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_pieces_have_the_text_of_the_turn_with_every_tokenizer(name):
+    """Some drop the blank before the first word that they decode, and a character may take four tokens."""
+    tokenizer = tokenizer_of(KINDS["Gemma"], name)
+    text = "Who  is <b>Zoë</b> 漢字? 🙂 <| \n\n é"
+    tokens = PieceEncoder(tokenizer).trusted(f"<think> {text} </think><answer>{text}</answer>")
+    shown: list[Piece] = []
+    pieces = Pieces(partial(decode, tokenizer), shown.append)
+    for token in tokens:
+        pieces.token(token)
+    pieces.end_turn()
+    for kind in ("think", "answer"):
+        assert "".join(piece.text for piece in shown if piece.kind == kind) == text
+    assert len(shown) > 10
+
+
+def test_each_token_of_a_turn_is_decoded_a_few_times_however_long_the_turn_is():
+    """The whole turn was decoded again with each token: a turn of 1,000 tokens decoded half a million."""
+    decoded = 0
+
+    def count(tokens: list[str]) -> str:
+        nonlocal decoded
+        decoded += len(tokens)
+        return "".join(tokens)
+
+    pieces = Pieces(count, str)
+    for _ in range(1000):
+        pieces.token(" word")
+    pieces.end_turn()
+    assert decoded < 4 * 1000
 
 
 def test_spending_is_one_line_without_what_is_zero():
