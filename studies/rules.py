@@ -49,14 +49,10 @@ compares nothing.
 """
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from prompt_r1.errors import UsageError
 from prompt_r1.f1 import exact_match
@@ -65,6 +61,8 @@ from prompt_r1.programs.tables import markdown_table
 from prompt_r1.training.log import read_metrics
 from prompt_r1.training.run_folder import TEST_FILE
 from prompt_r1.types import Reward, Trajectory
+from studies import runs
+from studies.runs import BLUE, ORANGE, Line, Panel, Row, dialogue, read_lines
 from studies.seeds import Scores, difference, mean_text, means_of_seeds, of_dataset, percent, percent_by_seed
 
 RULES = {
@@ -86,11 +84,7 @@ RUNS = [
 EVERY_RUN = "--config mini --ranks 1 --save-every 5"
 QUICK_RUNS = [("paper", 0), ("additive", 0)]
 QUICK = "--steps 1 --questions 4 --val-limit 5 --test-data mini:pop"
-TRAIN = Path(__file__).parents[1] / "train.py"
-COST_FILE = "cost.jsonl"  # in a run folder: CPU minutes and memory each time that train.py ran
 REACHED = 0.9
-
-Row = Mapping[str, Any]  # a game as a line of trajectories/*.jsonl
 Finished = Mapping[str, Mapping[int, Path]]  # rule → seed → the folder of a finished run
 
 
@@ -120,22 +114,9 @@ def is_finished(folder: Path) -> bool:
 
 
 def train(folder: Path, rule: str, seed: int, more_flags: str = "") -> None:
-    """Train a run to its end in a new process, and write down what it cost. Raises UsageError."""
+    """Train a run to its end in a new process. Raises UsageError."""
     flags = f"{EVERY_RUN} {RULES[rule]} --seed {seed} {more_flags}".split()
-    process = subprocess.Popen([sys.executable, str(TRAIN), *flags, "--out", str(folder)])
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise UsageError(f"{folder}: train.py ended with exit code {process.returncode}, see above")
-    minutes = (usage.ru_utime + usage.ru_stime) / 60
-    cost = {"cpu_minutes": minutes, "gigabytes": usage.ru_maxrss / 1e6}  # Linux counts kilobytes.
-    with (folder / COST_FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(cost) + "\n")
-
-
-def read_lines(path: Path) -> list[Row]:
-    """The objects in a JSONL file."""
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    runs.run(["train.py", *flags, "--out", str(folder)], folder)
 
 
 def test_games(folder: Path, agent: str) -> list[Row]:
@@ -235,9 +216,9 @@ def learning_of(folders: Mapping[int, Path]) -> list[str]:
         steps.append(steps_to(metrics, REACHED))
         last.append(f"{metrics[-1]['val/em']:.2f}")
         calls.append(f"{sum(line.get('env/calls', 0.0) for line in metrics):,.0f}")
-        costs = read_lines(folder / COST_FILE)
-        minutes.append(f"{sum(cost['cpu_minutes'] for cost in costs):.1f}")
-        memory.append(f"{max(cost['gigabytes'] for cost in costs):.1f}")
+        cpu_minutes, gigabytes = runs.cost_of(folder)
+        minutes.append(f"{cpu_minutes:.1f}")
+        memory.append(f"{gigabytes:.1f}")
     return [", ".join(values) for values in (steps, last, calls, minutes, memory)]
 
 
@@ -253,68 +234,21 @@ def shown_games(folder: Path) -> str:
     return "\n\n".join(map(dialogue, chosen))
 
 
-def dialogue(game: Row) -> str:
-    """A game as text, with its gold answers and its reward."""
-    question = game["question"]
-    lines = [f"question     {question['text']} (gold: {' | '.join(question['answers'])})"]
-    for turn in game["turns"]:
-        text = turn["text"].replace("\n", " ")
-        lines.append(f"agent        {text}")
-        if turn["reply"] is not None:
-            lines.append(f"environment  {turn['reply']}")
-    lines.append(f"reward       {game['reward']['total']:.2f}, stop: {game['stop']}")
-    return "\n".join(lines)
-
-
-WIDTH, HEIGHT, GAP = 118, 120, 22  # of a panel of the figure, in pixels, and between panels
-LEFT, TOP = 34, 58
-CURVES = {"val/em": ("EM", "#0072b2", "none"), "val/format": ("well formed", "#d55e00", "4 3")}
+CURVES = {"val/em": Line("EM", BLUE), "val/format": Line("well formed", ORANGE, "4 3")}
 
 
 def figure(finished: Finished) -> str:
     """An SVG of the validations: a panel for each rule, with a curve of each seed."""
-    width = LEFT + len(finished) * (WIDTH + GAP)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {TOP + HEIGHT + 30}" role="img">',
-        "<title>Validation EM and share of well-formed games by step, for each reward and seed</title>",
-        "<style>svg { background: #fbfaf7; font: 12px system-ui, sans-serif; } text { fill: #1d1c1a; }",
-        ".grid { stroke: #e3dfd6; } @media (prefers-color-scheme: dark) { svg { background: #171614; }",
-        "text { fill: #ece8df; } .grid { stroke: #37342e; } }</style>",
-    ]
-    for number, (label, colour, dashes) in enumerate(CURVES.values()):
-        x = LEFT + 110 * number
-        line = f'stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"'
-        parts.append(f'<line x1="{x}" x2="{x + 24}" y1="18" y2="18" {line}/>')
-        parts.append(f'<text x="{x + 30}" y="22">{label}</text>')
-    for value in (0, 0.5, 1):
-        y = TOP + (1 - value) * HEIGHT
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{value}</text>')
-    for number, (rule, folders) in enumerate(finished.items()):
-        parts += panel(LEFT + number * (WIDTH + GAP), rule, folders)
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def panel(left: int, rule: str, folders: Mapping[int, Path]) -> list[str]:
-    """The lines of the SVG for one rule."""
-    middle, bottom = left + WIDTH / 2, TOP + HEIGHT
-    parts = [f'<text x="{middle}" y="{TOP - 10}" text-anchor="middle">{rule}</text>']
-    for value in (0, 0.5, 1):
-        y = TOP + (1 - value) * HEIGHT
-        parts.append(f'<line class="grid" x1="{left}" x2="{left + WIDTH}" y1="{y}" y2="{y}"/>')
-    for folder in folders.values():
-        validations = [line for line in read_metrics(folder) if "val/em" in line]
-        last = validations[-1]["step"]
-        for metric, (_, colour, dashes) in CURVES.items():
-            points = []
-            for line in validations:
-                x = left + WIDTH * line["step"] / last
-                y = TOP + HEIGHT * (1 - line[metric])
-                points.append(f"{x:.1f},{y:.1f}")
-            style = f'fill="none" stroke="{colour}" stroke-width="1.6" stroke-dasharray="{dashes}"'
-            parts.append(f'<polyline points="{" ".join(points)}" {style}/>')
-    parts.append(f'<text x="{left}" y="{bottom + 18}">0</text>')
-    parts.append(f'<text x="{left + WIDTH}" y="{bottom + 18}" text-anchor="end">step {last:.0f}</text>')
-    return parts
+    panels = []
+    for rule, folders in finished.items():
+        curves = []
+        for folder in folders.values():
+            validations = [line for line in read_metrics(folder) if "val/em" in line]
+            for metric, line in CURVES.items():
+                curves.append((line, [(values["step"], values[metric]) for values in validations]))
+        panels.append(Panel(rule, curves, last_x=f"step {validations[-1]['step']:.0f}"))
+    title = "Validation EM and share of well-formed games by step, for each reward and seed"
+    return runs.figure(title, list(CURVES.values()), panels)
 
 
 def finished_runs(out: Path) -> Finished:

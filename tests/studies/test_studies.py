@@ -25,6 +25,7 @@ from prompt_r1.types import GameSettings, Question, ScoredGame, Spending
 from studies import cities, rules, seeds, turns
 from studies.cities import CITIES, SPLITS, WORDINGS, cases_of, names_only
 from studies.parts import show_part
+from studies.runs import COST_FILE
 from studies.turns import THOUGHT_AFTER_ASKING, THOUGHT_BEFORE_ASKING
 from tests.support import tiny
 from tests.support.paths import ROOT
@@ -250,7 +251,7 @@ def test_the_tables_of_rules_compare_the_finished_runs_of_equal_seeds(tmp_path):
             log.write_games(f"test-{agent}-rank0", [[game]])
         log.write_metrics({"step": 0, "val/em": 0.1, "val/format": 1.0})
         log.write_metrics({"step": 5, "val/em": 0.9 + seed / 100, "val/format": 0.5, "env/calls": 70.0})
-        (folder / rules.COST_FILE).write_text('{"cpu_minutes": 1.5, "gigabytes": 0.5}\n' * 2)
+        (folder / COST_FILE).write_text('{"cpu_minutes": 1.5, "gigabytes": 0.5}\n' * 2)
         (folder / "test.md").touch()
     finished = rules.finished_runs(tmp_path)
     assert {rule: list(runs) for rule, runs in finished.items()} == {"paper": [0, 1, 2], "additive": [1]}
