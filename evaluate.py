@@ -38,7 +38,7 @@ from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.evaluation.similarity import SentenceEncoder, load_encoder
 from prompt_r1.evaluation.systems import digests_of_systems, trained_on
-from prompt_r1.evaluation.tables import TABLES, terminal_table, write_results
+from prompt_r1.evaluation.tables import RESULTS, TABLES, terminal_table, write_results
 from prompt_r1.model.forked_ranks import limit_threads
 from prompt_r1.pair.agent import check_question_lengths, load_codec
 from prompt_r1.pair.named_agent import trained_config
@@ -89,6 +89,13 @@ def describe_agents(evaluation: Evaluation) -> None:
                 file=sys.stderr,
                 flush=True,
             )
+        if agent.config.reward:
+            # The name comes from the agent's folder, which may come from anyone, so its code is not run.
+            note = (
+                f"Note: the agent was trained with --reward {agent.config.reward}. `reward` in {FILE} and "
+                f"{RESULTS} is the reward of eq. 15 under --rule, not this one"
+            )
+            print(printable(note), file=sys.stderr, flush=True)
         check_question_lengths(questions, load_codec(agent.path, agent.config), agent.config.game)
 
 

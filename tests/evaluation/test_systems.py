@@ -477,6 +477,19 @@ def test_a_note_says_which_questions_the_agent_was_trained_on(
     assert f"trained on {known} of these 20 questions" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("reward", ["", "os:abort"])
+def test_a_note_says_that_the_reward_is_not_the_one_of_the_training(asking_agent, tmp_path, capsys, reward):
+    """The test after a training scored by --reward, evaluate.py by eq. 15, and both called it `reward`."""
+    for file in asking_agent.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    settings = f"env: mini\nmax_tokens: 900\ninstruction: short\nreward: '{reward}'\n"
+    (tmp_path / GAME_FILE).write_text(settings)
+    line = f"--agent {tmp_path} --data mini --limit 1 --method prompt-r1 --device cpu --out {tmp_path}/out"
+    run_here("evaluate.py", *line.split())
+    assert ("--reward os:abort. `reward` in" in capsys.readouterr().err) == bool(reward)
+    assert json.loads((tmp_path / "out/results.json").read_text())["prompt-r1"]["reward"] <= 1
+
+
 def test_the_digest_of_an_agent_covers_every_file_of_its_folder(tmp_path):
     digests = []
     for changed in ("", "config.json", "model-1.safetensors", "model-2.safetensors"):
