@@ -1,4 +1,4 @@
-"""`evaluate.py --dry-run`: estimate the calls, tokens, dollars and time of each method, without a call.
+"""`evaluate.py --dry-run`: estimate the calls, tokens and dollars of each method, without a call.
 
 Calls and games cost what training/dry_run.py assumes. A search makes as many calls as its limit allows; at
 the low end, only the calls that score its first prompt. Its texts are longer:
@@ -10,7 +10,7 @@ the low end, only the calls that score its first prompt. Its texts are longer:
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from prompt_r1.environments.budget import FREE
 from prompt_r1.environments.sources import limit_in
@@ -22,7 +22,7 @@ from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System, short_names
 from prompt_r1.evaluation.searches import Algorithm, Data, searched
 from prompt_r1.pair.asking import request_of
-from prompt_r1.training.dry_run import Case, Estimate, cases_of, cost_table, mean_bytes, notes_of_calls
+from prompt_r1.training.dry_run import Case, Estimate, cases_of, mean_bytes, shown_estimate
 from prompt_r1.types import Spending
 
 
@@ -47,19 +47,14 @@ HIGHEST_SHARE = 0.5
 
 def estimate(evaluation: Evaluation) -> str:
     """The text of --dry-run. Reads the questions, and no model. Raises UsageError."""
-    config = evaluation.config
     data = evaluation.data_for(evaluation.systems)
     names = short_names(evaluation.systems)
     parts: dict[str, Estimate] = {}
     for system in evaluation.systems:
         cases = cases_of_system(evaluation, system)
-        costs = {case.name: cost_of(evaluation, system, data, case) for case in cases}
-        parts[names[system]] = costs
+        parts[names[system]] = {case.name: cost_of(evaluation, system, data, case) for case in cases}
     limits = [limit_in(parse_fields(settings.env_args)) for settings in evaluation.environments.values()]
-    at_once = len(evaluation.repeats)
-    notes = notes_of_calls(parts, config, limited=None not in limits, at_once=at_once)
-    table = cost_table(parts, priced=any(config.env_price))
-    return "\n".join([table, "", *notes])
+    return shown_estimate(parts, priced=any(evaluation.config.env_price), limited=None not in limits)
 
 
 def cases_of_system(evaluation: Evaluation, system: System) -> list[Case]:
@@ -72,41 +67,28 @@ def cases_of_system(evaluation: Evaluation, system: System) -> list[Case]:
 
 def cost_of(evaluation: Evaluation, system: System, data: Data, case: Case) -> Spending:
     """The cost of a system's answers, and of the preparation of its method."""
-    spent = cost_of_answer(evaluation, system, case) * len(evaluation.repeats)
-    algorithm = METHODS[system.method].algorithm
-    if algorithm is not None:
-        spent += cost_of_searches(evaluation, system, algorithm, data, case)
-    if system.method == "rft":  # It learns from games of its own.
-        calls = evaluation.config.optimize_calls or CALLS
-        games = math.ceil(calls / max(case.calls, 1))
-        spent += case.game(evaluation.environments[system.environment].env_system) * games
-    return spent
-
-
-def cost_of_answer(evaluation: Evaluation, system: System, case: Case) -> Spending:
-    """The cost of one answer of a system."""
     method = METHODS[system.method]
     if not method.needs_environment:
         return Spending()
+    questions = evaluation.questions
+    answers = len(evaluation.repeats)
     message = evaluation.environments[system.environment].env_system
-    if method.agent:
-        return case.game(message)
     request = request_of(system.environment)
-    question_bytes = mean_bytes(evaluation.questions)
+    if method.agent:
+        games = answers
+        if system.method == "rft":  # It learns from games of its own.
+            calls = evaluation.config.optimize_calls or CALLS
+            games += math.ceil(calls / max(case.calls, 1))
+        return case.game(message) * games
     if method.algorithm:
-        return cost_under_prompt(case, request, question_bytes)
+        answer = case.direct_call(questions, request, more=SEARCH_TEXTS[case.name].prompt)
+        return answer * answers + cost_of_searches(evaluation, system, method.algorithm, data, case)
     if system.method == "cot":
-        first = case.direct_call(f"{message}{STEP_BY_STEP}", question_bytes)
-        second = case.direct_call(f"{message}{STEP_BY_STEP}{EXTRACT}{request}", question_bytes)
-        thought = case.price.of_call(case.reply, 0)  # The second call sends the first reply again.
-        return first + second + replace(thought, calls=0)
-    return case.direct_call(f"{message}{request}", question_bytes)
-
-
-def cost_under_prompt(case: Case, request: str, question_bytes: int) -> Spending:
-    """The cost of a call with a question and the request for its answer, under a prompt of a search."""
-    prompt = SEARCH_TEXTS[case.name].prompt
-    return case.call(prompt + case.tokens(request) + question_bytes // case.bytes_per_token)
+        thought = case.direct_call(questions, message + STEP_BY_STEP)
+        # The second call sends the first reply again.
+        answer = case.direct_call(questions, message + STEP_BY_STEP + EXTRACT + request, more=case.reply)
+        return (thought + answer) * answers
+    return case.direct_call(questions, message + request) * answers
 
 
 def cost_of_searches(
@@ -128,6 +110,6 @@ def cost_of_searches(
             made = min(scored, made)
         share = {"low": 0.0, "likely": calls.of_optimizer, "high": HIGHEST_SHARE}[case.name]
         of_optimizer = round(made * share)
-        spent += cost_under_prompt(case, request, mean_bytes(questions)) * (made - of_optimizer)
+        spent += case.direct_call(questions, request, more=texts.prompt) * (made - of_optimizer)
         spent += price_of_optimizer.of_call(texts.request, texts.reply) * of_optimizer
     return spent

@@ -24,7 +24,7 @@ class EvaluateConfig(PlayConfig):
         (), "run or model folders, hub ids, or mini", default_text="newest mini run"
     )
     env: tuple[str, ...] = everyday_setting((), "environments", default_text="the agents' own")
-    dry_run: bool = setting(False, "estimate calls, dollars and hours, then exit")
+    dry_run: bool = setting(False, "estimate calls, tokens and dollars, then exit")
     tables: bool = setting(False, "fill the paper's Tables 2 to 5: every method, ablation and transfer")
     limit: int = everyday_setting(0, "questions of each file, a random sample stratified by dataset; 0: all")
     repeats: int = setting(1, "answers to each question, averaged per question", POSITIVE)

@@ -79,7 +79,6 @@ class EnvironmentConfig:
         (), "IN,OUT: dollars per million tokens, or several", everyday=True
     )
     env_concurrency: int = call_setting(64, "concurrent calls on each rank", POSITIVE)
-    requests_per_minute: int = call_setting(0, "limit of the endpoint, from which --dry-run calculates hours")
     max_env_calls: int = call_setting(0, "limit of calls; 0: none")
     max_env_usd: float = call_setting(0.0, "dollars (needs --env-price, max_tokens); 0: none", everyday=True)
 

@@ -48,7 +48,7 @@ class TrainConfig(AgentConfig):
     resume: str = run_setting("auto", "auto (resume), never (new run), or a run folder")
     steps: int = run_setting(320, "training steps", POSITIVE)
     epochs: int = run_setting(0, "passes over the questions", default_text="--steps decides")
-    dry_run: bool = run_setting(False, "estimate calls, dollars and hours, then exit")
+    dry_run: bool = run_setting(False, "estimate calls, tokens and dollars, then exit")
     questions: int = algorithm_setting(
         128, "questions per step, over all ranks", Range(above=0, below=100_001), everyday=True
     )

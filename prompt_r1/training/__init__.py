@@ -20,7 +20,7 @@ In reading order:
     export         the agent as a Hugging Face folder
     report         report.html and its curves
     preflight      settings and checks of the programs, before torch is imported
-    dry_run        estimate what a run will cost, and its time on A100s
+    dry_run        estimate what a run will cost
     supervised     fine-tune an agent on games
     warm_start     teach the format by recorded games, a program of its own
 

@@ -1,4 +1,4 @@
-"""`--dry-run`: estimate the calls, tokens, dollars and time of a program, without a call.
+"""`--dry-run`: estimate the calls, tokens and dollars of a program, without a call.
 
 An estimate is calls × tokens × price. A call sends the system message, all prompts and whole replies of its
 game so far, and its prompt. So a long reply is billed once as output, and again as input in each later call.
@@ -13,36 +13,20 @@ Three estimates differ in what they assume:
 
 Without max_tokens nothing limits a reply. Then LONG_REPLY tokens are assumed, and the high estimate is no
 upper bound. Requests that are repeated because their response was lost come on top.
-
-The time of a step on A100s, the GPUs of the paper, is calculated, not measured:
-
-    update       2 FLOP · parameters · tokens · forwards / (GPUs · FLOPS)
-    generation   the turns of the longest game, token by token; each token reads all weights from memory
-
-docs/paper.md has the calculation for the paper's run. The measured time of a step is in metrics.jsonl, as
-time/rollout and time/update.
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.environment import LONG_REPLY
 from prompt_r1.environments.sources import limit_in
 from prompt_r1.environments.specs import parse_fields
-from prompt_r1.model.gguf import is_gguf
 from prompt_r1.pair.asking import request_of
-from prompt_r1.pair.named_agent import find_agent
-from prompt_r1.programs.launcher import launcher_number
 from prompt_r1.programs.tables import text_table
-from prompt_r1.settings.agent import MINI_AGENT, EnvironmentConfig
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.run import repetition_note, with_steps
 from prompt_r1.types import GameSettings, Question, Spending
@@ -50,14 +34,7 @@ from prompt_r1.types import GameSettings, Question, Spending
 SHORT_PROMPT = 10  # tokens
 SHORT_REPLY = 20  # tokens
 REPLY = 250  # tokens of a usual reply
-CALL_SECONDS = 3.0  # how long a call takes
 AGENTS_OF_TEST = 2  # The untrained and the trained agent play each test question.
-
-TURN = 250  # tokens of the agent's usual turn
-# An A100 computes at most 312e12 dense bfloat16 operations per second, and reads at most 2.0e12 bytes of its
-# memory per second. The shares of these peaks are assumed.
-FLOPS = 0.4 * 312e12
-BANDWIDTH = 0.25 * 2.0e12
 
 Estimate = Mapping[str, Spending]
 """What something costs, by the name of the case: low, likely and high."""
@@ -82,9 +59,10 @@ class Case:
         """The cost of a call that sends so many tokens."""
         return self.price.of_call(sent, self.reply)
 
-    def direct_call(self, request: str, question_bytes: int) -> Spending:
-        """The cost of a call with a question; `request` is all the other text."""
-        return self.call(self.tokens(request) + math.ceil(question_bytes / self.bytes_per_token))
+    def direct_call(self, questions: Sequence[Question], text: str, *, more: int = 0) -> Spending:
+        """The cost of a call with one of these questions, `text`, and `more` tokens."""
+        question = math.ceil(mean_bytes(questions) / self.bytes_per_token)
+        return self.call(question + self.tokens(text) + more)
 
     def game(self, system: str) -> Spending:
         """The cost of a game under a system message. Each call repeats the dialogue before it."""
@@ -122,10 +100,9 @@ def estimate(config: TrainConfig) -> str:
     test = find_questions(config.test_data, "test", config.seed)
     per_step = config.questions * config.group_size
     validations = 1 + math.ceil(config.steps / config.save_every)
-    question_bytes = mean_bytes(training)
     prices = list(parse_prices(config.env_price, config.env.split(",")).values())
     fields = parse_fields(config.env_args)
-    cases = cases_of(config.game, question_bytes, fields, prices)
+    cases = cases_of(config.game, mean_bytes(training), fields, prices)
 
     def games(count: int, *, different: int) -> Estimate:
         """The cost of `count` games.
@@ -148,14 +125,11 @@ def estimate(config: TrainConfig) -> str:
     if test and not config.without_environment:
         request = config.env_system + request_of(config.env)
         parts[f"test, {len(test):,} calls"] = {
-            case.name: case.direct_call(request, mean_bytes(test)) * len(test) for case in cases
+            case.name: case.direct_call(test, request) * len(test) for case in cases
         }
-    notes = [repetition_note(config, len(training))]
-    if not config.without_environment:
-        notes += notes_of_calls(parts, config, limited=limit_in(fields) is not None, at_once=per_step)
-    _, likely, _ = cases
-    notes.append(step_time(config, likely, question_bytes=question_bytes))
-    return "\n".join([cost_table(parts, priced=any(config.env_price)), "", *filter(None, notes)])
+    shown = shown_estimate(parts, priced=any(config.env_price), limited=limit_in(fields) is not None)
+    note = repetition_note(config, len(training))
+    return f"{shown}\n{note}" if note else shown
 
 
 def mean_bytes(questions: Sequence[Question]) -> int:
@@ -163,114 +137,33 @@ def mean_bytes(questions: Sequence[Question]) -> int:
     return round(fmean(len(one.text.encode(errors="replace")) for one in questions)) if questions else 0
 
 
-def total_of(parts: Mapping[str, Estimate]) -> Estimate:
-    """The sum over all parts."""
+def shown_estimate(parts: Mapping[str, Estimate], *, priced: bool, limited: bool) -> str:
+    """The table of an estimate, with three rows for each part and for all together, and notes about it.
+
+    `priced`: whether the user has given a price. `limited`: whether the length of a reply is limited.
+    """
     total: dict[str, Spending] = {}
-    for part in parts.values():
-        for name, spent in part.items():
+    for cases in parts.values():
+        for name, spent in cases.items():
             total[name] = total.get(name, Spending()) + spent
-    return total
-
-
-def cost_table(parts: Mapping[str, Estimate], *, priced: bool) -> str:
-    """For each part, and for all together, a row for each case."""
+    has_calls = {part: cases for part, cases in parts.items() if cases["high"].calls}
     rows = []
-    used = {part: cases for part, cases in parts.items() if cases["high"].calls}
-    for part, cases in {**used, "together": total_of(parts)}.items():
+    for part, cases in {**has_calls, "together": total}.items():
         rows.append([part, "", "", "", ""])
         for name, spent in cases.items():
             tokens = [shown_tokens(spent.tokens_in), shown_tokens(spent.tokens_out)]
             rows.append([f"  {name}", f"{spent.calls:,}", *tokens, f"{spent.usd:,.2f}" if priced else "–"])
-    return text_table(["", "calls", "tokens in", "tokens out", "dollars"], rows)
+    lines = [text_table(["", "calls", "tokens in", "tokens out", "dollars"], rows), ""]
+    if has_calls and not priced:
+        lines.append("Dollars need a price: --env-price IN,OUT, per million tokens.")
+    if has_calls and not limited:
+        lines.append(
+            f"high is no upper bound: it assumes replies of {LONG_REPLY:,} tokens, but nothing limits them; "
+            "give --env-args '{\"max_tokens\": 1024}'."
+        )
+    return "\n".join(lines)
 
 
 def shown_tokens(tokens: int) -> str:
     """A number of tokens, in millions from ten million on."""
     return f"{tokens:,}" if tokens < 10_000_000 else f"{tokens / 1e6:,.1f} M"
-
-
-def notes_of_calls(
-    parts: Mapping[str, Estimate], config: EnvironmentConfig, *, limited: bool, at_once: int
-) -> list[str]:
-    """What a reader must know about the table: the price, the bound, and how long the calls take."""
-    notes = []
-    if not any(config.env_price):
-        notes.append("Dollars need a price: --env-price IN,OUT, per million tokens.")
-    if not limited:
-        notes.append(
-            f"high is no upper bound: it assumes replies of {LONG_REPLY:,} tokens, but nothing limits them; "
-            "give --env-args '{\"max_tokens\": 1024}'."
-        )
-    total = total_of(parts)
-    ranks = launcher_number("WORLD_SIZE", default=1)
-    slots = min(config.env_concurrency * ranks, at_once)
-    if config.requests_per_minute:
-        per_second = config.requests_per_minute / 60
-        where = f"at {config.requests_per_minute:,} requests per minute"
-    else:
-        per_second = slots / CALL_SECONDS
-        where = f"at {CALL_SECONDS:g} s per call (assumed), {slots} at once; see --requests-per-minute"
-    low, likely, high = (duration(total[name].calls / per_second) for name in ("low", "likely", "high"))
-    notes.append(f"The calls alone take {low} to {high}, likely {likely}, {where}.")
-    return notes
-
-
-def duration(seconds: float) -> str:
-    """A time in its usual unit, such as "14 h"."""
-    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:,.1f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def step_time(config: TrainConfig, likely: Case, *, question_bytes: int) -> str:
-    """A line about the time of a step with games of the `likely` case.
-
-    "" for the mini agent, and for a model whose size is not known.
-    """
-    parameters = 0 if config.agent == MINI_AGENT else count_parameters(config.agent)
-    if parameters == 0:
-        return ""
-    ranks = launcher_number("WORLD_SIZE", default=1)
-    update = update_seconds(config, likely, question_bytes=question_bytes, parameters=parameters, ranks=ranks)
-    bytes_of_weights = 2 * parameters
-    generation = config.game.max_turns * min(TURN, config.max_new) * bytes_of_weights / BANDWIDTH
-    hours = config.steps * (update + generation) / 3600
-    return (
-        f"A step on {ranks} × A100: {generation:.0f} s to generate, {update:.0f} s to update, beside its "
-        f"calls; {config.steps:,} steps: {hours:,.1f} h. This is calculated, from {parameters / 1e9:.1f} "
-        "billion parameters and the GPU's peak, and was not measured."
-    )
-
-
-def update_seconds(
-    config: TrainConfig, likely: Case, *, question_bytes: int, parameters: int, ranks: int
-) -> float:
-    """The seconds of the update of a step. The games of a group share their opening."""
-    opening = (len(config.instruction_text) + question_bytes) // 4
-    read = min(likely.reply, config.max_reply_tokens or likely.reply)
-    game = (likely.calls + 1) * min(TURN, config.max_new) + likely.calls * read
-    tokens = config.questions * (opening + config.group_size * game)
-    mini_batches = max(1.0, config.questions * config.group_size / config.mini_batch)
-    forwards = 3.0  # A backward counts as two.
-    if config.checkpointing:
-        forwards += 1  # the recomputation
-    if config.kl_coef:
-        forwards += 1  # the reference
-    forwards += 1 - 1 / mini_batches  # π_old of all mini-batches but the first
-    return 2 * parameters * tokens * forwards / (ranks * FLOPS)
-
-
-def count_parameters(agent: str) -> int:
-    """The parameters of a model, from its configuration or else from its name, such as Qwen3-4B; else 0."""
-    if is_gguf(agent):
-        return 0
-    path = find_agent(agent, seed=0)
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-    except Exception:  # It was not downloaded yet, or it is no model that transformers knows.
-        in_name = re.search(r"(\d+(\.\d+)?)B\b", agent)
-        return round(float(in_name[1]) * 1e9) if in_name else 0
-    return sum(weight.numel() for weight in model.parameters())

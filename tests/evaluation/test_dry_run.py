@@ -13,7 +13,7 @@ from tests.support.shell import runner_in
 
 PRICE_IN, PRICE_OUT = 0.15, 0.60
 QUESTIONS = "--data mini:validation --val-data mini:bridge"
-CALLS = "--env-price 0.15,0.60 --env-args '{\"max_tokens\": 300}' --requests-per-minute 500 --device cpu"
+CALLS = "--env-price 0.15,0.60 --env-args '{\"max_tokens\": 300}' --device cpu"
 
 
 class CountingServer(FaultyServer):
