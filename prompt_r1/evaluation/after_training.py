@@ -11,7 +11,7 @@ from prompt_r1.evaluation.ask_once import direct
 from prompt_r1.evaluation.games import prediction_of
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.evaluation.scores import Means, score_predictions
-from prompt_r1.evaluation.tables import ERRORS, UNKNOWN, Column, N, cells_of, datasets_table, rate_column
+from prompt_r1.evaluation.tables import UNKNOWN, datasets_table, rate_text
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.asking import request_of
 from prompt_r1.programs.progress import progress_bar
@@ -21,28 +21,6 @@ from prompt_r1.training.run import Run
 from prompt_r1.training.run_folder import TEST_FILE
 from prompt_r1.training.validation import play_share
 from prompt_r1.types import Question
-
-
-def game_column(name: str) -> Column:
-    """The column of a mean over games. The environment alone plays none, so it has no reward."""
-
-    def text(means: Means) -> str:
-        if "reward" not in means.counts:
-            return UNKNOWN
-        return f"{means.counts[name]:z.3f}"  # The "z" writes a rounded -0.0 as 0.
-
-    return Column(name, text)
-
-
-COLUMNS = (
-    N,
-    ERRORS,
-    rate_column("em", "EM", interval=False),
-    rate_column("f1", "F1", interval=False),
-    game_column("reward"),
-    game_column("format"),
-    game_column("turns"),
-)
 
 
 def compare_on_test(run: Run, questions: Sequence[Question]) -> str:
@@ -85,11 +63,24 @@ async def ask_alone(
 def write_test(run: Run, predictions: Sequence[Prediction]) -> str:
     """Write the means by dataset to TEST_FILE. Returns the means over all questions, for a terminal."""
     results = score_predictions(predictions)
-    by_dataset = datasets_table(results, COLUMNS) + "\n"
+    by_dataset = datasets_table(results, cells_of_test) + "\n"
     file = run.folder / TEST_FILE
     run.ranks.on_first_rank(lambda: file.write_text(by_dataset, "utf-8"))
     rows = []
     for system in results.systems:
-        rows.append([str(system), *cells_of(results.micro_means(system), COLUMNS)])
-    labels = [column.label for column in COLUMNS]
-    return text_table(["test", *labels], rows)
+        rows.append({"test": str(system), **cells_of_test(results.micro_means(system))})
+    return text_table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def cells_of_test(means: Means) -> dict[str, str]:
+    """A row of the test: label of the column → text."""
+    cells = {
+        "n": str(means.n),
+        "errors": str(means.errors),
+        "EM": rate_text(means.rates.get("em"), interval=False),
+        "F1": rate_text(means.rates.get("f1"), interval=False),
+    }
+    for name in ("reward", "format", "turns"):
+        # The environment alone plays no games, so it has no reward. The "z" writes a rounded -0.0 as 0.
+        cells[name] = f"{means.counts[name]:z.3f}" if "reward" in means.counts else UNKNOWN
+    return cells

@@ -7,8 +7,7 @@ There are three forms:
     paper_tables      the paper's Tables 2, 3 and 5: a row for each dataset and metric, a column for each
                       system. The ablations of the paper's Table 4 are columns of Tables 2 and 3
 
-The first two have the columns of `columns_of`. The test after a training writes a `datasets_table` of fewer
-columns (after_training.py).
+The test after a training writes a `datasets_table` of fewer columns (after_training.py).
 """
 
 import json
@@ -28,9 +27,8 @@ from prompt_r1.programs.text import printable_line
 
 TABLES, RESULTS = "tables.md", "results.json"  # files in the folder of an evaluation
 UNKNOWN = "–"
-EMPTY = {"0", UNKNOWN}  # The terminal does not show a column with nothing else.
-WIDTH = 80  # characters in a line of the table for the terminal
-SPARE_COLUMNS = ("tokens", "turns", "format")  # The first is left out first.
+# The terminal does not show these columns of `datasets_table`, so that its lines have 80 characters.
+NOT_ON_TERMINAL = ("format", "turns", "tokens")
 
 
 def write_results(folder: Path, results: Results, trained_with: Mapping[str, str]) -> None:
@@ -43,120 +41,73 @@ def write_results(folder: Path, results: Results, trained_with: Mapping[str, str
         means[name] = results.micro_means(system).as_json()
     replace_file(folder / RESULTS, (json.dumps(means, indent=1) + "\n").encode())
 
-    parts = [datasets_table(results, columns_of(results, with_interval=results.labels))]
+    parts = [datasets_table(results, lambda means: cells_of(means, results, with_interval=results.labels))]
     if "text" in results.kinds.values() and "ssim" not in results.labels:
         parts.append("SSim was not measured: `--ssim-model DIR` names its encoder.")
     parts += paper_tables(results, trained_with)
     replace_file(folder / TABLES, ("\n\n".join(parts) + "\n").encode())
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of means: its label, and how its cells are written."""
-
-    label: str
-    text: Callable[[Means], str]
-
-
-def cells_of(means: Means, columns: Sequence[Column]) -> list[str]:
-    """A row of a table: the cells of these columns."""
-    return [column.text(means) for column in columns]
-
-
-N = Column("n", lambda means: str(means.n))
-ERRORS = Column("errors", lambda means: str(means.errors))
-TOKENS = Column("tokens", lambda means: f"{means.tokens:,.0f}")
-DOLLARS = Column("$", lambda means: f"{means.counts.get('usd', 0):.2g}")
-
-
-def rate_column(metric: str, label: str, *, interval: bool) -> Column:
-    """The column of a metric, with or without its interval."""
-
-    def text(means: Means) -> str:
-        rate = means.rates.get(metric)
-        if rate is None:
-            return UNKNOWN
-        bounds = f" {bounds_text(rate.low, rate.high, '.2f')}" if interval else ""
-        return f"{rate.mean:.3f}{bounds}"
-
-    return Column(label, text)
-
-
-def count_column(name: str) -> Column:
-    """The column of a mean that is no metric, such as the turns of a game."""
-    return Column(name, lambda means: f"{means.counts[name]:.2f}" if name in means.counts else UNKNOWN)
-
-
-def columns_of(results: Results, *, with_interval: Collection[str]) -> list[Column]:
-    """All columns of an evaluation. The metrics `with_interval` show their intervals."""
-    columns = [N, ERRORS]
+def cells_of(means: Means, results: Results, *, with_interval: Collection[str]) -> dict[str, str]:
+    """A row of a table: label of the column → text. The metrics `with_interval` show their intervals."""
+    cells = {"n": str(means.n), "errors": str(means.errors)}
     for metric, label in results.labels.items():
-        columns.append(rate_column(metric, label, interval=metric in with_interval))
-    columns += [count_column(name) for name in ("format", "turns", "calls")]
-    return [*columns, TOKENS, DOLLARS]
+        cells[label] = rate_text(means.rates.get(metric), interval=metric in with_interval)
+    for name in ("format", "turns", "calls"):
+        cells[name] = f"{means.counts[name]:.2f}" if name in means.counts else UNKNOWN
+    cells["tokens"] = f"{means.tokens:,.0f}"
+    cells["$"] = f"{means.counts.get('usd', 0):.2g}"
+    return cells
+
+
+def rate_text(rate: Rate | None, *, interval: bool) -> str:
+    """A rate from 0 to 1, with or without its interval."""
+    if rate is None:
+        return UNKNOWN
+    bounds = f" {bounds_text(rate.low, rate.high, '.2f')}" if interval else ""
+    return f"{rate.mean:.3f}{bounds}"
 
 
 def terminal_table(results: Results) -> str:
     """A row for each system, over all datasets.
 
-    EM and a user's own metrics have intervals. Empty columns are left out. A table that is wider than WIDTH
-    loses columns that `datasets_table` has too. If it is still too wide, numbers stand for environments and
-    agents, which are named below the table.
+    EM and a user's own metrics have intervals. Columns without any number but 0 are left out. If there are
+    several systems of a method, they have numbers, and the lines below the table say what these stand for.
     """
-    rows = [results.micro_means(system) for system in results.systems]
-    cells = {"method": list(short_names(results.systems).values())}
-    for column in columns_of(results, with_interval=["em", *results.own_metrics]):
-        texts = [column.text(row) for row in rows]
-        if column is N or not EMPTY.issuperset(texts):
-            cells[column.label] = texts
-    for spare in SPARE_COLUMNS:
-        if _width(cells) > WIDTH:
-            cells.pop(spare, None)
-    names_below: list[str] = []
-    if _width(cells) > WIDTH:
-        cells["method"], names_below = _numbered(results.systems)
-    return "\n".join([_text_table(cells), *names_below])
-
-
-def _text_table(cells: Mapping[str, Sequence[str]]) -> str:
-    """A table for the terminal, from the cells of each column by its label."""
-    rows = list(zip(*cells.values(), strict=True))
-    return text_table(list(cells), rows)
-
-
-def _width(cells: Mapping[str, Sequence[str]]) -> int:
-    """The length of the longest line of a table."""
-    return max(len(line) for line in _text_table(cells).splitlines())
-
-
-def _numbered(systems: Sequence[System]) -> tuple[list[str], list[str]]:
-    """The systems by their methods and a number, and the lines that say what the numbers stand for."""
-    short: list[str] = []
-    lines: list[str] = []
-    for system, name in short_names(systems).items():
-        if name == system.method:
-            short.append(name)
-        else:
-            number = len(lines) + 1
-            short.append(f"{system.method} [{number}]")
-            lines.append(f"[{number}] {name}")
-    return short, lines
-
-
-def datasets_table(results: Results, columns: Sequence[Column]) -> str:
-    """A Markdown table: a row for each system and dataset, then a row for all datasets of the system."""
-    names = short_names(results.systems)
     rows = []
-    for system in results.systems:
-        datasets = [name for name in results.kinds if (system, name) in results.groups]
-        for name in datasets:
-            means = results.micro_means(system, [name])
-            rows.append([names[system], name, *cells_of(means, columns)])
+    lines_below: list[str] = []
+    for system, name in short_names(results.systems).items():
+        if name != system.method:
+            number = len(lines_below) + 1
+            lines_below.append(f"[{number}] {name}")
+            name = f"{system.method} [{number}]"
+        means = results.micro_means(system)
+        cells = cells_of(means, results, with_interval=["em", *results.own_metrics])
+        rows.append({"method": name, **cells})
+    labels = []
+    for label in rows[0]:
+        is_empty = all(row[label] in ("0", UNKNOWN) for row in rows)
+        if label == "n" or not (is_empty or label in NOT_ON_TERMINAL):
+            labels.append(label)
+    table = text_table(labels, [[row[label] for label in labels] for row in rows])
+    return "\n".join([table, *lines_below])
+
+
+def datasets_table(results: Results, cells: Callable[[Means], Mapping[str, str]]) -> str:
+    """A Markdown table: a row for each system and dataset, then a row for all datasets of the system.
+
+    `cells` gives the cells of a row, by the labels of their columns.
+    """
+    rows = []
+    for system, name in short_names(results.systems).items():
+        datasets = [dataset for dataset in results.kinds if (system, dataset) in results.groups]
+        for dataset in datasets:
+            means = results.micro_means(system, [dataset])
+            rows.append({"method": name, "dataset": dataset, **cells(means)})
         if len(datasets) > 1:
             means = results.micro_means(system, datasets)
-            rows.append([names[system], "**all**", *cells_of(means, columns)])
-    labels = [column.label for column in columns]
-    return markdown_table(["method", "dataset", *labels], rows, left=2)
+            rows.append({"method": name, "dataset": "**all**", **cells(means)})
+    return markdown_table(list(rows[0]), [list(row.values()) for row in rows], left=2)
 
 
 def paper_tables(results: Results, trained_with: Mapping[str, str]) -> list[str]:

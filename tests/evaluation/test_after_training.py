@@ -115,7 +115,8 @@ def test_the_test_holds_one_agent_at_a_time(tmp_path, monkeypatch):
         return agent
 
     monkeypatch.setattr(after_training, "load_agent", load)
-    monkeypatch.setattr(after_training, "play_share", lambda *positional, **named: [])
+    [played] = score_and_compare([[game_of_turns(GOOD, RIGHT)]], RULES["release"])
+    monkeypatch.setattr(after_training, "play_share", lambda *positional, **named: played)
     run = SimpleNamespace(ranks=ONE_RANK, config=TrainConfig(env="none"), start=tmp_path, folder=tmp_path)
     compare_on_test(run, [])
     assert alive == [0, 0]
