@@ -151,9 +151,11 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> int
     Some questions are made from the seed, as in the mini world. Then all agents must have the same seed, or
     UsageError is raised.
     """
+    if config.seed is not None:
+        return config.seed
     seeds = {agent.config.seed: name for name, agent in agents.items()}
-    if config.seed >= 0 or not seeds:
-        return max(config.seed, 0)
+    if not seeds:
+        return 0
     made = [name for name in config.data if is_mini_data(name) or name.startswith(OBJECT_PREFIX)]
     if len(seeds) > 1 and made:
         raise UsageError(

@@ -174,7 +174,7 @@ def load(
     env_price: str = "",
     env_args: str = "",
     max_env_usd: float = 0.0,
-    seed: int = -1,
+    seed: int | None = None,
     temperature: float = 0.0,
     device: str = "auto",
 ) -> Pair:

@@ -83,7 +83,7 @@ async def open_pair(config: PairConfig, own: Answering | None = None) -> OpenPai
     FatalEnvError if the pair cannot play.
     """
     named = resolve_agent(config.agent, max_turns=config.max_turns, max_new=config.max_new)
-    seed = named.config.seed if config.seed < 0 else config.seed
+    seed = named.config.seed if config.seed is None else config.seed
     device = pick_device(config.device)
     limit_threads()
     # The tokenizer is loaded first, so that a missing agent is reported before a missing key.

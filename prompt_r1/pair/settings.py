@@ -13,7 +13,7 @@ Given = TypeVar("Given", bound=EnvironmentConfig)
 class PlayConfig(EnvironmentConfig):
     """How agents play after their training."""
 
-    seed: int = everyday_setting(-1, "mini world and sampling", ANY, default_text="the run's")
+    seed: int | None = everyday_setting(None, "mini world and sampling", ANY, default_text="the run's")
     temperature: float = everyday_setting(0.0, "temperature of the agent; 0: greedy", defines_experiment=True)
     max_turns: int = everyday_setting(
         0, "turns per game; 0: as in the agent's training", defines_experiment=True

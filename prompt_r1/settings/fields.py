@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, get_origin
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
 
 import yaml
 
@@ -99,6 +100,14 @@ def about(f: Field[Any]) -> Setting:
     return described
 
 
+def type_of(f: Field[Any]) -> Any:
+    """The type of the values of a setting. A setting of `int | None` takes integers; None is its default."""
+    if not isinstance(f.type, UnionType):
+        return f.type
+    [kind] = set(get_args(f.type)) - {NoneType}
+    return kind
+
+
 def flag_of(name: str) -> str:
     """The command-line flag of a setting."""
     return "--" + name.replace("_", "-")
@@ -116,18 +125,21 @@ def checked_value(f: Field[Any], value: object, name: str) -> Any:
     Raises UsageError if the value has another type, is out of range or is not among the choices. `name` is
     what the error calls the setting.
     """
-    if get_origin(f.type) is tuple:
+    if value is None and f.default is None:  # `write_yaml` has written it.
+        return None
+    kind = type_of(f)
+    if get_origin(kind) is tuple:
         return _texts(f, value, name)
     try:
-        converted = _converted(f.type, value)
+        converted = _converted(kind, value)
     except ValueError:
-        raise UsageError(f"{name} takes {KINDS[f.type]}, not {reprlib.repr(value)}") from None
+        raise UsageError(f"{name} takes {KINDS[kind]}, not {reprlib.repr(value)}") from None
     if isinstance(converted, str):
         _check_text(f, converted, name)
         return converted
     check_number(name, converted, about(f).range)
     # Only a number in its range becomes a float: float() raises OverflowError for a very large integer.
-    return float(converted) if f.type is float else converted
+    return float(converted) if kind is float else converted
 
 
 def _converted(kind: Any, value: object) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_origin
 
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.command_line import Parser, program_name
-from prompt_r1.settings.fields import about, checked_value, did_you_mean, flag_of, settings_of
+from prompt_r1.settings.fields import about, checked_value, did_you_mean, flag_of, settings_of, type_of
 
 Config = TypeVar("Config")
 Presets = Mapping[str, Mapping[str, Any]]  # name → values by the names of their settings
@@ -91,11 +91,12 @@ def _own_first(kind: type[Any]) -> list[Field[Any]]:
 
 def _form(f: Field[Any]) -> dict[str, Any]:
     """How a flag takes its value, as arguments of `add_argument`."""
-    if get_origin(f.type) is tuple:
+    kind = type_of(f)
+    if get_origin(kind) is tuple:
         return {"nargs": "+", "action": "extend", "metavar": "NAME"}
-    if f.type is bool:
+    if kind is bool:
         return {"nargs": "?", "const": "true", "metavar": METAVARS[bool]}
-    return {"metavar": "|".join(about(f).choices) or METAVARS[f.type]}
+    return {"metavar": "|".join(about(f).choices) or METAVARS[kind]}
 
 
 def _help_line(f: Field[Any], presets: Presets) -> str:

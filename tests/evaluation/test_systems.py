@@ -223,6 +223,7 @@ def test_agents_with_other_seeds_have_other_questions_of_generated_data(agents, 
     with pytest.raises(UsageError, match="other seeds"):
         common_seed(EvaluateConfig(data=(name,)), agents)
     assert common_seed(EvaluateConfig(data=(name,), seed=7), agents) == 7
+    assert common_seed(EvaluateConfig(data=(name,), seed=-3), agents) == -3
     assert common_seed(EvaluateConfig(data=("own.jsonl",)), agents) == 0
 
 

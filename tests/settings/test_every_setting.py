@@ -9,7 +9,7 @@ import pytest
 
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.settings import InferConfig
-from prompt_r1.settings.fields import about, flag_of, read_yaml, settings_of, write_yaml
+from prompt_r1.settings.fields import about, flag_of, read_yaml, settings_of, type_of, write_yaml
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.preflight import SftConfig
 from tests.support import tiny
@@ -89,8 +89,9 @@ def two_values(setting: Field[Any], default: Any) -> tuple[str, str]:
         return others[0], default
     if setting.type is bool:
         return ("false", "true") if default else ("true", "false")
-    if setting.type in (int, float):
-        step = 1 if setting.type is int else 0.125
+    if type_of(setting) in (int, float):
+        default = 0 if default is None else default
+        step = 1 if type_of(setting) is int else 0.125
         near = [default + step, default + 2 * step, default - step, default - 2 * step]
         first, second = [value for value in near if value in about(setting).range][:2]
         return str(first), str(second)
@@ -102,7 +103,7 @@ def typed(setting: Field[Any], text: str) -> Any:
     """The value that a program has after `text` was typed."""
     if get_origin(setting.type) is tuple:
         return tuple(text.split())
-    return text == "true" if setting.type is bool else setting.type(text)
+    return text == "true" if setting.type is bool else type_of(setting)(text)
 
 
 @pytest.fixture
