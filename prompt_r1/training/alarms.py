@@ -1,8 +1,12 @@
-"""Alarms for metrics that have collapsed. An alarm does not stop the run; docs/running.md says what to do."""
+"""Alarms for metrics that have collapsed. An alarm does not stop the run; docs/running.md says what to do.
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+Some metrics are judged by each value. Others change by chance from step to step, so the medians of their last
+WINDOW values are judged. In 72 healthy runs, groups/dropped, reward/misranked and the share of odd replies
+were 0, and update/kl was at most 0.0006.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from statistics import median
 
@@ -10,136 +14,12 @@ from prompt_r1.pair.named_agent import teaching_command
 from prompt_r1.training.update import Limit
 
 Line = Mapping[str, float]  # the metrics of a step
-IsWrong = Callable[[float, Sequence[float], Line], bool]
-"""Takes the median of a metric's last values, the medians before, and the metrics of the step."""
 
+WINDOW = 5
 # Zero well-formed games are an alarm if they would happen by chance less than once in 1,000 steps.
 CHANCE = 1e-3
 LEARNED_EM = 0.9  # Groups without spread are no alarm where the sampled games have this EM.
 OUTCOMES = "env/outcomes/"  # prefix of the counts of replies that are filtered, cut or empty
-ODD_REPLIES = "env/outcomes"  # the share of these replies among all
-
-
-@dataclass(frozen=True)
-class AlarmRule:
-    """When a metric is wrong, by the median of its last `window` values."""
-
-    metric: str
-    is_wrong: IsWrong
-    meaning: str | Callable[[Line], str]  # what is wrong with the run then
-    window: int = 5  # because a single bad step is noise; 1: the metric can collapse within one step
-
-
-def above(limit: float) -> IsWrong:
-    """Return a test of whether a metric is above `limit`."""
-    return lambda now, before, line: now > limit
-
-
-def has_halved(now: float, before: Sequence[float], line: Line) -> bool:
-    """Whether a share is less than half of the highest before."""
-    return max(before) > 0.2 and now < 0.5 * max(before)
-
-
-def is_lost(now: float, before: Sequence[float], line: Line) -> bool:
-    """Whether a share is 0, and not by chance: a far too large learning rate destroys the format at once."""
-    highest = max(before, default=0.0)
-    return now == 0 and (1 - highest) ** line.get("games", 0.0) < CHANCE
-
-
-# If several rules of a metric find it wrong, only the first of them is reported. In 72 healthy runs,
-# groups/dropped, reward/misranked and the share of odd replies were 0, and update/kl was at most 0.0006.
-ALARM_RULES = (
-    AlarmRule(
-        "groups/dropped",
-        above(0),
-        "over a quarter of their games failed (`error` in trajectories/ says why)",
-        window=1,
-    ),
-    AlarmRule("reward/misranked", above(0.2), "the reward prefers worse answers", window=1),
-    # 1.5 times the usual target of PPO (0.01), at which Spinning Up ends an update.
-    AlarmRule("update/kl", above(0.015), "the steps are too large, or games are used too often", window=1),
-    AlarmRule(
-        ODD_REPLIES,
-        above(0.2),
-        lambda line: f"replies are filtered, cut or empty, most of them: {most_frequent_outcome(line)}",
-        window=1,
-    ),
-    AlarmRule("format", is_lost, "no game is well formed any more", window=1),
-    AlarmRule("format", has_halved, "the agent loses the format"),
-    AlarmRule("stop/answered", has_halved, "the agent ends fewer games with an answer"),
-    AlarmRule(
-        "reward/mean",
-        lambda now, before, line: now < max(before) - 0.5,  # R is in [-ε, 1].
-        "it has fallen by more than 0.5 below its best",
-    ),
-    # "kl" and "entropy" are in nats per token.
-    AlarmRule("kl", above(1.0), "the text loses the language of the start model"),
-    AlarmRule(
-        "entropy",
-        lambda now, before, line: now < 1e-3 or now > max(1.0, 3 * before[0]),
-        "if it is low, all games of a group are the same; if it is high, the text is noise",
-    ),
-    AlarmRule(
-        "grad_norm",
-        lambda now, before, line: now > 10 * median(before) > 0,
-        "the gradient is over ten times as large as usual",
-    ),
-    AlarmRule("groups/no_spread", lambda now, before, line: now >= 1.0, "every advantage is 0"),
-)
-
-
-def rules_of(*, agent: str, gap: Limit, own_reward: bool) -> list[AlarmRule]:
-    """The rules of a run. `gap`: the limit of the gap between engine and policy.
-
-    `agent` is the name that the user gave, for the command that teaches the format. A user's own reward may
-    have any scale, so it has no rule.
-    """
-    rules = [rule for rule in ALARM_RULES if rule.metric != "reward/mean" or not own_reward]
-    unknown_format = f"the agent does not know the format; `{teaching_command(agent)}` teaches it"
-    return [
-        *rules,
-        AlarmRule(
-            "format", lambda now, before, line: now == 0 and line.get("step") == 1, unknown_format, window=1
-        ),
-        AlarmRule(gap.metric, above(gap.alarm), "engine and policy disagree", window=1),
-    ]
-
-
-class Watch:
-    """Applies a rule to the values of its metric, one after another."""
-
-    def __init__(self, rule: AlarmRule) -> None:
-        self.rule = rule
-        self.values: deque[float] = deque(maxlen=rule.window)  # the last values
-        self.medians: list[float] = []  # the medians of all full windows so far
-
-    def read(self, line: Line) -> str:
-        """What is wrong with the metric in the next line; "" if nothing is.
-
-        A value that is not finite is wrong at once. The first median of several values is not judged, because
-        no median before it shows what is usual.
-        """
-        rule, value = self.rule, line[self.rule.metric]
-        if not isfinite(value):
-            return self._compared(value)
-        self.values.append(value)
-        if len(self.values) < rule.window:
-            return ""
-        now = median(self.values)
-        can_judge = rule.window == 1 or len(self.medians) > 0
-        text = ""
-        if can_judge and rule.is_wrong(now, self.medians, line):
-            meaning = rule.meaning if isinstance(rule.meaning, str) else rule.meaning(line)
-            text = f"{self._compared(now)}: {meaning}"
-        self.medians.append(now)
-        return text
-
-    def _compared(self, value: float) -> str:
-        """The value beside the median of its earlier medians, if there are any."""
-        text = f"{self.rule.metric} is {value:.3g}"
-        if self.medians:
-            text += f"; its median over the run is {median(self.medians):.3g}"
-        return text
 
 
 class Alarms:
@@ -148,8 +28,17 @@ class Alarms:
     Its state follows from the lines alone, so a resumed run reads the earlier lines again.
     """
 
-    def __init__(self, rules: Iterable[AlarmRule]) -> None:
-        self.watches = [Watch(rule) for rule in rules]
+    def __init__(self, *, agent: str, gap: Limit, own_reward: bool) -> None:
+        """Begin without lines. `gap`: the limit of the gap between engine and policy.
+
+        `agent` is the name that the user gave, for the command that teaches the format. A user's own reward
+        may have any scale, so it may fall.
+        """
+        self.agent = agent
+        self.gap = gap
+        self.own_reward = own_reward
+        self.values = defaultdict[str, list[float]](list)  # metric → its finite values
+        self.medians = defaultdict[str, list[float]](list)  # metric → the medians of its windows
         self.active: set[str] = set()  # metrics that have collapsed and not recovered
 
     def read(self, line: Line) -> list[str]:
@@ -158,20 +47,94 @@ class Alarms:
         A metric is described again only if it has recovered in between.
         """
         line = judged_metrics(line)
-        wrong: dict[str, str] = {}  # metrics of this line → what is wrong with them, or ""
-        for watch in self.watches:
-            metric = watch.rule.metric
-            if metric in line:
-                text = watch.read(line)
-                wrong[metric] = wrong.get(metric) or text
-        new = [text for metric, text in wrong.items() if text and metric not in self.active]
-        self.active -= wrong.keys()
-        self.active |= {metric for metric, text in wrong.items() if text}
+        alarms = {metric: self._alarm(metric, value, line) for metric, value in line.items()}
+        new = [text for metric, text in alarms.items() if text and metric not in self.active]
+        self.active -= alarms.keys()
+        self.active |= {metric for metric, text in alarms.items() if text}
         return new
+
+    def _alarm(self, metric: str, value: float, line: Line) -> str:
+        """Describe what is wrong with the next value of a metric; "" if nothing is."""
+        values, medians = self.values[metric], self.medians[metric]
+        if not isfinite(value):
+            return described(metric, value, values)
+        text = ""
+        problem = self.problem_of_value(metric, value, line)
+        if problem:
+            text = f"{described(metric, value, values)}: {problem}"
+        values.append(value)
+        if len(values) >= WINDOW:
+            now = median(values[-WINDOW:])
+            # The first median is not judged, because no median before it shows what is usual.
+            problem = self.problem_of_median(metric, now) if medians else ""
+            if problem and not text:
+                text = f"{described(metric, now, medians)}: {problem}"
+            medians.append(now)
+        return text
+
+    def problem_of_value(self, metric: str, value: float, line: Line) -> str:
+        """What is wrong with a run in which a metric has this value in a step; "" if nothing is."""
+        match metric:
+            case "groups/dropped" if value > 0:
+                return "over a quarter of their games failed (`error` in trajectories/ says why)"
+            case "reward/misranked" if value > 0.2:
+                return "the reward prefers worse answers"
+            # 1.5 times the usual target of PPO (0.01), at which Spinning Up ends an update.
+            case "update/kl" if value > 0.015:
+                return "the steps are too large, or games are used too often"
+            case "env/outcomes" if value > 0.2:
+                return f"replies are filtered, cut or empty, most of them: {most_frequent_outcome(line)}"
+            case "format" if value == 0 and line.get("step") == 1:
+                return f"the agent does not know the format; `{teaching_command(self.agent)}` teaches it"
+            # A far too large learning rate destroys the format at once.
+            case "format" if value == 0 and not self.happens_by_chance(line):
+                return "no game is well formed any more"
+            case self.gap.metric if value > self.gap.alarm:
+                return "engine and policy disagree"
+        return ""
+
+    def happens_by_chance(self, line: Line) -> bool:
+        """Whether no game of a step is well formed by chance, at the highest share of them before."""
+        highest = max(self.values["format"], default=0.0)
+        return (1 - highest) ** line.get("games", 0.0) >= CHANCE
+
+    def problem_of_median(self, metric: str, now: float) -> str:
+        """What is wrong with a run in which a window of a metric has this median; "" if nothing is."""
+        before = self.medians[metric]
+        match metric:
+            case "format" if has_halved(now, before):
+                return "the agent loses the format"
+            case "stop/answered" if has_halved(now, before):
+                return "the agent ends fewer games with an answer"
+            case "reward/mean" if now < max(before) - 0.5 and not self.own_reward:  # R is in [-ε, 1].
+                return "it has fallen by more than 0.5 below its best"
+            # "kl" and "entropy" are in nats per token.
+            case "kl" if now > 1.0:
+                return "the text loses the language of the start model"
+            case "entropy" if now < 1e-3 or now > max(1.0, 3 * before[0]):
+                return "if it is low, all games of a group are the same; if it is high, the text is noise"
+            case "grad_norm" if now > 10 * median(before) > 0:
+                return "the gradient is over ten times as large as usual"
+            case "groups/no_spread" if now >= 1.0:
+                return "every advantage is 0"
+        return ""
+
+
+def described(metric: str, value: float, before: Sequence[float]) -> str:
+    """A value of a metric, beside the median of the values before it, if there are any."""
+    text = f"{metric} is {value:.3g}"
+    if before:
+        text += f"; its median over the run is {median(before):.3g}"
+    return text
+
+
+def has_halved(now: float, before: Sequence[float]) -> bool:
+    """Whether a share is less than half of the highest before."""
+    return max(before) > 0.2 and now < 0.5 * max(before)
 
 
 def judged_metrics(line: Line) -> Line:
-    """The metrics of a line that the rules judge, with the share of odd replies among the calls."""
+    """The metrics of a line that are judged, with the share of odd replies among the calls."""
     # If the environment broke every group, the other metrics say nothing about the agent.
     if line.get("groups/dropped") == 1:
         return {"groups/dropped": 1.0}
@@ -180,7 +143,7 @@ def judged_metrics(line: Line) -> Line:
         judged.pop("groups/no_spread", None)
     calls = line.get("env/calls", 0.0) + line.get("val/calls", 0.0)
     if calls:
-        judged[ODD_REPLIES] = sum(_outcomes(line).values()) / calls
+        judged["env/outcomes"] = sum(_outcomes(line).values()) / calls
     return judged
 
 

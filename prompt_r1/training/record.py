@@ -13,7 +13,7 @@ from prompt_r1.programs.command_line import command
 from prompt_r1.settings.agent import HELD_OUT, AgentConfig, is_mini_data
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.settings.functions import OBJECT_PREFIX
-from prompt_r1.training.alarms import Alarms, rules_of
+from prompt_r1.training.alarms import Alarms
 from prompt_r1.training.checkpoint import (
     State,
     digest_of_start,
@@ -55,8 +55,8 @@ class Record:
             questions=digest_of(run.questions.training),
             start=ranks.on_first_rank(lambda: digest_of_start(run.start)),
         )
-        rules = rules_of(agent=config.agent, gap=run.gap_limit, own_reward=bool(config.reward))
-        record = cls(run, state, Alarms(rules))
+        alarms = Alarms(agent=config.agent, gap=run.gap_limit, own_reward=bool(config.reward))
+        record = cls(run, state, alarms)
         found = ranks.on_first_rank(lambda: newest_checkpoint(run.folder, say=run.log.say))
         if found is None:
             note = repetition_note(config, len(run.questions.training))
