@@ -9,6 +9,7 @@ import logging
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -21,7 +22,7 @@ from prompt_r1.model.distributed import Ranks, pick_device
 from prompt_r1.model.fine_tuning import fine_tune
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
-from prompt_r1.pair.agent import load_agent
+from prompt_r1.pair.agent import load_agent, with_threads_of_this_machine
 from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.progress import progress_bar
@@ -51,7 +52,10 @@ def fine_tune_agent(
     make_folder(out, _is_fine_tuning, "a fine-tuning")
     device = pick_device(config.device)
     start = find_agent(config.agent, trained_as.seed)
-    agent = load_agent(start, trained_as, device)
+    loaded_as = with_threads_of_this_machine(trained_as)
+    if config.threads:
+        loaded_as = replace(loaded_as, threads=config.threads)
+    agent = load_agent(start, loaded_as, device)
     single_rank = Ranks(0, 1, agent.policy.device)
     policy = load_learner(
         start,

@@ -27,8 +27,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from prompt_r1.data.rows import BadRow, Fields, fields_of, read_rows, text_field
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import demonstrations
@@ -52,9 +50,7 @@ Game = tuple[Question, list[Turn]]
 
 def main(config: SftConfig) -> None:
     """Warm-start an agent, and print the command that trains it."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    else:
+    if not config.threads:  # Otherwise `fine_tune_agent` sets them.
         limit_threads()
     out = Path(config.out or f"runs/sft-seed{config.seed}")
     folder = learn_games(config.games, config, out)

@@ -4,7 +4,7 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -321,6 +321,29 @@ def test_grpo_only_without_an_agent_that_was_trained_alone_says_how_to_train_one
     for given in ([], ["--grpo-agent", agent]):
         with pytest.raises(UsageError, match="--env none"):
             read_evaluate_config(["--method", "grpo-only", "--agent", agent, *given])
+
+
+@pytest.mark.parametrize(
+    ("flag", "of_the_game", "expected"), [(0, 0, []), (0, 1, [1]), (0, 64, [2]), (3, 1, [3]), (3, 64, [3])]
+)
+def test_threads_are_those_of_the_flag_or_of_the_game_but_no_more_than_cores(
+    flag, of_the_game, expected, start, tmp_path, monkeypatch
+):
+    """The mini agent's game has one thread, and took the place of `--threads 8`.
+
+    The methods bc and rft took the threads of the machine that the agent was trained on.
+    """
+    monkeypatch.setattr("prompt_r1.pair.agent.usable_cores", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", set_threads := Mock())
+    trained_as = replace(one_turn_config(str(start), seed=0), threads=of_the_game)
+
+    def examples_of(codec: Codec) -> list[Trajectory]:
+        return [example_of(question, codec) for question in QUESTIONS]
+
+    config = replace(SMALL, agent=str(start), epochs=1, threads=flag)
+    folder = fine_tune_agent(examples_of, config, trained_as, tmp_path / "out")
+    assert set_threads.call_args_list == [call(number) for number in expected]
+    assert trained_config(folder).threads == of_the_game
 
 
 def test_a_folder_with_other_files_is_refused(start, tmp_path):
