@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError, first_line
+from prompt_r1.programs import command_line
 from prompt_r1.programs.command_line import command, read_settings, run_program
 from prompt_r1.programs.installation import check_installation
 from tests.support.paths import ROOT
@@ -184,6 +185,17 @@ def test_a_bug_and_an_error_of_the_programs_exit_with_1_and_a_renamed_file_is_na
     assert shown.splitlines()[-1].startswith("train.py: this is a bug: please report it")
     assert exit_code(OSError(errno.EACCES, "Permission denied", "a", None, "b"), monkeypatch) == 2
     assert capsys.readouterr().err == "train.py: b: Permission denied; check the path and its permissions\n"
+
+
+def test_a_missing_file_of_the_package_is_a_bug_with_a_traceback(monkeypatch, capsys):
+    """It was wrong usage, "check the path", without the line that opened the file."""
+    file = command_line.PACKAGE / "miniworld/no_such_file.json"
+    assert (
+        exit_code(FileNotFoundError(errno.ENOENT, "No such file or directory", str(file)), monkeypatch) == 1
+    )
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback") and str(file) in shown
+    assert shown.splitlines()[-1].startswith("train.py: this is a bug: please report it")
 
 
 def test_windows_is_named_before_an_import_fails(monkeypatch, capsys):
