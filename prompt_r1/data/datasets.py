@@ -51,7 +51,7 @@ class LeftOut(Exception):
 def hotpotqa(row: Fields) -> Draft:
     """HotpotQA, and 2WikiMultihopQA, which has the same format. Their test splits have no answers."""
     _require(row, "context")  # It is not read. A row without it is of another dataset.
-    return text_field(row, "question"), _filled_golds([row.get("answer")], "answer")
+    return _question(row, "question"), _filled_golds([row.get("answer")], "answer")
 
 
 def musique(row: Fields) -> Draft:
@@ -60,7 +60,7 @@ def musique(row: Fields) -> Draft:
     if str(row.get("answerable", True)).lower() != "true":  # In a table, the cell is a text.
         raise LeftOut("unanswerable")
     aliases = _list(row["answer_aliases"] or [], "answer_aliases")
-    return text_field(row, "question"), _filled_golds([row.get("answer"), *aliases], "answer")
+    return _question(row, "question"), _filled_golds([row.get("answer"), *aliases], "answer")
 
 
 def popqa(row: Fields) -> Draft:
@@ -71,7 +71,7 @@ def popqa(row: Fields) -> Draft:
     except (ValueError, RecursionError):
         raise BadRow("the field possible_answers is not a JSON list") from None
     golds = _list(golds, "possible_answers")
-    return text_field(row, "question"), _filled_golds(golds, "possible_answers")
+    return _question(row, "question"), _filled_golds(golds, "possible_answers")
 
 
 def gsm8k(row: Fields) -> Draft:
@@ -82,7 +82,7 @@ def gsm8k(row: Fields) -> Draft:
     number = re.sub(r"[,$]", "", number).strip()
     if len(number.split()) > 1:
         raise LeftOut("more than a number after the ####")
-    return text_field(row, "question"), (text_or_number(number, "answer"),)
+    return _question(row, "question"), (text_or_number(number, "answer"),)
 
 
 def dapo(row: Fields) -> Draft:
@@ -92,7 +92,7 @@ def dapo(row: Fields) -> Draft:
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = fields_of(prompt[0]).get("content")
     gold = fields_of(row["reward_model"]).get("ground_truth")
-    text = without_dapo_wrapper(text_field({"prompt": prompt}, "prompt"))
+    text = without_dapo_wrapper(_question({"prompt": prompt}, "prompt"))
     return text, gold_answers(gold, "ground_truth")
 
 
@@ -142,7 +142,7 @@ def mathqa(row: Fields) -> Draft:
     gold = options.get(text_field(row, "correct").strip(), "").strip(" ,[]'\"")
     if not gold:
         raise LeftOut("no text of the right option")
-    return text_field(row, "Problem"), (gold,)
+    return _question(row, "Problem"), (gold,)
 
 
 def squad(row: Fields) -> Draft:
@@ -158,7 +158,7 @@ def squad(row: Fields) -> Draft:
         texts = [text_field(fields_of(answer), "text") for answer in _list(answers, "answers")]
     if not texts:
         raise LeftOut("unanswerable")
-    return text_field(row, "question"), _filled_golds(texts, "answers")
+    return _question(row, "question"), _filled_golds(texts, "answers")
 
 
 def triviaqa(row: Fields) -> Draft:
@@ -168,7 +168,7 @@ def triviaqa(row: Fields) -> Draft:
         raise LeftOut(NO_ANSWER)
     answer = {name.lower(): value for name, value in fields_of(row["answer"]).items()}
     aliases = _list(answer.get("aliases") or [], "aliases")
-    return text_field(row, "question"), _filled_golds([answer.get("value"), *aliases], "answer")
+    return _question(row, "question"), _filled_golds([answer.get("value"), *aliases], "answer")
 
 
 def xsum(row: Fields) -> Draft:
@@ -177,7 +177,7 @@ def xsum(row: Fields) -> Draft:
     document = row["document"]
     if not isinstance(document, str) or not document.strip():
         raise LeftOut("no article")
-    return f"Please write an article: {text_field(row, 'summary')}", (document,)
+    return f"Please write an article: {_question(row, 'summary')}", (document,)
 
 
 def detokenise(text: str) -> str:
@@ -191,6 +191,14 @@ def detokenise(text: str) -> str:
     text = re.sub(r" +([.,;:!?%)\]])", r"\1", text)
     lines = [" ".join(line.split()) for line in text.split("\n")]
     return "\n".join(lines).strip()
+
+
+def _question(row: Fields, field: str) -> str:
+    """The question of a row. Raises LeftOut if it is blank, and BadRow if it is missing or not a text."""
+    text = _text_or_blank(row, field)
+    if not text:
+        raise LeftOut("blank question")
+    return text
 
 
 def _text_or_blank(row: Fields, field: str) -> str:

@@ -171,6 +171,14 @@ def test_a_table_of_the_users_is_not_taken_for_a_dataset(tmp_path, source, name)
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_a_blank_question_is_left_out(tmp_path: Path) -> None:
+    """One blank question ended the conversion of its file."""
+    rows = ({"question": " ", "answer": "#### 1"}, {"question": "Two?", "answer": "#### 2"})
+    source = tmp_path / "gsm8k.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert converted(source, "--from", "gsm8k") == [("Two?", ("2",))]
+
+
 def test_writingprompts_pairs_the_lines_of_two_files_and_detokenises_them(tmp_path: Path) -> None:
     dump(
         tmp_path / "train.wp_target",
