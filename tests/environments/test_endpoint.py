@@ -14,6 +14,7 @@ import pytest
 from prompt_r1.environments.budget import Budget
 from prompt_r1.environments.environment import MAX_EMPTY_RESPONSES, Environment, back_off
 from prompt_r1.environments.journal import Journal
+from prompt_r1.environments.sources import NoText
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Spending
 from tests.support.at_once import at_once
@@ -101,6 +102,17 @@ def test_responses_without_a_reply_are_charged_and_few_are_paid_for() -> None:
         ask(asked)
     assert len(provider.requests) == 1 + MAX_EMPTY_RESPONSES == asked.budget.spent.calls
     assert asked.take_metrics()["env/lost"] == MAX_EMPTY_RESPONSES
+
+
+@pytest.mark.parametrize(("size", "is_read"), [(2_000_000, True), (2_000_001, False)])
+def test_a_response_may_have_two_million_bytes_and_no_more(size: int, is_read: bool) -> None:
+    padded = OK.content.ljust(size)
+    came = attempt(endpoint(Provider(httpx.Response(200, content=padded))))
+    if is_read:
+        assert asyncio.run(came).text == "Paris"
+    else:
+        with pytest.raises(NoText, match="over 2,000,000 bytes"):
+            asyncio.run(came)
 
 
 def test_back_off_has_full_jitter_under_a_doubling_limit() -> None:

@@ -44,6 +44,12 @@ class HostileServer(LocalServer):
     async def good(self, writer: asyncio.StreamWriter, way: str) -> None:
         writer.write(response_of(200, body_of()))
 
+    async def together(self, writer: asyncio.StreamWriter, way: str) -> None:
+        """Reply when so many requests are there. No response frees a connection for the others."""
+        while self.requests % int(way):
+            await asyncio.sleep(0.005)
+        await self.good(writer, way)
+
     async def drip(self, writer: asyncio.StreamWriter, way: str) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
         while True:
@@ -145,6 +151,21 @@ def test_all_calls_share_the_connections_of_one_client() -> None:
         return opened
 
     assert with_server(calls(), server) == 1 and server.opened <= 4
+
+
+def test_the_connections_of_all_concurrent_calls_are_kept_for_the_next_step() -> None:
+    """By default, httpx keeps 20, so with more games at once most steps would open the others anew."""
+    server = HostileServer()
+    games = 30
+
+    async def two_steps() -> None:
+        asked = environment_over(base_url=server.url(f"together/{games}"), concurrency=games)
+        for _ in range(2):
+            await asyncio.gather(*(reply(asked) for _ in range(games)))
+        await asked.close()
+
+    with_server(two_steps(), server)
+    assert server.requests == 2 * games and server.opened == games
 
 
 def test_a_request_that_does_not_reach_the_server_cannot_be_billed() -> None:
