@@ -31,6 +31,8 @@ from prompt_r1.programs.command_line import explain
 from prompt_r1.protocol import parse
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.types import Question, Trajectory, Turn
+from tests.support.echo_agent import paid_environment
+from tests.support.pair_server import echo_pair
 from tests.support.paths import ROOT
 from tests.support.programs import run_here
 
@@ -174,6 +176,19 @@ def test_several_questions_end_with_their_total_cost(ask):
     shown = ask("--env-price", "1,2", typed="abc def?\nfed cba?\n")
     assert shown.count("question     ") == shown.count("\ncost         ") == 2
     assert re.search(r"\ntotal        2 questions, 0 calls, [\d.]+ s\n$", shown)
+
+
+def test_questions_that_end_with_an_error_end_with_their_total_and_closed_connections(monkeypatch, capsys):
+    environment = paid_environment(max_usd=0.05)  # enough for two calls
+    close = AsyncMock()
+    monkeypatch.setattr(environment.members[0].source, "close", close)
+    monkeypatch.setattr(infer, "open_pair", AsyncMock(return_value=echo_pair(environment=environment)))
+    monkeypatch.setattr("sys.stdin", io.StringIO("Who?\nWhen?\nWhere?\n"))
+    with pytest.raises(Resumable, match="larger limit"):
+        infer.main(InferConfig())
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert last_line.startswith("total        2 questions, 2 calls, 20 + 20 tokens, $0.0400, ")
+    close.assert_awaited_once()
 
 
 def test_an_environment_that_fails_in_one_of_two_games_ends_with_a_resumable_error(ask, monkeypatch, capsys):

@@ -57,6 +57,17 @@ def test_megabytes_are_refused_before_they_are_encoded():
     assert not codec.mock_calls
 
 
+def test_a_question_of_sixteen_characters_per_token_is_still_encoded():
+    """Only its tokens then decide: a text of long words may well fit."""
+    codec = Mock()
+    codec.opening.return_value = [0] * 9
+    longest = replace(QUESTION, text="x" * 160)
+    check_question_lengths([longest], codec, GameSettings(max_tokens=10))
+    with pytest.raises(QuestionTooLong, match=r"161 characters.* 10 tokens"):
+        check_question_lengths([replace(QUESTION, text="x" * 161)], codec, GameSettings(max_tokens=10))
+    codec.opening.assert_called_once_with(longest.text)
+
+
 def test_a_split_or_a_kind_named_after_mini_is_chosen():
     pop = [question for question in mini_questions(0, "validation") if question.dataset == "pop"]
     assert find_questions(["mini:ood"], "validation", 0) == mini_questions(0, "ood")

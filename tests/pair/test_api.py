@@ -255,6 +255,14 @@ def test_an_environment_that_cannot_play_is_reported_before_the_weights_are_load
     check_ended(before)
 
 
+def test_an_agent_without_a_tokenizer_is_reported_before_the_environment_is_opened(folder, monkeypatch):
+    """An environment of hf:DIR is a large model, which would be loaded for nothing."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(prompt_r1.UsageError, match="no tokenizer at"):
+        prompt_r1.load(folder, env="needs-a-key")
+
+
 def test_the_package_imports_nothing_slow_until_a_name_is_used():
     lines = (
         "import sys, prompt_r1",
