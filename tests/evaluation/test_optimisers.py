@@ -15,6 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.evaluation import making
@@ -476,3 +477,23 @@ def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(
         for call in ended
     }
     assert prices_paid == {1, 5}, "those of the environment and of the optimiser"
+
+
+def test_an_evaluation_closes_the_environment_and_the_model_that_writes_prompts(
+    wrong_endpoint, tmp_path, monkeypatch
+):
+    spec, _ = wrong_endpoint
+    closed: list[str] = []
+    close = Environment.close
+
+    async def noted(environment: Environment) -> None:
+        closed.append(environment.name)
+        await close(environment)
+
+    monkeypatch.setattr(Environment, "close", noted)
+    file = tmp_path / "one.jsonl"
+    file.write_text(json.dumps({"id": "1", "question": "Who?", "answers": ["Anna"]}) + "\n")
+    data = ["--data", file, "--train-data", file, "--val-data", file, "--out", tmp_path / "out"]
+    search = ["--method", "opro", "--optimize-calls", "9", "--optimizer-env", spec.replace("large", "writer")]
+    run_here("evaluate.py", *search, *data, "--env", spec)
+    assert sorted(closed) == ["large", "writer"]

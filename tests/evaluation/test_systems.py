@@ -40,7 +40,9 @@ from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM, GAME_FILE
 from prompt_r1.settings.train import TrainConfig
 from tests.support.exports import save_run
+from tests.support.json_server import JsonHandler, serving
 from tests.support.programs import run_here
+from tests.support.providers import error_of
 
 
 @pytest.fixture
@@ -371,6 +373,32 @@ def test_finished_rows_are_shown_after_ctrl_c_and_on_a_full_disk(error, disk, tm
         run_here("evaluate.py", *line.split(), "--data", tmp_path / "own.jsonl", "--out", tmp_path / "out")
     header, row = capsys.readouterr().out.splitlines()[:2]
     assert header.split()[:3] == ["method", "n", "EM"] and row.split()[:3] == ["direct", "1", "1.000"]
+
+
+def test_an_environment_that_accepts_no_call_is_reported_before_an_agent_is_loaded(asking_agent, tmp_path):
+    """A large agent may take minutes to load, and a method to fine-tune one takes hours."""
+
+    class Expired(JsonHandler):
+        def do_POST(self) -> None:
+            self.body()
+            self.answer(401, error_of("the key has expired"))
+
+    agent = shutil.copytree(asking_agent, tmp_path / "agent")
+    (agent / "model.safetensors").write_bytes(b"no weights")
+    line = [
+        "--method",
+        "prompt-r1",
+        "--agent",
+        agent,
+        "--out",
+        tmp_path / "out",
+        "--limit",
+        1,
+        "--data",
+        "mini",
+    ]
+    with serving(Expired) as url, pytest.raises(FatalEnvError, match="the key has expired"):
+        run_here("evaluate.py", *line, "--env", f"large@{url}")
 
 
 class Counted:
