@@ -42,27 +42,6 @@ class Batch:
         )
 
 
-def make_mini_batches(
-    games_PG: Sequence[Sequence[ScoredGame]],
-    ranks: Ranks,
-    *,
-    mini_batch: int,
-    tokens_per_batch: int,
-    token_mean: bool,
-    mask_truncated: bool,
-    skip_no_spread: bool,
-) -> list[list[Batch]]:
-    """Make this rank's micro-batches of each optimiser step, from the games that this rank played.
-
-    Called by every rank. `learned_from`, `mini_batches_of` and `micro_batches_of` explain the settings.
-    """
-    learned_PG = learned_from(games_PG, ranks, mask_truncated=mask_truncated, skip_no_spread=skip_no_spread)
-    return [
-        micro_batches_of(games, ranks, tokens_per_batch=tokens_per_batch, token_mean=token_mean)
-        for games in mini_batches_of(learned_PG, ranks, mini_batch=mini_batch)
-    ]
-
-
 def learned_from(
     games_PG: Sequence[Sequence[ScoredGame]], ranks: Ranks, *, mask_truncated: bool, skip_no_spread: bool
 ) -> list[list[ScoredGame]]:

@@ -25,7 +25,7 @@ from prompt_r1.pair.agent import Agent, check_question_lengths
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import OwnReward, Rule
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.batches import Batch, make_batch, make_mini_batches
+from prompt_r1.training.batches import Batch, learned_from, make_batch, micro_batches_of, mini_batches_of
 from prompt_r1.training.log import Log
 from prompt_r1.training.loss_function import LossFunction
 from prompt_r1.training.signals import Interrupt
@@ -129,16 +129,16 @@ class Run:
         return self.ranks.on_every_rank(lambda: self.runner.run(own_share))
 
     def mini_batches(self, games_PG: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
-        """Make this rank's micro-batches of each optimiser step of a training step."""
-        return make_mini_batches(
-            games_PG,
-            self.ranks,
-            mini_batch=self.config.mini_batch,
-            tokens_per_batch=self.config.tokens_per_batch,
-            token_mean=self.config.loss == "token-mean",
-            mask_truncated=self.config.mask_truncated,
-            skip_no_spread=self.config.skip_no_spread,
+        """Make this rank's micro-batches of each optimiser step, from the games that this rank played."""
+        config, ranks = self.config, self.ranks
+        learned_PG = learned_from(
+            games_PG, ranks, mask_truncated=config.mask_truncated, skip_no_spread=config.skip_no_spread
         )
+        token_mean = config.loss == "token-mean"
+        return [
+            micro_batches_of(games, ranks, tokens_per_batch=config.tokens_per_batch, token_mean=token_mean)
+            for games in mini_batches_of(learned_PG, ranks, mini_batch=config.mini_batch)
+        ]
 
     @torch.no_grad()
     def reference_logprobs(self, packed: Packed) -> Tensor | None:
