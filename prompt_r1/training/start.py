@@ -62,7 +62,15 @@ def open_parts(
     Raises UsageError, FatalEnvError or Resumable.
     """
     # A missing key, or an endpoint that does not answer, is reported before a large model is loaded.
-    environment = open_run_environment(config, folder, ranks)
+    environment = open_environment(
+        config.env,
+        config,
+        typed=config.typed_environments,
+        # The journal, and this rank's share of the budget.
+        account=open_account(config, folder, rank=ranks.rank, ranks=ranks.count),
+        seed=config.seed,
+        device=ranks.device,
+    )
     check_on_first_rank(environment, ranks, runner, interrupt)
 
     start = ranks.on_first_rank(lambda: find_agent(config.agent, config.seed))
@@ -123,18 +131,6 @@ def open_log(config: TrainConfig, folder: Path, ranks: Ranks, *, games: int) -> 
         lambda: Log(
             folder, first=ranks.is_first, games=games, priced=any(config.env_price), wandb=config.wandb
         )
-    )
-
-
-def open_run_environment(config: TrainConfig, folder: Path, ranks: Ranks) -> Environment:
-    """Open the environment, with the journal and this rank's share of the budget."""
-    return open_environment(
-        config.env,
-        config,
-        typed=config.typed_environments,
-        account=open_account(config, folder, rank=ranks.rank, ranks=ranks.count),
-        seed=config.seed,
-        device=ranks.device,
     )
 
 
