@@ -114,6 +114,19 @@ run_program(lambda _: stop("main"), settings)
     assert ended.stderr == ("" if during == "imports" else "-c: interrupted\n")
 
 
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None], ids=["ignored", "own"])
+def test_a_handler_of_ctrl_c_that_is_not_pythons_own_stays(handler, monkeypatch):
+    """A shell lets its background processes ignore Ctrl-C, which is meant for the one in the foreground."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        assert read_settings(len) == len(sys.argv) - 1
+        assert signal.getsignal(signal.SIGINT) is handler
+        assert exit_code(None, monkeypatch) == 0
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(
     "error",
     [

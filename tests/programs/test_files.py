@@ -2,8 +2,10 @@
 
 import errno
 import fcntl
+import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import pytest
 from prompt_r1.programs import sealed_folders
 from prompt_r1.programs.files import append_line, lock, replace_file
 from prompt_r1.programs.reading import json_object
-from prompt_r1.programs.sealed_folders import build_folder, find_damage, new_temporary, seal
+from prompt_r1.programs.sealed_folders import build_folder, find_damage, new_temporary, remove_leftovers, seal
 from tests.support.paths import ROOT
 
 MOVED_AGENT = sealed_folders.moved_aside(Path("agent")).name
@@ -94,6 +96,48 @@ def test_replacing_a_folder_leaves_nothing_of_the_older_one(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["agent"]
 
 
+class Killed(BaseException):
+    """The process is killed."""
+
+
+def test_a_folder_that_is_replaced_is_complete_at_whatever_moment_the_process_is_killed(
+    tmp_path, monkeypatch
+):
+    """It is the older or the newer one, after the next start has removed what the kill left."""
+    for moment in itertools.count():
+        folder = tmp_path / str(moment) / "agent"
+        write_folder(folder, "older")
+        with monkeypatch.context() as patched:
+            kill_before_call(moment, patched)
+            try:
+                write_folder(folder, "newer")
+                is_killed = False
+            except Killed:
+                is_killed = True
+        remove_leftovers(folder.parent)
+        assert [path.name for path in folder.parent.iterdir()] == ["agent"]
+        assert find_damage(folder) == ""
+        assert {path.read_text() for path in folder.glob("*.txt")} in ({"older"}, {"newer"})
+        if not is_killed:
+            break
+    assert moment > 5, "files are synced, and folders renamed"
+    assert (folder / "a.txt").read_text() == "newer"
+
+
+def kill_before_call(moment: int, patched: pytest.MonkeyPatch) -> None:
+    """Kill the process when it syncs, renames or removes for the `moment`-th time, counted from 0."""
+    calls = itertools.count()
+    for module, name in [(os, "fsync"), (os, "replace"), (shutil, "rmtree")]:
+        function = getattr(module, name)
+
+        def counted(*arguments: object, function=function, **options: object) -> None:
+            if next(calls) == moment:
+                raise Killed
+            function(*arguments, **options)
+
+        patched.setattr(module, name, counted)
+
+
 def test_a_hidden_folder_of_the_users_beside_ours_is_neither_renamed_nor_removed(tmp_path):
     """Any hidden name that ended with .old was taken for a folder of ours: `.notes.old` became `notes`."""
     for name in (".notes.old", ".agent.old"):
@@ -112,6 +156,14 @@ def test_a_file_that_cannot_be_written_is_called_by_its_own_name(tmp_path):
     with pytest.raises(FileNotFoundError) as error:
         replace_file(tmp_path / "none/report.html", b"")
     assert error.value.filename == str(tmp_path / "none/report.html")
+
+
+def test_a_file_that_cannot_be_replaced_leaves_no_partial_file(tmp_path):
+    """On a full disk, it would keep the space that it took."""
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(IsADirectoryError):
+        replace_file(tmp_path / "report.html", b"a long page")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
 def test_a_lock_is_held_until_its_file_is_closed(tmp_path):

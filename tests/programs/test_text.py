@@ -1,6 +1,7 @@
 """What reaches a terminal: characters that could act on it are escaped."""
 
 import io
+import re
 import sys
 import unicodedata
 
@@ -60,3 +61,19 @@ def test_without_a_terminal_progress_is_a_line_every_ten_seconds_up_to_100_perce
         error = capsys.readouterr().err
         assert [line.split("|")[2].split()[0] for line in error.splitlines()] == [f"{n}/5" for n in expected]
         assert "\r" not in error
+
+
+def test_at_a_terminal_progress_is_shown_from_the_start_to_100_percent_unless_it_is_hidden(
+    monkeypatch, capsys
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for shown in (True, False):
+        with progress_bar(name="test", unit="game", total=3, shown=shown) as bar:
+            for _ in range(3):
+                bar.update()
+        states = capsys.readouterr().err.split("\r")
+        if shown:
+            assert re.fullmatch(r"test: 100%\|.*\| 3/3 \[.*game/s\]\n", states[-1])
+            assert re.match(r"test: +0%\|.*\| 0/3 ", states[1]), "it is shown from the beginning"
+        else:
+            assert states == [""]
