@@ -2,11 +2,13 @@
 
 import asyncio
 import re
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,7 +24,7 @@ from prompt_r1.reward import RULES
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.metrics import metrics_of_game
 from prompt_r1.training.validation import mean_metrics
-from prompt_r1.types import Question
+from prompt_r1.types import Question, ScoredGame
 from tests.support.games import GOOD, HALF, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
 from tests.support.methods import method, priced
 from tests.support.predictions import predict, question_of
@@ -120,3 +122,32 @@ def test_the_test_holds_one_agent_at_a_time(tmp_path, monkeypatch):
     run = SimpleNamespace(ranks=ONE_RANK, config=TrainConfig(env="none"), start=tmp_path, folder=tmp_path)
     compare_on_test(run, [])
     assert alive == [0, 0]
+
+
+@pytest.mark.parametrize(("env", "asked"), [("mini", 6), ("none", 4)])
+def test_the_progress_of_the_test_counts_the_questions_of_each_system(
+    env, asked, tmp_path, monkeypatch, capsys
+):
+    questions = [question_of(1), question_of(2)]
+
+    def play_share(
+        *positional: object, after_each: Callable[[], object], **named: object
+    ) -> list[ScoredGame]:
+        for _ in questions:
+            after_each()
+        return []
+
+    monkeypatch.setattr(after_training, "load_agent", Mock())
+    monkeypatch.setattr(after_training, "play_share", play_share)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    run = SimpleNamespace(
+        ranks=ONE_RANK,
+        config=TrainConfig(env=env),
+        environment=priced(OwnSource(ScriptedEnvironment(["Anna"] * 2), seed=0)),
+        wait_for=asyncio.run,
+        start=tmp_path,
+        folder=tmp_path,
+    )
+    monkeypatch.setattr(after_training, "write_test", lambda *_: "")
+    compare_on_test(run, questions)
+    assert f" {asked}/{asked} " in capsys.readouterr().err.split("\r")[-1]

@@ -4,6 +4,7 @@ import errno
 import gc
 import hashlib
 import json
+import re
 import shutil
 import sys
 import weakref
@@ -547,3 +548,12 @@ def test_a_complete_evaluation_opens_no_environment_and_no_journal(evaluate_here
     names = sorted(path.name for path in Path("out").iterdir())
     assert evaluate_here("--method", "direct") == before
     assert sorted(path.name for path in Path("out").iterdir()) == names
+
+
+def test_the_progress_of_an_evaluation_counts_the_answers_that_were_missing(
+    evaluate_here, monkeypatch, capsys
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert evaluate_here("--repeats", "3") == 3
+    last_state = capsys.readouterr().err.split("\r")[-1]
+    assert re.match(r"direct .*: 100%\|.*\| 2/2 ", last_state), "one of the three answers was there before"
