@@ -1,7 +1,7 @@
 """Settings of train.py. Flags override a preset or a YAML file, which overrides the defaults."""
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -193,9 +193,10 @@ def train_config(arguments: list[str]) -> TrainConfig:
     base = settings_of_file(source, flags) if is_file else PRESETS[source]  # without the flags
     given = merged(base, flags)  # with the flags
     config = TrainConfig(**given, env_from_file=is_file and "env" in base)
-    changed = {name for name, value in given.items() if value != base.get(name)}  # by the flags
-    run = run_name(Path(source).stem, config, changed)
-    config = with_defaults(config, given, run=run)
+    config = with_defaults(config, given)
+    if not config.out:
+        run = run_name(Path(source).stem, config, TrainConfig(**base))
+        config = replace(config, out=f"runs/{run}-seed{config.seed}")
     check(config, flags)
     return config
 
@@ -234,10 +235,8 @@ def merged(base: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     return both
 
 
-def with_defaults(config: TrainConfig, given: Mapping[str, Any], *, run: str) -> TrainConfig:
+def with_defaults(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
     """The config with the values that follow from other settings, unless they are `given`.
-
-    `run` is the name of a run without --out.
 
     The mini world and a user's function have splits for validation and test. Of questions from files, a tenth
     is held out for validation, and there is no test. "none" among the names means no questions.
@@ -253,23 +252,25 @@ def with_defaults(config: TrainConfig, given: Mapping[str, Any], *, run: str) ->
         val_data=() if "none" in validation else validation,
         test_data=() if "none" in test else test,
         max_new=max_new,
-        out=config.out or f"runs/{run}-seed{config.seed}",
     )
 
 
-def run_name(start: str, config: TrainConfig, changed: Set[str]) -> str:
-    """The name of a run without --out: `start`, then each of agent, environment and data that was `changed`.
+def run_name(start: str, config: TrainConfig, base: TrainConfig) -> str:
+    """The name of a run without --out: `start`, then agent, environment and data if they differ from `base`.
 
     So a run on a user's own data gets another folder than a run in the mini world.
     """
-    parts = {"agent": config.agent, "env": "alone" if config.without_environment else config.env}
-    if not all_mini_data(config.data):
-        parts["data"] = config.data[0]
-    names = [start]
-    for part, value in parts.items():
-        if part in changed:
-            last = Path(value.split("@")[0]).name  # The name has neither folder nor URL.
-            names.append(re.sub(r"\.(jsonl|parquet)$", "", last))
+    parts = [start]
+    if config.agent != base.agent:
+        parts.append(config.agent)
+    if config.env != base.env:
+        parts.append("alone" if config.without_environment else config.env)
+    if config.data != base.data and not all_mini_data(config.data):
+        parts.append(config.data[0])
+    names = []
+    for part in parts:
+        last = Path(part.split("@")[0]).name  # The name has neither folder nor URL.
+        names.append(re.sub(r"\.(jsonl|parquet)$", "", last))
     return re.sub(r"[^\w.-]+", "-", "-".join(names))[:80]
 
 
