@@ -98,7 +98,8 @@ def cost_of_searches(
     config = evaluation.config
     texts = SEARCH_TEXTS[case.name]
     request = request_of(system.environment)
-    price_of_optimizer = next(iter(evaluation.prices_of_optimizer(system.environment).values()))
+    optimizer = config.optimizer_env or system.environment
+    price_of_optimizer = evaluation.prices[optimizer.split(",")[0]]
     spent = Spending()
     for name in searched(evaluation.datasets, data):
         of_dataset = data.of_dataset(name)

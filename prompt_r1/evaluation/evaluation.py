@@ -41,7 +41,7 @@ class Evaluation:
     agents: Mapping[str, NamedAgent]  # the agents of --agent, by their names
     systems: Mapping[System, NamedAgent]  # each system, and the agent that the user gave for it
     environments: Mapping[str, EvaluateConfig]  # each SPEC, and the settings by which it is asked
-    prices: Mapping[str, Price]  # the price of each environment, by its name
+    prices: Mapping[str, Price]  # the price of each environment and optimiser, by its name
 
     @property
     def folder(self) -> Path:
@@ -82,14 +82,13 @@ class Evaluation:
         if not METHODS[system.method].needs_environment:
             return mute_environment()
         spec = system.environment
-        return self._open(spec, self.environments[spec], self.fields_of(system), self.prices, account)
+        return self._open(spec, self.environments[spec], self.fields_of(system), account)
 
     def open_optimizer(self, system: System, account: Account) -> Environment | None:
         """Open the model that writes prompts in a system's search; None if its method is no search."""
         algorithm = METHODS[system.method].algorithm
         if algorithm is None:
             return None
-        prices = self.prices_of_optimizer(system.environment)
         if self.config.optimizer_env:
             spec, settings = self.config.optimizer_env, self.config
         else:
@@ -98,15 +97,10 @@ class Evaluation:
         if self.config.max_env_usd and limit_in(fields) is None:
             # The authors of GEPA set no limit, but a limit of dollars needs it.
             fields = {**fields, "max_tokens": OPTIMIZER_REPLY}
-        return self._open(spec, settings, fields, prices, account)
+        return self._open(spec, settings, fields, account)
 
     def _open(
-        self,
-        spec: str,
-        settings: EvaluateConfig,
-        fields: RequestFields,
-        prices: Mapping[str, Price],
-        account: Account,
+        self, spec: str, settings: EvaluateConfig, fields: RequestFields, account: Account
     ) -> Environment:
         """Open an environment, which the caller closes. Each request to it has `fields`.
 
@@ -122,15 +116,8 @@ class Evaluation:
             account=account,
             seed=self.seed,
             device=self.device,
-            prices=prices,
+            prices=self.prices,
         )
-
-    def prices_of_optimizer(self, spec: str) -> dict[str, Price]:
-        """The price of each model that writes prompts, in a search that asks the environment of `spec`."""
-        names = (self.config.optimizer_env or spec).split(",")
-        if self.config.optimizer_price:
-            return parse_prices([self.config.optimizer_price], names)
-        return {name: self.prices[name] for name in names}
 
 
 def prepare_evaluation(config: EvaluateConfig) -> Evaluation:
@@ -166,14 +153,6 @@ def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
 
 
 def prices_of(config: EvaluateConfig, environments: Iterable[str]) -> dict[str, Price]:
-    """The price of each environment by its name, also of --optimizer-env. Raises UsageError."""
-    names = [name for spec in environments for name in spec.split(",")]
-    prices = parse_prices(config.env_price, names)
-    optimizers = config.optimizer_env.split(",") if config.optimizer_env else []
-    if set(optimizers) <= prices.keys():  # The evaluation asks them too, so they have a price.
-        return prices
-    if len(config.env_price) > 1 and not config.optimizer_price:
-        raise UsageError("--optimizer-env: which of several --env-price is its own? Give --optimizer-price")
-    # Other optimisers have the only --env-price, unless there is --optimizer-price (`prices_of_optimizer`).
-    # An optimiser that the evaluation asks too keeps its price.
-    return parse_prices(config.env_price[:1], optimizers) | prices
+    """The price of each environment by its name, and last of --optimizer-env. Raises UsageError."""
+    specs = [*environments, config.optimizer_env] if config.optimizer_env else environments
+    return parse_prices(config.env_price, [name for spec in specs for name in spec.split(",")])

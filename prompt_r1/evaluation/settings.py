@@ -45,9 +45,6 @@ class EvaluateConfig(PlayConfig):
     optimizer_env: str = method_setting(
         "", "environment that writes prompts", default_text="the one that is asked"
     )
-    optimizer_price: str = method_setting(
-        "", "IN,OUT price of its tokens (--env-price)", defines_experiment=False
-    )
     optimize_calls: int = method_setting(
         5000, "calls of a search (both models) or of rft; 0: as many as the authors' code makes"
     )

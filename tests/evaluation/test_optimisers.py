@@ -437,7 +437,7 @@ def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(
     file.write_text(json.dumps({"id": "1", "question": "Who?", "answers": ["Anna"]}) + "\n")
     data = ["--data", file, "--train-data", file, "--val-data", file, "--optimize-calls", "9"]
     compared = ["--method", "direct", "cot", "opro", "textgrad", "gepa"]
-    prices = ["--env-price", "1,1", "--optimizer-price", "5,5"]
+    prices = ["--env-price", "1,1", "5,5"]
     prices += ["--optimizer-env", spec.replace("large", "writer"), "--optimize-examples", "1"]
     line = [
         *compared,

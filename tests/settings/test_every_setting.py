@@ -66,7 +66,6 @@ TEXTS = {
     "method": ("direct", "cot untrained"),
     "ssim_model": ("AGENT", "OTHER"),
     "optimizer_env": ("mini", "mini-b"),
-    "optimizer_price": ("1,2", "3,4"),
     "grpo_agent": ("AGENT", "OTHER"),
     "metric": ("code_of_user:length", "code_of_user:words code_of_user:length"),
     "question": ("Who?", "When?"),
@@ -76,7 +75,6 @@ TEXTS = {
 BESIDE = {
     "--skip-no-spread": "--kl-coef 0",
     "--max-env-usd": '--env-price 1,1 --env-args {"max_tokens":9}',
-    "--optimizer-price": "--optimizer-env mini-b",
     "--route": "--env mini,mini-b",
     "--offload": "--parallel fsdp",
 }
