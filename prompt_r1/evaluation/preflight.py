@@ -79,7 +79,7 @@ def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:
     """
     needs_agent = any(METHODS[method].agent for method in methods_of(config))
     if needs_agent and not config.agent:
-        config = replace(config, agent=(str(newest_mini_run()),), agent_is_newest=True)
+        config = replace(config, agent=(str(newest_mini_run()),))
     if not config.out:
         first = Path(config.agent[0]).name if config.agent else "environment"
         config = replace(config, out=f"runs/eval-{first}")

@@ -54,5 +54,3 @@ class EvaluateConfig(PlayConfig):
     grpo_agent: str = method_setting(
         "", "agent of grpo-only, from `train.py --env none`", defines_experiment=False
     )
-    # This is no setting: it is true if --agent was not given, and the newest mini run plays.
-    agent_is_newest: bool = False

@@ -1,7 +1,6 @@
 """The systems (methods × environments × agents) that an evaluation compares, and their seed."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from prompt_r1.data.files import question_key
@@ -37,11 +36,9 @@ def methods_of(config: EvaluateConfig) -> Sequence[str]:
 
 def resolve_agents(config: EvaluateConfig) -> dict[str, NamedAgent]:
     """The agents of --agent, by their names."""
-    agents = {}
-    for name in config.agent:
-        agent = resolve_agent(name, max_turns=config.max_turns, max_new=config.max_new)
-        agents[name] = replace(agent, is_newest=config.agent_is_newest)
-    return agents
+    return {
+        name: resolve_agent(name, max_turns=config.max_turns, max_new=config.max_new) for name in config.agent
+    }
 
 
 def environments_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[str, EvaluateConfig]:
