@@ -44,8 +44,7 @@ class TrainConfig(AgentConfig):
     The default preset, mini, trains a toy in minutes; paper has the paper's settings (Table 6, its script).
     """
 
-    out: str = run_setting("", "run folder", default_text="runs/CONFIG-seedN")
-    resume: str = run_setting("auto", "auto (resume), never (new run), or a run folder")
+    out: str = run_setting("", "run folder; a run in it is resumed", default_text="runs/CONFIG-seedN")
     steps: int = run_setting(320, "training steps", POSITIVE)
     epochs: int = run_setting(0, "passes over the questions", default_text="--steps decides")
     dry_run: bool = run_setting(False, "estimate calls, tokens and dollars, then exit")

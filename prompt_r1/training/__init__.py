@@ -15,7 +15,7 @@ In reading order:
     validation     greedy games of held-out questions
     alarms         warn if a metric collapses
     log            metrics.jsonl, trajectories/ and the console
-    run_folder     find, claim and check the folder of a run
+    run_folder     make, check and lock the folder of a run
     checkpoint     save and resume a run
     export         the agent as a Hugging Face folder
     report         report.html and its curves

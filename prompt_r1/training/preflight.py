@@ -41,7 +41,7 @@ def read_train_config(arguments: list[str]) -> TrainConfig:
     val_files = () if config.val_data == (HELD_OUT,) else config.val_data
     check_data([*config.data, *val_files, *config.test_data])
     if is_first_rank() and not config.dry_run:
-        run = open_run(config.out, config.resume)
+        run = open_run(config.out)
         # The lock is only tried. The training takes it again, after its ranks have met.
         with (run / LOCK).open("a+") as file:
             claim(file, run)

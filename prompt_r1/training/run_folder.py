@@ -1,4 +1,4 @@
-"""The folder of a run: choose, check and lock it. Imports no torch, so that mistakes are named at once."""
+"""The folder of a run: make, check and lock it. Imports no torch, so that mistakes are named at once."""
 
 import os
 from pathlib import Path
@@ -17,21 +17,9 @@ TEST_FILE = "test.md"  # the table of the test by dataset
 FORMAT = 5
 
 
-def open_run(out: str, resume: str) -> Path:
-    """Choose the run folder by --out and --resume, and make it if necessary.
-
-    `auto` resumes the run in --out if there is one. A folder resumes the run in that folder. `never` begins
-    a new run. Raises UsageError if the folder holds another run or other files.
-    """
+def open_run(out: str) -> Path:
+    """Make the run folder --out if necessary. Raises UsageError if it holds other files than a run's."""
     run = Path(out)
-    if resume not in ("auto", "never"):
-        run = Path(resume)
-        if not checkpoints_of(run):
-            raise UsageError(f"--resume {run}: there is no checkpoint in it")
-    elif resume == "never":
-        is_used = (run / "config.yaml").exists() or checkpoints_of(run)
-        if is_used:
-            raise UsageError(f"--resume never: {run} holds a run already; choose another --out or delete it")
     make_folder(run, _holds_a_run, "a run")
     if not os.access(run, os.W_OK):
         raise UsageError(f"{run}: Permission denied; give --out a folder that can be written")

@@ -41,7 +41,7 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
         ranks = start_ranks(config.device, config.layout)
         # A collective may fail because another rank has died. Then this is reported as RankLost.
         with errors_as_rank_lost(ranks):
-            folder = ranks.on_first_rank(lambda: open_run(config.out, config.resume))
+            folder = ranks.on_first_rank(lambda: open_run(config.out))
             with (folder / LOCK).open("a+") as lock, asyncio.Runner() as runner:
                 ranks.on_first_rank(lambda: claim(lock, folder))
                 run = open_parts(config, folder, ranks, runner, interrupt)

@@ -54,7 +54,6 @@ TEXTS = {
     "test_data": ("own.jsonl", "mini:ood own.jsonl"),
     "train_data": ("own.jsonl", "mini own.jsonl"),
     "out": ("first", "second/folder"),
-    "resume": ("never", "auto"),
     "env_args": ('{"temperature": 0.7}', "{}"),
     "route": ("uniform", "session"),
     "env_system": ("Be brief.", ""),

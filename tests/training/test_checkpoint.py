@@ -222,13 +222,13 @@ def test_a_kill_while_a_checkpoint_or_agent_is_written_or_replaced_loses_no_olde
 
 def test_a_run_folder_and_its_copy_without_the_lock_are_opened_again(saved, tmp_path):
     out = str(tmp_path)
-    assert open_run(out, "auto") == tmp_path  # it holds checkpoints
+    assert open_run(out) == tmp_path  # it holds checkpoints
     shutil.rmtree(saved.folder / "checkpoints")
     (tmp_path / "config.yaml").write_text("of another program: true\n")
     with pytest.raises(UsageError, match="not of a run"):
-        open_run(out, "auto")
+        open_run(out)
     with locked(tmp_path):
-        assert open_run(out, "auto") == tmp_path
+        assert open_run(out) == tmp_path
 
 
 def test_a_run_whose_checkpoints_were_deleted_is_not_replaced(saved, tmp_path):
@@ -237,7 +237,7 @@ def test_a_run_whose_checkpoints_were_deleted_is_not_replaced(saved, tmp_path):
     (tmp_path / "agent").mkdir(exist_ok=True)
     shutil.rmtree(saved.folder / "checkpoints")
     with locked(tmp_path), pytest.raises(UsageError, match="its checkpoints are gone"):
-        open_run(str(tmp_path), "auto")
+        open_run(str(tmp_path))
 
 
 def test_a_report_that_was_made_before_the_first_checkpoint_hinders_no_start(tmp_path):
@@ -245,7 +245,7 @@ def test_a_report_that_was_made_before_the_first_checkpoint_hinders_no_start(tmp
     with locked(tmp_path):
         (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
         write_report(tmp_path)
-        assert open_run(str(tmp_path), "auto") == tmp_path
+        assert open_run(str(tmp_path)) == tmp_path
 
 
 @pytest.mark.parametrize("step", [0, 3])
