@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 import torch
@@ -93,6 +94,15 @@ def test_a_mini_agent_is_built_with_one_thread_on_every_machine(two_threads, tmp
 
     mini_agent(seed=1, cache_dir=tmp_path, build=build)
     assert seen == [1] and torch.get_num_threads() == 2
+
+
+def test_a_mini_agent_that_cannot_be_built_leaves_the_threads_of_torch_and_no_folder(two_threads, tmp_path):
+    def interrupted(seed: int) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        mini_agent(seed=1, cache_dir=tmp_path, build=interrupted)
+    assert torch.get_num_threads() == 2 and list(tmp_path.iterdir()) == []
 
 
 def test_a_mini_agent_plays_in_one_thread_and_a_real_one_in_those_of_torch(two_threads, asking_agent):
