@@ -159,9 +159,9 @@ def test_a_gap_between_engine_and_policy_is_an_alarm_from_the_first_step(compute
     watch = Alarms(agent="my-agent", gap=limit, own_reward=False)
     seen = [
         watch.read({"step": step, limit.metric: share * limit.alarm})
-        for step, share in enumerate([1.01, 2, 0.99, 3])
+        for step, share in enumerate([1.01, 2, 1, 3])
     ]
-    assert [len(alarms) for alarms in seen] == [1, 0, 0, 1]
+    assert [len(alarms) for alarms in seen] == [1, 0, 0, 1], "only a gap above the limit is an alarm"
     assert seen[0][0].startswith(f"{limit.metric} is ") and "disagree" in seen[0][0]
 
 

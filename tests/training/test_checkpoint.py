@@ -1,5 +1,6 @@
 """Checkpoints and the run folder: exact resume, damage, full disks, kills, locks."""
 
+import errno
 import json
 import os
 import pickle
@@ -34,7 +35,7 @@ from prompt_r1.training.run_folder import FORMAT, LOCK, checkpoints_of, open_run
 from tests.support import tiny
 from tests.support.damage import Attack
 from tests.support.exports import file_size_limit, locked
-from tests.support.games import ONE_RANK
+from tests.support.games import CPU, ONE_RANK
 
 CONFIG = TrainConfig(agent="tiny", data=("own.jsonl",), lr=1e-2)
 
@@ -258,6 +259,17 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_the_next_save_tries_again(sa
     assert left == (["step-000001", "step-000002"] if step else [])
     run.save(step)
     assert run.newest().name == f"step-00000{step}"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_first_rank_removes_what_a_failed_save_has_written(rank, tmp_path):
+    """When another rank removes it, the first one may already be writing the next checkpoint there."""
+    folder = tmp_path / "checkpoints" / "step-000001"
+    temporary = sealed_folders.new_temporary(folder)
+    ranks = Ranks(rank, 2, CPU)
+    with pytest.raises(Resumable, match="full disk"), checkpoint.resumable_writes(folder, ranks):
+        raise OSError(errno.ENOSPC, "full disk")
+    assert temporary.exists() == (rank == 1)
 
 
 def another(value: object) -> object:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,8 @@ from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.packing import Packed, pack
 from prompt_r1.model.policy import Policy, TokenScores
 from prompt_r1.training.batches import micro_batches_of, mini_batches_of
-from prompt_r1.training.update import GRADIENT_LIMIT, IMPORTANCE_CAP
+from prompt_r1.training.metrics import GAP
+from prompt_r1.training.update import GRADIENT_LIMIT, IMPORTANCE_CAP, Limit
 from prompt_r1.types import ScoredGame
 from tests.support import tiny
 from tests.support.games import (
@@ -119,6 +121,22 @@ def test_a_step_that_is_not_finite_on_another_rank_is_skipped_and_the_largest_ga
     metrics = Learner(policy, ranks=ranks).learn([games])
     assert metrics["update/skipped"] == 1 and metrics["engine/logprob_gap"] == 0.5
     assert same_weights(policy, before)
+
+
+@pytest.mark.parametrize(("stop", "is_refused"), [(0.5, False), (0.49, True)])
+def test_only_a_gap_above_its_limit_ends_the_run(stop, is_refused):
+    policy, games = policy_and_games(2)
+    ranks = BrokenTwin(rank=0, count=1, device=CPU)  # Its gap is 0.5.
+    learner = Learner(policy, ranks=ranks, gap_limit=Limit(GAP, alarm=0.1, stop=stop))
+    with pytest.raises(UsageError, match=r"is 0\.5 nats, above 0\.49") if is_refused else nullcontext():
+        learner.learn([games])
+
+
+def test_between_two_updates_no_gradient_takes_memory():
+    """The games are played there, and the KV cache would be smaller by as much as the trained weights."""
+    policy, games = policy_and_games(2)
+    Learner(policy).learn([games])
+    assert all(parameter.grad is None for parameter in policy.parameters())
 
 
 @pytest.mark.parametrize("scale", [10.0, 0.01])

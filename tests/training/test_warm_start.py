@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock, call
@@ -344,6 +345,20 @@ def test_threads_are_those_of_the_flag_or_of_the_game_but_no_more_than_cores(
     folder = fine_tune_agent(examples_of, config, trained_as, tmp_path / "out")
     assert set_threads.call_args_list == [call(number) for number in expected]
     assert trained_config(folder).threads == of_the_game
+
+
+def test_the_metrics_of_each_step_can_be_read_while_the_next_one_is_taken(start, tmp_path, monkeypatch):
+    lines_in_file = []
+
+    def take_steps(*_: object) -> Iterator[dict[str, float]]:
+        for step in (1, 2, 3):
+            lines_in_file.append((tmp_path / "out/metrics.jsonl").read_text().count("\n"))
+            yield {"step": step, "loss": 0.5}
+
+    monkeypatch.setattr("prompt_r1.training.supervised.train_weights", take_steps)
+    trained_as = one_turn_config(str(start), seed=0)
+    fine_tune_agent(lambda codec: [], replace(SMALL, agent=str(start)), trained_as, tmp_path / "out")
+    assert lines_in_file == [0, 1, 2]
 
 
 def test_a_folder_with_other_files_is_refused(start, tmp_path):
