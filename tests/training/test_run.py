@@ -15,6 +15,7 @@ from prompt_r1.environments.budget import Budget, OutOfBudget
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation import after_training
 from prompt_r1.grpo import grpo_loss
+from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import exported_step
@@ -34,6 +35,7 @@ from tests.support import tiny
 from tests.support.exports import file_size_limit
 from tests.support.games import GOOD, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
 from tests.support.providers import environment_of
+from tests.support.thread_ranks import on_each_rank
 
 CONFIG = TrainConfig(
     agent="tiny", data=("own.jsonl",), val_data=("own.jsonl",), save_every=1, lr=1e-2, steps=99
@@ -91,7 +93,12 @@ class ScriptedRecord(Record):
 
 
 def resume(
-    folder: Path, base: Path, *, questions: list[Question] = QUESTIONS, **options: object
+    folder: Path,
+    base: Path,
+    *,
+    questions: list[Question] = QUESTIONS,
+    ranks: Ranks = ONE_RANK,
+    **options: object,
 ) -> ScriptedRecord:
     """Start a scripted run, or resume it from the newest checkpoint in the folder."""
     config = replace(CONFIG, **options)
@@ -101,7 +108,7 @@ def resume(
     run = ScriptedRun(
         config=config,
         folder=folder,
-        ranks=ONE_RANK,
+        ranks=ranks,
         runner=asyncio.Runner(),
         interrupt=Interrupt(),
         environment=environment_of(tiny.ScriptedEnvironment([])),
@@ -116,9 +123,18 @@ def resume(
         own_reward=None,
         own_advantages=None,
         loss_function=grpo_loss,
-        log=Log(folder, first=True),
+        log=Log(folder, first=ranks.is_first),
     )
     return ScriptedRecord.resume(run)
+
+
+def test_only_the_first_rank_changes_the_run_folder_at_the_start(base, tmp_path, monkeypatch):
+    """If two ranks cleaned it, one might remove or rename what the other one has just moved."""
+    changed = []
+    for name in ("newest_checkpoint", "trim_run", "write_yaml"):
+        monkeypatch.setattr(record_file, name, lambda *_, name=name, **options: changed.append(name))
+    on_each_rank(2, lambda ranks: resume(tmp_path, base, ranks=ranks))
+    assert changed == ["newest_checkpoint", "trim_run", "write_yaml"]
 
 
 def test_the_reward_decides_between_agents_with_equal_em(base, tmp_path):
