@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 from statistics import mean
 
-from prompt_r1.environments.environment import Environment
 from prompt_r1.pair.agent import Agent, Sampling, play_question
-from prompt_r1.reward import OwnReward, Rule, score_games
+from prompt_r1.reward import score_games
 from prompt_r1.rollout import play_groups
 from prompt_r1.training.metrics import GameMetrics, metrics_of_game
 from prompt_r1.training.run import Run
@@ -39,39 +38,26 @@ def play_share(
     called when a game has ended, so that a progress bar can count the games.
     """
     own = run.ranks.share(questions)
-    greedy = play_greedily(
-        agent, run.environment, own, run.rule, own_reward=run.own_reward, after_each=after_each
-    )
-    games = run.wait_for(greedy)
+
+    async def play_one(question: Question, *, number: int, sample: int) -> Trajectory:
+        game = await play_question(agent, run.environment, question, Sampling(f"{question.id}/{sample}"))
+        after_each()
+        return game
+
+    async def play_and_score() -> list[ScoredGame]:
+        groups = await play_groups(dict(enumerate(own)), 1, play_one)
+        trajectories = [game for [game] in groups]
+        rewards = score_games(trajectories, rule=run.rule, own=run.own_reward)
+        return [
+            ScoredGame(trajectory, reward, advantage=None)
+            for trajectory, reward in zip(trajectories, rewards, strict=True)
+        ]
+
+    games = run.wait_for(play_and_score())
     agent.engine.drop_cache()
     file = f"{name}-rank{run.ranks.rank}"
     run.ranks.on_every_rank(lambda: run.log.write_games(file, [[game] for game in games]))
     return games
-
-
-async def play_greedily(
-    agent: Agent,
-    environment: Environment,
-    questions: Sequence[Question],
-    rule: Rule,
-    *,
-    own_reward: OwnReward | None,
-    after_each: Callable[[], object],
-) -> list[ScoredGame]:
-    """Play and score a game of each question, in which the agent takes the most likely tokens."""
-
-    async def play_one(question: Question, *, number: int, sample: int) -> Trajectory:
-        game = await play_question(agent, environment, question, Sampling(f"{question.id}/{sample}"))
-        after_each()
-        return game
-
-    games_PG = await play_groups(dict(enumerate(questions)), 1, play_one)
-    trajectories = [group[0] for group in games_PG]
-    rewards = score_games(trajectories, rule=rule, own=own_reward)
-    return [
-        ScoredGame(trajectory, reward, advantage=None)
-        for trajectory, reward in zip(trajectories, rewards, strict=True)
-    ]
 
 
 def mean_metrics(games: Sequence[GameMetrics]) -> dict[str, float]:
