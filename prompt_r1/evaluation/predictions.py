@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -110,31 +110,23 @@ def _from_row(row: Mapping[str, Any]) -> Prediction:
     )
 
 
-@dataclass(frozen=True)
-class Asked:
+Key = tuple[Hashable, ...]
+
+
+def _key(system: System, question: Question, sample: int) -> Key:
     """What a system was asked. A question with another text or other gold answers is another question."""
-
-    system: System
-    dataset: str
-    id: str
-    text: str
-    answers: tuple[str, ...]
-    sample: int
+    return system, question.dataset, question.id, question.text, question.answers, sample
 
 
-def _asked(system: System, question: Question, sample: int) -> Asked:
-    return Asked(system, question.dataset, question.id, question.text, question.answers, sample)
-
-
-def _parse(content: bytes) -> tuple[dict[Asked, Prediction], int]:
+def _parse(content: bytes) -> tuple[dict[Key, Prediction], int]:
     """The predictions in a file, and the number of damaged lines. Of several answers the last counts."""
-    found: dict[Asked, Prediction] = {}
+    found: dict[Key, Prediction] = {}
     damaged = 0
     for line in content.splitlines():
         try:
             prediction = _from_row(json.loads(line))
             # A part of the key that is a list or an object cannot be hashed.
-            found[_asked(prediction.system, prediction.question, prediction.sample)] = prediction
+            found[_key(prediction.system, prediction.question, prediction.sample)] = prediction
         except (ValueError, TypeError, KeyError, RecursionError):
             damaged += 1
     return found, damaged
@@ -157,7 +149,7 @@ class PredictionFile:
 
     def find(self, system: System, question: Question, sample: int) -> Prediction | None:
         """The stored answer; None if it is missing, if its call failed, or if the question has changed."""
-        found = self._predictions.get(_asked(system, question, sample))
+        found = self._predictions.get(_key(system, question, sample))
         if found is None or found.error:
             return None
         return found
@@ -173,7 +165,7 @@ class PredictionFile:
         answers = []
         for system in dict.fromkeys([*systems, *stored]):
             for question, sample in wanted:
-                found = self._predictions.get(_asked(system, question, sample))
+                found = self._predictions.get(_key(system, question, sample))
                 if found is not None:
                     # The kind of the question may have changed since it was answered.
                     answers.append(replace(found, question=question))
@@ -182,7 +174,7 @@ class PredictionFile:
     def add(self, prediction: Prediction) -> None:
         """Append a prediction. A kill or a full disk loses at most this prediction."""
         append_line(self._file, json.dumps(to_row(prediction), default=str))
-        self._predictions[_asked(prediction.system, prediction.question, prediction.sample)] = prediction
+        self._predictions[_key(prediction.system, prediction.question, prediction.sample)] = prediction
 
     def close(self) -> None:
         os.close(self._file)
