@@ -135,24 +135,8 @@ class Record:
         add_spending(metrics, spending(run.environment, ranks))
         metrics = ranks.on_every_rank(lambda: log.write_metrics(metrics))
 
-        # Export the agent, if it is the best so far.
-        em = em_of_validation(metrics)
-        reward = metrics.get("val/reward", 0.0)
-        if em >= 0:
-            is_best = is_better(em, reward, state, by_reward=bool(config.reward))
-        else:  # While no validation has judged an agent, the newest agent that is saved counts as the best.
-            is_best = is_save_step and state.best_em < 0
-            if is_best and config.val_data and state.best_step < 0:
-                log.say(
-                    "The environment broke every validation game: the newest agent counts as the best one"
-                )
-        if is_best:
-            folder = run.folder / "agent"
-            with log.phase("save"):
-                export_agent(run.policy, str(run.start), config, folder, metrics=metrics, ranks=ranks)
-            state.best_step, state.best_em, state.best_reward = step, em, reward
-
-        # Save, if there is something to keep.
+        # Export and save, if there is something to keep.
+        is_best = self.export_if_best(metrics, is_save_step=is_save_step)
         state.logged_step = step
         state.unlogged_metrics = {}
         if is_best or is_save_step:
@@ -169,6 +153,36 @@ class Record:
         """Play greedy games of the validation questions, and return the metrics val/*."""
         with self.run.log.phase("validation"):
             return validation_metrics(self.run, name=f"validation-{self.state.trained_step:06d}")
+
+    def export_if_best(self, metrics: dict[str, float], *, is_save_step: bool) -> bool:
+        """Export the agent if it is the best so far, and return whether it is.
+
+        Higher EM wins. If EM is equal, higher reward wins. A user's own reward decides before EM, because EM
+        may know only one of several right answers. Of equal agents the first stays the best: a later agent
+        may have collapsed. While no validation has judged an agent, the newest agent that is saved counts as
+        the best.
+        """
+        run, state = self.run, self.state
+        em = em_of_validation(metrics)
+        reward = metrics.get("val/reward", 0.0)
+        if em < 0:  # This step has no validation, or the environment broke all its games.
+            is_best = is_save_step and state.best_em < 0
+            if is_best and run.config.val_data and state.best_step < 0:
+                run.log.say(
+                    "The environment broke every validation game: the newest agent counts as the best one"
+                )
+        elif state.best_em < 0:  # This is the first agent that a validation has judged.
+            is_best = True
+        elif run.config.reward:
+            is_best = (reward, em) > (state.best_reward, state.best_em)
+        else:
+            is_best = (em, reward) > (state.best_em, state.best_reward)
+        if is_best:
+            folder = run.folder / "agent"
+            with run.log.phase("save"):
+                export_agent(run.policy, str(run.start), run.config, folder, metrics=metrics, ranks=run.ranks)
+            state.best_step, state.best_em, state.best_reward = state.trained_step, em, reward
+        return is_best
 
     def save(self) -> None:
         """Write a checkpoint, unless the newest has this state. Raises Resumable if it cannot be written."""
@@ -258,20 +272,6 @@ def em_of_validation(metrics: Mapping[str, float]) -> float:
         return -1.0
     intact, broken = metrics["val/n"], metrics["val/errors"]
     return metrics["val/em"] * intact / (intact + broken)
-
-
-def is_better(em: float, reward: float, best: State, *, by_reward: bool) -> bool:
-    """Whether an agent with these results of a validation is better than the best agent before.
-
-    Higher EM wins. If EM is equal, higher reward wins. With `by_reward`, a user's own reward decides before
-    EM, because EM may know only one of several right answers. Of equal agents the first stays the best: a
-    later agent may have collapsed.
-    """
-    if best.best_em < 0:  # No validation has judged an agent before.
-        return True
-    if by_reward:
-        return (reward, em) > (best.best_reward, best.best_em)
-    return (em, reward) > (best.best_em, best.best_reward)
 
 
 def check_same_origin(checkpoint: Path, saved: State, now: State, start: Path | str) -> None:
