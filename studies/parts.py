@@ -21,7 +21,9 @@ import argparse
 import json
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -56,12 +58,21 @@ class Step:
 
 
 def show_part(
-    slots: Slots, question: Question, environment: MiniEnvironment, rng: random.Random
+    slots: Slots,
+    question: Question,
+    environment: MiniEnvironment,
+    rng: random.Random,
+    *,
+    strategies: Mapping[str, float] = STRATEGIES,
 ) -> tuple[Question, list[Turn]]:
-    """Demonstrate a part. The parts "one" and "two" replace the question of the training mix."""
+    """Demonstrate a part. The parts "one" and "two" replace the question of the training mix.
+
+    `strategies` has the shares of the others: "as it is", "beginning", "vague" (a request that helps nobody)
+    and "guess" (an answer without a request).
+    """
     if rng.random() < SHARE_OF_STEPS:
         return _show_steps(environment, rng)
-    return question, _show_start(slots, question, environment, rng)
+    return question, _show_start(slots, question, environment, rng, strategies)
 
 
 def _show_steps(environment: MiniEnvironment, rng: random.Random) -> tuple[Question, list[Turn]]:
@@ -84,10 +95,14 @@ def _show_steps(environment: MiniEnvironment, rng: random.Random) -> tuple[Quest
 
 
 def _show_start(
-    slots: Slots, question: Question, environment: MiniEnvironment, rng: random.Random
+    slots: Slots,
+    question: Question,
+    environment: MiniEnvironment,
+    rng: random.Random,
+    strategies: Mapping[str, float],
 ) -> list[Turn]:
     """Demonstrate a question of the training mix, asked as it is, or only its first step."""
-    strategy = rng.choices(list(STRATEGIES), list(STRATEGIES.values()))[0]
+    strategy = rng.choices(list(strategies), list(strategies.values()))[0]
     steps = decompose(slots)
     if strategy == "beginning":
         turns = perform(steps[:1], environment, rng, fallback=str)
@@ -149,6 +164,14 @@ def _draw_sum(rng: random.Random) -> Step:
     return Step(rng.choice(texts), request, str(answer), thoughts)
 
 
+def write_games(path: Path, count: int, seed: int, *, strategies: Mapping[str, float] = STRATEGIES) -> None:
+    """Write `count` demonstrations about bridge questions for the warm start's --games."""
+    demonstrator = partial(show_part, strategies=strategies)
+    per_world = math.ceil(count / WORLDS)
+    shown = list(demonstrations(seed, WORLDS, per_world, kinds=["bridge"], demonstrator=demonstrator))
+    path.write_text("".join(game_line(question, turns) for question, turns in shown[:count]))
+
+
 def game_line(question: Question, turns: list[Turn]) -> str:
     """A demonstration as a line of the file for the warm start's --games."""
     said = [{"text": turn.text, "reply": turn.reply} for turn in turns]
@@ -163,10 +186,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     if given.games:
-        per_world = math.ceil(given.games / WORLDS)
-        shown = list(demonstrations(given.seed, WORLDS, per_world, kinds=["bridge"], demonstrator=show_part))
-        lines = [game_line(question, turns) for question, turns in shown[: given.games]]
-        given.out.write_text("".join(lines))
+        write_games(given.out, given.games, given.seed)
         return
     torch.set_num_threads(1)
     for part in build_agent(given.seed, demonstrator=show_part):

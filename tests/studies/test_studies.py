@@ -22,7 +22,7 @@ from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.training.log import Log
 from prompt_r1.training.warm_start import read_games
 from prompt_r1.types import GameSettings, Question, ScoredGame, Spending
-from studies import cities, rules, seeds, turns
+from studies import chain, cities, parts, rules, seeds, turns
 from studies.cities import CITIES, SPLITS, WORDINGS, cases_of, names_only
 from studies.parts import show_part
 from studies.runs import COST_FILE
@@ -272,3 +272,79 @@ def test_the_study_of_rules_runs_quickly():
     line = [sys.executable, "-m", "studies.rules", "--quick"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "| additive" in done.stdout and "question " in done.stdout
+
+
+def bridge_game(*requests_and_replies: tuple[str, str], answer: str) -> ScoredGame:
+    """A game about a bridge question with these requests and replies."""
+    question = Question("b", "bridge", "Who is the teacher of the star of Hollow Rose?", ("Maria Berger",))
+    requests = [think("more", prompt=request) for request, _ in requests_and_replies]
+    agent = GreedyScript([*requests, think("known", answer=answer)])
+    environment = ScriptedEnvironment([reply for _, reply in requests_and_replies])
+    [game] = asyncio.run(turns.play_and_answer(agent, environment, [question], 5))
+    return ScoredGame(game, score(game, rule=RULES["release"]), advantage=None)
+
+
+STAR = ("Who is the star of Hollow Rose?", "Sure, the star of Hollow Rose is Irene Marino.")
+TEACHER = ("Who is the teacher of Irene Marino?", "The teacher of Irene Marino is Maria Berger.")
+UNUSED = ("Who is the teacher of the star of Hollow Rose?", "That would be Maria Berger, I think.")
+
+
+def test_a_request_with_a_name_that_only_a_reply_told_is_a_chain(tmp_path):
+    """A name in the question is no chain, and neither is a name that a later reply tells."""
+    games = [
+        bridge_game(STAR, TEACHER, answer="Maria Berger"),
+        bridge_game(STAR, TEACHER, answer="Irene Marino"),
+        bridge_game(STAR, UNUSED, answer="Maria Berger"),
+        bridge_game(TEACHER, STAR, answer="Maria Berger"),
+        bridge_game(UNUSED, answer="Maria Berger"),
+        bridge_game(answer="Maria Berger"),
+    ]
+    log = Log(tmp_path, first=True)
+    log.write_games("step-000001-rank0", [games])
+    rows = chain.read_lines(tmp_path / "trajectories" / "step-000001-rank0.jsonl")
+    assert [chain.has_chain(row) for row in rows] == [True, True, False, False, False, False]
+    assert [chain.is_right(row) for row in rows] == [True, False, True, True, True, True]
+
+
+def test_the_table_of_chains_counts_each_step(tmp_path):
+    found = bridge_game(STAR, TEACHER, answer="Maria Berger")
+    answered_wrongly = bridge_game(STAR, TEACHER, answer="Irene Marino")
+    asked = bridge_game(UNUSED, answer="Maria Berger")
+    log = Log(tmp_path, first=True)
+    log.write_metrics({"step": 0, "val/em": 0.1, "val/calls": 1.5, "val/n": 32})
+    log.write_games("step-000001-rank0", [[asked, answered_wrongly]])
+    log.write_metrics({"step": 1, "em/any": 0.25, "em": 0.5, "env/calls": 3.0})
+    log.write_games("step-000002-rank0", [[found, answered_wrongly], [found, found]])
+    val = {"val/em": 0.5, "val/calls": 2.0, "val/n": 32}
+    log.write_metrics({"step": 2, "em/any": 1.0, "em": 0.75, "env/calls": 8.0, **val})
+    (tmp_path / COST_FILE).write_text('{"exit_code": 75, "cpu_minutes": 2, "gigabytes": 3}\n' * 2)
+    expected = ["0.25, 1.00", "1, 4", "0, 3", "0.50, 0.75", "0.10, 0.50", "11", "112", "4", "3.0"]
+    assert chain.learning_of(tmp_path) == expected
+    assert not chain.has_ended(tmp_path)
+    with pytest.raises(UsageError, match="no seed is finished"):
+        chain.finished_seeds(tmp_path)
+
+
+def test_demonstrations_with_other_shares_use_no_reply_in_a_request(tmp_path):
+    """With all other games of the kind "beginning", each asks for the first step of its question."""
+    path = tmp_path / "games.jsonl"
+    parts.write_games(path, 40, 0, strategies={"beginning": 1.0})
+    shown = list(read_games(path))
+    assert len(shown) == 40
+    bridges = 0
+    for question, played in shown:
+        bridges += " of the " in question.text
+        told = set()
+        for turn in played:
+            assert "as it is" not in turn.text
+            if turn.reply is not None:
+                assert not told & chain.names_in(turn.action.prompt)
+                told |= chain.names_in(turn.reply) - chain.names_in(question.text)
+    assert bridges > 5
+
+
+@pytest.mark.slow
+def test_the_study_of_chains_runs_quickly():
+    line = [sys.executable, "-m", "studies.chain", "--quick"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "| rft" in done.stdout and "| prompt-r1" in done.stdout and "| 0 " in done.stdout
