@@ -3,7 +3,7 @@
 docs/running.md explains every key.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import ceil, sqrt
@@ -22,7 +22,6 @@ from prompt_r1.reward import well_formed
 from prompt_r1.training.batches import Batch
 from prompt_r1.types import Reward, ScoredGame, Spending, Stop
 
-RUN_TOTALS = ("env/usd", "env/lost_usd")  # These are sums over the run so far; other counts are of one step.
 GAP = "engine/logprob_gap"  # the largest difference of engine and policy, in nats
 GAP_MEAN = f"{GAP}_mean"
 
@@ -314,17 +313,17 @@ def gap_metrics(differences: Sequence[Tensor], *, cap: float) -> dict[str, float
 # Calls and dollars
 
 
-def spending(environment: Environment, ranks: Ranks) -> dict[str, float]:
-    """Calls and tokens since the last metrics, over all ranks, and the dollars of the whole run.
+def add_spending(metrics: dict[str, float], environment: Environment, ranks: Ranks) -> None:
+    """Add the calls and tokens since the last call of this, over all ranks, and the dollars of the whole run.
 
     env/lost_usd is the part of env/usd that is charged for attempts without a reply. Called by every rank.
     """
-    shares = ranks.gather(environment.take_metrics())
+    for share in ranks.gather(environment.take_metrics()):
+        for name, count in share.items():
+            metrics[name] = metrics.get(name, 0.0) + count
     spent = total_spent(environment, ranks)
-    metrics = {"env/usd": spent.usd, "env/lost_usd": spent.lost_usd}
-    for name in sorted({name for share in shares for name in share}):
-        metrics[name] = sum(share.get(name, 0.0) for share in shares)
-    return metrics
+    metrics["env/usd"] = spent.usd
+    metrics["env/lost_usd"] = spent.lost_usd
 
 
 def total_spent(environment: Environment, ranks: Ranks) -> Spending:
@@ -333,12 +332,6 @@ def total_spent(environment: Environment, ranks: Ranks) -> Spending:
     # Every rank knows what the run had spent before it was resumed, so this is added only once.
     spent_since = ranks.gather(budget.spent - budget.before)
     return sum(spent_since, budget.before)
-
-
-def add_spending(metrics: dict[str, float], spent: Mapping[str, float]) -> None:
-    """Add what was spent since `metrics` were measured. RUN_TOTALS are replaced, the others are summed."""
-    for name, value in spent.items():
-        metrics[name] = value if name in RUN_TOTALS else metrics.get(name, 0.0) + value
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -23,7 +23,7 @@ from prompt_r1.training.checkpoint import (
 )
 from prompt_r1.training.export import export_agent
 from prompt_r1.training.log import read_metrics, trim_run
-from prompt_r1.training.metrics import StepStats, add_spending, spending, step_metrics, total_spent
+from prompt_r1.training.metrics import StepStats, add_spending, step_metrics, total_spent
 from prompt_r1.training.run import Run, repetition_note
 from prompt_r1.training.run_folder import TEST_FILE
 from prompt_r1.training.validation import validation_metrics
@@ -94,12 +94,8 @@ class Record:
         ranks.on_every_rank(lambda: log.write_games(name, games_PG))
         measured = step_metrics(games_PG, ranks, rollout_seconds=log.seconds["rollout"])
         self.state.trained_step = step
-        self.state.unlogged_metrics = {
-            "step": step,
-            **stats.metrics(ranks),
-            **measured,
-            **spending(run.environment, ranks),
-        }
+        self.state.unlogged_metrics = {"step": step, **stats.metrics(ranks), **measured}
+        add_spending(self.state.unlogged_metrics, run.environment, ranks)
         self.finish_step()
         self.stop_if_idle(stats, environment_failed=measured["groups/dropped"] == 1)
 
@@ -132,7 +128,7 @@ class Record:
         metrics = dict(state.unlogged_metrics)
         if is_due and config.val_data:
             metrics |= self.validate()
-        add_spending(metrics, spending(run.environment, ranks))
+        add_spending(metrics, run.environment, ranks)
         metrics = ranks.on_every_rank(lambda: log.write_metrics(metrics))
 
         # Export and save, if there is something to keep.

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from prompt_r1.errors import EnvError
+from prompt_r1.model.distributed import Ranks
 from prompt_r1.reward import RULES, OwnReward
 from prompt_r1.training.metrics import (
     GameMetrics,
     Score,
+    add_spending,
     game_metrics,
     metrics_of_game,
-    spending,
     step_metrics,
 )
 from prompt_r1.types import Question, Reward, ScoredGame, Spending, Trajectory
@@ -198,7 +199,13 @@ def test_the_spending_of_a_step_adds_what_earlier_parts_of_the_run_have_spent(co
     expected = {
         "env/usd": 2.0 + count * 0.75,
         "env/lost_usd": 0.5 + count * 0.25,
-        "env/paid": count * 3.0,
+        "env/paid": 1.0 + count * 3.0,
         "env/reused": count * 1.0,
     }
-    assert on_each_rank(count, lambda ranks: spending(pool, ranks)) == [expected] * count
+
+    def added(ranks: Ranks) -> dict[str, float]:
+        metrics = {"env/usd": 2.5, "env/paid": 1.0}
+        add_spending(metrics, pool, ranks)
+        return metrics
+
+    assert on_each_rank(count, added) == [expected] * count
