@@ -1,7 +1,8 @@
 """`evaluate.py --dry-run`: estimate the calls, tokens and dollars of each method, without a call.
 
-Calls and games cost what training/dry_run.py assumes. A search makes as many calls as its limit allows; at
-the low end, only the calls that score its first prompt. Its texts are longer:
+Calls and games cost what training/dry_run.py assumes. A search makes as many calls as its limit allows or,
+without a limit, as its authors' code makes. In the low case it ends with its first prompt, and costs nothing.
+Its texts are longer:
 
     tokens                                low    likely   high
     of the prompt before a question        10       100   2,000
@@ -95,22 +96,18 @@ def cost_of_searches(
     evaluation: Evaluation, system: System, algorithm: Algorithm, data: Data, case: Case
 ) -> Spending:
     """The cost of a search for each dataset."""
-    config = evaluation.config
+    if case.name == "low":
+        return Spending()
     texts = SEARCH_TEXTS[case.name]
     request = request_of(system.environment)
-    optimizer = config.optimizer_env or system.environment
+    optimizer = evaluation.config.optimizer_env or system.environment
     price_of_optimizer = evaluation.prices[optimizer.split(",")[0]]
+    calls = evaluation.config.optimize_calls or algorithm.authors_calls
+    share = algorithm.optimizer_share if case.name == "likely" else HIGHEST_SHARE
+    of_optimizer = round(calls * share)
     spent = Spending()
     for name in searched(evaluation.datasets, data):
-        of_dataset = data.of_dataset(name)
-        questions = of_dataset.train if algorithm.scored_by == "train" else of_dataset.validation
-        scored = min(len(questions), config.optimize_examples or algorithm.scored_on)
-        calls = algorithm.calls(scored)
-        made = config.optimize_calls or calls.most
-        if case.name == "low":  # Only the first prompt is scored.
-            made = min(scored, made)
-        share = {"low": 0.0, "likely": calls.of_optimizer, "high": HIGHEST_SHARE}[case.name]
-        of_optimizer = round(made * share)
-        spent += case.direct_call(questions, request, more=texts.prompt) * (made - of_optimizer)
+        questions = data.of_dataset(name).train
+        spent += case.direct_call(questions, request, more=texts.prompt) * (calls - of_optimizer)
         spent += price_of_optimizer.of_call(texts.request, texts.reply) * of_optimizer
     return spent

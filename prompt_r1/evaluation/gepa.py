@@ -18,14 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from prompt_r1.evaluation.ask_once import task_score
 from prompt_r1.evaluation.predictions import Prediction
-from prompt_r1.evaluation.searches import (
-    VALIDATED_ON,
-    Algorithm,
-    Data,
-    ExpectedCalls,
-    PromptSearch,
-    mean_score,
-)
+from prompt_r1.evaluation.searches import VALIDATED_ON, Algorithm, Data, PromptSearch, mean_score
 from prompt_r1.types import Question
 
 BATCH = 3  # the number of training questions in an iteration
@@ -70,15 +63,14 @@ async def gepa(search: PromptSearch, data: Data) -> str:
     return search.best()
 
 
-def gepa_calls(scored: int) -> ExpectedCalls:
-    """The calls of a search, if `scored` questions score a prompt, and if one child in ten joins the pool."""
-    iteration = 2 * BATCH + 1 + scored / 10  # parent and child, the optimiser, the score of a child
-    most = METRIC_CALLS + round(iteration)  # The last iteration may go beyond METRIC_CALLS.
-    return ExpectedCalls(most, of_optimizer=1 / iteration)
-
-
+# Parent and child are run on a batch, the optimiser writes, and one child in ten joins the pool (assumed).
+ITERATION_CALLS = 2 * BATCH + 1 + VALIDATED_ON // 10
 GEPA = Algorithm(
-    gepa, scored_by="validation", scored_on=VALIDATED_ON, calls=gepa_calls, fields={}, optimizer_fields={}
+    gepa,
+    authors_calls=METRIC_CALLS + ITERATION_CALLS,  # The last iteration may go beyond METRIC_CALLS.
+    optimizer_share=1 / ITERATION_CALLS,
+    fields={},
+    optimizer_fields={},
 )
 
 

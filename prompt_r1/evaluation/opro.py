@@ -13,7 +13,7 @@ import random
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from prompt_r1.evaluation.searches import Algorithm, Data, ExpectedCalls, PromptSearch, text_between
+from prompt_r1.evaluation.searches import Algorithm, Data, PromptSearch, text_between
 from prompt_r1.rollout import run_together
 from prompt_r1.types import Question
 
@@ -62,18 +62,10 @@ async def opro(search: PromptSearch, data: Data) -> str:
     return search.best()
 
 
-def opro_calls(scored: int) -> ExpectedCalls:
-    """The calls of a search, if `scored` questions score an instruction."""
-    instructions = STEPS * PER_STEP
-    most = scored + instructions * (1 + scored)
-    return ExpectedCalls(most, of_optimizer=1 / (1 + scored))
-
-
 OPRO = Algorithm(
     opro,
-    scored_by="train",
-    scored_on=SCORED_ON,
-    calls=opro_calls,
+    authors_calls=SCORED_ON + STEPS * PER_STEP * (1 + SCORED_ON),
+    optimizer_share=1 / (1 + SCORED_ON),
     fields={"temperature": 0.0, "max_tokens": 1024},
     optimizer_fields={"temperature": 1.0, "max_tokens": 512},
 )

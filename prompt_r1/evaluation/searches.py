@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
 
 from prompt_r1.environments.environment import Caller, Environment, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
@@ -182,21 +181,12 @@ class PromptSearch:
 
 
 @dataclass(frozen=True)
-class ExpectedCalls:
-    """The calls of a search as its authors' code makes them."""
-
-    most: int  # calls of both models
-    of_optimizer: float  # the optimiser's share of the calls
-
-
-@dataclass(frozen=True)
 class Algorithm:
     """A search, and what its authors' code or paper says about it."""
 
     search: Callable[[PromptSearch, Data], Awaitable[str]]  # finds the best prompt
-    scored_by: Literal["train", "validation"]  # the questions that score prompts
-    scored_on: int  # the number of these questions
-    calls: Callable[[int], ExpectedCalls]  # the calls, if this many questions score a prompt
+    authors_calls: int  # calls of both models, as many as the authors' code makes
+    optimizer_share: float  # the optimiser's share of these calls
     fields: RequestFields  # fields of each request to the environment
     optimizer_fields: RequestFields  # fields of each request to the optimiser
 

@@ -15,7 +15,6 @@ from prompt_r1.evaluation.searches import (
     VALIDATED_ON,
     Algorithm,
     Data,
-    ExpectedCalls,
     PromptSearch,
     text_between,
 )
@@ -51,18 +50,10 @@ async def textgrad(search: PromptSearch, data: Data) -> str:
     return prompt
 
 
-def textgrad_calls(scored: int) -> ExpectedCalls:
-    """The calls of a search, if `scored` questions score a prompt."""
-    update = BATCH + UPDATE_CALLS + scored
-    most = scored + EPOCHS * UPDATES * update
-    return ExpectedCalls(most, of_optimizer=UPDATE_CALLS / update)
-
-
 TEXTGRAD = Algorithm(
     textgrad,
-    scored_by="validation",
-    scored_on=VALIDATED_ON,
-    calls=textgrad_calls,
+    authors_calls=VALIDATED_ON + EPOCHS * UPDATES * (BATCH + UPDATE_CALLS + VALIDATED_ON),
+    optimizer_share=UPDATE_CALLS / (BATCH + UPDATE_CALLS + VALIDATED_ON),
     fields={"temperature": 0.0, "max_tokens": 2000},
     optimizer_fields={"temperature": 0.0, "max_tokens": 2000},
 )
