@@ -158,7 +158,7 @@ def learning_of(folder: Path) -> list[str]:
         ", ".join(f"{line['em']:.2f}" for line in steps),
         ", ".join(f"{line['val/em']:.2f}" for line in validations),
         f"{sum(line['env/calls'] for line in steps):,.0f}",
-        f"{sum(line['val/calls'] * line['val/n'] for line in validations):,.0f}",
+        f"{sum(line['val/calls'] for line in validations):,.0f}",
         f"{minutes:.0f}",
         f"{gigabytes:.1f}",
     ]

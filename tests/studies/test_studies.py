@@ -311,11 +311,11 @@ def test_the_table_of_chains_counts_each_step(tmp_path):
     answered_wrongly = bridge_game(STAR, TEACHER, answer="Irene Marino")
     asked = bridge_game(UNUSED, answer="Maria Berger")
     log = Log(tmp_path, first=True)
-    log.write_metrics({"step": 0, "val/em": 0.1, "val/calls": 1.5, "val/n": 32})
+    log.write_metrics({"step": 0, "val/em": 0.1, "val/calls": 48, "val/n": 32})
     log.write_games("step-000001-rank0", [[asked, answered_wrongly]])
     log.write_metrics({"step": 1, "em/any": 0.25, "em": 0.5, "env/calls": 3.0})
     log.write_games("step-000002-rank0", [[found, answered_wrongly], [found, found]])
-    val = {"val/em": 0.5, "val/calls": 2.0, "val/n": 32}
+    val = {"val/em": 0.5, "val/calls": 64, "val/n": 32}
     log.write_metrics({"step": 2, "em/any": 1.0, "em": 0.75, "env/calls": 8.0, **val})
     (tmp_path / COST_FILE).write_text('{"exit_code": 75, "cpu_minutes": 2, "gigabytes": 3}\n' * 2)
     expected = ["0.25, 1.00", "1, 4", "0, 3", "0.50, 0.75", "0.10, 0.50", "11", "112", "4", "3.0"]
