@@ -34,7 +34,6 @@ from prompt_r1.types import GameSettings, Question, Spending
 SHORT_PROMPT = 10  # tokens
 SHORT_REPLY = 20  # tokens
 REPLY = 250  # tokens of a usual reply
-AGENTS_OF_TEST = 2  # The untrained and the trained agent play each test question.
 
 Estimate = Mapping[str, Spending]
 """What something costs, by the name of the case: low, likely and high."""
@@ -98,8 +97,6 @@ def estimate(config: TrainConfig) -> str:
     )
     config = with_steps(config, len(training))
     test = find_questions(config.test_data, "test", config.seed)
-    per_step = config.questions * config.group_size
-    validations = 1 + math.ceil(config.steps / config.save_every)
     prices = list(parse_prices(config.env_price, config.env.split(",")).values())
     fields = parse_fields(config.env_args)
     cases = cases_of(config.game, mean_bytes(training), fields, prices)
@@ -114,9 +111,10 @@ def estimate(config: TrainConfig) -> str:
         return {case.name: case.game(config.env_system) * counts[case.name] for case in cases}
 
     # The agents of several validations, and of the test, may make equal calls, which are paid once.
-    of_training = config.steps * per_step
+    of_training = config.steps * config.questions * config.group_size
+    validations = 1 + math.ceil(config.steps / config.save_every)  # The first is before training.
     of_validation = validations * len(validation)
-    of_test = AGENTS_OF_TEST * len(test)
+    of_test = 2 * len(test)  # The untrained and the trained agent play each question.
     parts = {
         f"training, {of_training:,} games": games(of_training, different=of_training),
         f"validation, {of_validation:,} games": games(of_validation, different=len(validation)),
