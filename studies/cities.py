@@ -137,11 +137,16 @@ def cases_of(split: str) -> list[Case]:
     for city in cities * PER_CITY[split]:
         names = rng.sample(NAMES, 3)
         homes = [city, *rng.sample([other for other in cities if other != city], 2)]
-        facts = [f"{name} lives in {home}." for name, home in zip(names, homes, strict=True)]
-        shuffled = rng.sample(facts, 3)
-        text = " ".join([*shuffled, f"In which country does {names[0]} live?"])
-        cases.append(Case(text, names[0], city, other=homes[1]))
+        cases.append(case_of(names, homes, rng))
     return cases
+
+
+def case_of(names: Sequence[str], homes: Sequence[str], rng: random.Random) -> Case:
+    """A question about the first of three people. `homes` are the cities in which they live."""
+    facts = [f"{name} lives in {home}." for name, home in zip(names, homes, strict=True)]
+    shuffled = rng.sample(facts, len(facts))
+    text = " ".join([*shuffled, f"In which country does {names[0]} live?"])
+    return Case(text, names[0], homes[0], other=homes[1])
 
 
 def names_only(answer: str | None, country: str) -> bool:
