@@ -99,6 +99,17 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Call:
+    """One call of a game. It may need several requests."""
+
+    member: Member
+    messages: list[Message]
+    caller: Caller
+    bill: Bill
+    key: str  # Calls with the same key share a reply (`call_key`).
+
+
+@dataclass(frozen=True)
 class Checked:
     """What a check has learned about a source. The ranks that do not check take it over."""
 
@@ -143,15 +154,15 @@ class Environment:
         """
         bill = bill or Bill()
         member = self._draw(caller)
-        key = call_key(member.source, messages, caller)
+        call = Call(member, messages, caller, bill, key=call_key(member.source, messages, caller))
         try:
             # If games make the same call at once, the first one pays, and the others find its reply in the
             # journal.
-            async with self._lock_of(key):
-                reply = self.journal.replies.get(key)
+            async with self._lock_of(call.key):
+                reply = self.journal.replies.get(call.key)
                 if reply is None:
                     member.counts["paid"] += 1
-                    reply = await self._send(member, messages, caller, bill, key)
+                    reply = await self._send(call)
                 else:
                     member.counts["reused"] += 1
         except (EnvError, Refused) as problem:
@@ -175,13 +186,12 @@ class Environment:
         seed = caller.question if self._route == "session" else f"{caller.question}/{caller.epoch}"
         return random.Random(seed).choices(self.members, self._weights)[0]
 
-    async def _send(
-        self, member: Member, messages: list[Message], caller: Caller, bill: Bill, key: str
-    ) -> Reply:
+    async def _send(self, call: Call) -> Reply:
         """Send the request of a call until there is a reply, for at most CALL_DEADLINE seconds.
 
         Raises Refused or EnvError if the call failed, and what `_request` raises before a request.
         """
+        member = call.member
         loop = asyncio.get_running_loop()
         failures = without_text = 0
         wait = 0.0
@@ -189,14 +199,21 @@ class Environment:
         async with member.slots:
             deadline = loop.time() + CALL_DEADLINE
             while True:
-                in_time = await self._pause(member, wait, deadline=deadline)
-                if not in_time:
+                paused_until = member.paused_until
+                wait = max(wait, paused_until - loop.time())
+                if loop.time() + wait > deadline:
                     raise EnvError(
                         f"{member.source.name} did not reply within {CALL_DEADLINE:g} s; the last problem: "
                         f"{problem}"
                     )
+                if wait > 0:
+                    await self._sleep(wait)
+                    wait = 0.0
+                    # Meanwhile the response to another call may have asked for a longer pause.
+                    if member.paused_until > paused_until:
+                        continue
                 try:
-                    return await self._request(member, messages, caller, bill, key, failures=failures)
+                    return await self._request(call, failures=failures)
                 except Busy as busy:
                     failures += 1
                     if isinstance(busy, NoText):
@@ -209,35 +226,7 @@ class Environment:
                     wait = back_off(failures) if busy.wait is None else busy.wait
                     self._note_wait(member, busy, wait)
 
-    async def _pause(self, member: Member, wait: float, *, deadline: float) -> bool:
-        """Sleep for `wait` seconds, and until the server accepts calls again.
-
-        Returns whether a request may be sent now: False, without more sleep, if the wait would end after the
-        deadline.
-        """
-        loop = asyncio.get_running_loop()
-        wait = max(wait, member.paused_until - loop.time())
-        while loop.time() + wait <= deadline:
-            if wait <= 0:
-                return True
-            paused_until = member.paused_until
-            await self._sleep(wait)
-            # Meanwhile, in its response to another call, the server may have asked for a longer pause.
-            if member.paused_until == paused_until:
-                return True
-            wait = member.paused_until - loop.time()
-        return False
-
-    async def _request(
-        self,
-        member: Member,
-        messages: list[Message],
-        caller: Caller,
-        bill: Bill,
-        key: str,
-        *,
-        failures: int = 0,
-    ) -> Reply:
+    async def _request(self, call: Call, *, failures: int = 0) -> Reply:
         """Send one request of a call, after `failures` requests that got no reply.
 
         The estimated cost is reserved in the budget, and written to the journal before the request is sent.
@@ -245,17 +234,18 @@ class Environment:
         Raises OutOfBudget or LimitReached before a request that does not fit, and what the source's attempt
         raises.
         """
+        member, messages = call.member, call.messages
         self.journal.check_room()
         estimate = member.estimate(messages)
-        bill.check(estimate)
+        call.bill.check(estimate)
         await self.budget.reserve(estimate)
         number = next(self.journal.numbers)
         cost_if_lost = replace(estimate, lost_usd=estimate.usd)
         cost: Spending | None = None  # None: the request is lost, also if the attempt is cancelled.
         reply: Reply | None = None
         try:
-            self.journal.write(number, key, cost_if_lost)
-            reply = await member.source.attempt(messages, caller, failures=failures)
+            self.journal.write(number, call.key, cost_if_lost)
+            reply = await member.source.attempt(messages, call.caller, failures=failures)
             cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
         except Busy as busy:
             if not busy.may_be_billed:
@@ -270,10 +260,10 @@ class Environment:
             if cost is None:
                 member.counts["lost"] += 1
                 cost = cost_if_lost
-            bill.charged_usd += cost.usd
+            call.bill.charged_usd += cost.usd
             self.budget.settle(estimate, cost)
             prompt = messages[-1]["content"]
-            self.journal.write(number, key, cost, reply, source=member.source.name, prompt=prompt)
+            self.journal.write(number, call.key, cost, reply, source=member.source.name, prompt=prompt)
         member.counts["tokens_in"] += reply.tokens_in
         member.counts["tokens_out"] += reply.tokens_out
         return reply
@@ -303,10 +293,10 @@ class Environment:
     async def _check(self, member: Member) -> None:
         """Send one request, and charge it. Its reply is not used again: the next start checks again."""
         source = member.source
-        messages = [Message(role="user", content="Hi")]
+        call = Call(member, [Message(role="user", content="Hi")], NO_GAME, Bill(), key="check")
         try:
             async with asyncio.timeout(CHECK_SECONDS):
-                reply = await self._request(member, messages, NO_GAME, Bill(), key="check")
+                reply = await self._request(call)
         except OutOfBudget:
             return  # A run that plays from its journal may need no more calls.
         except TimeoutError:
