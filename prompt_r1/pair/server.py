@@ -92,7 +92,7 @@ class ChatServer:
     sessions: int = 0  # the number of games that run
 
     def app(self) -> ASGIApp:
-        """The application, which logs each request."""
+        """The application."""
         routes = [
             Route("/v1/chat/completions", self.answer, methods=["POST"]),
             Route("/v1/models", self.models),
@@ -101,7 +101,8 @@ class ChatServer:
             Route("/", self.page),
         ]
         handlers = {Failure: _fail, HTTPException: _fail}
-        return RequestLog(Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan))
+        app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+        return EndOfRequests(app)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -140,13 +141,18 @@ class ChatServer:
             self._check_model(asked.model)
             pieces = PieceQueue()
             playing = self._start(asked, pieces)
+            request.state.playing = playing  # `EndOfRequests` cancels it if the client leaves.
             head: Body = {
                 "id": f"chatcmpl-{uuid.uuid4().hex}",
                 "created": int(time.time()),
                 "model": self.model_name,
             }
             if asked.stream:
-                return GameStream(request, playing, pieces, head)
+                return StreamingResponse(
+                    _events(request, playing, pieces, head),
+                    media_type="text/event-stream",
+                    headers={"Cache-Control": "no-store"},
+                )
             return await _whole(request, playing, head)
         except Exception as error:
             # It is caught here, because starlette would pass it on to uvicorn, which logs a traceback.
@@ -245,38 +251,13 @@ async def _read_body(request: Request, seconds: float) -> bytes:
 
 async def _whole(request: Request, playing: asyncio.Task[Trajectory], head: Body) -> Response:
     """The response to a request that is not streamed, when its game has ended."""
-    try:
-        while not playing.done():
-            await asyncio.wait([playing], timeout=DISCONNECT_CHECK_SECONDS)
-            if not playing.done() and await request.is_disconnected():
-                return Response(status_code=GONE)
-        game = playing.result()
-        _note_end(request, game)
-        return _json(completion(head, game))
-    finally:
-        playing.cancel()  # has no effect on a game that has ended
-
-
-class GameStream(StreamingResponse):
-    """A response with the events of a game. When the response ends, so does the game."""
-
-    def __init__(
-        self, request: Request, playing: asyncio.Task[Trajectory], pieces: PieceQueue, head: Body
-    ) -> None:
-        events = _events(request, playing, pieces, head)
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        self._request = request
-        self._playing = playing
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            # `_events` cannot do this: if the client leaves before the first event, that generator never
-            # starts, and its `finally` would not run.
-            if not self._playing.done():
-                _note(self._request, "the client has left")
-            self._playing.cancel()
+    while not playing.done():
+        await asyncio.wait([playing], timeout=DISCONNECT_CHECK_SECONDS)
+        if not playing.done() and await request.is_disconnected():
+            return Response(status_code=GONE)
+    game = playing.result()
+    _note_end(request, game)
+    return _json(completion(head, game))
 
 
 async def _events(
@@ -336,8 +317,11 @@ def _note(request: Request, text: str) -> None:
     request.state.note = without_keys(text)[:MAX_NOTE]
 
 
-class RequestLog:
-    """Logs each request as one line: client, method, path, status, seconds, and how its game ended."""
+class EndOfRequests:
+    """Cancels the game of a request that ends before its game does, and logs each request as one line.
+
+    The line has client, method, path, status, seconds, and how the game ended.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -362,6 +346,9 @@ class RequestLog:
             # A second Ctrl-C ends the server at once. The error ends here: uvicorn would log its traceback.
             state["note"] = "the server has stopped"
         finally:
+            if "playing" in state and not state["playing"].done():
+                state["playing"].cancel()
+                state.setdefault("note", "the client has left")
             client = scope["client"][0] if scope.get("client") else "-"
             path = without_keys(scope["path"])[:MAX_PATH]
             seconds = time.perf_counter() - begin

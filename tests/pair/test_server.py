@@ -19,7 +19,7 @@ import pytest
 
 from prompt_r1.errors import EnvError
 from prompt_r1.pair.agent import Limits
-from prompt_r1.pair.server import SPARE_CONNECTIONS, RequestLog, uvicorn_server
+from prompt_r1.pair.server import SPARE_CONNECTIONS, EndOfRequests, uvicorn_server
 from tests.support.echo_agent import EchoAgent, paid_environment
 from tests.support.pair_server import chat_server, echo_pair, serving_pair
 from tests.support.providers import environment_of
@@ -436,7 +436,7 @@ def test_a_request_that_is_cancelled_when_the_server_ends_leaves_no_traceback():
 
     async def cancel():
         scope = {"type": "http", "method": "GET", "path": "/"}
-        task = asyncio.create_task(RequestLog(hang)(scope, None, None))
+        task = asyncio.create_task(EndOfRequests(hang)(scope, None, None))
         await asyncio.sleep(0.01)
         task.cancel()
         await task
