@@ -173,17 +173,15 @@ def _counts_of(usage: object) -> Counter[str]:
 
 def requested_wait(headers: Mapping[str, str], *, now: float) -> float | None:
     """The seconds for which a response asks for no calls, at most MAX_WAIT; None if it asks for none."""
-    seconds = _seconds(headers.get("retry-after-ms", "")) / 1000
-    if not 0 < seconds <= MAX_CREDIBLE_WAIT:
-        seconds = _seconds(headers.get("retry-after", ""), now=now)
-    return min(seconds, MAX_WAIT) if 0 < seconds <= MAX_CREDIBLE_WAIT else None
+    in_milliseconds = _seconds(headers.get("retry-after-ms", ""), now=now) / 1000
+    for seconds in (in_milliseconds, _seconds(headers.get("retry-after", ""), now=now)):
+        if 0 < seconds <= MAX_CREDIBLE_WAIT:
+            return min(seconds, MAX_WAIT)
+    return None
 
 
-def _seconds(value: str, *, now: float = math.nan) -> float:
-    """A number of seconds, also given as an HTTP date from now; NaN for anything else.
-
-    Without `now`, a date gives NaN.
-    """
+def _seconds(value: str, *, now: float) -> float:
+    """A number of seconds, also given as an HTTP date from now; NaN for anything else."""
     with suppress(ValueError):
         return float(value)
     with suppress(ValueError, TypeError, OverflowError, IndexError):
