@@ -23,7 +23,7 @@ from prompt_r1.pair.agent import (
 )
 from prompt_r1.pair.dialogue import Piece, Pieces
 from prompt_r1.pair.named_agent import resolve_agent
-from prompt_r1.pair.settings import PairConfig, choose_environment
+from prompt_r1.pair.settings import PairConfig, with_environment
 from prompt_r1.types import Question, Trajectory
 
 
@@ -89,10 +89,8 @@ async def open_pair(config: PairConfig, own: Answering | None = None) -> OpenPai
     # The tokenizer is loaded first, so that a missing agent is reported before a missing key.
     load_codec(named.path, named.config)
     if own is None:
-        chosen = choose_environment(config, named.config)
-        environment = open_environment(
-            chosen.spec, chosen.settings, typed=chosen.typed, seed=seed, device=device
-        )
+        settings = with_environment(config, named.config)
+        environment = open_environment(settings.env, settings, typed=[config.env], seed=seed, device=device)
     else:
         environment = open_own(own, config, seed=seed)
     await environment.check()

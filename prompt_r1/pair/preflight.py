@@ -2,7 +2,7 @@
 
 from prompt_r1.environments.specs import check_environment
 from prompt_r1.pair.named_agent import check_agent, newest_mini_run, preset_config, trained_config
-from prompt_r1.pair.settings import InferConfig, PairConfig, choose_environment
+from prompt_r1.pair.settings import InferConfig, PairConfig, with_environment
 from prompt_r1.programs.launcher import check_device
 from prompt_r1.settings.flags import parse_arguments
 
@@ -22,6 +22,6 @@ def check_pair(config: PairConfig) -> PairConfig:
     check_device(config.device)
     agent = config.agent or str(newest_mini_run())
     trained = trained_config(check_agent(agent)) or preset_config(agent)
-    environment = choose_environment(config, trained)
-    check_environment(environment.spec, environment.settings, typed=environment.typed)
-    return environment.settings
+    settings = with_environment(config, trained)
+    check_environment(settings.env, settings, typed=[config.env])
+    return settings

@@ -40,24 +40,15 @@ class InferConfig(PairConfig):
     json: bool = everyday_setting(False, "print a JSON object for each question, not the dialogue")
 
 
-@dataclass(frozen=True)
-class ChosenEnvironment:
-    """The environment of a pair."""
-
-    spec: str
-    settings: PairConfig  # how it is asked
-    typed: tuple[str, ...]  # the SPECs that the user typed: `spec`, or none
-
-
-def choose_environment(config: PairConfig, trained: AgentConfig) -> ChosenEnvironment:
-    """The environment that a user names by --env, or else the environment of the agent's training.
+def with_environment(config: PairConfig, trained: AgentConfig) -> PairConfig:
+    """A user's settings, with the environment of the agent's training if the user names none by --env.
 
     The settings of the training, `trained`, were read from the agent's folder, which may come from anyone. So
-    a SPEC in them was not typed: no key is sent to it, and no code is imported.
+    their SPEC does not count as typed by the user: no key is sent to it, and no code is imported.
     """
     if config.env:
-        return ChosenEnvironment(config.env, config, (config.env,))
-    return ChosenEnvironment(trained.env, settings_of_training(config, trained), ())
+        return config
+    return replace(settings_of_training(config, trained), env=trained.env)
 
 
 def settings_of_training(given: Given, trained: AgentConfig) -> Given:

@@ -14,7 +14,7 @@ from prompt_r1.environments.environment import Bill, Caller
 from prompt_r1.environments.specs import open_account
 from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.pair.settings import PairConfig, choose_environment
+from prompt_r1.pair.settings import PairConfig, with_environment
 from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM, AgentConfig, EnvironmentConfig
 from prompt_r1.types import Message, Spending
 from tests.support.providers import HELLO, KEY, open_environment
@@ -142,8 +142,8 @@ LARGE = "large@http://localhost:8000/v1"
 def test_settings_of_the_training_are_sent_to_its_own_environment_only(spec, given, sent) -> None:
     """A bug: fields of the training were sent to an environment that the user named, which refused them."""
     trained = AgentConfig(env=LARGE, env_system="As trained.", env_args='{"top_p": 0.5}')
-    chosen = choose_environment(PairConfig(env=spec, **given), trained)
-    [member] = open_spec(chosen.spec, chosen.settings, typed=chosen.typed).members
+    settings = with_environment(PairConfig(env=spec, **given), trained)
+    [member] = open_spec(settings.env, settings, typed=[spec]).members
     shown = {name: member.source.parameters.get(name) for name in ("system", "top_p", "seed")}
     assert shown == {"top_p": None, "seed": None} | sent
 
