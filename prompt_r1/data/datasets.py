@@ -105,8 +105,8 @@ def booksum(row: Fields) -> Draft:
     if "summary_text" not in row:  # The file of Salesforce/booksum has the paths of the texts instead.
         raise BadRow("the field summary_text is missing; give a CSV of kmfoda/booksum, which has the texts")
     title = text_field(row, "book_id").replace(".", ", ")
-    summary = row["summary_text"]
-    if not isinstance(summary, str) or not summary.strip():
+    summary = _text_or_blank(row, "summary_text")
+    if not summary:
         raise LeftOut("no summary")
     return f"Please write a short article based on the given title: {title}.", (summary,)
 
@@ -173,9 +173,8 @@ def triviaqa(row: Fields) -> Draft:
 
 def xsum(row: Fields) -> Draft:
     """XSum in reverse, as in the paper: summary → article."""
-    _require(row, "document", "summary")
-    document = row["document"]
-    if not isinstance(document, str) or not document.strip():
+    document = _text_or_blank(row, "document")
+    if not document:
         raise LeftOut("no article")
     return f"Please write an article: {_question(row, 'summary')}", (document,)
 
@@ -202,11 +201,9 @@ def _question(row: Fields, field: str) -> str:
 
 
 def _text_or_blank(row: Fields, field: str) -> str:
-    """The text of a field, which may be blank. Raises BadRow if the field is missing or not a text."""
-    value = row.get(field)
-    if isinstance(value, str) and not value.strip():
-        return ""
-    return text_field(row, field)
+    """The text of a field, "" if it is blank or null. Raises BadRow if the field is missing or not a text."""
+    is_blank = field in row and (row[field] is None or not str(row[field]).strip())
+    return "" if is_blank else text_field(row, field)
 
 
 def _require(row: Fields, *columns: str) -> None:
