@@ -31,9 +31,9 @@ single reply is enough.
 Gate. GRPO starts if at least 90 % of the first requests are about the right city, in two games at temperature
 1 about each unseen city. A fold that fails is reported and not trained.
 
-GRPO: `train.py --config small` with up to four turns, 6 × 8 games a step, and validation every 8 steps. It
-takes 32 steps, and 16 more while the EM of the last 8 steps is more than .03 above the EM of the 8 steps
-before, up to 64. The agent with the best validation is tested, in greedy games.
+GRPO: `train.py --config small` with up to four turns, 6 × 8 games a step, without groups of equal rewards,
+and validation every 8 steps. It takes 32 steps, and 16 more while the EM of the last 8 steps is more than .03
+above the EM of the 8 steps before, up to 64. The agent with the best validation is tested, in greedy games.
 
 Rivals have the same test questions. What a script chooses, it chooses on one question about each city that
 the fold does not test:
@@ -54,10 +54,23 @@ the fold does not test:
 
 For every method, an answer is right if the first country in it is the right one.
 
+The requests of a script are separate dialogues, while the environment reads the earlier turns of a game. So
+the scripts with several wordings are, if anything, favoured.
+
 Success: the difference of the trained pair to "best wording" is above 0 with its 95 % interval. The marks of
 a city's questions are averaged first, because equal requests have equal replies; the interval is Student's
 over the three folds. The differences to "best pair" and "best three" say whether the agent found more than a
 script of this kind, and those to `rft` and "best of n" whether it took GRPO. All of them are reported.
+
+Tried before, on another division of the cities, which is not reported:
+
+- After 320 games in which an answer follows a first reply that names a country, 84 % of 94 first requests
+  were about the right city. After 320 more, in which a quarter of the questions were about two people,
+  91 %.
+- In neither did any of the 99 replies without a country lead to a second request, and half of all replies
+  name none. So games about one person have no answer now.
+- After 96 games of this kind (too few for the gate), sampled games ask again, often about the same city. The
+  gate with 640 of them has not been tried.
 
 Three games of fold 0 are shown: the first right one with several requests, the first right one with one
 request, and the first wrong one.
@@ -147,7 +160,9 @@ class Plan:
     warm_start: str = "--epochs 1 --batch-size 4 --lr 1e-4"
     gate: float = GATE
     env_args: str = '{"max_tokens": 32}'
-    training: str = "--questions 6 --group-size 8 --mini-batch 48 --save-every 8 --val-limit 32"
+    training: str = (
+        "--questions 6 --group-size 8 --mini-batch 48 --skip-no-spread true --save-every 8 --val-limit 32"
+    )
     steps: Sequence[int] = (32, 48, 64)
     tested: str = "agent-only untrained rft prompt-r1"
     has_all_rivals: bool = True  # with `direct`, `cot` and best of n
