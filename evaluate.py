@@ -90,7 +90,8 @@ def describe_agents(evaluation: Evaluation) -> None:
                 flush=True,
             )
         if agent.config.reward:
-            # The name comes from the agent's folder, which may come from anyone, so its code is not run.
+            # MODULE:FUNCTION was read from the agent's folder, which may come from anyone, so it is not
+            # imported.
             note = (
                 f"Note: the agent was trained with --reward {agent.config.reward}. `reward` in {FILE} and "
                 f"{RESULTS} is the reward of eq. 15 under --rule, not this one"
@@ -118,12 +119,12 @@ def ask_missing(evaluation: Evaluation, file: PredictionFile) -> None:
             missing[system] = unanswered
     if not missing:  # A complete evaluation opens no environment and no journal.
         return
-    preparing = evaluation.data_for(missing)  # the questions for searches and fine-tuning
+    preparation = evaluation.data_for(missing)  # the questions for searches and fine-tuning
     account = open_account(evaluation.config, evaluation.folder)  # the journal and budget of all systems
 
     async def ask_systems() -> None:
         for system, unanswered in missing.items():
-            await ask_system(evaluation, system, unanswered, preparing, account, file)
+            await ask_system(evaluation, system, unanswered, preparation, account, file)
 
     asyncio.run(ask_systems())
 
@@ -132,7 +133,7 @@ async def ask_system(
     evaluation: Evaluation,
     system: System,
     unanswered: Sequence[Repeat],
-    preparing: Data,
+    preparation: Data,
     account: Account,
     file: PredictionFile,
 ) -> None:
@@ -150,7 +151,7 @@ async def ask_system(
         if optimizer is not None:
             opened.push_async_callback(optimizer.close)
         answer = await make_method(
-            evaluation, system, preparing, environment=environment, optimizer=optimizer
+            evaluation, system, preparation, environment=environment, optimizer=optimizer
         )
 
         with progress_bar(name=str(system), total=len(unanswered)) as bar:
@@ -196,6 +197,7 @@ def raise_for_failed_calls(evaluation: Evaluation, file: PredictionFile) -> None
     predictions = file.answers_to(evaluation.repeats, evaluation.systems)
     errors = Counter[str]()
     for prediction in predictions:
+        # `answers_to` also returns the answers of other systems, which this command does not ask.
         if prediction.error and prediction.system in evaluation.systems:
             errors[prediction.error] += 1
     if errors:

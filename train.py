@@ -9,8 +9,8 @@ One step of Prompt-R1 (paper, section 3), in the loop of `train`:
     write down games, metrics, validation, the best agent, a checkpoint              record.write_down
 
 Reward, advantages and loss are the paper's, or what the user names in their place: `run.own_reward`,
-`run.own_advantages` and `run.loss_function`. Every rank runs this loop. It plays its own questions, and
-shares only the update with the other ranks.
+`run.own_advantages` and `run.loss_function`. Every rank runs this loop, and plays its own questions. The
+ranks exchange games and gradients in the update, and what they measured when the step is written down.
 """
 
 from collections.abc import Mapping, Sequence
@@ -85,7 +85,8 @@ def train(run: Run, record: Record) -> None:
                     scores = policy(batch.packed)
                     # In the first mini-batch the weights have not moved, so this forward is π_old itself.
                     old = scores.logprobs.detach() if number == 0 else later_old[number - 1][index]
-                    # The reference is the frozen start. Without it (kl_coef 0), the KL to π_old is logged.
+                    # The reference is the frozen start; None with kl_coef 0. Then `grpo_loss` measures the KL
+                    # to π_old instead.
                     reference = run.reference_logprobs(batch.packed)
                     loss = run.loss_function(scores.logprobs, batch.columns(old=old, reference=reference))
                     loss.total.backward()

@@ -5,7 +5,7 @@
     with prompt_r1.load("runs/mini-seed0") as pair:
         print(pair.ask("Who is the mother of the director of Silent Valley?").answer)
 
-The method, in reading order; these files import nothing but each other:
+The method, in reading order. These eight files import no other file of the package:
 
     types          question, turn, trajectory, reward
     protocol       what a turn may hold, and the codec between text and tokens

@@ -189,8 +189,9 @@ def closing_tokens(
     `between` are the tokens from the end of an assistant's message to the next message.
 
         `between` begins, after white space, with          the message is closed by the tokens
-        a control token (<|im_end|>) or eos                up to this token
-        plain text ("### User:"), bos or one of `tags`     up to eos; none if `between` has no eos
+        eos, or a control token such as <|im_end|>,        up to this token
+        but not bos and none of `tags`
+        anything else, such as "### User:"                 up to eos; none if `between` has no eos
 
     Raises UsageError in the second case if the tokenizer has no eos token.
     """

@@ -24,17 +24,18 @@ A hyphen is a minus in these places:
     between two letters that stand alone     x-y   A-B
     first in the text, or after an operator  - 5   x = - 5
 
-An operand is a number, a bracket, a lower-case letter alone, or a word of MATHS_WORD. A product of letters is
-no operand: "3 - ab" equals "3 ab". Any other hyphen is dropped, and blanks around it stay: in names ("F-16",
-"COVID-19") and as a dash ("World War I - 1914"). So "x-1" is a difference, and "X-1" a name. But letter case
-never makes an answer wrong, because two texts are also compared in lower case: "x-1" equals "X-1".
+An operand is a number, a bracket, a lower-case letter alone, or a word such as pi, sqrt or sin (MATHS_WORD).
+A product of letters is no operand: "3 - ab" equals "3 ab". Any other hyphen is dropped, and blanks around it
+stay: in names ("F-16", "COVID-19") and as a dash ("World War I - 1914"). So "x-1" is a difference, and "X-1"
+a name. But letter case never makes an answer wrong, because two texts are also compared in lower case: "x-1"
+equals "X-1".
 
 Between two digits, a hyphen and all punctuation that is not in the first table separate two numbers: "18-20"
 equals "18 20", and "3:2" equals "3 2". There are two exceptions: "1,234" equals "1234", and in "x^2-1", after
 a power of one digit, the hyphen is a minus. A comma also separates two words: "red,blue" equals "red blue".
 
-The letter "a" beside an operator is a variable and no article ("a-5", "a = 5"), also where a reader might
-see an article before a negative number: "a -5 degree slope" is not "-5 degree slope".
+The letter "a" beside an operator is a variable and no article: "a-5", "a = 5". This includes the "a" of "a -5
+degree slope", in which a reader sees an article: the text does not equal "-5 degree slope".
 Brackets, "!", "|" and "%" are not kept: "[0,1]" equals "(0,1)", and "5!" equals "5".
 
 An empty prediction scores 0. If normalisation leaves nothing of a gold answer ("a", "$"), only the same text
@@ -86,7 +87,8 @@ OPERAND_BEFORE = rf"(?:(?<=[\d)}}\]∞|])|{NAME_BEFORE})"
 OPERAND_AFTER = rf"(?=-?(?:[\d({{.√∞|]|{NAME_AFTER}))"
 INFIX = re.compile(
     rf"{THING_BEFORE}\s*[/=^]\s*{THING_AFTER}"  # km / h, F = ma, and MathQA's 33 1 / 3
-    rf"|{THING_BEFORE}(?:\s*\+|\s+\+\s+){THING_AFTER}"  # Disney + Pixar, but not Canal+ Group
+    # Blanks may follow a plus only if others precede it: Disney + Pixar, but not Canal+ Group.
+    rf"|{THING_BEFORE}(?:\s*\+|\s+\+\s+){THING_AFTER}"
     rf"|{OPERAND_BEFORE}\+\s+{THING_AFTER}"  # 2x+ y
     rf"|{THING_BEFORE}\s+\*\*\s+{THING_AFTER}"  # x ** 2, but not **bold** text
     rf"|{OPERAND_BEFORE}\s*[-<>≤≥≠]\s*{OPERAND_AFTER}"  # x - 1, 3 - sqrt(2)
@@ -118,16 +120,18 @@ POINT = (
 )
 SLASH_OR_EQUALS = (rf"(?<=[\w)}}\]])[/=](?=-|{THING})",)  # 1/2, (x+1)/y, x=5
 PLUS = (
-    r"(?<=[\w)}\]+ ])(?<!\d[eE])\+",  # 2x+3 and C++, but not the sign of 1e+5, or of +5 at the start
+    # 2x+3, C++, and a sign after a blank, but not the signs of 1e+5, (+5), and +5 at the start of the text
+    r"(?<=[\w)}\]+ ])(?<!\d[eE])\+",
     r"(?<=\^)\+(?!\d)",  # the charge of Na⁺
 )
 POWER_OR_COMPARISON = (
-    r"[\^<>]",  # x^2, <5
+    r"[\^<>]",  # x^2, <5. The signs ≤ ≥ ≠ are not in string.punctuation, so nothing drops them.
     r"(?<=[\w)}\]])\*\*(?=[\w({\\])",  # x**2
 )
 NUMBER_SIGN = (rf"(?<={LETTER})#",)  # C#
 KEPT = "|".join((*MINUS, *POINT, *SLASH_OR_EQUALS, *PLUS, *POWER_OR_COMPARISON, *NUMBER_SIGN))
-# Other punctuation between two digits separates them, unless it is kept. So does a comma between words.
+# Between two digits, + . / < > ^ belong to one value. Other punctuation there separates two numbers, unless
+# it is kept. A comma also separates words.
 OTHER = re.escape("".join(mark for mark in string.punctuation if mark not in "+./<>^"))
 SEPARATOR = (
     rf"(?<=\d)(?:(?!{KEPT})[{OTHER}])+?(?=-?\d)"  # 18-20, 3:2

@@ -116,9 +116,9 @@ def grpo_loss(
         L  = Σ w [ -c min(r Â, clip(r, 1 - ε, 1 + ε_high) Â) + β KL ]        ε: clip, β: kl_coef
 
     `logprobs` (N,) are log π_θ of the policy that learns. No other tensor has a gradient. The weights w are
-    1 / (M · |u|) for M games in the optimiser step and |u| agent tokens in the token's game (see
-    `training.batches`). `clip_high` 0 stands for ε. With c = 1, L is eq. 17 of the paper's later version. In
-    the first version, the policy term is -w Â log π_θ, without ratio and clip.
+    1 / (M · |u|) for M games in the optimiser step, over all ranks, and |u| agent tokens in the token's game
+    (see `training.batches`). `clip_high` 0 stands for ε. With c = 1, L is eq. 17 of the paper's later
+    version. In the first version, the policy term is -w Â log π_θ, without ratio and clip.
 
     In 16 bits engine and policy round differently, so the tokens were sampled from a slightly other
     distribution than π_old. c corrects the policy term for this difference (truncated importance sampling,

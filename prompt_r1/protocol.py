@@ -127,9 +127,9 @@ class Codec:
         # The <think> that the template itself writes at the start of every turn of the agent, or "".
         self.opened = opened_think(self.frame.generation)
         self.encoder = PieceEncoder(tokenizer)
-        # A reply follows tokens such as <|im_end|>\n<|im_start|>user\n<interaction_response>. The first of
-        # them, `_close`, end the agent's message. The agent usually writes the end token itself, so `_close`
-        # is only added if the turn was cut off. The rest is `_reply_head`.
+        # Before a reply stands, for example, <|im_end|>\n<|im_start|>user\n<interaction_response>.
+        # `_close`, here <|im_end|>, ends the agent's message. The agent usually writes it itself, so it is
+        # added only if the turn was cut off. All after it is `_reply_head`.
         before_reply = self.encoder.trusted(self.frame.between + "<interaction_response>")
         self._close = closing_tokens(before_reply, tokenizer, tags=TAGS)
         self._reply_head = before_reply[len(self._close) :]

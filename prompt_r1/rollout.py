@@ -81,7 +81,7 @@ def stop_of(action: Action, completion: Completion, *, is_last: bool) -> Stop | 
 
 
 class PlayOne(Protocol):
-    """Plays one game of the question `number`. `sample` is the number of the game in its group."""
+    """Plays one game: `number` is its question's number in `play_groups`, `sample` its own in the group."""
 
     def __call__(self, question: Question, *, number: int, sample: int) -> Awaitable[Trajectory]: ...
 

@@ -152,7 +152,8 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     stop: Stop | None = None  # None: the game has not ended.
     error: str = ""  # Why the environment failed, if `stop` is "env_error", or why no game was played.
-    spent: Spending = field(default_factory=Spending)  # The cost of the replies alone.
+    # The cost of the replies. A failed call counts as a call without tokens.
+    spent: Spending = field(default_factory=Spending)
     seconds: float = 0.0  # How long the game took.
 
     def add_context(self, tokens: list[int]) -> None:
@@ -197,7 +198,8 @@ class ScoredGame:
 
     trajectory: Trajectory
     reward: Reward | None  # None: the environment broke the game.
-    advantage: float | None  # None: the game, or too much of its group, broke. It is not trained on.
+    # None: the game is not trained on, because it broke, or because more than a quarter of its group did.
+    advantage: float | None
     # The game's number in its training step, over all ranks: number of the question × group size + sample.
     index: int = 0
     # A user's advantages of the turns, whose mean is `advantage`. (): all tokens have `advantage`.
