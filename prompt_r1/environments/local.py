@@ -146,11 +146,11 @@ class LocalEnvironment(Source):
         marked: list[Message] = [
             {**message, "content": f"\u2402{number}\u2403"} for number, message in enumerate(messages)
         ]
-        # The pieces after the opening: number of a text, template up to the next text, number, template, …
-        opening, *pieces = re.split("\u2402(\\d+)\u2403", render(self.tokenizer, marked))
-        numbers, frames = pieces[::2], pieces[1::2]
+        rendered = render(self.tokenizer, marked)
+        opening = rendered.partition("\u2402")[0]
         tokens = self._encoder.start(opening)
-        for number, frame in zip(numbers, frames, strict=True):
+        # The number of each text, and the template up to the next text.
+        for number, frame in re.findall("\u2402(\\d+)\u2403([^\u2402]*)", rendered):
             tokens += self._encoder.untrusted(messages[int(number)]["content"])
             tokens += self._encoder.trusted(frame)
         return tokens
