@@ -91,9 +91,8 @@ class Budget:
         If the request does not fit, it waits until other requests have ended, because they may cost less than
         was reserved for them. Raises OutOfBudget if it does not fit although no other request is running.
         """
-        while exceeded := self._exceeded(self.spent + self._reserved + estimate):
+        while name := self._exceeded(self.spent + self._reserved + estimate):
             if not self._reserved.calls:
-                name = exceeded[0]
                 flag = f"--max-env-{name} {self._limits[name]:g}"
                 of_rank = ""
                 if self._ranks > 1:
@@ -112,10 +111,9 @@ class Budget:
         self._settled.set()
         self._settled = asyncio.Event()  # The requests that wait from now on wait for this.
 
-    def _exceeded(self, total: Spending) -> list[str]:
-        """The names of the limits that this spending exceeds."""
-        exceeded = []
+    def _exceeded(self, total: Spending) -> str:
+        """The name of a limit that this spending exceeds; "" if it exceeds none."""
         for name, ceiling in self._ceilings.items():
             if getattr(total, name) > ceiling + ROUNDING:
-                exceeded.append(name)
-        return exceeded
+                return name
+        return ""
