@@ -69,7 +69,7 @@ Tried before, on another division of the cities, which is not reported:
   91 %.
 - In neither did any of the 99 replies without a country lead to a second request, and half of all replies
   name none. So games about one person have no answer now.
-- After 96 games of this kind (too few for the gate), sampled games ask again, often about the same city. The
+- After 96 games of this kind (too few for the gate), sampled games ask again, some about the same city. The
   gate with 640 of them has not been tried.
 
 Three games of fold 0 are shown: the first right one with several requests, the first right one with one
