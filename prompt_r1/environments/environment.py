@@ -241,10 +241,14 @@ class Environment:
         await self.budget.reserve(estimate)
         number = next(self.journal.numbers)
         cost_if_lost = replace(estimate, lost_usd=estimate.usd)
+        try:
+            self.journal.write(number, call.key, cost_if_lost)
+        except OSError:
+            self.budget.settle(estimate, Spending())  # The request is not sent, so it costs nothing.
+            raise
         cost: Spending | None = None  # None: the request is lost, also if the attempt is cancelled.
         reply: Reply | None = None
         try:
-            self.journal.write(number, call.key, cost_if_lost)
             reply = await member.source.attempt(messages, call.caller, failures=failures)
             cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
         except Busy as busy:

@@ -258,6 +258,26 @@ def test_a_disk_that_stays_full_loses_no_reply_that_was_paid(room: int, tmp_path
     assert resumed.journal.spent.calls >= asked.members[0].source.calls
 
 
+def test_a_request_that_cannot_be_written_to_the_journal_is_not_sent_and_costs_nothing(
+    tmp_path, monkeypatch
+) -> None:
+    """A bug: it was counted as a lost request, and charged at its estimate."""
+
+    def fail(file: int, content: bytes) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    source, budget = CountingSource(), Budget(max_calls=1)
+    asked = environment(source, folder=tmp_path, budget=budget)
+    with monkeypatch.context() as broken:
+        broken.setattr(files.os, "write", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            ask(asked)
+    metrics = asked.take_metrics()
+    assert source.calls == 0 and budget.spent == Spending()
+    assert (metrics["env/lost"], metrics["env/failed_requests"]) == (0, 0)
+    assert ask(asked) == "reply 1", "nothing of the budget stays reserved"
+
+
 def test_a_new_call_hides_no_cost_of_an_old_one_where_lines_are_lost(tmp_path: Path) -> None:
     asked = environment(CountingSource(), folder=tmp_path)
     for sample in range(3):
