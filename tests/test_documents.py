@@ -12,7 +12,7 @@ from prompt_r1.pair.__main__ import ServeConfig
 from prompt_r1.pair.settings import InferConfig
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.train import PRESETS, TrainConfig
-from prompt_r1.training.preflight import SftConfig
+from prompt_r1.training.preflight import FineTuningConfig
 from tests.support.paths import ROOT
 
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")})
@@ -22,7 +22,7 @@ CONFIGS = {
     "evaluate.py": EvaluateConfig,
     "infer.py": InferConfig,
     "prompt_r1.pair": ServeConfig,
-    "prompt_r1.training.warm_start": SftConfig,
+    "prompt_r1.training.warm_start": FineTuningConfig,
 }
 
 

@@ -28,7 +28,7 @@ from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
 from prompt_r1.rollout import play_groups
 from prompt_r1.settings.agent import MINI_AGENT, AgentConfig
-from prompt_r1.training.preflight import SftConfig
+from prompt_r1.training.preflight import FineTuningConfig
 from prompt_r1.training.supervised import fine_tune_agent
 from prompt_r1.types import Completion, Question, Trajectory
 
@@ -130,10 +130,10 @@ async def play_games(
     return [game for group in games_PG for game in group]
 
 
-def _settings(agent: NamedAgent, *, seed: int, device: torch.device, rank: int) -> SftConfig:
+def _settings(agent: NamedAgent, *, seed: int, device: torch.device, rank: int) -> FineTuningConfig:
     # At LLaMA-Factory's learning rate the mini agent does not learn.
     lr = 3e-3 if agent.start == MINI_AGENT else 1e-4
-    return SftConfig(agent=agent.start, seed=seed, lr=lr, rank=rank, device=str(device))
+    return FineTuningConfig(agent=agent.start, seed=seed, lr=lr, rank=rank, device=str(device))
 
 
 def _is_done(folder: Path) -> bool:

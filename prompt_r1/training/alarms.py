@@ -49,6 +49,7 @@ class Alarms:
         line = judged_metrics(line)
         alarms = {metric: self._alarm(metric, value, line) for metric, value in line.items()}
         new = [text for metric, text in alarms.items() if text and metric not in self.active]
+        # A metric that this line lacks stays as it was.
         self.active -= alarms.keys()
         self.active |= {metric for metric, text in alarms.items() if text}
         return new

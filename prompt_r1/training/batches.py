@@ -83,6 +83,7 @@ def mini_batches_of(
     kept = []
     for group in games_PG:
         for game in group:
+            # In a run, `learned_from` has already left out the games without an advantage.
             if game.advantage is not None:
                 without_text = replace(game.trajectory, turns=[])  # the loss reads tokens only
                 kept.append(replace(game, trajectory=without_text))

@@ -65,7 +65,7 @@ def header(*, priced: bool) -> str:
     return f"{step} | val {validation}"
 
 
-def row(metrics: Mapping[str, float], *, priced: bool) -> str:
+def step_row(metrics: Mapping[str, float], *, priced: bool) -> str:
     """The row of one step, for the table that `header` begins. Metrics that were not measured are blank."""
     step = " ".join(column.shown(metrics) for column in _step_columns(priced))
     if "val/em" not in metrics:
@@ -95,7 +95,7 @@ class Log:
         self.progress = tqdm(total=games, disable=None if first else True, leave=False, bar_format=bar)
         self.folder = folder
         self._first, self._priced = first, priced
-        self._rows = 0
+        self._rows_shown = 0
         self._wandb = open_wandb(folder) if wandb and first else None
 
     def say(self, text: str = "") -> None:
@@ -134,10 +134,10 @@ class Log:
             file.write(_line(rounded))
         if self._wandb is not None:
             self._wandb.log(rounded, step=int(rounded["step"]))
-        if self._rows % HEADER_EVERY == 0:
+        if self._rows_shown % HEADER_EVERY == 0:
             self.say(header(priced=self._priced))
-        self._rows += 1
-        self.say(row(rounded, priced=self._priced))
+        self._rows_shown += 1
+        self.say(step_row(rounded, priced=self._priced))
         return rounded
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class Log:
             for number, group in enumerate(games_PG):
                 for sample, game in enumerate(group):
                     place = {"group": number, "sample": sample}
-                    file.write(_line(place | _row(game)))
+                    file.write(_line(place | _game_row(game)))
 
 
 def open_wandb(folder: Path) -> Any:
@@ -175,7 +175,7 @@ def open_wandb(folder: Path) -> Any:
         raise UsageError(f"--wandb: {error}; log in, or set WANDB_MODE=offline") from None
 
 
-def _row(game: ScoredGame) -> dict[str, object]:
+def _game_row(game: ScoredGame) -> dict[str, object]:
     """A game as a row of trajectories/*.jsonl.
 
     `sampled` has one digit per token: 1 if the agent sampled it, else 0. `logprobs` has a number for each

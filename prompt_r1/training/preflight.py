@@ -65,7 +65,7 @@ def _check_rank() -> None:
 
 
 @dataclass(frozen=True)
-class SftConfig:
+class FineTuningConfig:
     """Teach an agent the format of the game by recorded games, with the settings of the paper's Table 7."""
 
     agent: str = everyday_setting(
@@ -89,9 +89,9 @@ class SftConfig:
     threads: int = setting(0, "threads of torch on a CPU; 0: its own choice", THREADS)
 
 
-def read_warm_start_config(arguments: list[str]) -> SftConfig:
+def read_warm_start_config(arguments: list[str]) -> FineTuningConfig:
     """Read the settings of a warm start. Raises UsageError for a warm start that cannot begin."""
-    config = parse_arguments(SftConfig, arguments)
+    config = parse_arguments(FineTuningConfig, arguments)
     if not config.games:
         raise UsageError("give the games to learn from: --games FILE, or --games mini")
     check_device(config.device)

@@ -179,7 +179,7 @@ class ShownGroup:
         return sum(is_right(game) is True for game in self.games)
 
     @property
-    def is_uniform(self) -> bool:
+    def lacks_contrast(self) -> bool:
         """Whether nothing was learned from the group, or its games are all right or all wrong."""
         trained = any(game["advantage"] for game in self.games)
         return not trained or self.right in (0, len(self.games))
@@ -233,8 +233,8 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
         rows = [row for file in played[name] for row in _rows_of(file)]
         by_question = groupby(rows, key=lambda row: (row["group"], row["question"]["id"]))
         of_step = [ShownGroup(_source(name), list(games)) for _, games in by_question]
-        groups += sorted(of_step, key=attrgetter("is_uniform"))[:MAX_GROUPS]
-    return sorted(groups, key=attrgetter("is_uniform"))
+        groups += sorted(of_step, key=attrgetter("lacks_contrast"))[:MAX_GROUPS]
+    return sorted(groups, key=attrgetter("lacks_contrast"))
 
 
 def _rows_of(file: Path) -> list[JsonObject]:

@@ -23,7 +23,8 @@ def open_run(out: str) -> Path:
     make_folder(run, _holds_a_run, "a run")
     if not os.access(run, os.W_OK):
         raise UsageError(f"{run}: Permission denied; give --out a folder that can be written")
-    # A run writes its agent and then, with a checkpoint, its report. A report can also be made by hand.
+    # A run saves a checkpoint before it writes its report. So a folder with an agent and a report has had a
+    # checkpoint, unless the report was made by hand.
     has_both = (run / "agent").exists() and (run / "report.html").exists()
     if has_both and not checkpoints_of(run):
         raise UsageError(

@@ -155,7 +155,7 @@ def load_learner(
     """The policy that learns. `Run.policy` explains which weights it shares with the agent."""
     if adapter_rank:
         add_lora(agent_policy.model, rank=adapter_rank, alpha=adapter_alpha, seed=seed)
-        # Again, because a layer that uses its own weight directly ignores the adapters.
+        # Checked again, because a layer whose code reads its weight directly would ignore its adapter.
         check_model(agent_policy)
         return agent_policy
     if ranks.mesh is None and agent_policy.compute_dtype == torch.float32:

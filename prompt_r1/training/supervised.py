@@ -30,7 +30,7 @@ from prompt_r1.programs.sealed_folders import TEMPORARY, moved_aside
 from prompt_r1.protocol import Codec
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.training.export import export_agent
-from prompt_r1.training.preflight import SftConfig
+from prompt_r1.training.preflight import FineTuningConfig
 from prompt_r1.training.start import load_learner
 from prompt_r1.types import Completion, Trajectory
 
@@ -41,7 +41,10 @@ MIN_STEPS = 30  # Fewer steps teach little, so few examples get smaller batches.
 
 
 def fine_tune_agent(
-    examples: Callable[[Codec], Sequence[Trajectory]], config: SftConfig, trained_as: AgentConfig, out: Path
+    examples: Callable[[Codec], Sequence[Trajectory]],
+    config: FineTuningConfig,
+    trained_as: AgentConfig,
+    out: Path,
 ) -> Path:
     """Fine-tune an agent on games, and return its folder.
 
@@ -86,7 +89,7 @@ def _is_fine_tuning(folder: Path) -> bool:
 
 
 def train_weights(
-    policy: Policy, examples: Sequence[Trajectory], config: SftConfig
+    policy: Policy, examples: Sequence[Trajectory], config: FineTuningConfig
 ) -> Iterator[dict[str, float]]:
     """Take AdamW steps, and yield the metrics of each. Examples of more than --cutoff tokens are cut."""
     most = config.cutoff

@@ -37,7 +37,7 @@ from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.settings.agent import is_mini_data
 from prompt_r1.settings.train import preset_of
-from prompt_r1.training.preflight import SftConfig
+from prompt_r1.training.preflight import FineTuningConfig
 from prompt_r1.training.supervised import fine_tune_agent
 from prompt_r1.types import Question, Trajectory, Turn
 
@@ -48,7 +48,7 @@ MINI_GAMES = 6
 Game = tuple[Question, list[Turn]]
 
 
-def main(config: SftConfig) -> None:
+def main(config: FineTuningConfig) -> None:
     """Warm-start an agent, and print the command that trains it."""
     if not config.threads:  # Otherwise `fine_tune_agent` sets them.
         limit_threads()
@@ -59,7 +59,7 @@ def main(config: SftConfig) -> None:
     print(f"The agent is saved in {folder}. Train it:\n{then}")
 
 
-def learn_games(source: str, config: SftConfig, out: Path) -> Path:
+def learn_games(source: str, config: FineTuningConfig, out: Path) -> Path:
     """Warm-start an agent on the games of a file or of `mini`, and return its folder."""
     games = mini_games(source, config.seed) if is_mini_data(source) else list(read_games(Path(source)))
 

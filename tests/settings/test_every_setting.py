@@ -11,7 +11,7 @@ from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.settings import InferConfig
 from prompt_r1.settings.fields import about, flag_of, read_yaml, settings_of, type_of, write_yaml
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.preflight import SftConfig
+from prompt_r1.training.preflight import FineTuningConfig
 from tests.support import tiny
 from tests.support.programs import PROGRAMS
 
@@ -19,7 +19,7 @@ CONFIGS: dict[str, type[Any]] = {
     "train.py": TrainConfig,
     "infer.py": InferConfig,
     "evaluate.py": EvaluateConfig,
-    "warm_start.py": SftConfig,
+    "warm_start.py": FineTuningConfig,
 }
 CODE = """
 def ends(game, paper):

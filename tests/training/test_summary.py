@@ -5,7 +5,7 @@ import re
 import pytest
 
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.log import COLUMNS, Log, header, row
+from prompt_r1.training.log import COLUMNS, Log, header, step_row
 from prompt_r1.training.record import summary
 
 STEP = {
@@ -41,12 +41,12 @@ VALIDATION = {"step": 0, "val/em": 0.5, "val/reward": 0.5, "val/format": 1.0}
     ],
 )
 def test_a_row_shows_the_numbers_of_its_step(line, priced, shown):
-    assert row(line, priced=priced).split() == shown.split()
+    assert step_row(line, priced=priced).split() == shown.split()
 
 
 @pytest.mark.parametrize("priced", [False, True])
 def test_numbers_are_right_aligned_with_their_labels(priced):
-    labels, numbers = header(priced=priced), row(STEP, priced=priced)
+    labels, numbers = header(priced=priced), step_row(STEP, priced=priced)
     assert ends_of_words(labels) == ends_of_words(numbers)
     assert len(ends_of_words(labels)) == len(COLUMNS) + 1 + 3
     assert labels.index("|") == numbers.index("|") and len(labels) <= 80

@@ -20,7 +20,7 @@ from prompt_r1.protocol import Codec, parse
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
 from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.training.log import Log
-from prompt_r1.training.preflight import SftConfig
+from prompt_r1.training.preflight import FineTuningConfig
 from prompt_r1.training.supervised import (
     batch_size_for,
     cut,
@@ -40,7 +40,7 @@ from tests.support.templates import KINDS, tokenizer_of
 from tests.support.tiny import ScriptedAgent, ScriptedEnvironment, think
 
 QUESTIONS = [Question(str(n), "a", f"Number {n}?", (f"it is {n}",)) for n in range(6)]
-SMALL = SftConfig(agent="", lr=1e-2, epochs=8, batch_size=4, micro_batch=2, device="cpu")
+SMALL = FineTuningConfig(agent="", lr=1e-2, epochs=8, batch_size=4, micro_batch=2, device="cpu")
 
 
 def tiny_agent() -> Agent:
