@@ -67,7 +67,9 @@ async def gepa(search: PromptSearch, data: Data) -> str:
 ITERATION_CALLS = 2 * BATCH + 1 + VALIDATED_ON // 10
 GEPA = Algorithm(
     gepa,
-    authors_calls=METRIC_CALLS + ITERATION_CALLS,  # The last iteration may go beyond METRIC_CALLS.
+    # An estimate: METRIC_CALLS counts calls of the environment alone. The last iteration may go beyond it,
+    # and each iteration also calls the optimiser once.
+    authors_calls=METRIC_CALLS + ITERATION_CALLS,
     optimizer_share=1 / ITERATION_CALLS,
     fields={},
     optimizer_fields={},

@@ -23,7 +23,7 @@ class PaperColumn:
 
     method: str
     environment: str  # the environment that answers; "": the method has none
-    trained_with: str  # the environment of the agent's training; "": the method has none
+    trained_with: str  # the environment of the agent's training; without a training in one, `environment`
 
 
 @cache

@@ -48,7 +48,7 @@ class Means:
     n: int  # questions with an answer
     errors: int  # failed calls, which do not count in any mean
     rates: dict[str, Rate]  # metric → mean, if the metric was measured
-    counts: dict[str, float]  # name of `counts_of` → mean per answer, if it is known
+    counts: dict[str, float]  # reward, turns, calls, … (see `counts_of`) → mean per answer, if it is known
 
     @property
     def tokens(self) -> float:

@@ -120,7 +120,8 @@ class PromptSearch:
         """
         if not self.calls.are_left(step_calls):
             return False
-        # From here on the seed prompt has scores: `begin` needs fewer calls for them than a step takes.
+        # From here on, `is_perfect` finds scores: `begin` needs fewer calls than a step, so it was allowed to
+        # score the seed prompt.
         if authors_stop and not self.calls.limit:
             return False
         return not self.repeats_itself and not self.is_perfect
@@ -254,7 +255,7 @@ def mean_score(predictions: Sequence[Prediction]) -> float:
 def text_between(text: str, opening: str, closing: str) -> str:
     """The text in the last pair of `opening` and `closing`; "" if there is none, or an unpaired opening.
 
-    Before its proposal, a model may write about the tags.
+    The last pair counts, because a model may write about the tags before its proposal.
     """
     before_end, end, rest = text.rpartition(closing)
     _, start, inside = before_end.rpartition(opening)

@@ -183,8 +183,8 @@ def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, NamedAge
     - the games of the agents' starts
     """
     specs = [config.optimizer_env, *(system.environment for system in systems)]
-    # The weights of the agent that answers are at its path. The name of the agent may be another path: of its
-    # run, or of its start.
+    # Both paths of an agent are digested: `path` has the weights that answer, and its name in the system may
+    # be another path, of its run or of its start.
     agents = [str(agent.path) for agent in systems.values()]
     agents += [system.agent for system in systems]
     games = {}

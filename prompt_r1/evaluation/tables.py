@@ -36,10 +36,10 @@ def write_results(folder: Path, results: Results, trained_with: Mapping[str, str
 
     `trained_with`: agent → the environment of its training.
     """
-    means = {}
+    means_of_systems = {}
     for system, name in short_names(results.systems).items():
-        means[name] = results.micro_means(system).as_json()
-    replace_file(folder / RESULTS, (json.dumps(means, indent=1) + "\n").encode())
+        means_of_systems[name] = results.micro_means(system).as_json()
+    replace_file(folder / RESULTS, (json.dumps(means_of_systems, indent=1) + "\n").encode())
 
     parts = [datasets_table(results, lambda means: cells_of(means, results, with_interval=results.labels))]
     if "text" in results.kinds.values() and "ssim" not in results.labels:
@@ -143,7 +143,8 @@ class PaperTable:
     """A table in the paper's form, with the paper's numbers below ours."""
 
     results: Results
-    # The system of a column → the environment of the paper's numbers that stand below ours.
+    # The columns: system → the environment whose paper numbers stand below ours. A system without an
+    # environment is in the tables of all environments, so this is the environment of the table.
     systems: Mapping[System, str]
     trained_with: Mapping[str, str]  # agent → environment
 
@@ -187,6 +188,7 @@ class PaperTable:
             return []
         numbers = []
         for system, environment in self.systems.items():
+            # For methods without a training in an environment, the file repeats the environment.
             trained_with = self.trained_with.get(system.agent, environment)
             numbers.append(paper_number(system.method, environment, trained_with, datasets, metric))
         return numbers
