@@ -1,8 +1,8 @@
 """Batched generation with a KV cache, on an unmodified Hugging Face model.
 
-Each call of `generate` passes all tokens of a game. Its `sequence` knows which of them are cached, so only
-the rest is computed. A game without cached tokens starts from the cached sequence with the longest common
-prefix. A step has three parts:
+Each call of `generate` passes all tokens of a game, and the game's `TokenSequence`, which knows how many of
+them are cached. Only the rest is computed. A game without cached tokens starts from the cached sequence with
+the longest common prefix. A step has three parts:
 
     schedule   choose the tokens of the step: one for each job that decodes, and prompt tokens in chunks
     compute    run one forward over these tokens, packed into one row. If a job's last token is among them,
@@ -147,7 +147,7 @@ class Engine:
             return await job.done
 
     def drop_cache(self) -> None:
-        """Drop every cached sequence: before games with new weights, and after the last game.
+        """Drop every cached sequence. Call it when the weights have changed, and after the last game.
 
         No game may be generating.
         """

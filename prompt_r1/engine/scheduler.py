@@ -75,7 +75,10 @@ class Scheduler:
         self.max_sequences, self.prefill_tokens = self._limits
 
     def halve_limits(self) -> bool:
-        """Halve both limits after an out-of-memory. False if both are 1."""
+        """After an out-of-memory, allow half as many running jobs as there are, and half the prompt tokens.
+
+        False if both limits are 1.
+        """
         if self.max_sequences == self.prefill_tokens == 1:
             return False
         self.max_sequences = max(1, len(self.running) // 2)
@@ -131,7 +134,8 @@ class Scheduler:
         best, longest = job.sequence, own
         for sequence in self._cached:
             # To share more than `longest` tokens, a sequence must have the job's token at this position. Most
-            # do not have it, and this test is faster than a search for the common prefix.
+            # do not have it, and this test is faster than a search for the common prefix. Slices, because
+            # either list may end here.
             here = slice(longest, longest + 1)
             if sequence.tokens[here] == job.tokens[here]:
                 shared = common_prefix_length(sequence.tokens, job.tokens)
