@@ -125,7 +125,8 @@ def checked_value(f: Field[Any], value: object, name: str) -> Any:
     Raises UsageError if the value has another type, is out of range or is not among the choices. `name` is
     what the error calls the setting.
     """
-    if value is None and f.default is None:  # `write_yaml` has written it.
+    # A file holds null for a setting without a value, such as the seed of an EvaluateConfig.
+    if value is None and f.default is None:
         return None
     kind = type_of(f)
     if get_origin(kind) is tuple:

@@ -102,7 +102,7 @@ class TrainConfig(AgentConfig):
 
     @property
     def layout(self) -> str:
-        """--parallel, in which `auto` is ddp in two cases.
+        """--parallel. `start_ranks` chooses for `auto` by device and nodes. Here it becomes ddp in two cases.
 
         1. with adapters, which need whole weights on every rank
         2. in float32 on a single rank, where agent and learner share their weights
