@@ -25,12 +25,12 @@ from dataclasses import replace
 from prompt_r1.errors import NoAnswer, QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.dialogue import Dialogue, game_as_json
 from prompt_r1.pair.named_agent import teaching_command
-from prompt_r1.pair.playing import OpenPair, open_pair
+from prompt_r1.pair.playing import OpenPair, asked_question, open_pair
 from prompt_r1.pair.settings import InferConfig
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.reading import json_object
 from prompt_r1.programs.text import printable
-from prompt_r1.types import Question, Spending, Trajectory
+from prompt_r1.types import Spending, Trajectory
 
 # An agent that knows the format begins an action with one of these tags, even if its turn is cut off later.
 ACTION_TAGS = ("<interaction_prompt>", "<answer>")
@@ -117,7 +117,7 @@ async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig
         view.note("no answer", "interrupted")
         raise
     except QuestionTooLong as error:  # Other questions can still be asked.
-        game = Trajectory(Question(question, "asked", question, ()), stop="max_tokens", error=str(error))
+        game = Trajectory(asked_question(question), stop="max_tokens", error=str(error))
     # `game.spent` is the cost of the replies. What is shown also counts requests that got no reply.
     game = replace(game, spent=pair.environment.budget.spent - before)
     if config.json:

@@ -41,8 +41,8 @@ class Pieces:
         self._begin_turn()
 
     def _begin_turn(self) -> None:
-        self._context: list[int] = []  # the last tokens whose text has been cut
-        self._new: list[int] = []  # the tokens after them, whose text has not been cut
+        self._context: list[int] = []  # the last tokens whose text has become pieces
+        self._new: list[int] = []  # the tokens after them, whose text has not
         self._waiting = self._decode([])  # The template may have opened the turn with a <think>.
         self._begin_block("")
 

@@ -56,7 +56,7 @@ def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> NamedAg
     trained = trained_config(path)
     config = preset_config(known_as) if trained is None else trained
     config = replace(config, max_turns=max_turns or config.max_turns, max_new=max_new or config.max_new)
-    start = name if trained is None else trained.agent
+    start = known_as if trained is None else trained.agent
     return NamedAgent(path, config, start, is_newest=not name)
 
 

@@ -59,7 +59,7 @@ class OpenPair:
         return await play_question(
             agent,
             self.environment,
-            Question(text, "asked", text, answers=()),
+            asked_question(text),
             Sampling(
                 seed=str(self.seed if seed is None else seed),
                 temperature=self.temperature if temperature is None else temperature,
@@ -67,6 +67,11 @@ class OpenPair:
             limits=limits,
             pieces=None if on_piece is None else Pieces(agent.codec.turn_text, on_piece),
         )
+
+
+def asked_question(text: str) -> Question:
+    """The question that a person asks. It has no gold answers, and its text is its id."""
+    return Question(id=text, dataset="asked", text=text, answers=())
 
 
 def raise_for_env_error(game: Trajectory) -> None:
