@@ -46,7 +46,7 @@ def parse_price(text: str) -> Price:
 def parse_prices(texts: Sequence[str], names: Sequence[str]) -> dict[str, Price]:
     """The price of each environment: `texts` has one price for all, or one for each, in the order of `names`.
 
-    Without prices all are free. Raises UsageError.
+    Without prices all are free. Raises UsageError for another number of prices, and as `parse_price` does.
     """
     names = list(dict.fromkeys(names))
     prices = [parse_price(text) for text in texts] or [FREE]

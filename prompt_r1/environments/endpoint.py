@@ -92,7 +92,7 @@ class Endpoint(Source):
         return f"{self.name} at {self.base_url}"
 
     async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
-        """Send a request, and at once send it again without a field that the server does not know."""
+        """Send a request. If the server rejects a field of it, send it again at once without this field."""
         messages = with_system(messages, self.system)
         while True:
             fields = self.fields  # While this call waits, another call may leave out a field.
@@ -101,7 +101,8 @@ class Endpoint(Source):
                 return self._with_tokens(reply, messages)
             except Refused as refused:
                 refused.reason = self._shown(refused.reason)
-                # `leave_out` renames max_tokens. If the new name is rejected too, no limit would be left.
+                # `leave_out` renames max_tokens to max_completion_tokens. If this is rejected too, the call
+                # fails, because it would have no limit.
                 is_only_limit = refused.field == "max_completion_tokens" and "max_tokens" not in fields
                 if refused.field not in fields or is_only_limit:
                     raise

@@ -13,9 +13,11 @@ What calls cost is added up in four places. A request is *lost* if it got no rep
                        of                           lost requests   replies from the journal
     bill.spent         a game                       no              count as if they were paid again
     bill.charged_usd   a game, in dollars           yes             cost nothing
-    budget.spent       the run, except what other   yes             cost nothing
-                       ranks spent since this start
+    budget.spent       the run before this start,   yes             cost nothing
+                       and this rank since
     journal.spent      the run before this start    yes             cost nothing
+
+A failed call counts in `bill.spent` as a call without tokens.
 """
 
 import asyncio
@@ -338,7 +340,8 @@ class Environment:
         totals = Counter(dict.fromkeys(COUNTED, 0))
         for member in self.members:
             totals.update(member.counts)
-        del totals["errors"]  # env/errors is counted from the games (training/metrics.py).
+        # `step_metrics` counts env/errors from the games. `add_spending` would add these errors to it.
+        del totals["errors"]
         metrics = {f"env/{name}": float(count) for name, count in totals.items()}
         for number, member in enumerate(self.members, start=1):
             if len(self.members) > 1:
@@ -396,7 +399,7 @@ def back_off(failures: int) -> float:
 
 
 def parse_weights(route: str, count: int) -> list[float]:
-    """The weight of each of `count` environments in a route. Raises UsageError. Routes:
+    """The weight of each of `count` environments in a route. Raises UsageError for any but these routes:
 
         session   draw an environment for each question, the same in every epoch
         uniform   draw an environment for each question anew in each epoch, all with the same probability

@@ -66,8 +66,9 @@ class Journal:
                 self._read(path)
         if own.exists():
             # This rank's file is read last: its replies win, so that a resumed run gets the replies it had.
-            charges = self._read(own)
-            self.numbers = count(max(charges, default=0) + 1)
+            charge_of_request = self._read(own)
+            last_number = max(charge_of_request.keys(), default=0)
+            self.numbers = count(last_number + 1)
         folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(own, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o644)
         self._own = own

@@ -116,6 +116,8 @@ class LocalEnvironment(Source):
             reason = f"a dialogue of {len(tokens)} tokens"
             return Reply("", label="context_length", reason=reason, tokens_in=len(tokens))
         game = f"{caller.question}/{caller.sample}/{caller.epoch}"
+        # Length and last message tell the calls of a game apart, so that each has a seed of its own. An equal
+        # call has the same seed.
         completion = await self._engine.generate(
             tokens,
             max_new=min(room, self.max_tokens),

@@ -34,7 +34,7 @@ class OwnSource(Source):
 
     A class is instantiated, with the seed if it takes a seed. If calls are `priced`, tokens are estimated
     from the length of the texts; otherwise they are 0. `reply_limit` is not enforced: it says how many tokens
-    the object writes at most. Raises UsageError.
+    the object writes at most. Raises UsageError for an object without `ask`, and for an error in its class.
     """
 
     def __init__(

@@ -141,8 +141,9 @@ def billed_tokens(usage: object) -> tuple[int, int]:
         some proxies  cached tokens are counted beside the prompt
         some servers  thinking is counted beside the completion
 
-    Tokens are counted beside others if there are more of them (cached > prompt), or if only then the total is
-    right. If there is a total, all of it that is not input is output.
+    Thinking is added to the completion if there is more of it than of the completion. Cached tokens are added
+    to the prompt if there are more of them, if the usage has Anthropic's form, or if the sum then equals the
+    total. What the total has beyond the prompt is output.
     """
     counts = _counts_of(usage)
     prompt = counts["prompt_tokens"] or counts["input_tokens"]

@@ -39,7 +39,8 @@ class Bill:
     """
 
     max_usd: float = math.inf  # No request starts that may take `charged_usd` above this limit.
-    spent: Spending = field(default_factory=Spending)  # the cost of the replies
+    # The cost of the replies. A failed call counts as a call without tokens.
+    spent: Spending = field(default_factory=Spending)
     charged_usd: float = 0.0  # what the requests were charged, also without a reply
 
     def check(self, estimate: Spending) -> None:

@@ -121,7 +121,7 @@ def open_environment(
 
     `seed` is the seed of the mini world, of the user's objects, and of local models, which are on `device`.
     `fields` replaces --env-args, and `prices`, by the names of environments, --env-price. The caller closes
-    the environment. Raises UsageError.
+    the environment. Raises UsageError for a SPEC that cannot be opened with these settings.
     """
     openers = resolve(spec, config, typed=typed, others=others, fields=fields)
     price_of = parse_prices(config.env_price, list(openers)) if prices is None else prices
