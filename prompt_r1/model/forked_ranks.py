@@ -1,7 +1,7 @@
 """Ranks without torchrun: on a CPU a run uses several cores by forking its process.
 
-One rank with several threads is no substitute for the mini agent, whose operations are too short to divide.
-For SmolLM2 threads are faster, and hold the weights once.
+With the mini agent, several threads in one rank are no substitute, because its operations are too short to
+divide. With SmolLM2, threads are faster than ranks, and the weights are in memory only once.
 """
 
 import os

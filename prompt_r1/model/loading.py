@@ -72,7 +72,7 @@ def load_policy(
             f"{str(path)!r}: the tokenizer has {vocabulary} tokens, and the model embeds {embedded}: resize "
             "the model's embeddings, or give it its own tokenizer"
         )
-    model.to(device)  # type: ignore[arg-type]  # transformers wraps it, and its type loses `self`
+    model.to(device)  # type: ignore[arg-type]  # transformers wraps `to` in a method whose type lacks `self`.
     # A model that will be sharded is still on the CPU, but computes on the GPU.
     on_gpu_in_16_bits = torch.cuda.is_available() and compute_dtype.itemsize == 2
     if on_gpu_in_16_bits and can_compile(torch.device("cuda")):
@@ -154,6 +154,7 @@ def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dty
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
     model, found = cast(tuple[PreTrainedModel, dict[str, set[Any]]], loaded)
     layers = {_layer_of(name) for name in model.state_dict()}
+    # Files may have whole layers that the model class lacks, such as heads for multi-token prediction.
     unused = [name for name in found["unexpected_keys"] if _layer_of(name) in layers]
     misshapen = [name for name, *_shapes in found["mismatched_keys"]]
     problems = {

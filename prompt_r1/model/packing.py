@@ -98,7 +98,8 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
                     targets.append(game.tokens[position])
             tokens += game.tokens[start:end]
             positions += range(start, end)
-            if start < end:  # A game adds nothing if it has a single token after the opening: it is a target.
+            # A later game with a single token after the opening adds nothing: this token is only a target.
+            if start < end:
                 segments.append(Segment(end - start, opening_length if start == 0 else None))
     if not groups:
         tokens, positions, segments = [0], [0], [Segment(1, opening_length=0)]

@@ -63,7 +63,7 @@ class Policy(nn.Module):
         self.model = model
         self.device = model.device  # The model computes here. Sharded weights may be elsewhere.
         self.compute_dtype = compute_dtype
-        self.temperature = temperature  # Logits are divided by it. So we train what we sample from.
+        self.temperature = temperature  # `forward` divides logits by it. So we train what we sample from.
         self.vocabulary = vocabulary or text.vocab_size
         multiplier = getattr(text, "logit_scale", None) or 1.0  # Cohere's models have this factor.
         divisor = getattr(text, "logits_scaling", None) or 1.0  # Granite's models have this divisor.
