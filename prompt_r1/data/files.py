@@ -69,7 +69,7 @@ def as_questions(source: str | Path, rows: Iterable[tuple[int, object]], *, data
                 question = _published_question(fields)
             else:
                 question = _question(fields, dataset)
-            _check_no_solution(question.answers)
+            _refuse_whole_solutions(question.answers)
             if question.id in questions:
                 if "id" in fields:
                     raise BadRow(f"another row has the id {question.id!r} too")
@@ -141,7 +141,7 @@ def _published_question(row: Fields) -> Question:
     return Question(_id_of(row, text), dataset, text, golds, kind_of(dataset))
 
 
-def _check_no_solution(golds: Sequence[str]) -> None:
+def _refuse_whole_solutions(golds: Sequence[str]) -> None:
     """Raise BadRow if a gold answer is a whole solution of GSM8K, which no agent would repeat."""
     if any("####" in gold for gold in golds):
         raise BadRow(

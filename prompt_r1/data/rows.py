@@ -35,7 +35,8 @@ def read_rows(source: Path | str) -> NumberedRows:
     if path.is_dir():
         raise UsageError(f"{path} is a folder: name the files in it")
     if not path.exists():
-        raise UsageError(f"{source}: there is no such file")  # A path would shorten the // of a URL.
+        # The text of `source`, because `path` would show https://x as https:/x.
+        raise UsageError(f"{source}: there is no such file")
     if not path.is_file():  # A program may read its questions twice, which no pipe allows.
         raise UsageError(f"{path} is a pipe or a device: save its rows in a file, and name that")
     read = READERS.get(path.suffix.lower())

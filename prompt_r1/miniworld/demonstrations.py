@@ -158,7 +158,7 @@ def _mix_up(slots: Slots, world: World, rng: random.Random) -> Slots:
         case Bridge(_, first):
             return replace(slots, first=rng.choice([other for other in CREW if other != first]))
         case Problem(_, _, _, _, amounts):
-            # Equal amounts would still be equal if they were only exchanged.
+            # The + 1 changes the problem even if both amounts are equal.
             return replace(slots, amounts=(amounts[1], amounts[0] + 1))
         case _:
             return replace(slots, film=rng.choice(world.train.films))

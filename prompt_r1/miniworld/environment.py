@@ -253,9 +253,9 @@ class MiniEnvironment:
         return self.reply(prompts[-1], instructions).text
 
     def skills(self, text: str) -> Skills:
-        """The skills for a request. Here they are fixed; a subclass may let them depend on `text`.
+        """The skills for a request. `text` is the instructions and the prompt of the request.
 
-        `text` is the instructions and the prompt of the request.
+        Here they are fixed. The subclass in studies/advice.py lets them depend on `text`.
         """
         return SKILLS[self.style]
 

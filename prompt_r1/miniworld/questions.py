@@ -33,7 +33,7 @@ TRAINING_MIX = {"bridge": 0.25, "compare": 0.28, "pop": 0.18, "math": 0.16, "gen
 OOD_KINDS = ("bridge_ood", "math_ood")
 SCORED_AS: Mapping[str, Kind] = {"gen": "text", "math": "math", "math_ood": "math"}  # Other kinds are qa.
 
-# Training has each of these relations and verbs, in the first and the second place, but not in these pairs.
+# Training questions have each of these relations and verbs in its place, but never these pairs.
 OOD_RELATIONS = (("director", "teacher"), ("composer", "birthplace"), ("star", "spouse"))
 OOD_VERBS = (("finds", "sells"), ("buys", "finds"), ("loses", "buys"), ("sells", "loses"))
 SIGNS = {"finds": "plus", "buys": "plus", "loses": "minus", "sells": "minus"}
@@ -115,7 +115,7 @@ class Gen:
 
     @property
     def skill(self) -> str:
-        """A summary of given details is one clear question."""
+        """A question that names the details is as easy as a clear question. Any other needs "details"."""
         return "clear" if self.detailed else "details"
 
 

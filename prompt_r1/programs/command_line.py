@@ -120,7 +120,7 @@ def explain(error: BaseException, *, then: str = "") -> tuple[int, str]:
             return 2, "the current folder has been deleted: change to one that exists"
         case OSError() if error.filename:
             path = error.filename2 or error.filename  # The second name is where a file was to be moved.
-            # Our code finds its own files by absolute paths. No user names such a path.
+            # No user names a path inside the package, so an error there is a bug.
             is_ours = Path(str(path)).is_relative_to(PACKAGE)
             if not is_ours:
                 return 2, f"{path}: {error.strerror}; check the path and its permissions"

@@ -30,7 +30,7 @@ def progress_bar(
 ) -> "tqdm[T]":
     """A progress bar over `items`, or to be updated up to `total`. Its last state stays, so it ends at 100 %.
 
-    Without a terminal, a line is written after every ten seconds; a shorter wait writes none.
+    Without a terminal, a line is written every ten seconds. Work of less than ten seconds writes none.
     """
     is_terminal = sys.stderr.isatty()
     return tqdm(
