@@ -54,18 +54,20 @@ def digests_of(files: Iterable[str], specs: Iterable[str], agents: Iterable[str]
     names = [*files, *agents]
     for spec in specs:
         names += [part.removeprefix("hf:") for part in spec.split(",")]
-    # An agent is named once for each of its systems. Its weights are read only once.
-    here = dict.fromkeys(name for name in names if name and Path(name).exists())
+    # An agent is named for each of its systems, by its folder or by its run. Its weights are read only once.
+    here = dict.fromkeys(_agent_folder(name) for name in names if name and Path(name).exists())
     return {f"digest of {name}": _digest(Path(name)) for name in here}
+
+
+def _agent_folder(name: str) -> str:
+    """The folder of the agent that a run has saved, if `name` is a run; otherwise `name`."""
+    folder = Path(name) / "agent"
+    return str(folder) if folder.is_dir() else name
 
 
 def _digest(path: Path) -> str:
     """A digest of a file, or of the files of an agent's folder."""
-    if path.is_file():
-        files = [path]
-    else:
-        folder = path / "agent" if (path / "agent").is_dir() else path
-        files = sorted(file for file in folder.iterdir() if file.is_file())
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
     digests = []
     for file in files:
         with file.open("rb") as content:

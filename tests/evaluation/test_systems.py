@@ -304,19 +304,35 @@ def test_a_changed_model_of_a_pool_is_noticed(tmp_path, changed):
         keep_settings(tmp_path, {"seed": 0}, digests_of([], [pool], []))
 
 
-def test_an_agent_of_several_systems_is_read_once_for_its_digest(tmp_path, monkeypatch):
-    """A bug would only cost time: the weights of an agent take gigabytes."""
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    read = []
+@pytest.fixture
+def digested(monkeypatch) -> list[str]:
+    """The names of the files that were read for a digest, one for each time."""
+    read: list[str] = []
     file_digest = hashlib.file_digest
 
     def noted_digest(file, kind):
-        read.append(file)
+        read.append(Path(file.name).name)
         return file_digest(file, kind)
 
     monkeypatch.setattr(hashlib, "file_digest", noted_digest)
+    return read
+
+
+def test_an_agent_of_several_systems_is_read_once_for_its_digest(tmp_path, digested):
+    """A bug would only cost time: the weights of an agent take gigabytes."""
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
     assert digests_of([], [f"hf:{tmp_path}"] * 2, [str(tmp_path)] * 3).keys() == {f"digest of {tmp_path}"}
-    assert len(read) == 1
+    assert digested == ["model.safetensors"]
+
+
+def test_an_agent_that_is_named_by_its_run_is_read_once_for_its_digest(tmp_path, digested):
+    """The weights were read twice: in the folder of the agent, and again under the name of its run."""
+    run = tmp_path / "run"
+    save_run(run, seed=0, step=1, saved=1)
+    config = EvaluateConfig(agent=(str(run),), method=("prompt-r1",))
+    digests = digests_of_systems(config, systems_of(config, resolve_agents(config)))
+    assert digests.keys() == {f"digest of {run}/agent"}
+    assert digested.count("model.safetensors") == 1
 
 
 def test_a_changed_model_that_writes_prompts_is_noticed(tmp_path):
