@@ -85,7 +85,10 @@ def mini_batches_of(
         for game in group:
             # In a run, `learned_from` has already left out the games without an advantage.
             if game.advantage is not None:
-                without_text = replace(game.trajectory, turns=[])  # the loss reads tokens only
+                # The loss reads tokens only. The other columns of a question may be long, and may hold
+                # objects that cannot be sent to other ranks.
+                question = replace(game.trajectory.question, extra={})
+                without_text = replace(game.trajectory, question=question, turns=[])
                 kept.append(replace(game, trajectory=without_text))
     games = sorted(ranks.gather_lists(kept), key=lambda game: game.index)
     return [list(step) for _, step in groupby(games, key=lambda game: game.index // mini_batch)]

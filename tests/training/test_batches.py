@@ -1,5 +1,6 @@
 """Games are divided among ranks and micro-batches by tokens."""
 
+import pickle
 import random
 from collections import Counter
 from dataclasses import replace
@@ -126,6 +127,16 @@ def test_an_optimiser_step_of_whole_groups_does_not_split_them():
     assert [len(games) for games in by_game] == [8, 8, 4]
     whole_groups = mini_batches_of(groups, ONE_RANK, mini_batch=10)
     assert [[game.index for game in games] for games in whole_groups] == [[*range(10)], [*range(10, 20)]]
+
+
+def test_games_are_sent_to_other_ranks_without_the_columns_that_only_rewards_read():
+    """A function of the user gave its questions a database, which cannot be pickled, and the run ended."""
+    [scored] = random_scored_games(1)
+    question = replace(scored.trajectory.question, extra={"database": (row for row in "abc")})
+    scored = replace(scored, trajectory=replace(scored.trajectory, question=question))
+    [[sent]] = mini_batches_of([[scored]], ONE_RANK, mini_batch=64)
+    assert pickle.loads(pickle.dumps(sent)).trajectory.tokens == scored.trajectory.tokens
+    assert scored.trajectory.question.extra, "a reward can still read them"
 
 
 def test_advantages_and_logprobs_stay_with_their_tokens_where_games_of_two_questions_alternate():
