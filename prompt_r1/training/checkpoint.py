@@ -64,6 +64,7 @@ class State:
     best_em: float = -1.0  # below 0: no validation has judged an agent yet
     best_reward: float = 0.0
     questions: str = ""  # digest of the training questions
+    validation: str = ""  # digest of the validation questions
     start: str = ""  # digest of the agent that the run started from
     format: int = FORMAT
 

@@ -53,6 +53,7 @@ class Record:
         state = State(
             unlogged_metrics={"step": 0},
             questions=digest_of(run.questions.training),
+            validation=digest_of(run.questions.validation),
             start=ranks.on_first_rank(lambda: digest_of_start(run.start)),
         )
         alarms = Alarms(agent=config.agent, gap=run.gap_limit, own_reward=bool(config.reward))
@@ -279,6 +280,12 @@ def check_same_origin(checkpoint: Path, saved: State, now: State, start: Path | 
         raise UsageError(
             f"{checkpoint} was made with other questions: give the data and the --val-limit that the run "
             "began with, or start a new run with another --out"
+        )
+    if saved.validation != now.validation:
+        # EM of other questions cannot be compared with `best_em`.
+        raise UsageError(
+            f"{checkpoint} was made with other validation questions: give the --val-data and the --val-limit "
+            "that the run began with, or start a new run with another --out"
         )
     if saved.start != now.start:
         raise UsageError(

@@ -312,6 +312,7 @@ WRONG_VALUES = {
     "best_em": ["x", None, [], 10**400],
     "best_reward": ["x", {}],
     "questions": [1, None],
+    "validation": [1, None],
 }
 
 

@@ -97,6 +97,7 @@ def resume(
     base: Path,
     *,
     questions: list[Question] = QUESTIONS,
+    validation: list[Question] = QUESTIONS,
     ranks: Ranks = ONE_RANK,
     **options: object,
 ) -> ScriptedRecord:
@@ -116,7 +117,7 @@ def resume(
         agent=None,  # No game is played.
         policy=policy,
         reference=None,
-        questions=SimpleNamespace(training=questions),
+        questions=SimpleNamespace(training=questions, validation=validation),
         optimizer=optimizer,
         games_per_step=1,
         rule=RULES["release"],
@@ -242,6 +243,15 @@ def test_a_run_whose_questions_have_changed_is_not_resumed(base, tmp_path):
         with pytest.raises(UsageError, match=r"step-000004 .*other questions"):
             resume(tmp_path, base, questions=changed)
     assert resume(tmp_path, base).state.trained_step == 4
+
+
+def test_a_run_whose_validation_questions_have_changed_is_not_resumed(base, tmp_path):
+    """A bug: EM of other questions was compared with that of the best agent so far, in silence."""
+    run_to_step_5(base, tmp_path)
+    for changed in (QUESTIONS[:-1], [], [replace(QUESTIONS[0], text="When?"), *QUESTIONS[1:]]):
+        with pytest.raises(UsageError, match=r"step-000004 .*other validation questions.*--val-data"):
+            resume(tmp_path, base, validation=changed)
+    assert resume(tmp_path, base).state.best_em == 0.5
 
 
 def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(base, tmp_path):
