@@ -81,9 +81,15 @@ def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:
     if needs_agent and not config.agent:
         config = replace(config, agent=(str(newest_mini_run()),))
     if not config.out:
-        first = Path(config.agent[0]).name if config.agent else "environment"
-        config = replace(config, out=f"runs/eval-{first}")
+        name = _run_name(config.agent[0]) if config.agent else "environment"
+        config = replace(config, out=f"runs/eval-{name}")
     return config
+
+
+def _run_name(agent: str) -> str:
+    """The last part of an agent's name or, for the folder `agent` of a run, the name of the run."""
+    path = Path(agent)
+    return path.parent.name if path.name == "agent" and path.parent.name else path.name
 
 
 def _check_grpo_agent(name: str) -> None:

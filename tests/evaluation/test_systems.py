@@ -241,6 +241,23 @@ def test_the_newest_run_stays_the_agent_if_a_training_exports_another(tmp_path, 
     assert agent.path == Path("runs/old/agent")
 
 
+@pytest.mark.parametrize(
+    ("name", "out"),
+    [
+        ("runs/old", "runs/eval-old"),
+        ("runs/old/agent", "runs/eval-old"),
+        ("runs/old/agent/", "runs/eval-old"),
+        ("agent", "runs/eval-agent"),  # a folder of that name here, not of a run
+    ],
+)
+def test_agents_of_two_runs_have_their_answers_in_two_folders(tmp_path, monkeypatch, name, out):
+    """`--agent runs/a/agent` and `--agent runs/b/agent` shared runs/eval-agent, and so one table."""
+    monkeypatch.chdir(tmp_path)
+    save_run(Path("runs/old"), seed=0, step=1, saved=1)
+    shutil.copytree("runs/old/agent", "agent")
+    assert read_evaluate_config(["--agent", name]).out == out
+
+
 @pytest.fixture
 def evaluate_here(tmp_path, monkeypatch):
     """Evaluate the environment alone on one question, in the same folder; returns the number of lines."""
