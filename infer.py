@@ -20,6 +20,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from prompt_r1.errors import NoAnswer, QuestionTooLong, Resumable, UsageError
@@ -84,7 +85,8 @@ def given_questions(question: str) -> list[str]:
 
 def typed_questions() -> Iterator[str]:
     """Prompt for questions at the keyboard until an empty line or the end of input."""
-    import readline  # noqa: F401  (editing and history for input)
+    with suppress(ImportError):  # A Python may be built without it.
+        import readline  # noqa: F401  (editing and history for input)
 
     try:
         while question := read_line("\nask (an empty line ends): ").strip():

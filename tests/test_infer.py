@@ -200,6 +200,13 @@ def test_an_environment_that_fails_in_one_of_two_games_ends_with_a_resumable_err
     assert (game["stop"], game["error"], game["answer"]) == ("env_error", "HTTP 500", None)
 
 
+def test_questions_can_be_typed_in_a_python_without_readline(monkeypatch):
+    """A bug: the missing module was reported as a bug of this program."""
+    monkeypatch.setitem(sys.modules, "readline", None)  # The import raises ImportError.
+    monkeypatch.setattr("sys.stdin", io.StringIO("Who?\n\n"))
+    assert list(infer.typed_questions()) == ["Who?"]
+
+
 @pytest.mark.slow
 def test_ctrl_c_shows_the_interrupted_game(agent, tmp_path):
     """The environment hangs when the signal comes, after the agent's first turn."""
