@@ -138,6 +138,8 @@ SEEN_BEFORE_TORCH = [
     ("train.py --agent AGENT --env m@http://localhost:65536/v1", "port at most 65535"),
     ("train.py --agent AGENT --env gpt-4o-mini", "needs a key: set OPENAI_API_KEY"),
     ("infer.py --question Who? --agent own", "'m' at https://api.openai.com/v1 needs a key"),
+    ("evaluate.py --agent own --data good.jsonl", "'m' at https://api.openai.com/v1 needs a key"),
+    ("evaluate.py --agent foreign --data good.jsonl", "'py:json:loads', which runs code: give it as --env"),
     ("infer.py --question Who? --agent foreign", "'py:json:loads', which runs code: give it as --env"),
     ("infer.py --question Who? --agent AGENT --env mini,mini-z", "there is no environment 'mini-z'"),
     ("train.py --agent AGENT --env hf:folder", "there is no Hugging Face model in 'folder'"),
@@ -294,6 +296,10 @@ def test_an_evaluation_that_has_begun_needs_no_key_to_write_its_tables_again(fol
     (folder / "runs/eval-environment").mkdir(parents=True)
     (folder / "runs/eval-environment/predictions.jsonl").touch()
     read_evaluate_config(line)
+
+
+def test_an_agent_that_answers_alone_needs_no_key_of_its_training(folder):
+    read_evaluate_config(["--agent", "own", "--data", "good.jsonl", "--method", "agent-only"])
 
 
 def test_a_rank_that_would_wait_in_vain_is_refused_at_once(folder, monkeypatch):

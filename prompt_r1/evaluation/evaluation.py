@@ -124,7 +124,7 @@ def prepare_evaluation(config: EvaluateConfig) -> Evaluation:
     """Choose the questions and the systems. Raises UsageError for systems that cannot be compared."""
     agents = resolve_agents(config)
     seed = common_seed(config, agents)
-    environments = environments_of(config, agents)
+    environments = environments_of(config, {name: agent.config for name, agent in agents.items()})
     return Evaluation(
         config,
         pick_device(config.device),

@@ -13,8 +13,8 @@ from prompt_r1.evaluation.folder_settings import check_same_settings
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.evaluation.systems import methods_of
-from prompt_r1.pair.named_agent import check_agent, newest_mini_run, trained_config
+from prompt_r1.evaluation.systems import environments_of, methods_of
+from prompt_r1.pair.named_agent import check_agent, newest_mini_run, preset_config, trained_config
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.launcher import check_device
@@ -66,9 +66,18 @@ def _check_folder_and_environments(config: EvaluateConfig) -> None:
         check_same_settings(folder, experiment_values(config))
     # A folder with answers may be complete. Then nothing is asked, and no key is needed.
     if not begun and not config.dry_run:  # An estimate needs no key.
-        typed = [spec for spec in [*config.env, config.optimizer_env] if spec]
-        for spec in typed:
-            check_environment(spec, config, typed=typed, others=typed)
+        _check_environments(config)
+
+
+def _check_environments(config: EvaluateConfig) -> None:
+    """Raise UsageError for an environment that cannot be opened, also for one of the agents' training."""
+    typed = [spec for spec in [*config.env, config.optimizer_env] if spec]
+    asked = dict.fromkeys(typed, config)
+    if any(METHODS[method].needs_environment for method in methods_of(config)):
+        trained = {name: trained_config(check_agent(name)) or preset_config(name) for name in config.agent}
+        asked = environments_of(config, trained) | asked
+    for spec, settings in asked.items():
+        check_environment(spec, settings, typed=typed, others=asked.keys())
 
 
 def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:

@@ -41,17 +41,18 @@ def resolve_agents(config: EvaluateConfig) -> dict[str, NamedAgent]:
     }
 
 
-def environments_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[str, EvaluateConfig]:
+def environments_of(config: EvaluateConfig, trained: Mapping[str, AgentConfig]) -> dict[str, EvaluateConfig]:
     """The environments of --env, or of the agents' training, each with the settings by which it is asked.
 
-    Raises UsageError if agents were trained with the same environment, but with other settings of it.
+    `trained` has the settings of each agent's training, by the agent's name. Raises UsageError if agents were
+    trained with the same environment, but with other settings of it.
     """
     if config.env:
         return dict.fromkeys(config.env, config)
     environments: dict[str, EvaluateConfig] = {}
-    for name, agent in agents.items():
-        spec = agent.config.env
-        settings = settings_of_training(config, agent.config)
+    for name, training in trained.items():
+        spec = training.env
+        settings = settings_of_training(config, training)
         if environments.setdefault(spec, settings) != settings:
             raise UsageError(
                 f"{name} was trained with the environment {spec}, and so was another --agent, but with "

@@ -58,7 +58,8 @@ def agents(tmp_path) -> dict[str, NamedAgent]:
 
 def systems_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[System, NamedAgent]:
     """The systems of an evaluation of these agents."""
-    return choose_systems(config, environments_of(config, agents), agents)
+    trained = {name: agent.config for name, agent in agents.items()}
+    return choose_systems(config, environments_of(config, trained), agents)
 
 
 def test_tables_runs_the_methods_of_table_5_with_every_environment_and_agent(agents):
@@ -195,7 +196,7 @@ def test_settings_of_the_training_are_those_of_its_environment(asking_agent, tmp
     """
     agent = tmp_path / "agent"
     shutil.copytree(asking_agent, agent)
-    trained = "env: large@http://localhost:8000/v1\nenv_system: As trained.\nenv_args: '{\"top_p\": 0.5}'\n"
+    trained = "env: large\nenv_system: As trained.\nenv_args: '{\"top_p\": 0.5}'\n"
     (agent / GAME_FILE).write_text(trained)
     opened = Mock(side_effect=UsageError("seen"))
     monkeypatch.setattr("prompt_r1.evaluation.evaluation.open_environment", opened)
