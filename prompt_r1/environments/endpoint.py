@@ -8,7 +8,6 @@ line now and then would keep a request open forever.
 import asyncio
 import json
 import logging
-import math
 import os
 import re
 import socket
@@ -22,7 +21,6 @@ import httpx
 
 from prompt_r1.environments.responses import read_reply
 from prompt_r1.environments.sources import (
-    BILLED_CHARACTERS_PER_TOKEN,
     Busy,
     Caller,
     NoServer,
@@ -31,6 +29,7 @@ from prompt_r1.environments.sources import (
     Reply,
     Source,
     limit_in,
+    most_tokens,
     with_system,
 )
 from prompt_r1.errors import UsageError
@@ -115,13 +114,13 @@ class Endpoint(Source):
                 raise
 
     def _with_tokens(self, reply: Reply, messages: list[Message]) -> Reply:
-        """The reply with the tokens that it costs. If the server counts none, they are estimated."""
+        """The reply with the tokens that it costs. If the server counts none, a bound is charged."""
         if reply.reason:  # The server rejected the request, which costs nothing.
             return replace(reply, reason=self._shown(reply.reason))
-        sent = sum(len(message["content"]) for message in messages)
-        written = len(reply.text) + len(reply.reasoning)
-        tokens_in = reply.tokens_in or math.ceil(sent / BILLED_CHARACTERS_PER_TOKEN)
-        tokens_out = reply.tokens_out or math.ceil(written / BILLED_CHARACTERS_PER_TOKEN)
+        sent = sum(most_tokens(message["content"]) for message in messages)
+        written = most_tokens(reply.text) + most_tokens(reply.reasoning)
+        tokens_in = reply.tokens_in or sent
+        tokens_out = reply.tokens_out or written
         return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
 
     def _time_limit(self, failures: int) -> float:

@@ -32,7 +32,6 @@ from weakref import WeakValueDictionary
 from prompt_r1.environments.budget import FREE, Budget, OutOfBudget, Price
 from prompt_r1.environments.journal import Journal, call_key
 from prompt_r1.environments.sources import (
-    BILLED_CHARACTERS_PER_TOKEN,
     Bill,
     Busy,
     Caller,
@@ -41,6 +40,7 @@ from prompt_r1.environments.sources import (
     Refused,
     Reply,
     Source,
+    most_tokens,
 )
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Message, Spending
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 # A request is estimated from above, because a budget may end early, but not late. If nothing limits a reply,
 # LONG_REPLY tokens are assumed. The reply may be longer, so a limit of dollars is refused then (specs.py).
 LONG_REPLY = 1024
-FRAME_CHARACTERS = 20  # The role and the markers of a message are estimated as this many characters.
+FRAME_TOKENS = 20  # The role and the markers of a message have at most this many tokens.
 
 CALL_DEADLINE = 600.0  # A call repeats its request for at most this many seconds.
 MAX_EMPTY_RESPONSES = 6  # A call gives up after this many complete responses without a reply: each is billed.
@@ -94,10 +94,10 @@ class Member:
 
     def estimate(self, messages: list[Message]) -> Spending:
         """Estimate the cost of a request: from above, if something limits the reply."""
-        characters = len(str(self.source.parameters))
-        characters += sum(len(message["content"]) + FRAME_CHARACTERS for message in messages)
+        tokens_in = most_tokens(str(self.source.parameters))
+        tokens_in += sum(most_tokens(message["content"]) + FRAME_TOKENS for message in messages)
         tokens_out = self.source.reply_limit or LONG_REPLY
-        return self.price.of_call(characters // BILLED_CHARACTERS_PER_TOKEN, tokens_out)
+        return self.price.of_call(tokens_in, tokens_out)
 
 
 @dataclass(frozen=True)

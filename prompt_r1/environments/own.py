@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from prompt_r1.environments.reply_text import reply_of
-from prompt_r1.environments.sources import CHARACTERS_PER_TOKEN, Caller, Reply, Source
+from prompt_r1.environments.sources import Caller, Reply, Source, most_tokens
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.settings.functions import parameters_of, user_code
 from prompt_r1.types import Message
@@ -16,6 +16,8 @@ from prompt_r1.types import Message
 # A call of a user's object may take half an hour, which includes its wait for a thread. The other ranks of a
 # run wait an hour for a rank (`start_ranks`).
 OWN_CALL_SECONDS = 1800.0
+# The tokens of a user's object are estimated: English text has about four bytes for each token.
+BYTES_PER_TOKEN = 4
 
 
 class Answering(Protocol):
@@ -71,9 +73,9 @@ class OwnSource(Source):
         reply = reply_of(text)
         if not self._priced:
             return reply
-        characters = sum(len(message["content"]) for message in messages)
-        tokens_in = math.ceil(characters / CHARACTERS_PER_TOKEN)
-        tokens_out = math.ceil(len(text) / CHARACTERS_PER_TOKEN)
+        sent = sum(most_tokens(message["content"]) for message in messages)
+        tokens_in = math.ceil(sent / BYTES_PER_TOKEN)
+        tokens_out = math.ceil(most_tokens(text) / BYTES_PER_TOKEN)
         return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
 
     async def _call(self, messages: list[Message], **arguments: object) -> object:

@@ -13,10 +13,6 @@ from dataclasses import dataclass, field
 from prompt_r1.errors import LimitReached
 from prompt_r1.types import Message, Spending
 
-# If nobody counts tokens, they are estimated from the number of characters. English text has about four
-# characters for each token. Tokens that may be billed are estimated from above.
-CHARACTERS_PER_TOKEN = 4
-BILLED_CHARACTERS_PER_TOKEN = 3
 # The fields of a request that limit the tokens of its reply: OpenAI's newer models take only the second.
 REPLY_LIMITS = ("max_tokens", "max_completion_tokens")
 
@@ -131,6 +127,15 @@ class Source(ABC):
     def leave_out(self, field: str) -> None:
         """Send no request with this field any more, because the server rejects it."""
         raise NotImplementedError(f"the requests of {self.name} have no field {field}")
+
+
+def most_tokens(text: str) -> int:
+    """An upper bound of the tokens of a text: its bytes of UTF-8.
+
+    A byte-level tokenizer has no more tokens than bytes. English text has about a quarter as many, but with
+    some tokenizers each digit is a token, and a character of another script may be several.
+    """
+    return len(text.encode(errors="surrogatepass"))
 
 
 def limit_in(fields: Mapping[str, object]) -> int | None:

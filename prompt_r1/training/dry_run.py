@@ -12,7 +12,8 @@ Three estimates differ in what they assume:
     repeats  equal calls are paid once  all calls are paid            all calls are paid
 
 Without max_tokens nothing limits a reply. Then LONG_REPLY tokens are assumed, and the high estimate is no
-upper bound. Requests that are repeated because their response was lost come on top.
+upper bound. Nor is it one for text with fewer bytes per token, such as digits with some tokenizers. Requests
+that are repeated because their response was lost come on top.
 """
 
 import math

@@ -263,12 +263,12 @@ def paid_for(usage: object) -> tuple[int, int]:
         ({"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 113}, (9, 104)),
         ({"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 1}, (9, 4)),
         ({"prompt_tokens": "9", "completion_tokens": 4.0}, (9, 4)),
-        ({"prompt_tokens": 9}, (9, 3)),  # a token has three characters
-        ({"prompt_tokens": -9, "completion_tokens": 10**400}, (7, 3)),
-        ({"prompt_tokens": True, "completion_tokens": 10_000_001}, (7, 3)),
-        ({"prompt_tokens": 0, "completion_tokens": 0}, (7, 3)),
-        (None, (7, 3)),
-        ([7], (7, 3)),
+        ({"prompt_tokens": 9}, (9, 9)),  # a token for each byte
+        ({"prompt_tokens": -9, "completion_tokens": 10**400}, (20, 9)),
+        ({"prompt_tokens": True, "completion_tokens": 10_000_001}, (20, 9)),
+        ({"prompt_tokens": 0, "completion_tokens": 0}, (20, 9)),
+        (None, (20, 9)),
+        ([7], (20, 9)),
     ],
 )
 def test_the_tokens_of_a_reply_are_those_of_its_usage_or_an_estimate(usage, tokens) -> None:

@@ -51,6 +51,20 @@ def test_a_tiny_budget_holds_from_the_first_call_on() -> None:
     assert 0.01 < budget.spent.usd <= 0.02
 
 
+@pytest.mark.parametrize("text", ["法国的首都", "เมืองหลวง", "😀🎉🦊", "3141592653"])
+def test_a_budget_holds_if_each_byte_of_the_dialogue_is_a_token(text: str) -> None:
+    """A bug: three characters were reserved as a token, which is a ninth of what Chinese text may cost."""
+    messages = [Message(role="user", content=text * 20)]
+    tokens = len((text * 20).encode())
+    source = CountingSource(*[Reply("yes", tokens_in=tokens, tokens_out=5)] * 40, max_tokens=5)
+    budget = Budget(max_usd=4.5 * PRICE.of_call(tokens, 5).usd)
+    asked = environment(source, budget=budget)
+    calls = (reply(asked, messages, sample=number) for number in range(40))
+    results = at_once(calls, seconds=5, return_exceptions=True)
+    assert any(isinstance(result, OutOfBudget) for result in results)
+    assert PRICE.of_call(tokens, 5).usd <= budget.spent.usd <= 4.5 * PRICE.of_call(tokens, 5).usd
+
+
 LIMITS = [{"max_tokens": 9}, {"max_completion_tokens": 9}, {"max_tokens": 3, "max_completion_tokens": 9}]
 
 
@@ -67,9 +81,11 @@ def test_a_limit_of_dollars_needs_a_limit_of_each_reply(fields, tmp_path) -> Non
 
     longest = [Reply("long", tokens_in=10, tokens_out=9) for _ in range(40)]
     source, budget = CountingSource(*longest, **fields), Budget(max_usd=3e-3)
-    results = forty_calls(environment(source, folder=tmp_path, budget=budget))
+    asked = environment(source, folder=tmp_path, budget=budget)
+    results = forty_calls(asked)
     assert any(isinstance(result, OutOfBudget) for result in results)
-    assert 2e-3 < budget.spent.usd <= 3e-3 and source.peak > 20
+    assert 2e-3 < budget.spent.usd <= 3e-3
+    assert source.peak == int(3e-3 / asked.members[0].estimate(HELLO).usd), "as many at once as fit"
 
 
 @pytest.mark.parametrize("limits", [(9, -1), (9, None), (-1, 9)])
@@ -171,7 +187,7 @@ def test_a_reply_without_believable_usage_is_in_the_budget_at_its_estimate(usage
     response = httpx.Response(200, json={**body, **usage})
     asked = environment(endpoint(Provider(response), system="Be brief."), price=PRICE)
     ask(asked)
-    assert asked.budget.spent == Spending(1, 10, 6, pytest.approx(70e-6))  # a token has three characters
+    assert asked.budget.spent == Spending(1, 29, 17, pytest.approx(199e-6))  # a token for each byte
 
 
 def test_a_request_that_is_refused_for_its_content_costs_no_tokens() -> None:
