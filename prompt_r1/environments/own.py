@@ -3,8 +3,11 @@
 import asyncio
 import inspect
 import math
+import sys
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from prompt_r1.environments.reply_text import reply_of
@@ -13,8 +16,8 @@ from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.settings.functions import parameters_of, user_code
 from prompt_r1.types import Message
 
-# A call of a user's object may take half an hour, which includes its wait for a thread. The other ranks of a
-# run wait an hour for a rank (`start_ranks`).
+# A call of a user's object may take half an hour. The other ranks of a run wait an hour for a rank
+# (`start_ranks`).
 OWN_CALL_SECONDS = 1800.0
 # The tokens of a user's object are estimated: English text has about four bytes for each token.
 BYTES_PER_TOKEN = 4
@@ -34,13 +37,22 @@ class Answering(Protocol):
 class OwnSource(Source):
     """A source that asks an object of the user. If `ask` is no async function, it runs in a thread.
 
+    There are as many threads as `concurrency` allows calls, so no call waits for a thread.
+
     A class is instantiated, with the seed if it takes a seed. If calls are `priced`, tokens are estimated
     from the length of the texts; otherwise they are 0. `reply_limit` is not enforced: it says how many tokens
     the object writes at most. Raises UsageError for an object without `ask`, and for an error in its class.
     """
 
     def __init__(
-        self, own: Any, *, seed: int, name: str = "", priced: bool = False, reply_limit: int | None = None
+        self,
+        own: Any,
+        *,
+        seed: int,
+        name: str = "",
+        concurrency: int = sys.maxsize,
+        priced: bool = False,
+        reply_limit: int | None = None,
     ) -> None:
         if inspect.isclass(own):
             arguments = {"seed": seed} if "seed" in parameters_of(own) else {}
@@ -55,8 +67,10 @@ class OwnSource(Source):
         self._takes = parameters_of(function) & {"session", "sample", "seed"}
         self.by_question = "session" in self._takes
         self.samples = getattr(own, "samples", True)
+        self.concurrency = concurrency
         self.reply_limit = reply_limit
         self._priced = priced
+        self._threads: ThreadPoolExecutor | None = None
 
     async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
         known = {"session": caller.question, "sample": caller.sample, "seed": self.parameters["seed"]}
@@ -83,9 +97,19 @@ class OwnSource(Source):
         with user_code(f"the environment {self.name}"):
             if inspect.iscoroutinefunction(self._function):
                 return await self._function(messages, **arguments)
-            reply = await asyncio.to_thread(self._function, messages, **arguments)
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self.concurrency)
+            loop = asyncio.get_running_loop()
+            call = partial(self._function, messages, **arguments)
+            reply = await loop.run_in_executor(self._threads, call)
             # A decorated or partial async function does not look like one.
             return await reply if inspect.isawaitable(reply) else reply
+
+    async def close(self) -> None:
+        """Let the threads end after their calls. Another attempt starts new ones."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False)
 
 
 class MuteEnvironment:

@@ -11,6 +11,7 @@ code may run, and which names get the key:
 
 import json
 import os
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +143,9 @@ def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environ
     if config.max_env_usd:
         check_usd_limit("--max-env-usd", config, fields)
     [price] = parse_prices(config.env_price, ["env"]).values()
-    source = OwnSource(own, seed=seed, priced=price != FREE, reply_limit=limit_in(fields))
+    source = OwnSource(
+        own, seed=seed, concurrency=config.env_concurrency, priced=price != FREE, reply_limit=limit_in(fields)
+    )
     return Environment([source], budget=open_account(config).budget, prices=[price])
 
 
@@ -182,8 +185,10 @@ def _opener(
     match kind_of(name):
         case "built-in" | "own":
             own = _object_of(name, is_typed=is_typed)
+            # What is built in replies at once.
+            most_calls = concurrency if kind_of(name) == "own" else sys.maxsize
             return lambda seed, device, priced: OwnSource(
-                own, seed=seed, name=name, priced=priced, reply_limit=limit
+                own, seed=seed, name=name, concurrency=most_calls, priced=priced, reply_limit=limit
             )
         case "local":
             folder = name.removeprefix("hf:")

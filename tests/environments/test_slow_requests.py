@@ -11,7 +11,7 @@ from prompt_r1.environments.own import OWN_CALL_SECONDS
 from prompt_r1.errors import EnvError
 from tests.support.at_once import at_once
 from tests.support.clock import run_jumping
-from tests.support.providers import OK, environment_of, environment_over, reply
+from tests.support.providers import OK, environment_of, environment_over, open_environment, reply
 
 
 @dataclass
@@ -124,6 +124,36 @@ def test_the_median_counts_from_the_fiftieth_reply_on(replies, seconds):
     """One reply fewer, and a slow request has its whole time."""
     taken = seconds_of_a_call(SlowServer(usual=5.0), [100.0], replies=replies)
     assert seconds <= taken <= seconds + 1
+
+
+class FortyAtOnce:
+    """Each call waits until forty calls are running."""
+
+    forty, lock = threading.Barrier(40), threading.Lock()
+    running = most = 0
+
+    def ask(self, messages: list[object]) -> str:
+        with self.lock:
+            type(self).running += 1
+            type(self).most = max(self.most, self.running)
+        self.forty.wait(timeout=10)
+        with self.lock:
+            type(self).running -= 1
+        return "met"
+
+
+def test_as_many_calls_of_the_users_object_run_at_once_as_env_concurrency_says():
+    """A bug: asyncio's pool has few threads, and the wait for one counted as time of the call."""
+    spec = "py:tests.environments.test_slow_requests:FortyAtOnce"
+    asked = open_environment(spec, env_concurrency=40)
+
+    async def play() -> list[str]:
+        replies = await asyncio.gather(*(reply(asked, sample=sample) for sample in range(80)))
+        await asked.close()
+        return replies
+
+    assert asyncio.run(play()) == ["met"] * 80
+    assert FortyAtOnce.most == 40
 
 
 def test_objects_of_the_user_reply_in_threads_so_that_their_calls_overlap():
