@@ -6,7 +6,7 @@ part repeats the opening.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from prompt_r1.types import Trajectory
@@ -37,20 +37,22 @@ EMPTY_PLAN = RowPlan((), 0, {})
 def divide(games: Sequence[Trajectory], *, ranks: int, tokens_per_batch: int) -> list[list[list[int]]]:
     """Divide games among ranks and micro-batches: for each rank, the numbers of each micro-batch's games.
 
-    A micro-batch has at most `tokens_per_batch` columns, or a single game. Each rank gets equally many, of
-    about equal size, some of them perhaps empty. The result depends on the arguments alone.
+    A micro-batch has at most `tokens_per_batch` columns, or a single game. A single rank packs its rows as
+    full as it can. Several ranks wait for each other at every micro-batch, so they get equally many of about
+    equal size, some of them perhaps empty. The result depends on the arguments alone.
     """
     groups = group_rows(games)
+    if ranks == 1:
+        parts = split_groups(groups, tokens_per_batch)
+        rows = first_fit(parts, tokens_per_batch)
+        return [[list(row.games) for row in rows]]
     total = sum(sum(group, EMPTY_PLAN).size for group in groups)
     per_rank = math.ceil(total / (ranks * tokens_per_batch))
-    limit_of_part = tokens_per_batch
-    if ranks > 1 and per_rank:
-        # Ranks wait for each other, so their rows should be equally full. Smaller parts balance better, and
-        # larger parts repeat fewer openings. Half a row is the compromise.
-        columns_per_row = total // (ranks * per_rank)
-        limit_of_part = min(tokens_per_batch, columns_per_row // 2)
-    parts = [part for group in groups for part in split_group(group, limit_of_part)]
-    parts.sort(key=lambda part: part.size, reverse=True)
+    columns_per_row = total // max(ranks * per_rank, 1)  # If there are no games, this is 0.
+    # All rows should be equally full. Smaller parts balance better, and larger parts repeat fewer openings.
+    # Half a row is the compromise.
+    half_row = columns_per_row // 2
+    parts = split_groups(groups, min(tokens_per_batch, half_row))
     rows = balance(parts, ranks=ranks, per_rank=per_rank, limit=tokens_per_batch)
     return [[list(row.games) for row in rows[rank::ranks]] for rank in range(ranks)]
 
@@ -68,19 +70,22 @@ def group_rows(games: Sequence[Trajectory]) -> list[list[RowPlan]]:
     return groups
 
 
-def split_group(group: Sequence[RowPlan], limit: int) -> list[RowPlan]:
-    """Divide a group into rows of at most `limit` columns, or of one game.
+def split_groups(groups: Iterable[Sequence[RowPlan]], limit: int) -> list[RowPlan]:
+    """Cut each group into rows of one game or of at most `limit` columns. Returns the largest rows first."""
+    parts = [row for group in groups for row in first_fit(group, limit)]
+    return sorted(parts, key=lambda row: row.size, reverse=True)
 
-    Each game joins the first row that has room for it.
-    """
+
+def first_fit(parts: Iterable[RowPlan], limit: int) -> list[RowPlan]:
+    """Add each part to the first row that stays within `limit` columns with it, or begin a new row."""
     rows: list[RowPlan] = []
-    for game in group:
+    for part in parts:
         for number, row in enumerate(rows):
-            if (row + game).size <= limit:
-                rows[number] = row + game
+            if (row + part).size <= limit:
+                rows[number] = row + part
                 break
         else:
-            rows.append(game)
+            rows.append(part)
     return rows
 
 
@@ -93,14 +98,21 @@ def balance(parts: Sequence[RowPlan], *, ranks: int, per_rank: int, limit: int) 
     while True:
         rows = [EMPTY_PLAN] * (ranks * per_rank)
         for part in parts:
-            # Of rows that stay equally large, take the row with the fewest games. A game whose agent wrote a
-            # single token adds no column after the opening, so all such games would go into one row.
-            sizes = [((row + part).size, len(row.games)) for row in rows]
+            sizes = [_size_with(row, part) for row in rows]
             smallest = sizes.index(min(sizes))
             rows[smallest] += part
         if all(row.size <= limit or len(row.games) == 1 for row in rows):
             return sorted(rows, key=lambda row: row.size, reverse=True)
         per_rank += 1
+
+
+def _size_with(row: RowPlan, part: RowPlan) -> tuple[int, int]:
+    """The columns of a row with one more part and, to decide between equally large rows, the row's games.
+
+    A game whose agent wrote a single token adds no column after the opening, because its last token is only a
+    target. By size alone, all such games would go into one row.
+    """
+    return (row + part).size, len(row.games)
 
 
 def by_opening(games: Sequence[Trajectory]) -> list[list[int]]:
