@@ -44,7 +44,9 @@ def compare_on_test(run: Run, questions: Sequence[Question]) -> str:
                 prediction = prediction_of(game.trajectory, game.reward)
                 predictions.append(replace(prediction, system=System(f"{name} agent")))
             del agent  # Its memory is free before the next agent is loaded.
-    return write_test(run, run.ranks.gather_lists(predictions))
+    # The columns that only rewards read may hold objects that cannot be sent to other ranks.
+    sent = [replace(one, question=replace(one.question, extra={})) for one in predictions]
+    return write_test(run, run.ranks.gather_lists(sent))
 
 
 async def ask_alone(

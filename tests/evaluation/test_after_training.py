@@ -1,6 +1,7 @@
 """The test after a training: what it asks, what its tables show, and what it holds in memory."""
 
 import asyncio
+import pickle
 import re
 import sys
 import weakref
@@ -122,6 +123,25 @@ def test_the_test_holds_one_agent_at_a_time(tmp_path, monkeypatch):
     run = SimpleNamespace(ranks=ONE_RANK, config=TrainConfig(env="none"), start=tmp_path, folder=tmp_path)
     compare_on_test(run, [])
     assert alive == [0, 0]
+
+
+def test_answers_are_sent_to_other_ranks_without_the_columns_that_only_rewards_read(tmp_path, monkeypatch):
+    """A function of the user gave its questions a database, which cannot be pickled, and the run ended."""
+    game = game_of_turns(GOOD, RIGHT)
+    game.question = replace(game.question, extra={"database": (row for row in "abc")})
+    [played] = score_and_compare([[game]], RULES["release"])
+    sent: list[bytes] = []
+
+    def send(predictions: list[Prediction]) -> list[Prediction]:
+        sent.append(pickle.dumps(predictions))
+        return predictions
+
+    monkeypatch.setattr(after_training, "load_agent", Mock())
+    monkeypatch.setattr(after_training, "play_share", lambda *positional, **named: played)
+    ranks = Mock(wraps=ONE_RANK, is_first=True, gather_lists=send)
+    run = SimpleNamespace(ranks=ranks, config=TrainConfig(env="none"), start=tmp_path, folder=tmp_path)
+    assert "untrained agent" in compare_on_test(run, [])
+    assert len(pickle.loads(sent[0])) == 2
 
 
 @pytest.mark.parametrize(("env", "asked"), [("mini", 6), ("none", 4)])
