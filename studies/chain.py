@@ -61,6 +61,7 @@ from studies.runs import (
     Panel,
     Row,
     cost_of,
+    em_of,
     figure,
     has_ended,
     read_lines,
@@ -137,7 +138,7 @@ def names_in(text: str) -> set[str]:
 
 
 def is_right(game: Row) -> bool:
-    return bool(game["reward"]) and exact_match(game["answer"] or "", game["question"]["answers"]) == 1
+    return bool(game["reward"]) and em_of(game) == 1
 
 
 def learning_of(folder: Path) -> list[str]:

@@ -149,6 +149,11 @@ def case_of(names: Sequence[str], homes: Sequence[str], rng: random.Random) -> C
     return Case(text, names[0], homes[0], other=homes[1])
 
 
+def cities_in(text: str) -> set[str]:
+    """The cities that a text names."""
+    return {city for city in CITIES if re.search(rf"\b{city}\b", text)}
+
+
 def names_only(answer: str | None, country: str) -> bool:
     """Whether an answer names this country and no other."""
     return set(COUNTRY.findall(answer or "")) == {country}
@@ -264,7 +269,7 @@ def requests_of(predictions: Sequence[Prediction], cases: dict[str, Case]) -> st
     for prediction in predictions:
         case = cases[prediction.question.text]
         request = text_between(prediction.raw, "<interaction_prompt>", "</interaction_prompt>")
-        cities = {city for city in CITIES if re.search(rf"\b{city}\b", request)}
+        cities = cities_in(request)
         if len(cities) == 1:
             about_one += 1
         if cities == {case.city}:

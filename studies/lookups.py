@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.settings.agent import SMOLLM2
-from studies.cities import CITIES, COUNTRY, NAMES, OTHER, Case, case_of
+from studies.cities import CITIES, COUNTRY, NAMES, OTHER, Case, case_of, cities_in
 from studies.parts import game_line
 
 # The wordings of a request about one city.
@@ -105,11 +104,6 @@ def by_text(cases: Iterable[Case]) -> dict[str, Case]:
 def is_right(case: Case, text: str | None) -> bool:
     """Whether the first country in an answer is the right one."""
     return first_country(text) == CITIES[case.city]
-
-
-def cities_in(text: str) -> set[str]:
-    """The cities that a text names."""
-    return {city for city in CITIES if re.search(rf"\b{city}\b", text)}
 
 
 def is_about(request: str, case: Case) -> bool:

@@ -55,14 +55,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from prompt_r1.errors import UsageError
-from prompt_r1.f1 import exact_match
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.tables import markdown_table
 from prompt_r1.training.log import read_metrics
 from prompt_r1.training.run_folder import TEST_FILE
 from prompt_r1.types import Reward, Trajectory
 from studies import runs
-from studies.runs import BLUE, ORANGE, Line, Panel, Row, dialogue, read_lines
+from studies.runs import BLUE, ORANGE, Line, Panel, Row, dialogue, em_of, read_lines
 from studies.seeds import Scores, difference, mean_text, means_of_seeds, of_dataset, percent, percent_by_seed
 
 RULES = {
@@ -122,10 +121,6 @@ def train(folder: Path, rule: str, seed: int, more_flags: str = "") -> None:
 def test_games(folder: Path, agent: str) -> list[Row]:
     """The test games of a run's agent, "trained" or "untrained"."""
     return read_lines(folder / "trajectories" / f"test-{agent}-rank0.jsonl")
-
-
-def em_of(game: Row) -> float:
-    return exact_match(game["answer"] or "", game["question"]["answers"])
 
 
 def format_of(game: Row) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_r1.errors import UsageError
+from prompt_r1.f1 import exact_match
 from prompt_r1.programs.command_line import command
 
 ROOT = Path(__file__).parents[1]
@@ -55,6 +56,11 @@ def cost_of(folder: Path) -> tuple[float, float]:
 def read_lines(path: Path) -> list[Row]:
     """The objects in a JSONL file."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def em_of(game: Row) -> float:
+    """Exact match of a game's answer, 0 or 1."""
+    return exact_match(game["answer"] or "", game["question"]["answers"])
 
 
 def dialogue(game: Row) -> str:

@@ -110,12 +110,11 @@ from prompt_r1.programs.tables import markdown_table
 from prompt_r1.settings.agent import SMOLLM2, EnvironmentConfig
 from prompt_r1.training.log import read_metrics
 from prompt_r1.types import Message
-from studies.cities import CITIES, STATIC, Case, ask_all, write_lines
+from studies.cities import CITIES, STATIC, Case, ask_all, cities_in, write_lines
 from studies.lookups import (
     WORDINGS,
     Fold,
     by_text,
-    cities_in,
     cut,
     demonstration,
     first_country,
