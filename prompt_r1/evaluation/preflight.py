@@ -14,7 +14,7 @@ from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.evaluation.systems import environments_of, methods_of
-from prompt_r1.pair.named_agent import check_agent, newest_mini_run, preset_config, trained_config
+from prompt_r1.pair.named_agent import check_agent, newest_mini_run, preset_config, run_of, trained_config
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.launcher import check_device
@@ -90,15 +90,9 @@ def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:
     if needs_agent and not config.agent:
         config = replace(config, agent=(str(newest_mini_run()),))
     if not config.out:
-        name = _run_name(config.agent[0]) if config.agent else "environment"
+        name = Path(run_of(config.agent[0])).name if config.agent else "environment"
         config = replace(config, out=f"runs/eval-{name}")
     return config
-
-
-def _run_name(agent: str) -> str:
-    """The last part of an agent's name or, for the folder `agent` of a run, the name of the run."""
-    path = Path(agent)
-    return path.parent.name if path.name == "agent" and path.parent.name else path.name
 
 
 def _check_grpo_agent(name: str) -> None:

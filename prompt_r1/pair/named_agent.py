@@ -31,10 +31,8 @@ class NamedAgent:
 
     def describe(self, *, environment: str, seed: int) -> str:
         """One line: which agent of which step plays, and with which environment and seed."""
-        path = Path(self.path)
-        run = path.parent if path.name == "agent" else self.path
-        line = f"agent {run}"
-        step = exported_step(path)
+        line = f"agent {run_of(self.path)}"
+        step = exported_step(Path(self.path))
         if step == 0:  # No later agent of the run was better in validation.
             line += ", step 0 (as it was before training)"
         elif step > 0:
@@ -43,6 +41,12 @@ class NamedAgent:
         if self.is_newest:
             line += " (the newest mini run; --agent names another)"
         return line
+
+
+def run_of(agent: str | Path) -> str:
+    """The run folder if an agent is the folder `agent` of a run, and otherwise the agent itself."""
+    path = Path(agent)
+    return str(path.parent) if path.name == "agent" and path.parent.name else str(agent)
 
 
 def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> NamedAgent:
