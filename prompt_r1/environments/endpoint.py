@@ -28,8 +28,8 @@ from prompt_r1.environments.sources import (
     Refused,
     Reply,
     Source,
+    byte_count,
     limit_in,
-    most_tokens,
     with_system,
 )
 from prompt_r1.errors import UsageError
@@ -117,8 +117,8 @@ class Endpoint(Source):
         """The reply with the tokens that it costs. If the server counts none, a bound is charged."""
         if reply.reason:  # The server rejected the request, which costs nothing.
             return replace(reply, reason=self._shown(reply.reason))
-        sent = sum(most_tokens(message["content"]) for message in messages)
-        written = most_tokens(reply.text) + most_tokens(reply.reasoning)
+        sent = sum(byte_count(message["content"]) for message in messages)
+        written = byte_count(reply.text) + byte_count(reply.reasoning)
         tokens_in = reply.tokens_in or sent
         tokens_out = reply.tokens_out or written
         return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)

@@ -40,7 +40,7 @@ from prompt_r1.environments.sources import (
     Refused,
     Reply,
     Source,
-    most_tokens,
+    byte_count,
 )
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Message, Spending
@@ -94,8 +94,8 @@ class Member:
 
     def estimate(self, messages: list[Message]) -> Spending:
         """Estimate the cost of a request: from above, if something limits the reply."""
-        tokens_in = most_tokens(str(self.source.parameters))
-        tokens_in += sum(most_tokens(message["content"]) + FRAME_TOKENS for message in messages)
+        tokens_in = byte_count(str(self.source.parameters))
+        tokens_in += sum(byte_count(message["content"]) + FRAME_TOKENS for message in messages)
         tokens_out = self.source.reply_limit or LONG_REPLY
         return self.price.of_call(tokens_in, tokens_out)
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from prompt_r1.environments.reply_text import reply_of
-from prompt_r1.environments.sources import Caller, Reply, Source, most_tokens
+from prompt_r1.environments.sources import Caller, Reply, Source, byte_count
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.settings.functions import parameters_of, user_code
 from prompt_r1.types import Message
@@ -19,7 +19,7 @@ from prompt_r1.types import Message
 # A call of a user's object may take half an hour. The other ranks of a run wait an hour for a rank
 # (`start_ranks`).
 OWN_CALL_SECONDS = 1800.0
-# The tokens of a user's object are estimated: English text has about four bytes for each token.
+# The tokens of a user's object are estimated, as a quarter of the bytes, which is usual for English text.
 BYTES_PER_TOKEN = 4
 
 
@@ -37,7 +37,8 @@ class Answering(Protocol):
 class OwnSource(Source):
     """A source that asks an object of the user. If `ask` is no async function, it runs in a thread.
 
-    There are as many threads as `concurrency` allows calls, so no call waits for a thread.
+    There are as many threads as `concurrency` allows calls. So a call waits for a thread only if calls that
+    were cancelled or too slow still have theirs: a thread cannot be stopped.
 
     A class is instantiated, with the seed if it takes a seed. If calls are `priced`, tokens are estimated
     from the length of the texts; otherwise they are 0. `reply_limit` is not enforced: it says how many tokens
@@ -87,9 +88,9 @@ class OwnSource(Source):
         reply = reply_of(text)
         if not self._priced:
             return reply
-        sent = sum(most_tokens(message["content"]) for message in messages)
-        tokens_in = math.ceil(sent / BYTES_PER_TOKEN)
-        tokens_out = math.ceil(most_tokens(text) / BYTES_PER_TOKEN)
+        bytes_sent = sum(byte_count(message["content"]) for message in messages)
+        tokens_in = math.ceil(bytes_sent / BYTES_PER_TOKEN)
+        tokens_out = math.ceil(byte_count(text) / BYTES_PER_TOKEN)
         return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
 
     async def _call(self, messages: list[Message], **arguments: object) -> object:

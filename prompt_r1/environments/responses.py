@@ -174,8 +174,8 @@ def _counts_of(usage: object) -> Counter[str]:
 
 def requested_wait(headers: Mapping[str, str], *, now: float) -> float | None:
     """The seconds for which a response asks for no calls, at most MAX_WAIT; None if it asks for none."""
-    in_milliseconds = _seconds(headers.get("retry-after-ms", ""), now=now) / 1000
-    for seconds in (in_milliseconds, _seconds(headers.get("retry-after", ""), now=now)):
+    precise = _seconds(headers.get("retry-after-ms", ""), now=now) / 1000
+    for seconds in (precise, _seconds(headers.get("retry-after", ""), now=now)):
         if 0 < seconds <= MAX_CREDIBLE_WAIT:
             return min(seconds, MAX_WAIT)
     return None

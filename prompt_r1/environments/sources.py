@@ -129,8 +129,8 @@ class Source(ABC):
         raise NotImplementedError(f"the requests of {self.name} have no field {field}")
 
 
-def most_tokens(text: str) -> int:
-    """An upper bound of the tokens of a text: its bytes of UTF-8.
+def byte_count(text: str) -> int:
+    """The bytes of a text in UTF-8, which are an upper bound of its tokens.
 
     A byte-level tokenizer has no more tokens than bytes. English text has about a quarter as many, but with
     some tokenizers each digit is a token, and a character of another script may be several.

@@ -183,10 +183,10 @@ def _opener(
     limit = limit_in(fields)
     system, concurrency = config.env_system, config.env_concurrency
     match kind_of(name):
-        case "built-in" | "own":
+        case ("built-in" | "own") as kind:
             own = _object_of(name, is_typed=is_typed)
-            # What is built in replies at once.
-            most_calls = concurrency if kind_of(name) == "own" else sys.maxsize
+            # What is built in replies at once, so its calls need no limit.
+            most_calls = concurrency if kind == "own" else sys.maxsize
             return lambda seed, device, priced: OwnSource(
                 own, seed=seed, name=name, concurrency=most_calls, priced=priced, reply_limit=limit
             )
