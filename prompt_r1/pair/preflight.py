@@ -18,6 +18,7 @@ def check_pair(config: PairConfig) -> PairConfig:
     """Raise UsageError for a device, an agent or an environment that cannot be opened.
 
     Returns the settings by which the environment will be asked. Some may be those of the agent's training.
+    Do not open a pair with them: a SPEC of the agent's folder would count as typed by the user.
     """
     check_device(config.device)
     agent = config.agent or str(newest_mini_run())

@@ -141,7 +141,9 @@ class ChatServer:
             self._check_model(asked.model)
             pieces = PieceQueue()
             playing = self._start(asked, pieces)
-            request.state.playing = playing  # `EndOfRequests` cancels it if the client leaves.
+            # `EndOfRequests` cancels it if the client leaves. `_events` could not: its `finally` does not run
+            # if the client leaves before the first event.
+            request.state.playing = playing
             head: Body = {
                 "id": f"chatcmpl-{uuid.uuid4().hex}",
                 "created": int(time.time()),

@@ -314,7 +314,7 @@ def gap_metrics(differences: Sequence[Tensor], *, cap: float) -> dict[str, float
 
 
 def add_spending(metrics: dict[str, float], environment: Environment, ranks: Ranks) -> None:
-    """Add the calls and tokens since the last call of this, over all ranks, and the dollars of the whole run.
+    """Add the calls and tokens since they were last added, over all ranks, and the dollars of the whole run.
 
     env/lost_usd is the part of env/usd that is charged for attempts without a reply. Called by every rank.
     """
