@@ -26,15 +26,17 @@ from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.sources import Busy, Reply
 from prompt_r1.errors import EnvError, NoAnswer, Resumable, UsageError
 from prompt_r1.pair.dialogue import Dialogue, Pieces
+from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.pair.settings import InferConfig
 from prompt_r1.programs.command_line import explain
 from prompt_r1.protocol import parse
-from prompt_r1.settings.agent import GAME_FILE
+from prompt_r1.settings.agent import GAME_FILE, AgentConfig
 from prompt_r1.types import Question, Trajectory, Turn
 from tests.support.echo_agent import paid_environment
+from tests.support.exports import save_playable_run
 from tests.support.pair_server import echo_pair
 from tests.support.paths import ROOT
-from tests.support.programs import run_here
+from tests.support.programs import PROGRAMS, run_here
 
 TAGS = ["<think>", "</think>", "<interaction_prompt>", "</interaction_prompt>", "<answer>", "</answer>"]
 PIECES = [*TAGS, "<", "</ans", "\n", "  ", "\r\n", "\x1b[2J", "\ufffd", "a", "Who is it?", "x < y"]
@@ -185,7 +187,7 @@ def test_questions_that_end_with_an_error_end_with_their_total_and_closed_connec
     monkeypatch.setattr(infer, "open_pair", AsyncMock(return_value=echo_pair(environment=environment)))
     monkeypatch.setattr("sys.stdin", io.StringIO("Who?\nWhen?\nWhere?\n"))
     with pytest.raises(Resumable, match="larger limit"):
-        infer.main(InferConfig())
+        infer.main((InferConfig(), NamedAgent("agent", AgentConfig(), start="agent")))
     last_line = capsys.readouterr().out.splitlines()[-1]
     assert last_line.startswith("total        2 questions, 2 calls, 20 + 20 tokens, $0.0400, ")
     close.assert_awaited_once()
@@ -205,6 +207,19 @@ def test_questions_can_be_typed_in_a_python_without_readline(monkeypatch):
     monkeypatch.setitem(sys.modules, "readline", None)  # The import raises ImportError.
     monkeypatch.setattr("sys.stdin", io.StringIO("Who?\n\n"))
     assert list(infer.typed_questions()) == ["Who?"]
+
+
+def test_the_newest_mini_run_that_was_checked_plays(asking_agent, tmp_path, monkeypatch, capsys):
+    """A bug: a run that saved its agent while torch was imported played, and nothing had checked it."""
+    monkeypatch.chdir(tmp_path)
+    save_playable_run(Path("runs/checked"), asking_agent, saved=1)
+    read, main = PROGRAMS["infer.py"]
+    settings = read(["--question", "Who is the star of Silent Valley?", "--device", "cpu"])
+    save_playable_run(Path("runs/later"), asking_agent, saved=2)
+    main(settings)
+    about = capsys.readouterr().err.splitlines()[0]
+    assert about.startswith("agent runs/checked, ")
+    assert about.endswith(" (the newest mini run; --agent names another)")
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.evaluation.systems import environments_of, methods_of
-from prompt_r1.pair.named_agent import check_agent, newest_mini_run, preset_config, run_of, trained_config
+from prompt_r1.pair.named_agent import check_agent, newest_mini_run, resolve_agent, run_of, trained_config
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.launcher import check_device
@@ -74,7 +74,7 @@ def _check_environments(config: EvaluateConfig) -> None:
     typed = [spec for spec in [*config.env, config.optimizer_env] if spec]
     asked = dict.fromkeys(typed, config)
     if any(METHODS[method].needs_environment for method in methods_of(config)):
-        trained = {name: trained_config(check_agent(name)) or preset_config(name) for name in config.agent}
+        trained = {name: resolve_agent(name).config for name in config.agent}
         asked = environments_of(config, trained) | asked
     for spec, settings in asked.items():
         check_environment(spec, settings, typed=typed, others=asked.keys())

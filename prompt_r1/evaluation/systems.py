@@ -36,9 +36,10 @@ def methods_of(config: EvaluateConfig) -> Sequence[str]:
 
 def resolve_agents(config: EvaluateConfig) -> dict[str, NamedAgent]:
     """The agents of --agent, by their names."""
-    return {
-        name: resolve_agent(name, max_turns=config.max_turns, max_new=config.max_new) for name in config.agent
-    }
+    agents = {}
+    for name in config.agent:
+        agents[name] = resolve_agent(name, max_turns=config.max_turns, max_new=config.max_new).built()
+    return agents
 
 
 def environments_of(config: EvaluateConfig, trained: Mapping[str, AgentConfig]) -> dict[str, EvaluateConfig]:

@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from prompt_r1.environments.specs import check_usd_limit, parse_fields
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.preflight import check_pair
-from prompt_r1.pair.settings import PairConfig
+from prompt_r1.pair.settings import PairConfig, with_environment
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.text import printable
 from prompt_r1.settings.fields import POSITIVE, Range, everyday_setting
@@ -73,15 +73,16 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
     key = os.environ.get(KEY, "").strip()
     if not key and not is_local:
         raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
-    settings = check_pair(config)
+    named = check_pair(config)
     if config.request_usd:
+        settings = with_environment(config, named.config)
         check_usd_limit("--request-usd", settings, parse_fields(settings.env_args))
     # Imported here, because torch takes seconds to import, and `--help` does not need it.
     from prompt_r1.pair.agent import Limits
     from prompt_r1.pair.playing import open_pair
     from prompt_r1.pair.server import ChatServer, uvicorn_server
 
-    pair = asyncio.run(open_pair(config))
+    pair = asyncio.run(open_pair(config, named))
     chat = ChatServer(
         pair=pair,
         model_name=config.model_name,

@@ -17,6 +17,7 @@ from prompt_r1.environments.own import Answering
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.agent import NO_LIMITS, Limits
 from prompt_r1.pair.dialogue import Piece
+from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.pair.playing import OpenPair, open_pair, raise_for_env_error
 from prompt_r1.pair.settings import PairConfig
 from prompt_r1.types import Trajectory
@@ -200,9 +201,10 @@ def load(
         temperature=temperature,
         device=device,
     )
+    named = resolve_agent(config.agent)
     loop = LoopThread()
     try:
-        return Pair(loop.run(open_pair(config, own)), loop)
+        return Pair(loop.run(open_pair(config, named, own)), loop)
     except BaseException:
         loop.close()
         raise

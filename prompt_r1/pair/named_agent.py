@@ -24,10 +24,15 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 class NamedAgent:
     """An agent that a user named."""
 
-    path: str | Path  # its folder or hub id
+    path: str | Path  # its folder or hub id, or its name if it must first be built or converted (`built`)
     config: AgentConfig  # how it was trained, or the preset whose game it plays
     start: str  # the name of the model from which the training started; the agent's own if it was not trained
     is_newest: bool = False  # the user named no agent, and this is the newest mini run
+
+    def built(self) -> "NamedAgent":
+        """The agent with its folder or hub id: `mini` is built and a GGUF file converted, if necessary."""
+        # `mini` is the agent of seed 0, which comes with the package. --seed is the seed of its world.
+        return replace(self, path=find_agent(str(self.path), seed=0))
 
     def describe(self, *, environment: str, seed: int) -> str:
         """One line: which agent of which step plays, and with which environment and seed."""
@@ -50,13 +55,13 @@ def run_of(agent: str | Path) -> str:
 
 
 def resolve_agent(name: str, *, max_turns: int = 0, max_new: int = 0) -> NamedAgent:
-    """The agent that a user names for infer and evaluate. "" names the newest mini run.
+    """Find the agent that a user names for infer and evaluate, without torch. "" names the newest mini run.
 
-    `max_turns` and `max_new`, if not 0, replace the limits of its game.
+    `max_turns` and `max_new`, if not 0, replace the limits of its game. Raises UsageError if there is no such
+    agent.
     """
     known_as = name or str(newest_mini_run())
-    # `mini` is the agent of seed 0, which comes with the package. --seed is the seed of its world.
-    path = find_agent(known_as, seed=0)
+    path = check_agent(known_as)
     trained = trained_config(path)
     config = preset_config(known_as) if trained is None else trained
     config = replace(config, max_turns=max_turns or config.max_turns, max_new=max_new or config.max_new)

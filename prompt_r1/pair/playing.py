@@ -22,7 +22,7 @@ from prompt_r1.pair.agent import (
     with_threads_of_this_machine,
 )
 from prompt_r1.pair.dialogue import Piece, Pieces
-from prompt_r1.pair.named_agent import resolve_agent
+from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.pair.settings import PairConfig, with_environment
 from prompt_r1.types import Question, Trajectory
 
@@ -80,14 +80,14 @@ def raise_for_env_error(game: Trajectory) -> None:
         raise EnvError(game.error)
 
 
-async def open_pair(config: PairConfig, own: Answering | None = None) -> OpenPair:
+async def open_pair(config: PairConfig, named: NamedAgent, own: Answering | None = None) -> OpenPair:
     """Open an agent and its environment, and check both before a large agent is loaded.
 
-    `own` is an object of the user that replaces the environment of a SPEC. Loading the agent blocks the event
-    loop. From now on torch computes in no more threads than this process has cores. Raises UsageError or
-    FatalEnvError if the pair cannot play.
+    `named` is the agent that `resolve_agent` found for these settings. `own` is an object of the user that
+    replaces the environment of a SPEC. Loading the agent blocks the event loop. From now on torch computes in
+    no more threads than this process has cores. Raises UsageError or FatalEnvError if the pair cannot play.
     """
-    named = resolve_agent(config.agent, max_turns=config.max_turns, max_new=config.max_new)
+    named = named.built()
     seed = named.config.seed if config.seed is None else config.seed
     device = pick_device(config.device)
     limit_threads()

@@ -13,6 +13,7 @@ from prompt_r1.errors import UsageError
 from prompt_r1.model import forked_ranks
 from prompt_r1.model.distributed import RankLost
 from prompt_r1.model.forked_ranks import limit_threads, rank_count, usable_cores
+from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.pair.playing import open_pair
 from prompt_r1.pair.settings import PairConfig
 from prompt_r1.settings.agent import GAME_FILE
@@ -109,7 +110,7 @@ def test_a_pair_and_an_evaluation_compute_in_as_many_threads_as_they_have_cores(
     set_threads: list[int] = []
     monkeypatch.setattr("torch.get_num_threads", lambda: 64)
     monkeypatch.setattr("torch.set_num_threads", set_threads.append)
-    asyncio.run(open_pair(PairConfig(agent=str(asking_agent), env="mini")))
+    asyncio.run(open_pair(PairConfig(env="mini"), resolve_agent(str(asking_agent))))
     assert set_threads == [2]
     run_here("evaluate.py", "--method", "direct", "--env", "mini", "--limit", 1, "--dry-run")
     assert set_threads == [2, 2]
@@ -126,7 +127,7 @@ def test_an_agent_of_a_larger_machine_gets_no_more_threads_than_there_are_cores(
     set_threads: list[int] = []
     monkeypatch.setattr("torch.get_num_threads", lambda: 64)
     monkeypatch.setattr("torch.set_num_threads", set_threads.append)
-    asyncio.run(open_pair(PairConfig(agent=str(agent), env="mini")))
+    asyncio.run(open_pair(PairConfig(env="mini"), resolve_agent(str(agent))))
     line = "--method prompt-r1 --env mini --limit 1".split()
     run_here("evaluate.py", "--agent", agent, *line, "--out", tmp_path / "out")
     assert set_threads and set(set_threads) == {2}

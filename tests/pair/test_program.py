@@ -15,6 +15,8 @@ import pytest
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.__main__ import KEY, main
 from prompt_r1.pair.agent import Limits
+from prompt_r1.pair.preflight import check_pair
+from tests.support.exports import save_playable_run
 from tests.support.paths import ROOT
 
 
@@ -63,6 +65,27 @@ def test_every_loopback_address_is_local(host, is_local, asking_agent, monkeypat
         main(f"--host {host} --port 0 --device cpu --agent {asking_agent} --env mini".split())
     made = server.call_args.kwargs
     assert (made["key"], made["is_local"]) == ("a-key-of-the-server", is_local)
+
+
+def test_the_newest_mini_run_that_was_checked_is_served(asking_agent, tmp_path, monkeypatch):
+    """A bug: a run that saved its agent while torch was imported was served, and nothing had checked it."""
+    monkeypatch.chdir(tmp_path)
+    save_playable_run(Path("runs/checked"), asking_agent, saved=1)
+
+    def check(config):
+        found = check_pair(config)
+        save_playable_run(Path("runs/later"), asking_agent, saved=2)
+        return found
+
+    monkeypatch.setattr("prompt_r1.pair.__main__.check_pair", check)
+    server = Mock(side_effect=UsageError("made"))
+    monkeypatch.setattr("prompt_r1.pair.server.ChatServer", server)
+    monkeypatch.delenv(KEY, raising=False)
+    with pytest.raises(UsageError, match="made"):
+        main("--port 0 --device cpu".split())
+    about = server.call_args.kwargs["pair"].about
+    assert about.startswith("agent runs/checked, ")
+    assert about.endswith(" (the newest mini run; --agent names another)")
 
 
 def test_a_port_in_use_is_reported_before_the_agent_is_loaded():

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,14 @@ def save_run(folder: Path, *, seed: int, step: int, saved: int, env: str = "mini
     (agent / "tokenizer.json").touch()
     (agent / "model.safetensors").touch()
     (agent / STEP_FILE).write_text(json.dumps({"step": step}))
+    os.utime(agent / GAME_FILE, (saved, saved))
+
+
+def save_playable_run(folder: Path, asking_agent: Path, *, saved: int) -> None:
+    """A mini run whose agent can be loaded; `saved` is a time."""
+    agent = shutil.copytree(asking_agent, folder / "agent")
+    game = "instruction: short\nmax_tokens: 900\nmax_new: 80\nmax_turns: 3\n"
+    (agent / GAME_FILE).write_text(f"agent: mini\nenv: mini\n{game}")
     os.utime(agent / GAME_FILE, (saved, saved))
 
 
