@@ -62,7 +62,7 @@ class RunQuestions:
     def of_rank(self, step: int, ranks: Ranks) -> dict[int, Question]:
         """This rank's questions of a step, by their numbers in the step."""
         questions = questions_of_step(self.training, step, count=self.per_step, seed=self.seed)
-        return {number: questions[number] for number in range(ranks.rank, len(questions), ranks.count)}
+        return dict(ranks.share(list(enumerate(questions))))
 
 
 @dataclass(kw_only=True)
