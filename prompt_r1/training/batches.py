@@ -73,24 +73,21 @@ def learned_from(
 def mini_batches_of(
     games_PG: Sequence[Sequence[ScoredGame]], ranks: Ranks, *, mini_batch: int
 ) -> list[list[ScoredGame]]:
-    """Divide the games of all ranks into optimiser steps.
+    """Divide the games of all ranks that enter the loss into optimiser steps.
 
-    Each step covers `mini_batch` played games. Those that do not enter the loss are left out, so a step may
-    have fewer. Called by every rank with the games that it played. The optimiser step of a game follows from
-    its index, so it does not depend on the number of ranks. Groups stay whole if `mini_batch` is a multiple
-    of their size.
+    Each step covers `mini_batch` played games. Some of them may not enter the loss, so a step may have fewer.
+    Called by every rank with its games. The optimiser step of a game follows from its index, so it does not
+    depend on the number of ranks. Groups stay whole if `mini_batch` is a multiple of their size.
     """
-    kept = []
+    sent = []
     for group in games_PG:
         for game in group:
-            # In a run, `learned_from` has already left out the games without an advantage.
-            if game.advantage is not None:
-                # The loss reads tokens only. The other columns of a question may be long, and may hold
-                # objects that cannot be sent to other ranks.
-                question = replace(game.trajectory.question, extra={})
-                without_text = replace(game.trajectory, question=question, turns=[])
-                kept.append(replace(game, trajectory=without_text))
-    games = sorted(ranks.gather_lists(kept), key=lambda game: game.index)
+            # The loss reads tokens only. The other columns of a question may be long, and may hold objects
+            # that cannot be sent to other ranks.
+            question = replace(game.trajectory.question, extra={})
+            without_text = replace(game.trajectory, question=question, turns=[])
+            sent.append(replace(game, trajectory=without_text))
+    games = sorted(ranks.gather_lists(sent), key=lambda game: game.index)
     return [list(step) for _, step in groupby(games, key=lambda game: game.index // mini_batch)]
 
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.packing import pack
 from prompt_r1.training.batches import learned_from, make_batch, micro_batches_of, mini_batches_of
 from prompt_r1.training.row_plans import divide
@@ -101,14 +102,20 @@ def random_play(ranks: int, mini_batches: int, *, seed: int) -> list[list[list[S
     return played
 
 
+def mini_batches_of_10(games_PG: list[list[ScoredGame]], ranks: Ranks) -> list[list[ScoredGame]]:
+    """The games that enter the loss, by optimiser steps of ten games."""
+    learned_PG = learned_from(games_PG, ranks, mask_truncated=False, skip_no_spread=False)
+    return mini_batches_of(learned_PG, ranks, mini_batch=10)
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("seed", range(3))
 def test_mini_batches_do_not_depend_on_which_rank_played_a_game(ranks, seed):
     """They hold each game that is trained on, without the text of its turns."""
     played = random_play(ranks, 3, seed=seed)
     everything = [group for groups in played for group in groups]
-    expected = mini_batches_of(everything, ONE_RANK, mini_batch=10)
-    for got in on_each_rank(ranks, lambda rank: mini_batches_of(played[rank.rank], rank, mini_batch=10)):
+    expected = mini_batches_of_10(everything, ONE_RANK)
+    for got in on_each_rank(ranks, lambda rank: mini_batches_of_10(played[rank.rank], rank)):
         assert got == expected
     trained_on = [game for group in everything for game in group if game.advantage is not None]
     for step, games in enumerate(expected):
