@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from prompt_r1.errors import UsageError
-from prompt_r1.programs.launcher import launcher_number
 from prompt_r1.settings.agent import (
     HELD_OUT,
     MINI_AGENT,
@@ -99,18 +98,6 @@ class TrainConfig(AgentConfig):
     def typed_environments(self) -> tuple[str, ...]:
         """The SPECs on the command line. A URL that a file names does not get OPENAI_API_KEY."""
         return () if self.env_from_file else (self.env,)
-
-    @property
-    def layout(self) -> str:
-        """--parallel. `start_ranks` chooses for `auto` by device and nodes. Here it becomes ddp in two cases.
-
-        1. with adapters, which need whole weights on every rank
-        2. in float32 on a single rank, where agent and learner share their weights
-        """
-        shares_weights = self.dtype == "float32" and launcher_number("WORLD_SIZE", default=1) == 1
-        if self.parallel == "auto" and (self.adapter_rank or shares_weights):
-            return "ddp"
-        return self.parallel
 
 
 def warnings_of(config: TrainConfig) -> list[str]:

@@ -18,6 +18,7 @@ from prompt_r1.model.lora import ADAPTER_ALPHA, add_lora
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import find_agent
+from prompt_r1.programs.launcher import launcher_number
 from prompt_r1.settings.functions import import_advantages, import_reward
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.checkpoint import begin_states
@@ -38,7 +39,8 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
     """
     ranks_of_cpu = forked_ranks(config.ranks, device=config.device, questions=config.questions)
     with ranks_of_cpu, Interrupt() as interrupt:
-        ranks = start_ranks(config.device, config.layout)
+        layout = layout_of(config, world_size=launcher_number("WORLD_SIZE", default=1))
+        ranks = start_ranks(config.device, layout)
         # A collective may fail because another rank has died. Then this is reported as RankLost.
         with errors_as_rank_lost(ranks):
             folder = ranks.on_first_rank(lambda: open_run(config.out))
@@ -52,6 +54,20 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
                     runner.run(run.environment.close())
         # A rank that raised an error does not come here. It must not wait for the others: torchrun ends them.
         stop_ranks(ranks)
+
+
+def layout_of(config: TrainConfig, *, world_size: int) -> str:
+    """How weights are laid out over the ranks: --parallel, except that `auto` becomes ddp in two cases.
+
+    1. with adapters, which need whole weights on every rank
+    2. in float32 on a single rank, where agent and learner share their weights
+
+    In all other cases `start_ranks` chooses for `auto`, by device and nodes.
+    """
+    shares_weights = config.dtype == "float32" and world_size == 1
+    if config.parallel == "auto" and (config.adapter_rank or shares_weights):
+        return "ddp"
+    return config.parallel
 
 
 def open_parts(

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -235,14 +234,3 @@ def test_the_bounds_of_a_range_are_meant_as_they_are_called(allowed, inside, out
     for value in outside:
         with pytest.raises(UsageError, match="--x must be "):
             check_number("--x", value, allowed)
-
-
-def test_weights_are_not_sharded_on_one_rank_in_float32_or_beside_adapters(monkeypatch):
-    """In float32 on one rank, agent and learner are one model, which would be loaded twice."""
-    config = TrainConfig(agent="tiny", data=("own",))
-    assert config.layout == "auto"
-    assert replace(config, adapter_rank=4).layout == "ddp"
-    assert replace(config, dtype="float32").layout == "ddp"
-    assert replace(config, dtype="float32", parallel="fsdp").layout == "fsdp"
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    assert replace(config, dtype="float32").layout == "auto"

@@ -17,7 +17,7 @@ from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import start
 from prompt_r1.training.run import Run
 from prompt_r1.training.signals import Interrupt
-from prompt_r1.training.start import open_parts
+from prompt_r1.training.start import layout_of, open_parts
 from prompt_r1.types import Message
 from tests.support import tiny
 from tests.support.games import CPU, ONE_RANK, Learner, random_scored_games, record_logprobs_of, siblings
@@ -59,11 +59,20 @@ def test_the_ranks_of_a_run_share_its_budget(tmp_path):
     assert run.environment.budget.spent.calls == 3
 
 
+def test_weights_are_not_sharded_on_one_rank_in_float32_or_beside_adapters():
+    """In float32 on one rank, agent and learner are one model, which would be loaded twice."""
+    config = TrainConfig(agent="tiny", data=("own",))
+    assert layout_of(config, world_size=1) == "auto"
+    assert layout_of(replace(config, adapter_rank=4), world_size=1) == "ddp"
+    assert layout_of(replace(config, dtype="float32"), world_size=1) == "ddp"
+    assert layout_of(replace(config, dtype="float32", parallel="fsdp"), world_size=1) == "fsdp"
+    assert layout_of(replace(config, dtype="float32"), world_size=8) == "auto"
+
+
 def test_one_copy_of_the_weights_plays_and_learns_and_is_the_reference_without_its_adapters(tmp_path):
     """After an update: the reference still scores like the untrained agent, bit for bit."""
     run = run_of(tmp_path, ADAPTERS)
     assert run.agent.policy is run.policy
-    assert ADAPTERS.layout == "ddp" and TrainConfig().layout == "auto"
     packed = pack([siblings(0, 3)], CPU)
     with torch.no_grad():
         start = tiny.policy()(packed).logprobs
