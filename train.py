@@ -24,6 +24,8 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
 
     settings = read_settings(read_train_config)
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -88,7 +90,8 @@ def train(run: Run, record: Record) -> None:
                     # The reference is the frozen start; None with kl_coef 0. Then `grpo_loss` measures the KL
                     # to π_old instead.
                     reference = run.reference_logprobs(batch.packed)
-                    loss = run.loss_function(scores.logprobs, batch.columns(old=old, reference=reference))
+                    columns = replace(batch.columns, old=old, reference=reference)
+                    loss = run.loss_function(scores.logprobs, columns)
                     loss.total.backward()
                     stats.add(batch, scores, loss)
                 # `gap_limit`: how far the log-probabilities of engine and policy may differ.

@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.optim import Optimizer
@@ -200,7 +200,7 @@ def learn_from(
     for batch in batches:
         scores = policy(batch.packed)
         old = scores.logprobs.detach()
-        loss = grpo_loss(scores.logprobs, batch.columns(old=old, reference=old), **settings)
+        loss = grpo_loss(scores.logprobs, replace(batch.columns, old=old, reference=old), **settings)
         loss.total.backward()
         stats.add(batch, scores, loss)
     optimizer_step(policy, optimizer, ranks, stats, gap_limit=any_gap)

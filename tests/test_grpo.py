@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prompt_r1.grpo import Loss, LossColumns, compare_games, group_advantages, grpo_loss
+from prompt_r1.grpo import Loss, compare_games, group_advantages, grpo_loss
 from prompt_r1.training.batches import Batch, make_batch, micro_batches_of
 from prompt_r1.types import Reward, ScoredGame
 from tests.support import tiny
@@ -27,15 +27,8 @@ def batches_of(
 
 def loss_of(batch: Batch, logprobs: torch.Tensor, **changes) -> Loss:
     """The loss of a batch, with the engine's log-probabilities as the old ones and as the reference."""
-    sampled = batch.sampled_logprobs
-    columns = LossColumns(
-        old=changes.pop("old", sampled),
-        reference=changes.pop("ref", sampled),
-        sampled=sampled,
-        advantages=batch.advantages,
-        weights=batch.weights,
-        game=batch.game,
-    )
+    sampled = batch.columns.sampled
+    columns = replace(batch.columns, old=changes.pop("old", sampled), reference=changes.pop("ref", sampled))
     settings = {"clip": CLIP, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": 0.0}
     return grpo_loss(logprobs, columns, **settings | changes)
 
@@ -43,8 +36,9 @@ def loss_of(batch: Batch, logprobs: torch.Tensor, **changes) -> Loss:
 def batch_of(advantages: torch.Tensor, weights: torch.Tensor) -> Batch:
     """A micro-batch of these tokens."""
     empty = make_batch([], lambda game: 1.0, CPU)
-    sampled_logprobs = torch.zeros_like(weights)
-    return replace(empty, advantages=advantages, weights=weights, sampled_logprobs=sampled_logprobs)
+    sampled = torch.zeros_like(weights)
+    columns = replace(empty.columns, advantages=advantages, weights=weights, sampled=sampled)
+    return replace(empty, columns=columns)
 
 
 @pytest.mark.parametrize("token_mean", [False, True])
@@ -56,7 +50,7 @@ def test_the_loss_equals_a_loop_over_tokens_in_float64(token_mean, cap, clip_hig
     """
     games, total = random_scored_games(), 0.0
     for batch in batches_of(games, token_mean=token_mean, tokens_per_batch=tokens_per_batch):
-        sampled = batch.sampled_logprobs
+        sampled = batch.columns.sampled
         old, new, ref = (sampled + shift * torch.sin(c * sampled) for shift, c in SHIFTS)
         settings = {"clip_high": clip_high, "kl_coef": KL_COEF, "importance_cap": cap}
         total += loss_of(batch, new, old=old, ref=ref, **settings).total.item()
@@ -107,7 +101,7 @@ def test_environment_text_gets_no_gradient():
     for game in sorted(games, key=lambda game: len(game.trajectory.tokens), reverse=True):
         pairs = zip(game.trajectory.tokens, game.trajectory.sampled, strict=True)
         targets += [token for token, sampled in pairs if sampled]
-    assert batch.packed.targets.tolist() == targets and len(batch.weights) == len(targets)
+    assert batch.packed.targets.tolist() == targets and len(batch.columns.weights) == len(targets)
 
 
 def test_clip_frac_counts_the_tokens_whose_ratio_is_clipped_against_their_advantage():

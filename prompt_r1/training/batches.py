@@ -6,6 +6,7 @@
 row_plans.py decides which games share a row.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -25,21 +26,8 @@ class Batch:
     """A micro-batch with N agent tokens."""
 
     packed: Packed
-    weights: Tensor  # (N,) sum to 1 over the micro-batches of an optimiser step and all ranks
-    advantages: Tensor  # (N,) of each token's game, or of its turn
-    sampled_logprobs: Tensor  # (N,) nats, recorded by the engine when it sampled the token
-    game: Tensor  # (N,) int64 number of each token's game in this micro-batch
-
-    def columns(self, *, old: Tensor, reference: Tensor | None) -> LossColumns:
-        """What the loss reads: these columns beside log π_old and log π_ref (N,) of the same tokens."""
-        return LossColumns(
-            old=old,
-            reference=reference,
-            sampled=self.sampled_logprobs,
-            advantages=self.advantages,
-            weights=self.weights,
-            game=self.game,
-        )
+    # `train` replaces `old` and `reference` when it has measured them. Until then, `old` is NaN.
+    columns: LossColumns
 
 
 def learned_from(
@@ -129,7 +117,7 @@ def make_batch(
         groups.append([games[number] for number in numbers])
     weights: list[float] = []
     advantages: list[float] = []
-    sampled_logprobs: list[float] = []
+    sampled: list[float] = []
     game_numbers: list[int] = []
     in_row_order = [game for group in groups for game in group]
     for number, game in enumerate(in_row_order):
@@ -138,21 +126,23 @@ def make_batch(
         weights += [token_weight(trajectory)] * agent_tokens
         advantages += token_advantages(game)
         game_numbers += [number] * agent_tokens
-        for logprob, sampled in zip(trajectory.logprobs, trajectory.sampled, strict=True):
-            if sampled:
-                sampled_logprobs.append(logprob)
+        for logprob, is_sampled in zip(trajectory.logprobs, trajectory.sampled, strict=True):
+            if is_sampled:
+                sampled.append(logprob)
     packed = pack([[game.trajectory for game in group] for group in groups], device)
 
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device)
 
-    return Batch(
-        packed,
-        weights=column(weights),
+    columns = LossColumns(
+        old=column([math.nan] * len(sampled)),
+        reference=None,
+        sampled=column(sampled),
         advantages=column(advantages),
-        sampled_logprobs=column(sampled_logprobs),
+        weights=column(weights),
         game=torch.tensor(game_numbers, dtype=torch.long, device=device),
     )
+    return Batch(packed, columns)
 
 
 def token_advantages(game: ScoredGame) -> list[float]:

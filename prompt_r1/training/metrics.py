@@ -248,8 +248,8 @@ class StepStats:
             loss=loss.total.item(),
             kl=loss.kl.item(),
             clip_frac=loss.clip_frac.item(),
-            entropy=(batch.weights * scores.entropy).sum().item(),
-            difference=(scores.logprobs.detach() - batch.sampled_logprobs).cpu(),
+            entropy=(batch.columns.weights * scores.entropy).sum().item(),
+            difference=(scores.logprobs.detach() - batch.columns.sampled).cpu(),
             token_kl=loss.token_kl.cpu(),
             weights_moved=self.taken > 0,
         )

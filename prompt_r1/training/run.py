@@ -116,7 +116,7 @@ class Run:
         batch = make_batch(games, lambda trajectory: 0.0, self.policy.device)
         if self.reference is not None:
             self.reference_logprobs(batch.packed)
-        (batch.weights * self.policy(batch.packed).logprobs).sum().backward()
+        (batch.columns.weights * self.policy(batch.packed).logprobs).sum().backward()
         self.optimizer.zero_grad(set_to_none=True)
 
     def wait_for(self, work: Coroutine[None, None, T]) -> T:

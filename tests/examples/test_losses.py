@@ -144,17 +144,10 @@ def test_a_loss_and_its_gradient_equal_a_loop(name, cap, token_mean, ranks, toke
         for batch in micro_batches_of(
             games, of_rank, tokens_per_batch=tokens_per_batch, token_mean=token_mean
         ):
-            engine = batch.sampled_logprobs.double()
+            engine = batch.columns.sampled.double()
             old, new, reference = (engine + shift * torch.sin(c * engine) for shift, c in SHIFTS)
             new.requires_grad_()
-            columns = LossColumns(
-                old=old,
-                reference=reference,
-                sampled=engine,
-                advantages=batch.advantages,
-                weights=batch.weights,
-                game=batch.game,
-            )
+            columns = replace(batch.columns, old=old, reference=reference, sampled=engine)
             loss = getattr(losses, name)(new, columns, **settings)
             loss.total.backward()
             assert new.grad is not None and loss.token_kl.shape == new.shape

@@ -16,6 +16,7 @@ They differ: TRL's default KL is multiplied by the ratio, its advantages divide 
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ import torch
 
 from benchmarks.update_rivals import padded, trl_backward, trl_trainer
 from examples import losses
-from prompt_r1.grpo import Loss, LossColumns, grpo_loss
+from prompt_r1.grpo import Loss, grpo_loss
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
 from prompt_r1.training.batches import make_batch
@@ -166,15 +167,8 @@ def both_losses(
         with torch.no_grad():
             ref = reference(batch.packed).logprobs
         logprobs = policy(batch.packed).logprobs
-        old = batch.sampled_logprobs
-        columns = LossColumns(
-            old=old,
-            reference=ref,
-            sampled=engine_of(old),
-            advantages=batch.advantages,
-            weights=batch.weights,
-            game=batch.game,
-        )
+        old = batch.columns.sampled
+        columns = replace(batch.columns, old=old, reference=ref, sampled=engine_of(old))
         loss_of_batch = loss_of(logprobs, columns, **settings)
         loss_of_batch.total.backward()
         loss += loss_of_batch.total.item()
