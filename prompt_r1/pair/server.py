@@ -100,7 +100,7 @@ class ChatServer:
             Route("/health", self.health),
             Route("/", self.page),
         ]
-        handlers = {Failure: _fail, HTTPException: _fail}
+        handlers = {Failure: _error_response, HTTPException: _error_response}
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
         return EndOfRequests(app)
 
@@ -158,7 +158,7 @@ class ChatServer:
             return await _whole(request, playing, head)
         except Exception as error:
             # It is caught here, because starlette would pass it on to uvicorn, which logs a traceback.
-            return _fail(request, error)
+            return _error_response(request, error)
 
     def _start(self, asked: ChatRequest, pieces: PieceQueue) -> asyncio.Task[Trajectory]:
         """Start the game of a request; `pieces` gets the dialogue if it is streamed. Raises Failure."""
@@ -257,9 +257,7 @@ async def _whole(request: Request, playing: asyncio.Task[Trajectory], head: Body
         await asyncio.wait([playing], timeout=DISCONNECT_CHECK_SECONDS)
         if not playing.done() and await request.is_disconnected():
             return Response(status_code=GONE)
-    game = playing.result()
-    _note_end(request, game)
-    return _json(completion(head, game))
+    return _json(completion(head, await _ended_game(request, playing)))
 
 
 async def _events(
@@ -271,12 +269,18 @@ async def _events(
         while (piece := await pieces.get()) is not None:
             if text := dialogue_text(piece):
                 yield _event(chunk(head, {"reasoning_content": text}))
-        game = await playing
-        _note_end(request, game)
-        yield _event(last_chunk(head, game))
+        yield _event(last_chunk(head, await _ended_game(request, playing)))
         yield b"data: [DONE]\n\n"
     except Exception as error:
-        yield _event(_failure(request, error).body)
+        yield _event(_noted_failure(request, error).body)
+
+
+async def _ended_game(request: Request, playing: asyncio.Task[Trajectory]) -> Trajectory:
+    """The game when it has ended, which is noted for the log. Raises EnvError if the environment failed."""
+    game = await playing
+    raise_for_env_error(game)
+    request.state.note = f"{game.stop}, {game.spent}"
+    return game
 
 
 def _event(body: Body) -> bytes:
@@ -288,15 +292,15 @@ def _json(body: Body, status: int = 200, headers: Mapping[str, str] | None = Non
     return Response(json.dumps(body), status, headers, "application/json")
 
 
-def _fail(request: Request, error: Exception) -> Response:
+def _error_response(request: Request, error: Exception) -> Response:
     """The response to an error."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=GONE)
-    failure = _failure(request, error)
+    failure = _noted_failure(request, error)
     return _json(failure.body, failure.status, failure.headers)
 
 
-def _failure(request: Request, error: Exception) -> Failure:
+def _noted_failure(request: Request, error: Exception) -> Failure:
     """Turn an error into a failure, and note it for the log. A bug of ours is logged with its traceback."""
     if isinstance(error, HTTPException):  # starlette's: an unknown path or method
         error = Failure(error.status_code, "invalid_request_error", error.detail)
@@ -304,19 +308,8 @@ def _failure(request: Request, error: Exception) -> Failure:
     if failure.kind == "internal_error":
         text = "".join(traceback.format_exception(error))
         logger.error("a request ended with an internal error\n%s", printable(without_keys(text)))
-    _note(request, f"{failure.kind}: {failure}")
+    request.state.note = f"{failure.kind}: {failure}"
     return failure
-
-
-def _note_end(request: Request, game: Trajectory) -> None:
-    """Say in the log how a game ended. Raises EnvError if the environment failed in it."""
-    raise_for_env_error(game)
-    _note(request, f"{game.stop}, {game.spent}")
-
-
-def _note(request: Request, text: str) -> None:
-    """Say in the log how a request ended."""
-    request.state.note = without_keys(text)[:MAX_NOTE]
 
 
 class EndOfRequests:
@@ -356,7 +349,7 @@ class EndOfRequests:
             seconds = time.perf_counter() - begin
             line = f"{client} {scope['method']} {path} {status} {seconds:.2f} s"
             if "note" in state:
-                line = f"{line}: {state['note']}"
+                line += f": {without_keys(state['note'])[:MAX_NOTE]}"
             logger.info(printable_line(line))
 
 
