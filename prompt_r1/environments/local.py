@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from prompt_r1.chat_template import PieceEncoder, opened_think, render
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.model_check import check_model
-from prompt_r1.environments.reply_text import cut_thinking, reply_of
+from prompt_r1.environments.reply_text import THINK_TAG, reply_of
 from prompt_r1.environments.sources import Caller, Reply, Source, with_system
 from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_file, gguf_folder, is_gguf
@@ -94,12 +94,15 @@ class LocalEnvironment(Source):
         }
         self.samples = temperature > 0
         self._template = read_template(tokenizer)
-        added = tokenizer.added_tokens_decoder.values()
-        self._specials = [token.content for token in added if token.special]
         self._encoder = PieceEncoder(tokenizer)
         self._stop_ids = policy.end_ids
         if tokenizer.eos_token_id is not None:
             self._stop_ids |= {tokenizer.eos_token_id}
+        # Special tokens are no part of a reply, but some models mark their thinking by special tokens.
+        self._left_out = set(self._stop_ids)
+        for number, token in tokenizer.added_tokens_decoder.items():
+            if token.special and not THINK_TAG.fullmatch(token.content):
+                self._left_out.add(number)
 
     @cached_property
     def _engine(self) -> Engine:
@@ -124,16 +127,14 @@ class LocalEnvironment(Source):
             seed=f"{self.seed}/{game}/{len(tokens)}/{messages[-1]['content']}",
             temperature=self.temperature,
         )
-        sampled = [token for token in completion.tokens if token not in self._stop_ids]
-        # Special tokens are decoded too, because some models mark their thinking by them.
+        sampled = [token for token in completion.tokens if token not in self._left_out]
         written = self.tokenizer.decode(sampled, skip_special_tokens=False)
         assert isinstance(written, str), "several texts from one row of tokens"
-        thought, text = cut_thinking(self._template.opened + written)
-        for special in self._specials:
-            text = text.replace(special, "")
         finish = "stop" if completion.finished else "length"
-        reply = reply_of(text.strip(), reasoning=thought, finish=finish)
-        return replace(reply, tokens_in=len(tokens), tokens_out=len(completion.tokens))
+        reply = reply_of(self._template.opened + written, finish=finish)
+        return replace(
+            reply, text=reply.text.strip(), tokens_in=len(tokens), tokens_out=len(completion.tokens)
+        )
 
     def encode(self, messages: list[Message]) -> list[int]:
         """The tokens of the dialogue in the model's chat template, up to the start of its reply."""

@@ -10,6 +10,7 @@ from prompt_r1.environments.sources import Reply
 THINK = r"(?:seed:)?(?:think|thinking|thought)"
 OPENED = rf"[<\[◁]{THINK}[>\]▷]"
 CLOSED = rf"[<\[◁]/{THINK}[>\]▷]"
+THINK_TAG = re.compile(f"{OPENED}|{CLOSED}", re.IGNORECASE)
 THINKING = re.compile(rf"\s*{OPENED}(.*?)(?:{CLOSED}|\Z)", re.DOTALL | re.IGNORECASE)
 # All text before a closing tag that has no opening tag.
 LONE_END = re.compile(rf"((?:(?!{OPENED}).)*?){CLOSED}", re.DOTALL | re.IGNORECASE)
