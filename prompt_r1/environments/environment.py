@@ -8,16 +8,17 @@ A call has three steps. Each step calls the next:
 
 A source is a server (endpoint.py), a model in this process (local.py) or an object of the user (own.py).
 
-What calls cost is added up in four places. A request is *lost* if it got no reply but may have been billed.
+What calls cost is added up in four sums. Three of them are sums of charges. A request is charged when it has
+ended, also if it is *lost*: it got no reply, but may have been billed. A reply from the journal needs no
+request, so nothing is charged.
 
-                       of                           lost requests   replies from the journal
-    bill.spent         a game                       no              count as if they were paid again
-    bill.charged_usd   a game, in dollars           yes             cost nothing
-    budget.spent       the run before this start,   yes             cost nothing
-                       and this rank since
-    journal.spent      the run before this start    yes             cost nothing
+    journal.spent      the run, up to this start
+    budget.spent       the run, up to this start, and this rank since then: for the limits of the run
+    bill.charged_usd   a game, in dollars: for the limit of a question
 
-A failed call counts in `bill.spent` as a call without tokens.
+The fourth, `bill.spent`, counts the replies of a game. A user's reward may depend on it, so it must be the
+same when a resumed run plays the game again from its journal. So a reply from the journal counts as if it
+were paid again, and a lost request does not count. A failed call counts as a call without tokens.
 """
 
 import asyncio

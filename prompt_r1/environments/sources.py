@@ -28,15 +28,10 @@ class Caller:
 
 @dataclass
 class Bill:
-    """What the calls of a game have cost, and a limit. environment.py compares these sums with others.
-
-    A resumed run plays its games from the journal again. A user's reward may depend on what a game has spent,
-    so for `spent`, a reply from the journal counts as if it were paid again.
-    """
+    """What the calls of a game have cost, and a limit. environment.py says how the two sums differ."""
 
     max_usd: float = math.inf  # No request starts that may take `charged_usd` above this limit.
-    # The cost of the replies. A failed call counts as a call without tokens.
-    spent: Spending = field(default_factory=Spending)
+    spent: Spending = field(default_factory=Spending)  # the cost of the replies, also from the journal
     charged_usd: float = 0.0  # what the requests were charged, also without a reply
 
     def check(self, estimate: Spending) -> None:
