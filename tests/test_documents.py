@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.pair.__main__ import ServeConfig
-from prompt_r1.pair.settings import InferConfig
+from prompt_r1.pair.settings import InferConfig, ServeConfig
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.training.preflight import FineTuningConfig

@@ -10,39 +10,19 @@ import logging
 import os
 import socket
 import sys
-from dataclasses import dataclass
 from importlib.util import find_spec
 from ipaddress import ip_address
 
 from prompt_r1.environments.specs import check_usd_limit, parse_fields
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.preflight import check_pair
-from prompt_r1.pair.settings import PairConfig, with_environment
+from prompt_r1.pair.settings import ServeConfig, with_environment
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.text import printable
-from prompt_r1.settings.fields import POSITIVE, Range, everyday_setting
 from prompt_r1.settings.flags import parse_arguments
 
 PACKAGES = ("starlette", "uvicorn")
 KEY = "PROMPT_R1_API_KEY"
-
-
-@dataclass(frozen=True)
-class ServeConfig(PairConfig):
-    """Serve an agent and its environment as one OpenAI-compatible model.
-
-    Requests need the key in PROMPT_R1_API_KEY, if it is set. --max-env-calls and --max-env-usd are limits of
-    the whole server.
-    """
-
-    host: str = everyday_setting("127.0.0.1", "address to listen at")
-    port: int = everyday_setting(8000, "port; 0: any free one", Range(at_least=0, below=65536))
-    model_name: str = everyday_setting("prompt-r1", "name of the pair in /v1/models and in requests")
-    max_sessions: int = everyday_setting(64, "questions at the same time; others get status 429", POSITIVE)
-    request_usd: float = everyday_setting(
-        0.0, "limit of dollars per question (needs --env-price, max_tokens); 0: none"
-    )
-    request_seconds: float = everyday_setting(300.0, "limit of seconds per question", POSITIVE)
 
 
 def main(arguments: list[str]) -> None:

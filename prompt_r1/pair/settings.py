@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
-from prompt_r1.settings.fields import ANY, everyday_setting, setting
+from prompt_r1.settings.fields import ANY, POSITIVE, Range, everyday_setting, setting
 
 Given = TypeVar("Given", bound=EnvironmentConfig)
 
@@ -38,6 +38,24 @@ class InferConfig(PairConfig):
 
     question: str = everyday_setting("", "question to ask", default_text="each line of standard input")
     json: bool = everyday_setting(False, "print a JSON object for each question, not the dialogue")
+
+
+@dataclass(frozen=True)
+class ServeConfig(PairConfig):
+    """Serve an agent and its environment as one OpenAI-compatible model.
+
+    Requests need the key in PROMPT_R1_API_KEY, if it is set. --max-env-calls and --max-env-usd are limits of
+    the whole server.
+    """
+
+    host: str = everyday_setting("127.0.0.1", "address to listen at")
+    port: int = everyday_setting(8000, "port; 0: any free one", Range(at_least=0, below=65536))
+    model_name: str = everyday_setting("prompt-r1", "name of the pair in /v1/models and in requests")
+    max_sessions: int = everyday_setting(64, "questions at the same time; others get status 429", POSITIVE)
+    request_usd: float = everyday_setting(
+        0.0, "limit of dollars per question (needs --env-price, max_tokens); 0: none"
+    )
+    request_seconds: float = everyday_setting(300.0, "limit of seconds per question", POSITIVE)
 
 
 def with_environment(config: PairConfig, trained: AgentConfig) -> PairConfig:
