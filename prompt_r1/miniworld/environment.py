@@ -8,8 +8,8 @@ reply.
 
 `understand` parses the prompt into a request. Letter case, blanks and a "Question:" in front do not matter. A
 question may stand on a line of its own among other lines, such as instructions, but not within a line.
-`interpret` reads casual words, often wrongly; `believe` finds the answer, right or wrong; WORDINGS has the
-sentences of the reply.
+`interpret` reads casual words, often wrongly. The answer is `truth_of` the request with a probability that
+`chance_of` tells, or else a `wrong_answer`. WORDINGS has the sentences of the reply.
 """
 
 import random
@@ -17,7 +17,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import ClassVar
 
 from prompt_r1.miniworld.questions import (
     GEN_WORDINGS,
@@ -47,21 +46,14 @@ MAX_REQUEST_CHARACTERS = 300  # Patterns with several wildcards are slow on long
 class Lookup:
     """One clear question: the `relation` of `subject`."""
 
-    skill: ClassVar[str] = "clear"
     subject: str
     relation: str
-
-    @property
-    def form(self) -> str:
-        """A year has sentences of its own."""
-        return "year" if self.relation == "year" else "fact"
 
 
 @dataclass(frozen=True)
 class BeforeYear:
     """Was `film` released before the year `other`?"""
 
-    skill: ClassVar[str] = "clear"
     film: str
     other: str
 
@@ -70,8 +62,6 @@ class BeforeYear:
 class Sum:
     """`left` plus or minus `right`."""
 
-    skill: ClassVar[str] = "sum"
-    form: ClassVar[str] = "sum"
     left: str
     sign: str
     right: str
@@ -270,12 +260,32 @@ class MiniEnvironment:
         if request is None:
             return MiniReply(rng.choice(wordings["confused"]), "")
         request = interpret(request, self.world, skills, rng)
-        value = believe(request, self.world, self.style, getattr(skills, request.skill), rng)
+        value = truth_of(request, self.world)
+        if rng.random() >= chance_of(request, skills):
+            value = self.wrong_answer(request, value, rng)
         asks_for_value_only = question != prompt
         if value and asks_for_value_only:
             return MiniReply(value, value)
         sentence = rng.choice(wordings[form_of_reply(request, value)])
         return MiniReply(sentence.format(value=value, **asdict(request)), value)
+
+    def wrong_answer(self, request: LiteralRequest, truth: str, rng: random.Random) -> str:
+        """What the environment believes in place of the truth; "" if it gives no answer."""
+        facts = self.world.facts
+        match request:
+            case Lookup(_, relation) | Bridge(_, _, relation):
+                return _other(truth, self.world.values(relation), rng)
+            case BeforeYear():
+                return OPPOSITE[truth]
+            case Compare():  # Usually it gives no answer; sometimes it gives the wrong answer.
+                return OPPOSITE[truth] if rng.random() < 0.1 else ""
+            case Gen(film, detailed=True):
+                other = _other(facts[film, "genre"], GENRES, rng)
+                return summary(other, facts[film, "hero"], facts[film, "director"])
+            case Gen():
+                return rng.choice(("a film that many people like", "a story about life", "a well known film"))
+            case Problem() | Sum():
+                return str(int(truth) + rng.choice(NEARBY))
 
 
 class MiniEnvironmentB(MiniEnvironment):
@@ -284,6 +294,16 @@ class MiniEnvironmentB(MiniEnvironment):
     name = "mini-b"
     style = "B"
 
+    def wrong_answer(self, request: LiteralRequest, truth: str, rng: random.Random) -> str:
+        match request:
+            case Bridge(film, first):  # It stops after the first relation.
+                return self.world.facts[film, first]
+            case Problem():  # It leaves out the second step.
+                return str(int(truth) - request.steps[1])
+            case Compare():  # It gives the wrong answer as often as no answer.
+                return OPPOSITE[truth] if rng.random() < 0.5 else ""
+        return super().wrong_answer(request, truth, rng)
+
 
 def generator_for(seed: str, prompt: str) -> random.Random:
     """The random generator for a prompt, whatever its blanks and letter case."""
@@ -291,11 +311,40 @@ def generator_for(seed: str, prompt: str) -> random.Random:
     return random.Random(text.encode("utf-8", "replace"))  # Lone surrogates have no UTF-8.
 
 
+def chance_of(request: LiteralRequest, skills: Skills) -> float:
+    """The probability of a right answer to a literal request."""
+    match request:
+        case Lookup() | BeforeYear() | Gen(detailed=True):
+            return skills.clear
+        case Sum():
+            return skills.sum
+        case Bridge():
+            return skills.hops
+        case Compare():
+            return skills.compare
+        case Problem():
+            return skills.problem
+        case Gen():
+            return skills.details
+
+
 def form_of_reply(request: LiteralRequest, value: str) -> str:
     """The key of WORDINGS under which the sentences for a literal request stand."""
-    if isinstance(request, BeforeYear | Compare):
-        return value or "hedge"
-    return request.form
+    match request:
+        case Lookup(relation="year"):
+            return "year"
+        case Lookup():
+            return "fact"
+        case Sum():
+            return "sum"
+        case Bridge():
+            return "hops"
+        case BeforeYear() | Compare():
+            return value or "hedge"
+        case Problem():
+            return "problem"
+        case Gen():
+            return "summary"
 
 
 def interpret(request: Request, world: World, skills: Skills, rng: random.Random) -> LiteralRequest:
@@ -308,36 +357,6 @@ def interpret(request: Request, world: World, skills: Skills, rng: random.Random
             known = [relation for name, relation in world.facts if name == subject]
             return Lookup(subject, rng.choice(known))
     return request
-
-
-def believe(request: LiteralRequest, world: World, style: str, skill: float, rng: random.Random) -> str:
-    """The answer to a literal request: the truth with probability `skill`; "" if it gives no answer."""
-    truth = truth_of(request, world)
-    if rng.random() < skill:
-        return truth
-    match request:
-        case Lookup(_, relation):
-            return _other(truth, world.values(relation), rng)
-        case BeforeYear():
-            return OPPOSITE[truth]
-        case Compare():
-            # Usually it gives no answer; sometimes it gives the wrong answer.
-            share_wrong = 0.5 if style == "B" else 0.1
-            return OPPOSITE[truth] if rng.random() < share_wrong else ""
-        case Gen(film, detailed=True):
-            facts = world.facts
-            other = _other(facts[film, "genre"], GENRES, rng)
-            return summary(other, facts[film, "hero"], facts[film, "director"])
-        case Gen():
-            return rng.choice(("a film that many people like", "a story about life", "a well known film"))
-        case Bridge(film, first, second):
-            if style == "B":  # It stops after the first relation.
-                return world.facts[film, first]
-            return _other(truth, world.values(second), rng)
-        case Problem() if style == "B":  # It leaves out the second step.
-            return str(int(truth) - request.steps[1])
-        case Problem() | Sum():
-            return str(int(truth) + rng.choice(NEARBY))
 
 
 def _other(value: str, values: Sequence[str], rng: random.Random) -> str:

@@ -22,7 +22,6 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar
 
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.world import CREW, PERSON_RELATIONS, World, make_world
@@ -49,16 +48,11 @@ POP_WORDINGS = {
 GEN_WORDINGS = ("Write a short summary of {film}.", "Summarize {film}.", "What is {film} about?")
 
 
-# The environment reads a question back into these classes (environment.py). For its reply, `skill` names the
-# field of `Skills` with the probability of a right answer, and `form` the key of WORDINGS with the sentences.
-# Compare has no form, because its sentences depend on the answer. Pop has neither, because the environment
-# turns it into another request before it replies.
+# The environment reads a question back into these classes (environment.py).
 @dataclass(frozen=True)
 class Bridge:
     """Who is the `second` of the `first` of `film`?"""
 
-    skill: ClassVar[str] = "hops"
-    form: ClassVar[str] = "hops"
     film: str
     first: str
     second: str
@@ -68,7 +62,6 @@ class Bridge:
 class Compare:
     """Was `film` released before `other`?"""
 
-    skill: ClassVar[str] = "compare"
     film: str
     other: str
 
@@ -85,8 +78,6 @@ class Pop:
 class Problem:
     """`owner` has `start` `things`; then the `verbs` change the number by `amounts`."""
 
-    skill: ClassVar[str] = "problem"
-    form: ClassVar[str] = "problem"
     owner: str
     things: str
     start: int
@@ -109,17 +100,23 @@ class Problem:
 class Gen:
     """What is `film` about?"""
 
-    form: ClassVar[str] = "summary"
     film: str
     detailed: bool = False  # whether the question names genre, hero and director
 
-    @property
-    def skill(self) -> str:
-        """A question that names the details is as easy as a clear question. Any other needs "details"."""
-        return "clear" if self.detailed else "details"
-
 
 Slots = Bridge | Compare | Pop | Problem | Gen
+
+# The texts that identify the meaning of a question. Their digests decide the split (`_split_of`), so the
+# published splits, and with them all published figures, depend on every character.
+IDENTITIES: Mapping[type[Slots], str] = {
+    Bridge: "Bridge(film={film!r}, first={first!r}, second={second!r})",
+    Compare: "Compare(film={film!r}, other={other!r}, kind='compare')",
+    Pop: "Pop(film={film!r}, relation={relation!r}, kind='pop')",
+    Problem: (
+        "Problem(owner={owner!r}, things={things!r}, start={start!r}, verbs={verbs!r}, amounts={amounts!r})"
+    ),
+    Gen: "Gen(film={film!r}, kind='gen')",
+}
 
 
 def mini_questions(seed: int, split: str, part: str = "") -> list[Question]:
@@ -271,34 +268,13 @@ def _split_of(slots: Slots, world: World) -> str:
     Questions about facts are divided by film, and word problems by the last two bits of a digest of the
     question. The third bit separates validation from test.
     """
-    digest = _digest(f"{world.seed} {_identity(slots)}")
+    identity = IDENTITIES[type(slots)].format(**vars(slots))
+    digest = _digest(f"{world.seed} {identity}")
     if isinstance(slots, Problem) and digest % 4 != 0:
         return "train"
     if not isinstance(slots, Problem) and slots.film not in world.test.films:
         return "train"
     return "validation" if digest // 4 % 2 == 1 else "test"
-
-
-def _identity(slots: Slots) -> str:
-    """A text that identifies the meaning of a question.
-
-    The published splits, and so all published figures, depend on every character of this text. For that
-    reason alone it has the form of a dataclass's repr.
-    """
-    match slots:
-        case Bridge(film, first, second):
-            return f"Bridge(film={film!r}, first={first!r}, second={second!r})"
-        case Compare(film, other):
-            return f"Compare(film={film!r}, other={other!r}, kind='compare')"
-        case Pop(film, relation):
-            return f"Pop(film={film!r}, relation={relation!r}, kind='pop')"
-        case Problem(owner, things, start, verbs, amounts):
-            return (
-                f"Problem(owner={owner!r}, things={things!r}, start={start!r}, verbs={verbs!r}, "
-                f"amounts={amounts!r})"
-            )
-        case Gen(film):
-            return f"Gen(film={film!r}, kind='gen')"
 
 
 def _digest(text: str) -> int:
