@@ -1,4 +1,4 @@
-"""One game as a coroutine, and groups of games side by side.
+"""One game as a coroutine, groups of games side by side, and recorded games as trajectories.
 
 While one game waits for the environment, the other games continue to decode. If a call fails, its game ends
 as "env_error", and gets neither a reward nor an advantage (`grpo.group_advantages`). So the agent never sees
@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
-from prompt_r1.errors import EnvError
+from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.protocol import Codec, parse, shown_reply
 from prompt_r1.types import (
     Action,
@@ -78,6 +78,33 @@ def stop_of(action: Action, completion: Completion, *, is_last: bool) -> Stop | 
     if not action.prompt:
         return "malformed" if completion.finished else "max_tokens"
     return "max_turns" if is_last else None
+
+
+def trajectory_of(
+    question: Question, turns: list[Turn], codec: Codec, *, max_reply_tokens: int = 0
+) -> Trajectory:
+    """Encode a game as the trajectory that `play` would have recorded.
+
+    Each turn ends with the end token. `max_reply_tokens`: as in GameSettings. Raises UsageError for a turn
+    that contains an end token, because the agent's turn would end there.
+    """
+    trajectory = Trajectory(question)
+    context = codec.opening(question.text)
+    for turn in turns:
+        trajectory.add_context(context)
+        written = codec.encoder.trusted(turn.text)
+        for token in written:
+            if token in codec.stop_ids:
+                end = codec.tokenizer.convert_ids_to_tokens(token)
+                raise UsageError(f"a turn contains {end}, which ends a turn: {turn.text[:60]!r}; remove it")
+        tokens = [*written, codec.turn_end]
+        trajectory.add_sampled(Completion(tokens, logprobs=[0.0] * len(tokens), finished=True))
+        trajectory.turns.append(turn)
+        if turn.reply is not None:  # It is appended if a turn follows, as in `play`.
+            shown = shown_reply(turn.reply)
+            context = codec.reply(shown, after=codec.turn_end, max_tokens=max_reply_tokens)
+    trajectory.stop = "malformed" if trajectory.answer is None else "answered"
+    return trajectory
 
 
 class PlayOne(Protocol):

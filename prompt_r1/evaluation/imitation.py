@@ -21,12 +21,11 @@ import torch
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import demonstrations
-from prompt_r1.miniworld.demonstrations import trajectory_of
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, with_threads_of_this_machine
 from prompt_r1.pair.named_agent import NamedAgent, find_agent, preset_config, teaching_command, trained_config
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
-from prompt_r1.rollout import play_groups
+from prompt_r1.rollout import play_groups, trajectory_of
 from prompt_r1.settings.agent import MINI_AGENT, AgentConfig
 from prompt_r1.training.preflight import FineTuningConfig
 from prompt_r1.training.supervised import fine_tune_agent

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from prompt_r1.miniworld.demonstrations import play_demonstration, trajectory_of
+from prompt_r1.miniworld.demonstrations import play_demonstration
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import Slots, make_questions
 from prompt_r1.miniworld.world import make_world
@@ -28,6 +28,7 @@ from prompt_r1.model.fine_tuning import fine_tune
 from prompt_r1.programs.progress import progress_bar
 from prompt_r1.programs.sealed_folders import build_folder
 from prompt_r1.protocol import TAGS, Codec
+from prompt_r1.rollout import trajectory_of
 from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.types import Question, Trajectory, Turn
 

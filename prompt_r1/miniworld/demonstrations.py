@@ -11,12 +11,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import Bridge, Compare, Gen, Pop, Problem, Slots, question_word, summary
 from prompt_r1.miniworld.world import CREW, GENRES, HEROES, World
-from prompt_r1.protocol import Codec, parse, shown_reply
-from prompt_r1.types import Completion, Question, Trajectory, Turn
+from prompt_r1.protocol import parse
+from prompt_r1.types import Question, Turn
 
 # Strategy → its share of all demonstrations. "mixed up" is "decompose" with a wrong relation, film or number.
 STRATEGIES = {
@@ -91,33 +90,6 @@ def perform(
         think, answer = "I was told nothing.", "unknown"
     text = _write(think, "answer", answer, damages[-1])
     return [*turns, Turn(text, parse(text), None)]
-
-
-def trajectory_of(
-    question: Question, turns: list[Turn], codec: Codec, *, max_reply_tokens: int = 0
-) -> Trajectory:
-    """Encode a game as the trajectory that `rollout.play` would have recorded.
-
-    Each turn ends with the end token. `max_reply_tokens`: as in `types.GameSettings`. Raises UsageError for a
-    turn that contains an end token, because the agent's turn would end there.
-    """
-    trajectory = Trajectory(question)
-    context = codec.opening(question.text)
-    for turn in turns:
-        trajectory.add_context(context)
-        written = codec.encoder.trusted(turn.text)
-        for token in written:
-            if token in codec.stop_ids:
-                end = codec.tokenizer.convert_ids_to_tokens(token)
-                raise UsageError(f"a turn contains {end}, which ends a turn: {turn.text[:60]!r}; remove it")
-        tokens = [*written, codec.turn_end]
-        trajectory.add_sampled(Completion(tokens, logprobs=[0.0] * len(tokens), finished=True))
-        trajectory.turns.append(turn)
-        if turn.reply is not None:  # It is appended if a turn follows, as in `play`.
-            shown = shown_reply(turn.reply)
-            context = codec.reply(shown, after=codec.turn_end, max_tokens=max_reply_tokens)
-    trajectory.stop = "malformed" if trajectory.answer is None else "answered"
-    return trajectory
 
 
 def decompose(slots: Slots) -> Plan:

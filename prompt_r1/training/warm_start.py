@@ -30,11 +30,11 @@ from pathlib import Path
 from prompt_r1.data.rows import BadRow, Fields, fields_of, read_rows, text_field
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import demonstrations
-from prompt_r1.miniworld.demonstrations import trajectory_of
 from prompt_r1.model.forked_ranks import limit_threads
 from prompt_r1.pair.named_agent import preset_config
 from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.protocol import Codec, parse
+from prompt_r1.rollout import trajectory_of
 from prompt_r1.settings.agent import is_mini_data
 from prompt_r1.settings.train import preset_of
 from prompt_r1.training.preflight import FineTuningConfig

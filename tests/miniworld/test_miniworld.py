@@ -18,11 +18,12 @@ from prompt_r1.chat_template import decode
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld import agent as agent_module
 from prompt_r1.miniworld.agent import EMBEDDED, MiniAgent, build_agent, mini_agent
-from prompt_r1.miniworld.demonstrations import decompose, play_demonstration, trajectory_of
+from prompt_r1.miniworld.demonstrations import decompose, play_demonstration
 from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
 from prompt_r1.miniworld.questions import SPLITS, TRAINING_MIX, make_questions, mini_questions
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.protocol import Codec
+from prompt_r1.rollout import trajectory_of
 from prompt_r1.settings.agent import INSTRUCTIONS
 from tests.support.templates import KINDS, TOKENIZERS, tokenizer_of
 
