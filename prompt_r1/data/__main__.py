@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from prompt_r1.data.datasets import CONVERTED, TRAINED, convert, mix
-from prompt_r1.data.files import check_ids, load_questions, write_questions
+from prompt_r1.data.datasets import DATASETS, TRAINED
+from prompt_r1.data.files import check_ids, convert, load_questions, write_questions
 from prompt_r1.data.questions import hold_out
+from prompt_r1.data.sampler import mix
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.command_line import Parser, program_name, run_program
 from prompt_r1.programs.text import printable
@@ -39,7 +40,7 @@ def command_line() -> Parser:
     command = commands.add_parser("convert", help=about, allow_abbrev=False)
     command.set_defaults(command=command, run=convert_files)
     add = command.add_argument
-    add("--from", dest="name", required=True, choices=CONVERTED, help="the dataset")
+    add("--from", dest="name", required=True, choices=DATASETS, help="the dataset")
     sources = "raw files, or hf:ORG/NAME:SPLIT"
     add("--in", dest="files", required=True, nargs="+", metavar="FILE", help=sources)
     add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")

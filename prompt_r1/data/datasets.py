@@ -1,4 +1,4 @@
-"""The paper's twelve datasets: convert their rows to questions, and draw the training mix.
+"""The paper's twelve datasets: their names, and how their rows are converted to questions.
 
 Each function reads a row of one dataset, as its authors or the Hub publish it. It raises LeftOut for a row
 that the dataset itself marks as unusable, and BadRow for a row that lacks a column of the dataset: then the
@@ -6,31 +6,34 @@ file is of another dataset.
 """
 
 import json
-import random
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from prompt_r1.data.files import gold_answers, id_from_text, kind_of, question_key, without_dapo_wrapper
 from prompt_r1.data.rows import (
     BadRow,
     Fields,
     NumberedRows,
     describe,
     fields_of,
+    gold_answers,
     read_rows,
     text_field,
     text_of,
     text_or_number,
 )
 from prompt_r1.errors import UsageError
-from prompt_r1.f1 import normalise
-from prompt_r1.types import Question
+from prompt_r1.types import Kind
 
 Draft = tuple[str, tuple[str, ...]]  # a question and its gold answers
 NO_ANSWER = "no answer (a test split)"
+DAPO_OPENING = (
+    "Solve the following math problem step by step. The last line of your response should be of the form "
+    "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
+)
+DAPO_CLOSING = '\n\nRemember to put your answer on its own line after "Answer:".'
 WRITING_TAGS = re.compile(r"^(?:\s*\[\s*(?:WP|EU|CW|TT|PI|RF|MP|IP|PM|OT|FF|SP)\s*\])+", re.IGNORECASE)
 # What separates the options of MathQA, as in "a ) 38 , b ) 27.675". Some files have the options as a list in
 # quotes, and some repeat the letter: "a ) a ) 38 , b ) b ) 27.675".
@@ -50,17 +53,17 @@ class LeftOut(Exception):
 
 def hotpotqa(row: Fields) -> Draft:
     """HotpotQA, and 2WikiMultihopQA, which has the same format. Their test splits have no answers."""
-    _require(row, "context")  # It is not read. A row without it is of another dataset.
+    _value(row, "context")  # It is not read. A row without it is of another dataset.
     return _question(row, "question"), _filled_golds([row.get("answer")], "answer")
 
 
 def musique(row: Fields) -> Draft:
     """MuSiQue. The Full variant has an unanswerable copy of each question."""
-    _require(row, "answer_aliases")
+    aliases = _value(row, "answer_aliases")
     if str(row.get("answerable", True)).lower() != "true":  # In a table, the cell is a text.
         raise LeftOut("unanswerable")
-    aliases = _list(row["answer_aliases"] or [], "answer_aliases")
-    return _question(row, "question"), _filled_golds([row.get("answer"), *aliases], "answer")
+    golds = [row.get("answer"), *_list(aliases or [], "answer_aliases")]
+    return _question(row, "question"), _filled_golds(golds, "answer")
 
 
 def popqa(row: Fields) -> Draft:
@@ -87,13 +90,17 @@ def gsm8k(row: Fields) -> Draft:
 
 def dapo(row: Fields) -> Draft:
     """DAPO-Math-17k, and its processed form, in which the prompt is a text. The wrapper is removed."""
-    _require(row, "prompt", "reward_model")
-    prompt = row["prompt"]
+    prompt = _value(row, "prompt")
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = fields_of(prompt[0]).get("content")
-    gold = fields_of(row["reward_model"]).get("ground_truth")
+    gold = fields_of(_value(row, "reward_model")).get("ground_truth")
     text = without_dapo_wrapper(_question({"prompt": prompt}, "prompt"))
     return text, gold_answers(gold, "ground_truth")
+
+
+def without_dapo_wrapper(text: str) -> str:
+    """The problem without the sentences that DAPO puts around it, which ask for another answer format."""
+    return text.removeprefix(DAPO_OPENING).removesuffix(DAPO_CLOSING)
 
 
 def booksum(row: Fields) -> Draft:
@@ -106,7 +113,7 @@ def booksum(row: Fields) -> Draft:
         raise BadRow("the field summary_text is missing; give a CSV of kmfoda/booksum, which has the texts")
     title = text_field(row, "book_id").replace(".", ", ")
     summary = _text_or_blank(row, "summary_text")
-    if not summary:
+    if not summary.strip():
         raise LeftOut("no summary")
     return f"Please write a short article based on the given title: {title}.", (summary,)
 
@@ -133,16 +140,21 @@ def prompts_and_stories(path: Path) -> NumberedRows:
         yield number, {"prompt": prompt, "story": story}
 
 
+def rows_of_dump(source: str) -> NumberedRows:
+    """The rows of a raw file. Only WritingPrompts has a format of its own."""
+    return prompts_and_stories(Path(source)) if source.endswith(".wp_source") else read_rows(source)
+
+
 def mathqa(row: Fields) -> Draft:
     """MathQA. The gold answer is the text of the correct option; the question does not show the options."""
-    _require(row, "Problem", "options", "correct")
+    question = _question(row, "Problem")
     _, *pieces = OPTION.split(text_field(row, "options"))  # letter, text, letter, text, …
     letters, texts = pieces[::2], pieces[1::2]
     options = dict(zip(letters, texts, strict=True))
     gold = options.get(text_field(row, "correct").strip(), "").strip(" ,[]'\"")
     if not gold:
         raise LeftOut("no text of the right option")
-    return _question(row, "Problem"), (gold,)
+    return question, (gold,)
 
 
 def squad(row: Fields) -> Draft:
@@ -150,15 +162,15 @@ def squad(row: Fields) -> Draft:
 
     The Hub has `answers` as {text: […]}, the project's own JSON as [{text: …}].
     """
-    _require(row, "question", "answers")
-    answers = row["answers"]
+    question = _question(row, "question")
+    answers = _value(row, "answers")
     if isinstance(answers, Mapping):
         texts = _list(answers.get("text"), "answers")
     else:
         texts = [text_field(fields_of(answer), "text") for answer in _list(answers, "answers")]
     if not texts:
         raise LeftOut("unanswerable")
-    return _question(row, "question"), _filled_golds(texts, "answers")
+    return question, _filled_golds(texts, "answers")
 
 
 def triviaqa(row: Fields) -> Draft:
@@ -174,7 +186,7 @@ def triviaqa(row: Fields) -> Draft:
 def xsum(row: Fields) -> Draft:
     """XSum in reverse, as in the paper: summary → article."""
     document = _text_or_blank(row, "document")
-    if not document:
+    if not document.strip():
         raise LeftOut("no article")
     return f"Please write an article: {_question(row, 'summary')}", (document,)
 
@@ -195,22 +207,23 @@ def detokenise(text: str) -> str:
 def _question(row: Fields, field: str) -> str:
     """The question of a row. Raises LeftOut if it is blank, and BadRow if it is missing or not a text."""
     text = _text_or_blank(row, field)
-    if not text:
+    if not text.strip():
         raise LeftOut("blank question")
     return text
 
 
 def _text_or_blank(row: Fields, field: str) -> str:
-    """The text of a field, "" if it is blank or null. Raises BadRow if the field is missing or not a text."""
-    is_blank = field in row and (row[field] is None or not str(row[field]).strip())
-    return "" if is_blank else text_field(row, field)
+    """The text of a field, which may be blank; "" for null. Raises BadRow if it is missing or not a text."""
+    if field in row and row[field] is None:
+        return ""
+    return text_field(row, field, may_be_blank=True)
 
 
-def _require(row: Fields, *columns: str) -> None:
-    """Raise BadRow if a row lacks one of these columns, which all rows of the dataset have."""
-    for column in columns:
-        if column not in row:
-            raise BadRow(f"the field {column} is missing, which all rows of this dataset have")
+def _value(row: Fields, field: str) -> Any:
+    """The value of a field. Raises BadRow if a row lacks it, which all rows of the dataset have."""
+    if field not in row:
+        raise BadRow(f"the field {field} is missing, which all rows of this dataset have")
+    return row[field]
 
 
 def _list(value: object, field: str) -> list[object]:
@@ -231,87 +244,57 @@ def _filled_golds(values: Sequence[object], field: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(gold_answers(filled, field)))
 
 
-# The name for --from → the dataset's name in the paper, and the function that converts its rows.
-_TRAINING_MIX: Mapping[str, tuple[str, Callable[[Fields], Draft]]] = {
-    "2wiki": ("2WikiMultihopQA", hotpotqa),
-    "hotpotqa": ("HotpotQA", hotpotqa),
-    "gsm8k": ("GSM8K", gsm8k),
-    "dapo": ("DAPO-Math", dapo),
-    "musique": ("MuSiQue", musique),
-    "popqa": ("PopQA", popqa),
-    "booksum": ("BookSum", booksum),
-    "writingprompts": ("WritingPrompts", writingprompts),
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset of the paper."""
+
+    name: str  # in the paper
+    published_as: str  # its name in the published files
+    kind: Kind
+    convert: Callable[[Fields], Draft]
+    is_trained: bool = True  # False: the paper only tests on it.
+
+
+# By the names for --from.
+DATASETS = {
+    "2wiki": Dataset("2WikiMultihopQA", "2WikiMultihopQA", "qa", hotpotqa),
+    "hotpotqa": Dataset("HotpotQA", "hotpot", "qa", hotpotqa),
+    "gsm8k": Dataset("GSM8K", "gsm8k", "math", gsm8k),
+    "dapo": Dataset("DAPO-Math", "dapo-math", "math", dapo),
+    "musique": Dataset("MuSiQue", "MusiQue", "qa", musique),
+    "popqa": Dataset("PopQA", "PopQA", "qa", popqa),
+    "booksum": Dataset("BookSum", "w-book", "text", booksum),
+    "writingprompts": Dataset("WritingPrompts", "wp", "text", writingprompts),
+    "mathqa": Dataset("MathQA", "MathQA", "math", mathqa, is_trained=False),
+    "squad": Dataset("SQuAD v2", "squad_v2", "qa", squad, is_trained=False),
+    "triviaqa": Dataset("TriviaQA", "triviaqa_train", "qa", triviaqa, is_trained=False),
+    "xsum": Dataset("XSum", "xum", "text", xsum, is_trained=False),
 }
-_OUT_OF_DISTRIBUTION_TESTS: Mapping[str, tuple[str, Callable[[Fields], Draft]]] = {
-    "mathqa": ("MathQA", mathqa),
-    "squad": ("SQuAD v2", squad),
-    "triviaqa": ("TriviaQA", triviaqa),
-    "xsum": ("XSum", xsum),
-}
-CONVERTED = {**_TRAINING_MIX, **_OUT_OF_DISTRIBUTION_TESTS}
-TRAINED = tuple(name for name, _ in _TRAINING_MIX.values())
-OUT_OF_DISTRIBUTION = tuple(name for name, _ in _OUT_OF_DISTRIBUTION_TESTS.values())
+TRAINED = tuple(dataset.name for dataset in DATASETS.values() if dataset.is_trained)
+OUT_OF_DISTRIBUTION = tuple(dataset.name for dataset in DATASETS.values() if not dataset.is_trained)
 
 
-def convert(name: str, sources: Sequence[str]) -> tuple[list[Question], Counter[str]]:
-    """Convert raw dumps of a dataset. Returns the questions without repeats, and what was left out.
-
-    The rows that were left out are counted by reason. Raises UsageError with the file, the row and the
-    reason, and if no question is left.
-    """
-    dataset, question_of = CONVERTED[name]
-    questions: dict[str, Question] = {}  # question_key → question
-    left_out: Counter[str] = Counter()
-    for source in sources:
-        for number, row in rows_of_dump(source):
-            try:
-                text, golds = question_of(fields_of(row))
-            except LeftOut as reason:
-                left_out[str(reason)] += 1
-                continue
-            except BadRow as reason:
-                raise UsageError(f"{source}, row {number}: {reason}") from None
-            key = question_key(text)
-            if not any(normalise(gold) for gold in golds):
-                left_out["every gold is empty after normalisation"] += 1
-            elif key in questions:
-                left_out["asked before"] += 1
-            else:
-                questions[key] = Question(id_from_text(text), dataset, text, golds, kind_of(dataset))
-    if not questions:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items()) or "no rows"
-        raise UsageError(f"{sources[0]}: no question is left ({reasons})")
-    return list(questions.values()), left_out
+# By the names in the published files. In the training and validation files, all rows say hotpot_qa.
+PAPER_NAMES = {dataset.published_as: dataset.name for dataset in DATASETS.values()}
+PAPER_NAMES["hotpotqa/hotpot_qa"] = "mixed"
 
 
-def rows_of_dump(source: str) -> NumberedRows:
-    """The rows of a raw file. Only WritingPrompts has a format of its own."""
-    return prompts_and_stories(Path(source)) if source.endswith(".wp_source") else read_rows(source)
+def dataset_name(data_source: str) -> str:
+    """The paper's name of a dataset in a published file: hotpot-256-test → HotpotQA; others unchanged."""
+    return PAPER_NAMES.get(re.sub(r"(-\d+)+-\w+$", "", data_source), data_source)
 
 
-def mix(
-    questions: Sequence[Question], per_dataset: int, *, seed: int, exclude: Sequence[Question] = ()
-) -> list[Question]:
-    """Draw `per_dataset` random questions of each dataset, in random order.
+def _plain(name: str) -> str:
+    """A name in lower case, without signs."""
+    return re.sub("[^a-z0-9]", "", name.lower())
 
-    Questions that differ only in case or white space count as one, and questions in `exclude` (the test
-    files) are never drawn.
-    """
-    seen = {question_key(question.text) for question in exclude}
-    ids: set[str] = set()
-    by_dataset: dict[str, list[Question]] = {}
-    for question in questions:
-        key = question_key(question.text)
-        if key in seen:
-            continue
-        if question.id in ids:  # Two datasets may use the same ids.
-            question = replace(question, id=id_from_text(question.text))
-        seen.add(key)
-        ids.add(question.id)
-        by_dataset.setdefault(question.dataset, []).append(question)
-    drawn: list[Question] = []
-    for dataset, candidates in sorted(by_dataset.items()):
-        random.Random(f"mix {seed} {dataset}").shuffle(candidates)
-        drawn += candidates[:per_dataset]
-    random.Random(f"mix {seed} 0").shuffle(drawn)
-    return drawn
+
+KINDS = {_plain(dataset.name): dataset.kind for dataset in DATASETS.values()}
+
+
+def kind_of(dataset: str) -> Kind:
+    """The kind of a dataset's questions: math (the answer is a number), text (a long text) or qa (a name)."""
+    name = _plain(dataset)
+    if name in ("math", "math500") or name.startswith("dapo"):  # DAPO-Math has several names.
+        return "math"
+    return KINDS.get(name, "qa")

@@ -1,4 +1,4 @@
-"""Read and write question files: each row of a file is a question with its gold answers."""
+"""Read and write question files, in which each row is a question; convert raw dumps to questions."""
 
 import hashlib
 import json
@@ -9,8 +9,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 
-from prompt_r1.data.rows import HUB_NAME, BadRow, Fields, fields_of, read_rows, text_field, text_or_number
+from prompt_r1.data.datasets import (
+    DATASETS,
+    LeftOut,
+    dataset_name,
+    kind_of,
+    rows_of_dump,
+    without_dapo_wrapper,
+)
+from prompt_r1.data.rows import (
+    HUB_NAME,
+    BadRow,
+    Fields,
+    fields_of,
+    gold_answers,
+    read_rows,
+    text_field,
+    text_or_number,
+)
 from prompt_r1.errors import UsageError
+from prompt_r1.f1 import normalise
 from prompt_r1.programs.files import replace_file
 from prompt_r1.types import Kind, Question
 
@@ -18,33 +36,7 @@ ANSWER_FIELDS = ("answers", "golden_answers", "answer")  # The first field that 
 COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "data_source", "kind")
 CONVERT = "python -m prompt_r1.data convert"
 
-# A dataset's name in the published files → its name in the paper. In the published training and validation
-# files, the rows of all eight datasets say hotpot_qa.
-PAPER_NAMES = {
-    "2WikiMultihopQA": "2WikiMultihopQA",
-    "hotpot": "HotpotQA",
-    "gsm8k": "GSM8K",
-    "dapo-math": "DAPO-Math",
-    "MusiQue": "MuSiQue",
-    "PopQA": "PopQA",
-    "w-book": "BookSum",
-    "wp": "WritingPrompts",
-    "MathQA": "MathQA",
-    "squad_v2": "SQuAD v2",
-    "triviaqa_train": "TriviaQA",
-    "xum": "XSum",
-    "hotpotqa/hotpot_qa": "mixed",
-}
-# The names of these datasets in lower case, without signs. DAPO-Math has several.
-MATH_DATASETS = {"gsm8k", "math", "math500", "mathqa"}
-TEXT_DATASETS = {"booksum", "writingprompts", "xsum"}
-
 PUBLISHED = re.compile(r"\AQuestion: (.*)\nFirst, provide a simple explanation of the question", re.DOTALL)
-DAPO_OPENING = (
-    "Solve the following math problem step by step. The last line of your response should be of the form "
-    "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
-)
-DAPO_CLOSING = '\n\nRemember to put your answer on its own line after "Answer:".'
 
 
 def load_questions(path: Path | str) -> list[Question]:
@@ -150,60 +142,40 @@ def _refuse_whole_solutions(golds: Sequence[str]) -> None:
         )
 
 
-def gold_answers(value: object, field: str) -> tuple[str, ...]:
-    """The gold answers in a field: a single value, a list, or a text with a JSON list.
+def convert(name: str, sources: Sequence[str]) -> tuple[list[Question], Counter[str]]:
+    """Convert raw dumps of a dataset. Returns the questions without repeats, and what was left out.
 
-    Raises BadRow if there is none.
+    The rows that were left out are counted by reason. Raises UsageError with the file, the row and the
+    reason, and if no question is left.
     """
-    if isinstance(value, str):
-        value = _list_in_text(value, field)
-    values = value if isinstance(value, list) else [value]
-    if not values:
-        raise BadRow(f"the field {field} has no gold answer")
-    return tuple(text_or_number(gold, field) for gold in values)
-
-
-def _list_in_text(text: str, field: str) -> list[object]:
-    """The texts of a JSON list in a cell, or the whole text if it is no list.
-
-    A list begins with a bracket and a quote. An interval, such as [0, 1), is no list. Raises BadRow for a
-    broken list.
-    """
-    if not re.match(r"""\s*\[\s*["'\]]""", text):
-        return [text]
-    try:
-        items = json.loads(text)
-    except (ValueError, RecursionError):
-        items = None
-    if isinstance(items, list) and all(isinstance(item, str) for item in items):
-        return items
-    raise BadRow(
-        f"the field {field} holds a list that is not JSON, {text[:40]!r}: write it as "
-        '["Paris", "City of Paris"]'
-    )
+    dataset = DATASETS[name]
+    questions: dict[str, Question] = {}  # question_key → question
+    left_out: Counter[str] = Counter()
+    for source in sources:
+        for number, row in rows_of_dump(source):
+            try:
+                text, golds = dataset.convert(fields_of(row))
+            except LeftOut as reason:
+                left_out[str(reason)] += 1
+                continue
+            except BadRow as reason:
+                raise UsageError(f"{source}, row {number}: {reason}") from None
+            key = question_key(text)
+            if not any(normalise(gold) for gold in golds):
+                left_out["every gold is empty after normalisation"] += 1
+            elif key in questions:
+                left_out["asked before"] += 1
+            else:
+                questions[key] = Question(id_from_text(text), dataset.name, text, golds, dataset.kind)
+    if not questions:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items()) or "no rows"
+        raise UsageError(f"{sources[0]}: no question is left ({reasons})")
+    return list(questions.values()), left_out
 
 
 def id_from_text(text: str) -> str:
     """The id of a question whose row has no id: the SHA-1 of its text."""
     return hashlib.sha1(text.encode()).hexdigest()
-
-
-def dataset_name(data_source: str) -> str:
-    """The paper's name of a dataset in a published file: hotpot-256-test → HotpotQA; others unchanged."""
-    return PAPER_NAMES.get(re.sub(r"(-\d+)+-\w+$", "", data_source), data_source)
-
-
-def kind_of(dataset: str) -> Kind:
-    """The kind of a dataset's questions: math (the answer is a number), text (a long text) or qa (a name)."""
-    name = re.sub("[^a-z0-9]", "", dataset.lower())
-    if name in MATH_DATASETS or name.startswith("dapo"):
-        return "math"
-    return "text" if name in TEXT_DATASETS else "qa"
-
-
-def without_dapo_wrapper(text: str) -> str:
-    """The problem without the sentences that DAPO puts around it, which ask for another answer format."""
-    return text.removeprefix(DAPO_OPENING).removesuffix(DAPO_CLOSING)
 
 
 def question_key(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Read the rows of a file (JSON lines, JSON, CSV, TSV, parquet) or of a dataset of the Hugging Face Hub."""
+"""Read the rows of a file (JSON lines, JSON, CSV, TSV, parquet) or of the Hugging Face Hub."""
 
 import csv
 import json
@@ -196,13 +196,15 @@ def fields_of(row: object) -> Fields:
     return row
 
 
-def text_field(row: Fields, field: str) -> str:
-    """The text of a field. Raises BadRow if the field is missing, blank or not a text."""
+def text_field(row: Fields, field: str, *, may_be_blank: bool = False) -> str:
+    """The text of a field. Raises BadRow if it is missing or not a text, or blank and must not be."""
     if field not in row:
         raise BadRow(f"the field {field} is missing")
     value = row[field]
     if not isinstance(value, str):
         raise BadRow(f"the field {field} must be a text, not {describe(value)}")
+    if may_be_blank and not value.strip():
+        return value
     return text_or_number(value, field)
 
 
@@ -230,6 +232,39 @@ def text_or_number(value: object, field: str) -> str:
     if re.search("[\ud800-\udfff]", value):  # No tokenizer accepts it.
         raise BadRow(f"the field {field} contains half a character (a lone surrogate)")
     return value
+
+
+def gold_answers(value: object, field: str) -> tuple[str, ...]:
+    """The gold answers in a field: a single value, a list, or a text with a JSON list.
+
+    Raises BadRow if there is none.
+    """
+    if isinstance(value, str):
+        value = _list_in_text(value, field)
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise BadRow(f"the field {field} has no gold answer")
+    return tuple(text_or_number(gold, field) for gold in values)
+
+
+def _list_in_text(text: str, field: str) -> list[object]:
+    """The texts of a JSON list in a cell, or the whole text if it is no list.
+
+    A list begins with a bracket and a quote. An interval, such as [0, 1), is no list. Raises BadRow for a
+    broken list.
+    """
+    if not re.match(r"""\s*\[\s*["'\]]""", text):
+        return [text]
+    try:
+        items = json.loads(text)
+    except (ValueError, RecursionError):
+        items = None
+    if isinstance(items, list) and all(isinstance(item, str) for item in items):
+        return items
+    raise BadRow(
+        f"the field {field} holds a list that is not JSON, {text[:40]!r}: write it as "
+        '["Paris", "City of Paris"]'
+    )
 
 
 def describe(value: object) -> str:

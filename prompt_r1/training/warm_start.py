@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from prompt_r1.data.rows import BadRow, Fields, fields_of, read_rows, text_field
+from prompt_r1.data.rows import BadRow, fields_of, read_rows, text_field
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import demonstrations
 from prompt_r1.model.forked_ranks import limit_threads
@@ -129,18 +129,11 @@ def _turns(played: object) -> list[Turn]:
         if turns and turns[-1].reply is None:
             raise BadRow("a turn before the last has no reply")
         fields = fields_of(row)
-        text = _text(fields, "text")
-        reply = None if fields["reply"] is None else _text(fields, "reply")
+        # An agent may write nothing, and an environment may reply so.
+        text = text_field(fields, "text", may_be_blank=True)
+        reply = None if fields["reply"] is None else text_field(fields, "reply", may_be_blank=True)
         turns.append(Turn(text, parse(text), reply))
     return turns
-
-
-def _text(fields: Fields, name: str) -> str:
-    """A text of a turn, which may be empty: an agent may write nothing, and an environment may reply so."""
-    value = fields[name]
-    if isinstance(value, str) and not value.strip():
-        return value
-    return text_field(fields, name)
 
 
 if __name__ == "__main__":

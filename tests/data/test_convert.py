@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from prompt_r1.data.__main__ import main
-from prompt_r1.data.datasets import CONVERTED, detokenise, mathqa, mix
-from prompt_r1.data.files import DAPO_CLOSING, DAPO_OPENING, load_questions, write_questions
+from prompt_r1.data.datasets import DAPO_CLOSING, DAPO_OPENING, DATASETS, detokenise, mathqa
+from prompt_r1.data.files import load_questions, write_questions
+from prompt_r1.data.sampler import mix
 from prompt_r1.errors import UsageError
 from prompt_r1.types import Question
 from tests.support.questions import ids
@@ -162,7 +163,7 @@ OWN_TABLES: dict[str, Rows] = {
 
 
 @pytest.mark.parametrize("name", OWN_TABLES)
-@pytest.mark.parametrize("source", CONVERTED)
+@pytest.mark.parametrize("source", DATASETS)
 def test_a_table_of_the_users_is_not_taken_for_a_dataset(tmp_path, source, name) -> None:
     """`convert --from hotpotqa --in company.csv` wrote "questions of HotpotQA"."""
     path = dump(tmp_path / name, OWN_TABLES[name])

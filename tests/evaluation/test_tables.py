@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED
-from prompt_r1.data.files import kind_of
+from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED, kind_of
 from prompt_r1.evaluation.intervals import macro_interval, wilson
 from prompt_r1.evaluation.paper_numbers import PaperColumn, load_numbers
 from prompt_r1.evaluation.predictions import System

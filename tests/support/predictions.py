@@ -1,6 +1,6 @@
 """Predictions for tests."""
 
-from prompt_r1.data.files import kind_of
+from prompt_r1.data.datasets import kind_of
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.types import Kind, Question
 
