@@ -7,7 +7,7 @@ if __name__ == "__main__":  # This comes first: the imports below fail if packag
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from prompt_r1.data.datasets import DATASETS, TRAINED
@@ -36,28 +36,25 @@ def command_line() -> Parser:
     parser = Parser(program_name(), description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="convert|split|mix")
 
-    about = "convert a raw dump to a question file"
-    command = commands.add_parser("convert", help=about, allow_abbrev=False)
-    command.set_defaults(command=command, run=convert_files)
-    add = command.add_argument
+    def command(name: str, about: str, run: Callable[..., None]) -> Callable[..., object]:
+        """Add a command that calls `run`. Returns the function that adds a flag to it."""
+        own = commands.add_parser(name, help=about, allow_abbrev=False)
+        own.set_defaults(command=own, run=run)
+        return own.add_argument
+
+    add = command("convert", "convert a raw dump to a question file", convert_files)
     add("--from", dest="name", required=True, choices=DATASETS, help="the dataset")
     sources = "raw files, or hf:ORG/NAME:SPLIT"
     add("--in", dest="files", required=True, nargs="+", metavar="FILE", help=sources)
     add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")
 
-    about = "divide questions into a file to train on and a file to test with"
-    command = commands.add_parser("split", help=about, allow_abbrev=False)
-    command.set_defaults(command=command, run=split_files)
-    add = command.add_argument
+    add = command("split", "divide questions into a file to train on and a file to test with", split_files)
     add("--in", dest="files", required=True, nargs="+", metavar="FILE", help="question files")
     add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file to train on")
     add("--test", required=True, type=Path, metavar="FILE", help="a .jsonl file to test with")
     add("--share", type=float, default=0.1, metavar="X", help="share to test with, of each dataset (0.1)")
 
-    about = "draw the same number of questions from each dataset"
-    command = commands.add_parser("mix", help=about, allow_abbrev=False)
-    command.set_defaults(command=command, run=mix_files)
-    add = command.add_argument
+    add = command("mix", "draw the same number of questions from each dataset", mix_files)
     add("--in", dest="files", required=True, nargs="+", metavar="FILE", help="question files")
     add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")
     add("--per-dataset", type=int, default=5_120, metavar="N", help="questions per dataset (5120)")
