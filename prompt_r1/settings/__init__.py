@@ -1,4 +1,4 @@
-"""Settings: every knob of the programs, and where its value comes from.
+"""Settings: the knobs of agents, environments and training, and where the value of a setting comes from.
 
 In reading order:
 
@@ -7,6 +7,9 @@ In reading order:
     agent       the settings of an agent, its game and its environment
     train       the settings of a training; the presets mini, small and paper
     functions   the functions and objects that a user names as MODULE:NAME
+
+Every program has a config of its settings. It stands in `settings.py` of the program's room, but for the
+config of train.py, whose presets rooms below training read.
 
 Flags override a preset or a YAML file, which overrides the defaults. Here each value is checked alone. Files,
 folders and keys are checked in the rooms that use them: by `preflight.py` in `pair`, `training` and

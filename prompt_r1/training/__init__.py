@@ -19,7 +19,8 @@ In reading order:
     checkpoint     save and resume a run
     export         the agent as a Hugging Face folder
     report         report.html and its curves
-    preflight      settings and checks of the programs, before torch is imported
+    settings       the settings of the warm start
+    preflight      read and check the settings of the programs, before torch is imported
     dry_run        estimate what a run will cost
     supervised     fine-tune an agent on games
     warm_start     teach the format by recorded games, a program of its own

@@ -4,7 +4,6 @@ This is done before torch is imported, which takes seconds.
 """
 
 import os
-from dataclasses import dataclass
 from importlib.util import find_spec
 
 from prompt_r1.data.questions import check_data
@@ -16,10 +15,10 @@ from prompt_r1.miniworld.questions import TRAINING_MIX
 from prompt_r1.pair.named_agent import check_agent
 from prompt_r1.programs.launcher import check_device, is_first_rank, launcher_number
 from prompt_r1.settings.agent import HELD_OUT, is_mini_data
-from prompt_r1.settings.fields import ANY, LEARNING_RATE, POSITIVE, THREADS, everyday_setting, setting
 from prompt_r1.settings.flags import parse_arguments
 from prompt_r1.settings.train import TrainConfig, train_config
 from prompt_r1.training.run_folder import LOCK, check_newest, claim, open_run
+from prompt_r1.training.settings import FineTuningConfig
 
 
 def read_train_config(arguments: list[str]) -> TrainConfig:
@@ -62,31 +61,6 @@ def _check_rank() -> None:
             f"WORLD_SIZE is {count}, but MASTER_ADDR does not say where rank 0 is: start with torchrun, or "
             "unset WORLD_SIZE"
         )
-
-
-@dataclass(frozen=True)
-class FineTuningConfig:
-    """Teach an agent the format of the game by recorded games, with the settings of the paper's Table 7."""
-
-    agent: str = everyday_setting(
-        "Qwen/Qwen3-4B", "model folder, .gguf file or hub id of the agent, smollm2 or mini"
-    )
-    games: str = everyday_setting(
-        "", "JSONL file of games (question, turns), or demonstrations: mini, mini:KIND"
-    )
-    preset: str = setting("small", "preset of instruction and limits; mini has its own", ("paper", "small"))
-    out: str = everyday_setting("", "folder for the agent and metrics.jsonl (runs/sft-seedN)")
-    seed: int = setting(0, "seed of the order of questions, the adapters and the mini world", ANY)
-    rank: int = setting(0, "rank of LoRA adapters, alpha is twice as much; 0: train all weights")
-    lr: float = everyday_setting(
-        1e-4, "peak learning rate (warm-up in a tenth of the steps, cosine)", LEARNING_RATE
-    )
-    epochs: int = everyday_setting(3, "epochs", POSITIVE)
-    batch_size: int = setting(0, "examples per optimiser step; 0: 32, or fewer, so that there are 30 steps")
-    micro_batch: int = setting(4, "examples in memory at a time", POSITIVE)
-    cutoff: int = setting(2048, "tokens of an example; longer ones are cut", POSITIVE)
-    device: str = setting("auto", "auto, cpu or cuda")
-    threads: int = setting(0, "threads of torch on a CPU; 0: its own choice", THREADS)
 
 
 def read_warm_start_config(arguments: list[str]) -> FineTuningConfig:

@@ -11,7 +11,7 @@ from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.settings import InferConfig
 from prompt_r1.settings.fields import about, flag_of, read_yaml, settings_of, type_of, write_yaml
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.preflight import FineTuningConfig
+from prompt_r1.training.settings import FineTuningConfig
 from tests.support import tiny
 from tests.support.programs import PROGRAMS
 
@@ -117,13 +117,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def config_of(program: str, arguments: list[str]) -> Any:
+    """The config that a program makes of its arguments."""
+    read, _ = PROGRAMS[program]
+    if program == "infer.py":
+        config, _agent = read(arguments)
+        return config
+    return read(arguments)
+
+
 @pytest.mark.parametrize("program", CONFIGS)
 def test_both_values_of_each_setting_arrive(program: str, folder: Path) -> None:
-    read, _ = PROGRAMS[program]
     needed = {"train.py": "", "warm_start.py": "--games mini --agent AGENT"}.get(
         program, "--agent AGENT --env mini"
     )
-    default = read(needed.split())
+    default = config_of(program, needed.split())
     for setting in settings_of(CONFIGS[program]):
         flag = flag_of(setting.name)
         beside = [*needed.split(), *BESIDE.get(flag, "").split()]
@@ -132,7 +140,7 @@ def test_both_values_of_each_setting_arrive(program: str, folder: Path) -> None:
             del beside[place : place + 2]
         for text in two_values(setting, getattr(default, setting.name)):
             words = text.split() if get_origin(setting.type) is tuple else [text]
-            config = read([*beside, flag, *words])
+            config = config_of(program, [*beside, flag, *words])
             assert getattr(config, setting.name) == typed(setting, text), (flag, text)
 
 

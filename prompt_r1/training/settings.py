@@ -1,0 +1,30 @@
+"""Settings of the warm start, and of the methods that fine-tune."""
+
+from dataclasses import dataclass
+
+from prompt_r1.settings.fields import ANY, LEARNING_RATE, POSITIVE, THREADS, everyday_setting, setting
+
+
+@dataclass(frozen=True)
+class FineTuningConfig:
+    """Teach an agent the format of the game by recorded games, with the settings of the paper's Table 7."""
+
+    agent: str = everyday_setting(
+        "Qwen/Qwen3-4B", "model folder, .gguf file or hub id of the agent, smollm2 or mini"
+    )
+    games: str = everyday_setting(
+        "", "JSONL file of games (question, turns), or demonstrations: mini, mini:KIND"
+    )
+    preset: str = setting("small", "preset of instruction and limits; mini has its own", ("paper", "small"))
+    out: str = everyday_setting("", "folder for the agent and metrics.jsonl (runs/sft-seedN)")
+    seed: int = setting(0, "seed of the order of questions, the adapters and the mini world", ANY)
+    rank: int = setting(0, "rank of LoRA adapters, alpha is twice as much; 0: train all weights")
+    lr: float = everyday_setting(
+        1e-4, "peak learning rate (warm-up in a tenth of the steps, cosine)", LEARNING_RATE
+    )
+    epochs: int = everyday_setting(3, "epochs", POSITIVE)
+    batch_size: int = setting(0, "examples per optimiser step; 0: 32, or fewer, so that there are 30 steps")
+    micro_batch: int = setting(4, "examples in memory at a time", POSITIVE)
+    cutoff: int = setting(2048, "tokens of an example; longer ones are cut", POSITIVE)
+    device: str = setting("auto", "auto, cpu or cuda")
+    threads: int = setting(0, "threads of torch on a CPU; 0: its own choice", THREADS)
