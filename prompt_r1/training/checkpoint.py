@@ -34,6 +34,7 @@ from prompt_r1.programs.reading import check_values, json_object
 from prompt_r1.programs.sealed_folders import find_damage, new_temporary, remove_leftovers, seal
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import write_yaml
+from prompt_r1.training.log import is_metric
 from prompt_r1.training.run_folder import FORMAT, check_settings, check_version, checkpoints_of, step_of
 
 KEEP_CHECKPOINTS = 2  # how many of the newest checkpoints are kept, beside the best one
@@ -177,6 +178,8 @@ def read_state(checkpoint: Path) -> State:
         if missing:
             raise ValueError(f"{min(missing)} is missing")
         check_values(state)
+        if not all(map(is_metric, state.unlogged_metrics.values())):
+            raise ValueError(f"unlogged_metrics is {state.unlogged_metrics!r:.50}")
         if state.trained_step != step_of(checkpoint):
             raise ValueError(f"trained_step is {state.trained_step}")
         return state
