@@ -9,7 +9,7 @@ predictions.jsonl in the folder --out. If the same command is given again, it as
 answers, and writes the tables anew. docs/evaluation.md describes the other methods and the tables.
 """
 
-if __name__ == "__main__":  # The imports below take seconds. --help and usage errors do not wait for them.
+if __name__ == "__main__":  # Show --help and usage errors before the imports below, which take seconds.
     from prompt_r1.programs.installation import check_installation
 
     check_installation()

@@ -1,6 +1,6 @@
 """Convert raw dumps to question files, split a file, and draw a training mix."""
 
-if __name__ == "__main__":  # This comes first: the imports below fail if packages are missing.
+if __name__ == "__main__":  # Check before the imports below, which fail where a package is missing.
     from prompt_r1.programs.installation import check_installation
 
     check_installation()
