@@ -48,6 +48,7 @@ class GameMetrics:
     tokens: int  # of the whole dialogue
     sampled_tokens: int
     calls: int  # The call that failed counts too.
+    latencies: list[float]  # seconds of each call with a reply
     usd: float
     score: Score | None  # None: the environment broke the game.
     # Whether any advantage of the game is not 0. None: it is not compared with other games.
@@ -57,7 +58,8 @@ class GameMetrics:
 def metrics_of_game(game: ScoredGame) -> GameMetrics:
     """Measure one game."""
     trajectory = game.trajectory
-    calls = sum(turn.reply is not None for turn in trajectory.turns)
+    latencies = [turn.latency for turn in trajectory.turns if turn.reply is not None]
+    calls = len(latencies)
     if trajectory.stop == "env_error":
         calls += 1  # The game ended with its first failed call.
     score = None
@@ -75,6 +77,7 @@ def metrics_of_game(game: ScoredGame) -> GameMetrics:
         tokens=len(trajectory.tokens),
         sampled_tokens=sum(trajectory.sampled),
         calls=calls,
+        latencies=latencies,
         usd=trajectory.spent.usd,
         score=score,
         has_advantage=None if game.advantage is None else game.has_advantage,
@@ -86,22 +89,19 @@ def step_metrics(
 ) -> dict[str, float]:
     """The metrics of a training step over all ranks: its games, its groups and its speed."""
     measured_PG = ranks.gather_lists([[metrics_of_game(game) for game in group] for group in games_PG])
-    own_latencies = []
-    for group in games_PG:
-        for game in group:
-            own_latencies += [turn.latency for turn in game.trajectory.turns if turn.reply is not None]
-    metrics = game_metrics(measured_PG, ranks.gather_lists(own_latencies)) | group_metrics(measured_PG)
+    metrics = game_metrics(measured_PG) | group_metrics(measured_PG)
     metrics["tokens/s"] = metrics["tokens/sampled"] / rollout_seconds
     metrics["games/s"] = metrics["games"] / rollout_seconds
     return metrics
 
 
-def game_metrics(games_PG: Sequence[Sequence[GameMetrics]], latencies: Sequence[float]) -> dict[str, float]:
+def game_metrics(games_PG: Sequence[Sequence[GameMetrics]]) -> dict[str, float]:
     """Means and sums over the games of a step.
 
     Games that the environment broke have no score. They count only in games, stop/*, tokens/* and env/*.
     """
     games = [game for group in games_PG for game in group]
+    latencies = [seconds for game in games for seconds in game.latencies]
     scores_PG = scores_of(games_PG)
     scores = [score for group in scores_PG for score in group]
     metrics = {

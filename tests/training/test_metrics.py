@@ -51,7 +51,7 @@ def test_the_metrics_of_a_game_count_its_turns_calls_and_tokens():
     assert metrics.sampled_tokens == sum(game.sampled) and metrics.tokens == len(game.tokens)
     assert 0 < metrics.sampled_tokens < metrics.tokens and metrics.usd == 0.25
     assert metrics.score.reward == found.reward and metrics.stop == "answered"
-    step = game_metrics([[metrics]], [])
+    step = game_metrics([[metrics]])
     parts = [step[f"reward/{name}"] for name in ("mean", "format", "answer")]
     assert parts == [found.reward.total, found.reward.format, found.reward.answer]
     assert step["env/errors"] == 0 and step["game/usd"] == 0.25
@@ -69,32 +69,37 @@ def test_a_game_that_the_environment_broke_has_its_failed_call_but_no_score():
 def test_the_metrics_of_games_count_broken_games_but_leave_them_out_of_the_means():
     broken = metrics_of(game_of_turns(GOOD, stop="env_error"))
     metrics = game_metrics(
-        [[metrics_of(game_of_turns(GOOD, RIGHT)), metrics_of(game_of_turns(WRONG)), broken]], []
+        [[metrics_of(game_of_turns(GOOD, RIGHT)), metrics_of(game_of_turns(WRONG)), broken]]
     )
     assert metrics["reward/mean"] == pytest.approx(0.3) and metrics["em"] == 0.5
     assert metrics["stop/env_error"] == pytest.approx(1 / 3) and metrics["env/errors"] == 1
-    assert game_metrics([[broken]], [])["reward/mean"] == 0.0
+    assert game_metrics([[broken]])["reward/mean"] == 0.0
 
 
 def test_groups_that_lost_games_have_a_mean_reward_of_their_own():
     games_PG = [[with_reward(None), with_reward(-1.0)], [with_reward(0.5), with_reward(1.0)]]
-    metrics = game_metrics(games_PG, [])
+    metrics = game_metrics(games_PG)
     assert (metrics["reward/broken_groups"], metrics["reward/whole_groups"]) == (-1.0, 0.75)
-    assert "reward/broken_groups" not in game_metrics(games_PG[1:], [])
+    assert "reward/broken_groups" not in game_metrics(games_PG[1:])
 
 
 def with_reward(total: float | None) -> GameMetrics:
     """The metrics of a game with this reward; all else is 0. None: the environment broke it."""
     score = None if total is None else Score(Reward(0.0, 0.0, total), 0.0, 0.0, is_well_formed=False, turns=0)
     stop = "env_error" if total is None else "answered"
-    return GameMetrics(stop, tokens=0, sampled_tokens=0, calls=0, usd=0.0, score=score, has_advantage=None)
+    return GameMetrics(
+        stop, tokens=0, sampled_tokens=0, calls=0, latencies=[], usd=0.0, score=score, has_advantage=None
+    )
 
 
 def test_the_metrics_of_a_step_are_means_and_sums_over_its_games():
     games = scored(game_of_turns(GOOD, RIGHT), game_of_turns(WRONG))
     games += scored(game_of_turns(GOOD, GOOD, WRONG))
-    measured = [metrics_of_game(game) for game in games]
-    metrics = game_metrics([measured[:2], measured[2:]], [1.0, 5.0, 2.0])
+    measured = [
+        replace(metrics_of_game(game), latencies=[latency])
+        for game, latency in zip(games, (1.0, 5.0, 2.0), strict=True)
+    ]
+    metrics = game_metrics([measured[:2], measured[2:]])
     scores = [game.score for game in measured]
     for name in ("em", "f1", "turns"):
         assert metrics[name] == pytest.approx(sum(getattr(score, name) for score in scores) / 3), name
@@ -124,8 +129,8 @@ def test_the_intervals_of_a_step_count_questions_not_games():
     """Five equal games of a question are one observation: repeating each game leaves the bounds unchanged."""
     endings = [RIGHT, RIGHT, WRONG, RIGHT, WRONG, RIGHT, RIGHT, WRONG]
     measured = [metrics_of(game_of_turns(GOOD, ending)) for ending in endings]
-    once = game_metrics([[one] for one in measured], [])
-    five_times = game_metrics([[one] * 5 for one in measured], [])
+    once = game_metrics([[one] for one in measured])
+    five_times = game_metrics([[one] * 5 for one in measured])
     half = 1.96 * (5 / 8 * 3 / 8 / 7) ** 0.5  # the standard error of 5 right answers out of 8
     assert (once["em_low"], once["em_high"]) == pytest.approx((5 / 8 - half, 5 / 8 + half))
     bounds = [name for name in once if name.endswith(("low", "high"))]
@@ -135,7 +140,7 @@ def test_the_intervals_of_a_step_count_questions_not_games():
 
 def test_a_question_counts_as_within_reach_when_one_of_its_games_is_right():
     right, wrong = metrics_of(game_of_turns(GOOD, RIGHT)), metrics_of(game_of_turns(GOOD, WRONG))
-    metrics = game_metrics([[right, wrong, wrong], [wrong, wrong, wrong], [right, right, right]], [])
+    metrics = game_metrics([[right, wrong, wrong], [wrong, wrong, wrong], [right, right, right]])
     assert metrics["em/any"] == pytest.approx(2 / 3) and metrics["em"] == pytest.approx(4 / 9)
 
 
