@@ -84,14 +84,11 @@ class Member:
 
     source: Source
     price: Price
-    slots: asyncio.Semaphore = field(init=False)  # Each call holds a slot while its requests are sent.
+    slots: asyncio.Semaphore  # Each call holds a slot while its requests are sent.
     has_replied: bool = False
     paused_until: float = 0.0  # The server asked for no calls before this time of the event loop.
     is_wait_reported: bool = False
     counts: Counter[str] = field(default_factory=Counter)  # since the last `take_metrics`; see COUNTED
-
-    def __post_init__(self) -> None:
-        self.slots = asyncio.Semaphore(self.source.concurrency)
 
     def estimate(self, messages: list[Message]) -> Spending:
         """Estimate the cost of a request: from above, if something limits the reply."""
@@ -138,7 +135,7 @@ class Environment:
         self.journal = journal or Journal(None)
         self.members: list[Member] = []
         for source, price in zip(sources, prices or [FREE] * len(sources), strict=True):
-            self.members.append(Member(source, price))
+            self.members.append(Member(source, price, slots=asyncio.Semaphore(source.concurrency)))
         self._route = route
         self._weights = parse_weights(route, len(sources))
         self._sleep = sleep
