@@ -1,9 +1,12 @@
 """What a training run writes down: metrics, validation, the best agent, checkpoints, alarms."""
 
+import gc
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from prompt_r1.data.sampler import digest_of
 from prompt_r1.environments.budget import OutOfBudget
@@ -229,10 +232,17 @@ class Record:
         )
 
     def end_training(self) -> None:
-        """Free what only the training needs, so that the test can load its agents."""
+        """Free the optimiser, the reference and the KV cache, so that the test can load its agents."""
         assert self.state == self.saved, "after the last step, a checkpoint is saved"
-        self.run.end_training()
-        self.run.log.progress.close()  # The test has a bar of its own.
+        run = self.run
+        run.optimizer.state.clear()
+        run.reference = None
+        run.agent.close()
+        gc.collect()  # An engine is in a reference cycle.
+        if run.ranks.device.type == "cuda":
+            # `free_memory` keeps room for the peak of this process. No update follows, so forget the peak.
+            torch.cuda.reset_peak_memory_stats(run.ranks.device)
+        run.log.progress.close()  # The test has a bar of its own.
 
     def finish(self) -> None:
         """Print where all results are, and what the run cost. Called by every rank."""

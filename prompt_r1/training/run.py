@@ -1,7 +1,6 @@
 """The parts of a training run on this rank, its questions, and what the loop of train.py asks of them."""
 
 import asyncio
-import gc
 import math
 from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
@@ -149,19 +148,6 @@ class Run:
         is_policy = self.reference is self.policy
         with adapters_removed(self.policy.model) if is_policy else nullcontext():
             return self.reference(packed).logprobs
-
-    def end_training(self) -> None:
-        """Free the optimiser, the reference and the KV cache, so that the test can load another agent.
-
-        Call it after the last step has been saved.
-        """
-        self.optimizer.state.clear()
-        self.reference = None
-        self.agent.close()
-        gc.collect()  # An engine is in a reference cycle.
-        if self.ranks.device.type == "cuda":
-            # `free_memory` keeps room for the peak of this process. No update follows, so forget the peak.
-            torch.cuda.reset_peak_memory_stats(self.ranks.device)
 
     def refresh(self) -> None:
         """Play with the weights as they are now. Sharded weights are gathered from all ranks."""
