@@ -53,16 +53,18 @@ def main(config: FineTuningConfig) -> None:
     if not config.threads:  # Otherwise `fine_tune_agent` sets them.
         limit_threads()
     out = Path(config.out or f"runs/sft-seed{config.seed}")
-    folder = learn_games(config.games, config, out)
+    folder = learn_games(config, out)
     preset = preset_of(config.agent, default=config.preset)
     then = command("train.py", "--config", preset, "--agent", folder)
     print(f"The agent is saved in {folder}. Train it:\n{then}")
 
 
-def learn_games(source: str, config: FineTuningConfig, out: Path) -> Path:
-    """Warm-start an agent on the games of a file or of `mini`, and return its folder."""
-    games = mini_games(source, config.seed) if is_mini_data(source) else list(read_games(Path(source)))
-
+def learn_games(config: FineTuningConfig, out: Path) -> Path:
+    """Warm-start an agent on its games, and return its folder."""
+    if is_mini_data(config.games):
+        games = mini_games(config.games, config.seed)
+    else:
+        games = list(read_games(Path(config.games)))
     preset = preset_config(config.agent, default=config.preset)
 
     def examples(codec: Codec) -> list[Trajectory]:
