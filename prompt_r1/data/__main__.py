@@ -36,25 +36,25 @@ def command_line() -> Parser:
     parser = Parser(program_name(), description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="convert|split|mix")
 
-    def command(name: str, about: str, run: Callable[..., None]) -> Callable[..., object]:
+    def subcommand(name: str, about: str, run: Callable[..., None]) -> Callable[..., object]:
         """Add a command that calls `run`. Returns the function that adds a flag to it."""
         own = commands.add_parser(name, help=about, allow_abbrev=False)
         own.set_defaults(command=own, run=run)
         return own.add_argument
 
-    add = command("convert", "convert a raw dump to a question file", convert_files)
+    add = subcommand("convert", "convert a raw dump to a question file", convert_files)
     add("--from", dest="name", required=True, choices=DATASETS, help="the dataset")
     sources = "raw files, or hf:ORG/NAME:SPLIT"
     add("--in", dest="files", required=True, nargs="+", metavar="FILE", help=sources)
     add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")
 
-    add = command("split", "divide questions into a file to train on and a file to test with", split_files)
+    add = subcommand("split", "divide questions into a file to train on and a file to test with", split_files)
     add("--in", dest="files", required=True, nargs="+", metavar="FILE", help="question files")
     add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file to train on")
     add("--test", required=True, type=Path, metavar="FILE", help="a .jsonl file to test with")
     add("--share", type=float, default=0.1, metavar="X", help="share to test with, of each dataset (0.1)")
 
-    add = command("mix", "draw the same number of questions from each dataset", mix_files)
+    add = subcommand("mix", "draw the same number of questions from each dataset", mix_files)
     add("--in", dest="files", required=True, nargs="+", metavar="FILE", help="question files")
     add("--out", required=True, type=Path, metavar="FILE", help="a .jsonl file")
     add("--per-dataset", type=int, default=5_120, metavar="N", help="questions per dataset (5120)")
