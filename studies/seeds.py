@@ -17,16 +17,19 @@ al. 2021, eq. 1).
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from math import comb
+from math import comb, sqrt
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.ask_once import task_score
-from prompt_r1.evaluation.intervals import bounds_text, macro_interval, student_interval
+from prompt_r1.evaluation.intervals import bounds_text, macro_interval
 from prompt_r1.evaluation.predictions import FILE, Prediction, read_predictions
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.tables import markdown_table
+
+# By degrees of freedom: with a probability of 95 %, a variable of Student's t is within ± this number.
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 Scores = dict[tuple[int, str], dict[str, float]]
 """(number of the folder, dataset) → question → score."""
@@ -132,6 +135,15 @@ def mean_text(means: Sequence[float], form: str) -> str:
     if len(means) == 1:
         return shown
     return f"{shown} {bounds_text(*student_interval(means), form)}"
+
+
+def student_interval(means: Sequence[float]) -> tuple[float, float]:
+    """Student's interval of the mean over at least two seeds. `means`: one mean per seed."""
+    assert len(means) > 1, "one seed says nothing about the spread of seeds"
+    # Beyond the table, its last value makes the interval a little too wide.
+    freedom = min(len(means) - 1, max(STUDENT))
+    half = STUDENT[freedom] * stdev(means) / sqrt(len(means))
+    return fmean(means) - half, fmean(means) + half
 
 
 def of_dataset(scores: Scores, dataset: str) -> Scores:

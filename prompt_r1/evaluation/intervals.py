@@ -1,16 +1,14 @@
-"""95 % confidence intervals: Wilson's over questions, Student's t over seeds.
+"""95 % confidence intervals over questions.
 
-Wilson's interval is made for zeros and ones. Other scores from 0 to 1, such as F1, have at most the variance
-of zeros and ones with the same mean, so for them the interval is only too wide.
+They are Wilson's, which are made for zeros and ones. Other scores from 0 to 1, such as F1, have at most the
+variance of zeros and ones with the same mean, so for them the interval is only too wide.
 """
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean
 
 Z = NormalDist().inv_cdf(0.975)  # A standard normal variable is within ±Z with a probability of 95 %.
-# The same bound for Student's t, by degrees of freedom.
-STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
 def wilson(rate: float, n: int) -> tuple[float, float]:
@@ -41,15 +39,6 @@ def macro_interval(groups: Mapping[str, Sequence[float]]) -> tuple[float, float]
     means = [fmean(scores) for scores in groups.values()]
     smallest = min(len(scores) for scores in groups.values())
     return wilson(_as_rate(fmean(means)), smallest * len(groups))
-
-
-def student_interval(means: Sequence[float]) -> tuple[float, float]:
-    """Student's interval of the mean over at least two seeds. `means`: one mean per seed."""
-    assert len(means) > 1, "one seed says nothing about the spread of seeds"
-    # Beyond the table, its last value makes the interval a little too wide.
-    freedom = min(len(means) - 1, max(STUDENT))
-    half = STUDENT[freedom] * stdev(means) / sqrt(len(means))
-    return fmean(means) - half, fmean(means) + half
 
 
 def bounds_text(low: float, high: float, form: str) -> str:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from prompt_r1.evaluation.intervals import macro_interval, mean_interval, student_interval, wilson
+from prompt_r1.evaluation.intervals import macro_interval, mean_interval, wilson
 
 SIMULATIONS = 1_000
 
@@ -60,15 +60,3 @@ def test_the_intervals_of_scores_and_of_macro_averages_cover_the_true_values():
         macro_covered += low <= 0.5 <= high
     assert covered / SIMULATIONS >= 0.95
     assert macro_covered / SIMULATIONS >= 0.95
-
-
-def test_students_interval_over_seeds_is_scipys():
-    """scipy.stats.t.interval(0.95, 2, loc=mean, scale=sem) of three means."""
-    assert student_interval([0.5, 0.6, 0.61]) == pytest.approx((0.41891, 0.72109), abs=1e-4)
-
-
-def test_more_than_ten_seeds_use_the_last_value_of_the_table():
-    means = [0.4, 0.6] * 10
-    low, high = student_interval(means)
-    half = 2.262 * float(np.std(means, ddof=1)) / math.sqrt(20)
-    assert (low, high) == pytest.approx((0.5 - half, 0.5 + half))

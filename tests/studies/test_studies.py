@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import math
 import re
+import statistics
 import subprocess
 import sys
 import xml.etree.ElementTree
@@ -110,6 +112,18 @@ def test_an_interval_of_several_seeds_is_over_seeds_and_questions():
     assert opro[2].startswith("+43.0 [+27.9, +58.1]")
     alone = cells_of(seeds.table(both[:1], "prompt-r1"))["opro"]
     assert alone[0] == "50.0 [40.4, 59.6]" and alone[2] == "+50.0"
+
+
+def test_students_interval_over_seeds_is_scipys():
+    """scipy.stats.t.interval(0.95, 2, loc=mean, scale=sem) of three means."""
+    assert seeds.student_interval([0.5, 0.6, 0.61]) == pytest.approx((0.41891, 0.72109), abs=1e-4)
+
+
+def test_more_than_ten_seeds_use_the_last_value_of_the_table():
+    means = [0.4, 0.6] * 10
+    low, high = seeds.student_interval(means)
+    half = 2.262 * statistics.stdev(means) / math.sqrt(20)
+    assert (low, high) == pytest.approx((0.5 - half, 0.5 + half))
 
 
 def test_seeds_that_agree_by_chance_have_no_narrower_interval_than_their_questions():

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from prompt_r1.evaluation.intervals import student_interval
 from prompt_r1.evaluation.predictions import FILE, Prediction, System, to_row
 from prompt_r1.training.log import Log
 from prompt_r1.training.warm_start import read_games
@@ -18,6 +17,7 @@ from studies import wordings
 from studies.cities import CITIES, Case, write_lines
 from studies.lookups import WORDINGS, demonstration, fold_of, lookups, prompt_of
 from studies.runs import COST_FILE
+from studies.seeds import student_interval
 from studies.wordings import QUICK, Atlas, ask_in_turn, best_wordings
 from tests.support.paths import ROOT
 
