@@ -32,7 +32,7 @@ from prompt_r1.evaluation.evaluation import Evaluation, Repeat, prepare_evaluati
 from prompt_r1.evaluation.folder_settings import keep_settings
 from prompt_r1.evaluation.making import make_method
 from prompt_r1.evaluation.methods import METHODS
-from prompt_r1.evaluation.predictions import FILE, PredictionFile, System
+from prompt_r1.evaluation.predictions import FILE, Prediction, PredictionFile, System
 from prompt_r1.evaluation.scores import score_predictions
 from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.settings import EvaluateConfig
@@ -41,7 +41,7 @@ from prompt_r1.evaluation.systems import digests_of_systems, trained_on
 from prompt_r1.evaluation.tables import RESULTS, TABLES, terminal_table, write_results
 from prompt_r1.model.forked_ranks import limit_threads
 from prompt_r1.pair.agent import check_question_lengths, load_codec
-from prompt_r1.pair.named_agent import trained_config
+from prompt_r1.pair.named_agent import NamedAgent, trained_config
 from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.programs.progress import progress_bar
 from prompt_r1.programs.text import printable
@@ -57,7 +57,11 @@ def main(config: EvaluateConfig) -> None:
     evaluation = prepare_evaluation(config)
     # The encoder is loaded first: if its files are missing, no call has been paid for.
     encoder = load_encoder(config.ssim_model, evaluation.device)
-    describe_agents(evaluation)
+    for agent in evaluation.agents.values():
+        for line in lines_about(agent, evaluation):
+            print(printable(line), file=sys.stderr, flush=True)
+        codec = load_codec(agent.path, agent.config)
+        check_question_lengths(evaluation.questions, codec, agent.config.game)
     if config.dry_run:
         print(estimate(evaluation))
         return
@@ -67,37 +71,31 @@ def main(config: EvaluateConfig) -> None:
             ask_missing(evaluation, file)
         finally:
             # If something has failed, the answers that are finished are still shown.
-            show_results(evaluation, file, encoder)
+            answers = file.answers_to(evaluation.repeats, evaluation.systems)
+            show_results(evaluation, answers, encoder)
     if config.tables and not config.method:
         print_left_out(evaluation)
     print(f"\nIn {evaluation.folder / TABLES}: each dataset, also in the form of the paper's tables")
-    raise_for_failed_calls(evaluation, file)
+    raise_for_failed_calls(evaluation, answers)
 
 
-def describe_agents(evaluation: Evaluation) -> None:
-    """Print which agents play. Raises QuestionTooLong for a question that leaves an agent no room."""
-    questions = evaluation.questions
+def lines_about(agent: NamedAgent, evaluation: Evaluation) -> list[str]:
+    """Which agent plays, and notes on how it was trained."""
     environments = ",".join(evaluation.environments)
-    for agent in evaluation.agents.values():
-        description = agent.describe(environment=environments, seed=evaluation.seed)
-        print(printable(description), file=sys.stderr, flush=True)
-        known = trained_on(agent, questions)
-        if known:
-            print(
-                f"Note: the agent was trained on {known:,} of these {len(questions):,} questions; "
-                "`python -m prompt_r1.data split` holds some out",
-                file=sys.stderr,
-                flush=True,
-            )
-        if agent.config.reward:
-            # MODULE:FUNCTION was read from the agent's folder, which may come from anyone, so it is not
-            # imported.
-            note = (
-                f"Note: the agent was trained with --reward {agent.config.reward}. `reward` in {FILE} and "
-                f"{RESULTS} is the reward of eq. 15 under --rule, not this one"
-            )
-            print(printable(note), file=sys.stderr, flush=True)
-        check_question_lengths(questions, load_codec(agent.path, agent.config), agent.config.game)
+    lines = [agent.describe(environment=environments, seed=evaluation.seed)]
+    known = trained_on(agent, evaluation.questions)
+    if known:
+        lines.append(
+            f"Note: the agent was trained on {known:,} of these {len(evaluation.questions):,} questions; "
+            "`python -m prompt_r1.data split` holds some out"
+        )
+    if agent.config.reward:
+        # MODULE:FUNCTION was read from the agent's folder, which may come from anyone, so it is not imported.
+        lines.append(
+            f"Note: the agent was trained with --reward {agent.config.reward}. `reward` in {FILE} and "
+            f"{RESULTS} is the reward of eq. 15 under --rule, not this one"
+        )
+    return lines
 
 
 def keep_experiment(evaluation: Evaluation) -> None:
@@ -111,10 +109,7 @@ def ask_missing(evaluation: Evaluation, file: PredictionFile) -> None:
     """Let each system answer the questions that the file lacks, one system after the other."""
     missing: dict[System, list[Repeat]] = {}
     for system in evaluation.systems:
-        unanswered = []
-        for question, sample in evaluation.repeats:
-            if file.find(system, question, sample) is None:
-                unanswered.append((question, sample))
+        unanswered = [repeat for repeat in evaluation.repeats if file.find(system, *repeat) is None]
         if unanswered:
             missing[system] = unanswered
     if not missing:  # A complete evaluation opens no environment and no journal.
@@ -164,13 +159,14 @@ async def ask_system(
             await run_together(answer_one(question, sample) for question, sample in unanswered)
 
 
-def show_results(evaluation: Evaluation, file: PredictionFile, encoder: SentenceEncoder | None) -> None:
-    """Score the answers in the file, print the table, then write all tables."""
-    predictions = file.answers_to(evaluation.repeats, evaluation.systems)
-    if not predictions:
+def show_results(
+    evaluation: Evaluation, answers: Sequence[Prediction], encoder: SentenceEncoder | None
+) -> None:
+    """Score the answers, print the table, then write all tables."""
+    if not answers:
         return
     results = score_predictions(
-        predictions,
+        answers,
         official=evaluation.config.metrics == "official",
         encoder=encoder,
         own_metrics={name: import_metric(name) for name in evaluation.config.metric},
@@ -192,14 +188,13 @@ def print_left_out(evaluation: Evaluation) -> None:
         print("\nSearches are left out: they need an LLM that writes prompts; name it with --optimizer-env")
 
 
-def raise_for_failed_calls(evaluation: Evaluation, file: PredictionFile) -> None:
+def raise_for_failed_calls(evaluation: Evaluation, answers: Sequence[Prediction]) -> None:
     """Raise Resumable if answers are missing because calls failed."""
-    predictions = file.answers_to(evaluation.repeats, evaluation.systems)
     errors = Counter[str]()
-    for prediction in predictions:
-        # `answers_to` also returns the answers of other systems, which this command does not ask.
-        if prediction.error and prediction.system in evaluation.systems:
-            errors[prediction.error] += 1
+    for answer in answers:
+        # The file may also have answers of other systems, which this command does not ask.
+        if answer.error and answer.system in evaluation.systems:
+            errors[answer.error] += 1
     if errors:
         raise Resumable(
             f"{errors.total()} answers are missing because calls failed; the same command asks for them "
