@@ -31,22 +31,24 @@ def compare_on_test(run: Run, questions: Sequence[Question]) -> str:
     """
     own = run.ranks.share(questions)
     asked = len(own) * (2 if run.config.without_environment else 3)
-    predictions: list[Prediction] = []
+    answers: dict[str, list[Prediction]] = {}
     with progress_bar(name="test", total=asked, shown=run.ranks.is_first) as bar:
         if not run.config.without_environment:
             request = request_of(run.config.env)
             asking = ask_alone(own, run.environment, request, after_each=bar.update)
-            for prediction in run.wait_for(asking):
-                predictions.append(replace(prediction, system=System("environment alone")))
+            answers["environment alone"] = run.wait_for(asking)
         for name, path in [("untrained", run.start), ("trained", run.folder / "agent")]:
             agent = load_agent(path, run.config, run.ranks.device)
-            for game in play_share(run, agent, questions, name=f"test-{name}", after_each=bar.update):
-                prediction = prediction_of(game.trajectory, game.reward)
-                predictions.append(replace(prediction, system=System(f"{name} agent")))
+            games = play_share(run, agent, questions, name=f"test-{name}", after_each=bar.update)
+            answers[f"{name} agent"] = [prediction_of(game.trajectory, game.reward) for game in games]
             del agent  # Its memory is free before the next agent is loaded.
-    # The columns that only rewards read may hold objects that cannot be sent to other ranks.
-    sent = [replace(one, question=replace(one.question, extra={})) for one in predictions]
-    return write_test(run, run.ranks.gather_lists(sent))
+    predictions = []
+    for system, of_system in answers.items():
+        for prediction in of_system:
+            # The columns that only rewards read may hold objects that cannot be sent to other ranks.
+            question = replace(prediction.question, extra={})
+            predictions.append(replace(prediction, question=question, system=System(system)))
+    return write_test(run, run.ranks.gather_lists(predictions))
 
 
 async def ask_alone(
@@ -69,8 +71,8 @@ def write_test(run: Run, predictions: Sequence[Prediction]) -> str:
     file = run.folder / TEST_FILE
     run.ranks.on_first_rank(lambda: file.write_text(by_dataset, "utf-8"))
     rows = []
-    for system in results.systems:
-        rows.append({"test": str(system), **cells_of_test(results.micro_means(system))})
+    for system, means in results.means.items():
+        rows.append({"test": str(system), **cells_of_test(means)})
     return text_table(list(rows[0]), [list(row.values()) for row in rows])
 
 

@@ -88,6 +88,8 @@ class Results:
         # A user's own metric is called MODULE:FUNCTION, as its column is.
         self.own_metrics = sorted(measured - LABELS.keys())
         self.labels |= {name: name for name in self.own_metrics}
+        # The means over the questions of all datasets.
+        self.means = {system: self.micro_means(system, list(self.kinds)) for system in self.systems}
 
     def predictions(self, system: System, datasets: Sequence[str]) -> list[Prediction]:
         """A system's predictions on some datasets."""
@@ -119,9 +121,8 @@ class Results:
         failed = [prediction for prediction in self.predictions(system, reporting) if prediction.error]
         return Rate(mean, low, high, n, errors=len(failed))
 
-    def micro_means(self, system: System, datasets: Sequence[str] = ()) -> Means:
-        """The means of everything that was measured on a system's questions, of all datasets or of these."""
-        datasets = datasets or list(self.kinds)
+    def micro_means(self, system: System, datasets: Sequence[str]) -> Means:
+        """The means of everything that was measured on a system's questions of these datasets."""
         predictions = self.predictions(system, datasets)
         answered = [prediction for prediction in predictions if not prediction.error]
         questions = {prediction.question for prediction in answered}

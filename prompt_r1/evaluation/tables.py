@@ -36,9 +36,8 @@ def write_results(folder: Path, results: Results, trained_with: Mapping[str, str
 
     `trained_with`: agent → the environment of its training.
     """
-    means_of_systems = {}
-    for system, name in short_names(results.systems).items():
-        means_of_systems[name] = results.micro_means(system).as_json()
+    names = short_names(results.systems)
+    means_of_systems = {names[system]: means.as_json() for system, means in results.means.items()}
     replace_file(folder / RESULTS, (json.dumps(means_of_systems, indent=1) + "\n").encode())
 
     parts = [datasets_table(results, lambda means: cells_of(means, results, with_interval=results.labels))]
@@ -81,8 +80,7 @@ def terminal_table(results: Results) -> str:
             number = len(lines_below) + 1
             lines_below.append(f"[{number}] {name}")
             name = f"{system.method} [{number}]"
-        means = results.micro_means(system)
-        cells = cells_of(means, results, with_interval=["em", *results.own_metrics])
+        cells = cells_of(results.means[system], results, with_interval=["em", *results.own_metrics])
         rows.append({"method": name, **cells})
     labels = []
     for label in rows[0]:
@@ -105,8 +103,7 @@ def datasets_table(results: Results, cells: Callable[[Means], Mapping[str, str]]
             means = results.micro_means(system, [dataset])
             rows.append({"method": name, "dataset": dataset, **cells(means)})
         if len(datasets) > 1:
-            means = results.micro_means(system, datasets)
-            rows.append({"method": name, "dataset": "**all**", **cells(means)})
+            rows.append({"method": name, "dataset": "**all**", **cells(results.means[system])})
     return markdown_table(list(rows[0]), [list(row.values()) for row in rows], left=2)
 
 

@@ -64,7 +64,7 @@ def test_repeats_of_a_question_count_as_one_observation():
         score_predictions(predictions).macro_average(DIRECT, ["towns"], "em") for predictions in (once, five)
     ]
     assert rates[0] == rates[1] and rates[0].n == 10
-    assert score_predictions(five).micro_means(DIRECT).n == 10
+    assert score_predictions(five).means[DIRECT].n == 10
     differing = score_predictions([predict(1), predict(1, "Lyon", sample=1)])
     assert differing.scores(DIRECT, "towns", "em") == [0.5]
 
