@@ -30,7 +30,7 @@ from prompt_r1.errors import Resumable
 from prompt_r1.evaluation.dry_run import estimate
 from prompt_r1.evaluation.evaluation import Evaluation, Repeat, prepare_evaluation
 from prompt_r1.evaluation.folder_settings import keep_settings
-from prompt_r1.evaluation.making import make_method
+from prompt_r1.evaluation.making import Maker
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE, Prediction, PredictionFile, System
 from prompt_r1.evaluation.scores import score_predictions
@@ -145,9 +145,8 @@ async def ask_system(
         optimizer = evaluation.open_optimizer(system, account)
         if optimizer is not None:
             opened.push_async_callback(optimizer.close)
-        answer = await make_method(
-            evaluation, system, preparation, environment=environment, optimizer=optimizer
-        )
+        maker = Maker(evaluation, system, preparation, environment, optimizer)
+        answer = await METHODS[system.method].make(maker)
 
         with progress_bar(name=str(system), total=len(unanswered)) as bar:
 

@@ -52,8 +52,9 @@ def estimate(evaluation: Evaluation) -> str:
     names = short_names(evaluation.systems)
     parts: dict[str, Estimate] = {}
     for system in evaluation.systems:
+        cost = METHODS[system.method].cost
         cases = cases_of_system(evaluation, system)
-        parts[names[system]] = {case.name: cost_of(evaluation, system, data, case) for case in cases}
+        parts[names[system]] = {case.name: cost(Costs(evaluation, system, data, case)) for case in cases}
     limits = [limit_in(parse_fields(settings.env_args)) for settings in evaluation.environments.values()]
     return shown_estimate(parts, priced=any(evaluation.config.env_price), limited=None not in limits)
 
@@ -66,48 +67,58 @@ def cases_of_system(evaluation: Evaluation, system: System) -> list[Case]:
     return cases_of(game, mean_bytes(evaluation.questions), evaluation.fields_of(system), prices)
 
 
-def cost_of(evaluation: Evaluation, system: System, data: Data, case: Case) -> Spending:
-    """The cost of a system's answers, and of the preparation of its method."""
-    method = METHODS[system.method]
-    if not method.needs_environment:
-        return Spending()
-    questions = evaluation.questions
-    answers = len(evaluation.repeats)
-    message = evaluation.environments[system.environment].env_system
-    request = request_of(system.environment)
-    if method.agent:
-        games = answers
-        if system.method == "rft":  # It learns from games of its own.
-            calls = evaluation.config.optimize_calls or CALLS
-            games += math.ceil(calls / max(case.calls, 1))
-        return case.game(message) * games
-    if method.algorithm:
-        answer = case.direct_call(questions, request, more=SEARCH_TEXTS[case.name].prompt)
-        return answer * answers + cost_of_searches(evaluation, system, method.algorithm, data, case)
-    if system.method == "cot":
-        thought = case.direct_call(questions, message + STEP_BY_STEP)
-        # The second call sends the first reply again.
-        answer = case.direct_call(questions, message + STEP_BY_STEP + EXTRACT + request, more=case.reply)
-        return (thought + answer) * answers
-    return case.direct_call(questions, message + request) * answers
+@dataclass(frozen=True)
+class Costs:
+    """What a system costs in one case. The row of its method calls one of the functions."""
 
+    evaluation: Evaluation
+    system: System
+    data: Data  # the questions that prepare the method
+    case: Case
 
-def cost_of_searches(
-    evaluation: Evaluation, system: System, algorithm: Algorithm, data: Data, case: Case
-) -> Spending:
-    """The cost of a search for each dataset."""
-    if case.name == "low":
-        return Spending()
-    texts = SEARCH_TEXTS[case.name]
-    request = request_of(system.environment)
-    optimizer = evaluation.config.optimizer_env or system.environment
-    price_of_optimizer = evaluation.prices[optimizer.split(",")[0]]
-    calls = evaluation.config.optimize_calls or algorithm.authors_calls
-    share = algorithm.optimizer_share if case.name == "likely" else HIGHEST_SHARE
-    of_optimizer = round(calls * share)
-    spent = Spending()
-    for name in searched(evaluation.datasets, data):
-        questions = data.of_dataset(name).train
-        spent += case.direct_call(questions, request, more=texts.prompt) * (calls - of_optimizer)
-        spent += price_of_optimizer.of_call(texts.request, texts.reply) * of_optimizer
-    return spent
+    def direct(self) -> Spending:
+        """The cost of a call for each answer."""
+        return self._calls(self.message + request_of(self.system.environment))
+
+    def cot(self) -> Spending:
+        """The cost of two calls for each answer. The second sends the first reply again."""
+        thoughts = self._calls(self.message + STEP_BY_STEP)
+        second = self.message + STEP_BY_STEP + EXTRACT + request_of(self.system.environment)
+        return thoughts + self._calls(second, more=self.case.reply)
+
+    def games(self, more: int = 0) -> Spending:
+        """The cost of a game for each answer, and of `more` games."""
+        return self.case.game(self.message) * (len(self.evaluation.repeats) + more)
+
+    def rft(self) -> Spending:
+        """The cost of a game for each answer, and of the games that the agent learns from."""
+        calls = self.evaluation.config.optimize_calls or CALLS
+        return self.games(more=math.ceil(calls / max(self.case.calls, 1)))
+
+    def search(self, algorithm: Algorithm) -> Spending:
+        """The cost of a search for each dataset, and of a call under its prompt for each answer."""
+        evaluation, case, texts = self.evaluation, self.case, SEARCH_TEXTS[self.case.name]
+        request = request_of(self.system.environment)
+        spent = self._calls(request, more=texts.prompt)
+        if case.name == "low":
+            return spent
+        optimizer = evaluation.config.optimizer_env or self.system.environment
+        price_of_optimizer = evaluation.prices[optimizer.split(",")[0]]
+        calls = evaluation.config.optimize_calls or algorithm.authors_calls
+        share = algorithm.optimizer_share if case.name == "likely" else HIGHEST_SHARE
+        of_optimizer = round(calls * share)
+        for name in searched(evaluation.datasets, self.data):
+            questions = self.data.of_dataset(name).train
+            spent += case.direct_call(questions, request, more=texts.prompt) * (calls - of_optimizer)
+            spent += price_of_optimizer.of_call(texts.request, texts.reply) * of_optimizer
+        return spent
+
+    @property
+    def message(self) -> str:
+        """The system message of the environment."""
+        return self.evaluation.environments[self.system.environment].env_system
+
+    def _calls(self, text: str, *, more: int = 0) -> Spending:
+        """The cost of a call for each answer, with the question, `text`, and `more` tokens."""
+        call = self.case.direct_call(self.evaluation.questions, text, more=more)
+        return call * len(self.evaluation.repeats)

@@ -14,7 +14,7 @@ from prompt_r1.environments.sources import Caller, Reply, Source
 from prompt_r1.evaluation.ask_once import ReadyMethod
 from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.games import mute_environment
-from prompt_r1.evaluation.making import make_method
+from prompt_r1.evaluation.making import Maker
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.evaluation.searches import Data
@@ -81,14 +81,14 @@ def method(
         prices={},
     )
     needed = METHODS[name]
-    made = make_method(
+    maker = Maker(
         evaluation,
         system,
         Data(train, []),
         environment=environment if needed.needs_environment else mute_environment(),
         optimizer=environment if needed.algorithm else None,
     )
-    return asyncio.run(made)
+    return asyncio.run(needed.make(maker))
 
 
 def answer(name: str, environment: Environment, **options: object) -> Prediction:
