@@ -7,7 +7,7 @@ from prompt_r1.data.files import question_key
 from prompt_r1.data.questions import find_questions, hold_out_a_tenth
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.folder_settings import digests_of
-from prompt_r1.evaluation.methods import DEFAULT_METHODS, EXTRA_METHODS, METHODS, TRANSFER_METHODS, Method
+from prompt_r1.evaluation.methods import DEFAULT_METHODS, EXTRA_METHODS, METHODS, TRANSFER_METHODS
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent, resolve_agent, trained_config
@@ -79,8 +79,10 @@ def choose_systems(
         specs = list(environments) if method.needs_environment else [""]
         if method.agent == "grpo":
             named_agents = [(config.grpo_agent, resolve_agent(config.grpo_agent))]
+        elif method.agent:
+            named_agents = list(agents.items())
         else:
-            named_agents = list(agents.items()) or [("", NO_AGENT)]
+            named_agents = [("", NO_AGENT)]
         if config.tables and name not in TRANSFER_METHODS:
             specs, named_agents = specs[:1], named_agents[:1]
         for spec in specs:
@@ -89,7 +91,7 @@ def choose_systems(
                 raise UsageError(problem)
             if not problem:
                 for agent_name, agent in named_agents:
-                    answering = _answering_agent(method, agent_name, agent)
+                    answering = agent.start if method.agent == "start" else agent_name
                     _add(systems, System(name, spec, answering), agent, agent_name)
     return systems
 
@@ -131,17 +133,6 @@ def game_of_start(agent: NamedAgent) -> str:
     if agent.start == MINI_AGENT:  # Each seed has its own mini agent.
         game.append(config.seed)
     return repr(game)
-
-
-def _answering_agent(method: Method, name: str, agent: NamedAgent) -> str:
-    """The agent that answers, if the user gives the agent `name`; "" for a method without an agent."""
-    match method.agent:
-        case "trained" | "grpo":
-            return name
-        case "start":
-            return agent.start
-        case "":
-            return ""
 
 
 def common_seed(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> int:
