@@ -89,12 +89,13 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
             # The game adds its tokens from `start` to `end`.
             start = 0 if number == 0 else opening_length
             end = len(game.tokens) - 1
-            # The column of the game's first token after the opening. The first game adds the opening, too.
-            own_start = len(tokens) + opening_length - start
+            # In the opening, the column of a token is `group_start` plus its position in the game.
+            after_opening = len(tokens) - start  # After the opening, it is this number plus the position.
             for position, sampled in enumerate(game.sampled):
                 if sampled:
                     before = position - 1  # This token predicts the sampled token.
-                    sources.append(_column_of(before, opening_length, group_start, own_start))
+                    shift = group_start if before < opening_length else after_opening
+                    sources.append(shift + before)
                     targets.append(game.tokens[position])
             tokens += game.tokens[start:end]
             positions += range(start, end)
@@ -110,10 +111,3 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
         sources=torch.tensor(sources, dtype=torch.int64, device=device),
         targets=torch.tensor(targets, dtype=torch.int64, device=device),
     )
-
-
-def _column_of(position: int, opening_length: int, group_start: int, own_start: int) -> int:
-    """The column of a game's token. The opening begins at `group_start`, and all after it at `own_start`."""
-    if position < opening_length:
-        return group_start + position
-    return own_start + position - opening_length
