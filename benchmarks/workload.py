@@ -6,7 +6,7 @@ A model with random weights does not end its turns sensibly, so the plan sets th
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
@@ -256,7 +256,7 @@ class CountingScheduler(Scheduler):
         self.prefilled += sum(counts.get(job, 0) for job in prefilling)
         return counts
 
-    def evict(self, sequences: list[TokenSequence]) -> None:
+    def evict(self, sequences: Collection[TokenSequence]) -> None:
         self.preempted += sum(job.sequence in sequences for job in self.running)
         super().evict(sequences)
 

@@ -50,8 +50,7 @@ def _attend(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float,
 class CompiledForward:
     """Computes the hidden states of batches as `Policy.hidden_states` does, with a compiled model.
 
-    The first batch of several tokens is compiled, and the first batch of one token. For a model of 36 layers,
-    this takes one to three minutes (calculated, not measured).
+    It compiles twice: for the first batch of several tokens, and for the first batch of one token.
     """
 
     def __init__(self, policy: Policy, *, backend: str = "inductor") -> None:

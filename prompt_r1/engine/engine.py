@@ -177,19 +177,24 @@ class Engine:
         counts = scheduler.schedule()
         if not counts:  # All jobs have been cancelled.
             return
+        drawn = None
         try:
             drawn = self._compute(counts)
         except torch.OutOfMemoryError:
             can_halve = scheduler.halve_limits()
             if not can_halve:
                 raise
-        else:
-            scheduler.commit(counts)
-            for job, (token, logprob) in drawn.items():
-                self._append(job, token, logprob)
+        if drawn is None:  # This is not in the handler: the exception keeps the tensors of the forward alive.
+            self._requeue()
             return
-        # This is not in the handler, because the exception keeps the tensors of the forward alive.
-        scheduler.drop_cache()  # All jobs wait again, and start within the new limits.
+        scheduler.commit(counts)
+        for job, (token, logprob) in drawn.items():
+            self._append(job, token, logprob)
+
+    def _requeue(self) -> None:
+        """After an out-of-memory, free the cache, and let all jobs wait again, to start within new limits."""
+        scheduler = self._scheduler
+        scheduler.drop_cache()
         torch.cuda.empty_cache()  # This has no effect on a CPU.
         warnings.warn(
             f"out of memory: until these games have ended, at most {scheduler.max_sequences} games decode at "

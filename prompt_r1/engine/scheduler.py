@@ -13,7 +13,7 @@ beside the others.
 import asyncio
 import random
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from prompt_r1.engine.kv_cache import BlockPool, TokenSequence
@@ -96,7 +96,7 @@ class Scheduler:
 
     def drop_cache(self) -> None:
         """Drop every cached sequence. Running jobs wait again."""
-        self.evict([*self._cached])
+        self.evict({*self._cached})
 
     # Admission
 
@@ -153,11 +153,16 @@ class Scheduler:
         if self.running:
             needed += int(RESERVE * self._pool.count)
         if source is job.sequence:
-            has_room = self._keep(job, shared, needed)
+            self._pool.truncate(job.sequence, shared)
+            has_room = self._make_room(needed - len(job.sequence.block_table), job)
         else:
-            has_room = self._fork(job, source, shared, needed)
-            if not has_room:  # Start from scratch. Then even `source` may be evicted.
-                has_room = self._keep(job, 0, needed)
+            self._pool.truncate(job.sequence, 0)
+            shared_blocks = shared // self._pool.block_size
+            has_room = self._make_room(needed - shared_blocks, job, keep=source)
+            if has_room:
+                self._pool.fork(source, job.sequence, shared)
+            else:  # Start from scratch. Then even `source` may be evicted.
+                has_room = self._make_room(needed, job)
         if not has_room:
             return False
         self._pool.allocate(job.sequence, len(job.tokens))
@@ -165,26 +170,6 @@ class Scheduler:
         self.waiting.remove(job)
         insort(self.running, job, key=_age)
         return True
-
-    def _keep(self, job: Job, length: int, needed: int) -> bool:
-        """Keep the first `length` cached tokens of a job, and free the blocks that its other tokens need.
-
-        `needed`: blocks of all tokens. False if too few can be freed.
-        """
-        self._pool.truncate(job.sequence, length)
-        return self._make_room(needed - len(job.sequence.block_table), job)
-
-    def _fork(self, job: Job, source: TokenSequence, shared: int, needed: int) -> bool:
-        """Begin a job's sequence with tokens of `source`, and free the blocks that its other tokens need.
-
-        False if too few can be freed beside `source`. Then the job has no cached tokens.
-        """
-        self._pool.truncate(job.sequence, 0)
-        shared_blocks = shared // self._pool.block_size
-        has_room = self._make_room(needed - shared_blocks, job, keep=source)
-        if has_room:
-            self._pool.fork(source, job.sequence, shared)
-        return has_room
 
     # One step
 
@@ -256,7 +241,7 @@ class Scheduler:
             candidates = {other for other in candidates if other.number > own}
         return sorted(candidates, key=lambda other: (other.number < own, other in running, -other.number))
 
-    def evict(self, sequences: list[TokenSequence]) -> None:
+    def evict(self, sequences: Collection[TokenSequence]) -> None:
         """Free the blocks of sequences, and let their running jobs wait again."""
         for job in [job for job in self.running if job.sequence in sequences]:
             self.running.remove(job)
