@@ -170,10 +170,8 @@ def show_results(
         encoder=encoder,
         own_metrics={name: import_metric(name) for name in evaluation.config.metric},
     )
-    trained_with = {}
-    for name, agent in evaluation.agents.items():
-        if trained_config(agent.path):
-            trained_with[name] = agent.config.env
+    agents = evaluation.agents.items()
+    trained_with = {name: agent.config.env for name, agent in agents if trained_config(agent.path)}
     print(terminal_table(results))  # Printed first, because the disk may be full.
     write_results(evaluation.folder, results, trained_with)
 

@@ -76,6 +76,11 @@ class Costs:
     data: Data  # the questions that prepare the method
     case: Case
 
+    @property
+    def message(self) -> str:
+        """The system message of the environment."""
+        return self.evaluation.environments[self.system.environment].env_system
+
     def direct(self) -> Spending:
         """The cost of a call for each answer."""
         return self._calls(self.message + request_of(self.system.environment))
@@ -112,11 +117,6 @@ class Costs:
             spent += case.direct_call(questions, request, more=texts.prompt) * (calls - of_optimizer)
             spent += price_of_optimizer.of_call(texts.request, texts.reply) * of_optimizer
         return spent
-
-    @property
-    def message(self) -> str:
-        """The system message of the environment."""
-        return self.evaluation.environments[self.system.environment].env_system
 
     def _calls(self, text: str, *, more: int = 0) -> Spending:
         """The cost of a call for each answer, with the question, `text`, and `more` tokens."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
-from prompt_r1.evaluation.methods import METHODS
+from prompt_r1.evaluation.methods import DEFAULT_METHODS, METHODS
 from prompt_r1.pair.settings import PlayConfig
 from prompt_r1.settings.fields import POSITIVE, Range, everyday_setting, setting
 
@@ -18,7 +18,7 @@ class EvaluateConfig(PlayConfig):
         ("mini",), "mini, mini:validation, mini:ood, files, hf:ORG/NAME:SPLIT"
     )
     method: tuple[str, ...] = everyday_setting(
-        (), f"{', '.join(METHODS)} (direct untrained prompt-r1; with --tables the paper's)", tuple(METHODS)
+        (), f"{', '.join(METHODS)} ({' '.join(DEFAULT_METHODS)}; with --tables the paper's)", tuple(METHODS)
     )
     agent: tuple[str, ...] = everyday_setting(
         (), "run or model folders, hub ids, or mini", default_text="newest mini run"
