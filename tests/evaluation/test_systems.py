@@ -113,6 +113,12 @@ def test_each_method_is_answered_by_its_own_agent(agents, tmp_path):
     assert answering == {name: own.get(name, "") for name in METHODS}
 
 
+def test_answers_of_the_environment_alone_depend_on_no_agent(agents):
+    """A folder with answers of `direct` was refused when an agent had changed that had answered nothing."""
+    config = EvaluateConfig(method=("direct",))
+    assert digests_of_systems(config, systems_of(config, agents)) == {}
+
+
 def evaluation_of(
     system: System,
     agent: NamedAgent,
