@@ -15,10 +15,11 @@ import itertools
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 from prompt_r1.evaluation.ask_once import task_score
 from prompt_r1.evaluation.predictions import Prediction
-from prompt_r1.evaluation.searches import VALIDATED_ON, Algorithm, Data, PromptSearch, mean_score
+from prompt_r1.evaluation.searches import VALIDATED_ON, Algorithm, Data, PromptSearch
 from prompt_r1.types import Question
 
 BATCH = 3  # the number of training questions in an iteration
@@ -74,6 +75,11 @@ GEPA = Algorithm(
     fields={},
     optimizer_fields={},
 )
+
+
+def mean_score(predictions: Sequence[Prediction]) -> float:
+    """The mean score of at least one prediction."""
+    return fmean(task_score(prediction) for prediction in predictions)
 
 
 def draw_parent(pool: Mapping[str, Sequence[float]], rng: random.Random) -> str:

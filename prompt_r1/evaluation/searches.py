@@ -247,11 +247,6 @@ def file_name(text: str) -> str:
     return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
-def mean_score(predictions: Sequence[Prediction]) -> float:
-    """The mean score of at least one prediction."""
-    return fmean(task_score(prediction) for prediction in predictions)
-
-
 def text_between(text: str, opening: str, closing: str) -> str:
     """The text in the last pair of `opening` and `closing`; "" if there is none, or an unpaired opening.
 

@@ -19,7 +19,7 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.evaluation import making
-from prompt_r1.evaluation.gepa import GEPA, draw_parent, filled_batches, read_fenced_prompt
+from prompt_r1.evaluation.gepa import GEPA, draw_parent, filled_batches, mean_score, read_fenced_prompt
 from prompt_r1.evaluation.opro import OPRO, is_usable, meta_prompt, read_instruction
 from prompt_r1.evaluation.searches import (
     SEED_PROMPT,
@@ -28,7 +28,6 @@ from prompt_r1.evaluation.searches import (
     PromptSearch,
     answer_under,
     find_prompts,
-    mean_score,
     text_between,
 )
 from prompt_r1.evaluation.textgrad import TEXTGRAD, first_batches, rewrite
