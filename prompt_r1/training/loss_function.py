@@ -5,6 +5,7 @@ The user's loss is tried before the first game, and each of its results is check
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -122,12 +123,7 @@ def made_up_games(*, with_reference: bool) -> tuple[Tensor, LossColumns]:
 
 def columns_of_game(columns: LossColumns, number: int) -> LossColumns:
     """The columns of one game, as a micro-batch of its own."""
-    own = columns.game == number
-    return LossColumns(
-        old=columns.old[own],
-        reference=None if columns.reference is None else columns.reference[own],
-        sampled=columns.sampled[own],
-        advantages=columns.advantages[own],
-        weights=columns.weights[own],
-        game=torch.zeros_like(columns.game[own]),
-    )
+    is_own = columns.game == number
+    own = {name: column[is_own] for name, column in vars(columns).items() if column is not None}
+    own["game"] = torch.zeros_like(own["game"])  # the number of the only game
+    return replace(columns, **own)
