@@ -25,5 +25,8 @@ In reading order:
     supervised     fine-tune an agent on games
     warm_start     teach the format by recorded games, a program of its own
 
+Every rank runs this code. A function that takes `Ranks` or a `Run` may exchange data with the other ranks, so
+it is called by every rank or by none.
+
 It may import every room but evaluation.
 """

@@ -33,7 +33,7 @@ class Batch:
 def learned_from(
     games_PG: Sequence[Sequence[ScoredGame]], ranks: Ranks, *, mask_truncated: bool, skip_no_spread: bool
 ) -> list[list[ScoredGame]]:
-    """The games of each group of this rank that enter the loss. Called by every rank.
+    """The games of each group of this rank that enter the loss.
 
     These games are left out:
 
@@ -64,8 +64,8 @@ def mini_batches_of(
     """Divide the games of all ranks that enter the loss into optimiser steps.
 
     Each step covers `mini_batch` played games. Some of them may not enter the loss, so a step may have fewer.
-    Called by every rank with its games. The optimiser step of a game follows from its index, so it does not
-    depend on the number of ranks. Groups stay whole if `mini_batch` is a multiple of their size.
+    Each rank gives its own games. The optimiser step of a game follows from its index, so it does not depend
+    on the number of ranks. Groups stay whole if `mini_batch` is a multiple of their size.
     """
     sent = []
     for group in games_PG:

@@ -75,7 +75,7 @@ def save_checkpoint(
 ) -> None:
     """Write the checkpoint of `state.trained_step`, and remove old ones.
 
-    Called by every rank, which writes its share. If one rank fails, every rank raises Resumable.
+    Each rank writes its share. If one rank fails, every rank raises Resumable.
     """
     folder = run / "checkpoints" / f"step-{state.trained_step:06d}"
     tensors = tensors_of(policy, optimizer)
@@ -144,7 +144,7 @@ def newest_checkpoint(run: Path, *, say: Callable[[str], None]) -> Path | None:
 def load_checkpoint(
     folder: Path, policy: Policy, optimizer: Optimizer, config: AgentConfig, ranks: Ranks
 ) -> State:
-    """Load a checkpoint into policy and optimizer, in place. Called by every rank.
+    """Load a checkpoint into policy and optimizer, in place.
 
     Raises UsageError if another version, a run with other settings or an agent with other tensors wrote the
     checkpoint, and if its state has other fields than a run writes.
@@ -251,7 +251,10 @@ def digest_of_start(start: Path | str) -> str:
 
 @contextmanager
 def resumable_writes(folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Raise Resumable if a folder cannot be written, and remove the part that was written."""
+    """Raise Resumable if a folder cannot be written, and remove the part that was written.
+
+    It exchanges no data, so a single rank may enter it.
+    """
     try:
         yield
     except (OSError, SafetensorError, dcp.CheckpointException) as error:

@@ -53,8 +53,8 @@ def export_agent(
     else in float32. These are the weights with which validation played. Adapters are merged into the weights,
     which rounds once more; the folder `adapter` has them in float32 for peft.
 
-    `base` is the folder or hub id of the base model. `metrics` is the metric line of the agent's step. Called
-    by every rank. Raises Resumable if a file cannot be written.
+    `base` is the folder or hub id of the base model. `metrics` is the metric line of the agent's step.
+    Raises Resumable if a file cannot be written.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     with adapters_removed(policy.model) as adapted:

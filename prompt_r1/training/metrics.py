@@ -266,7 +266,7 @@ class StepStats:
         self.pending = []
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
-        """Means over the optimiser steps that were taken and over all ranks. Called by every rank."""
+        """Means over the optimiser steps that were taken and over all ranks."""
         used = ranks.gather_lists(self.used)
         steps = max(1, self.taken)
         # Before the first optimiser step, the difference is only rounding.
@@ -316,7 +316,7 @@ def gap_metrics(differences: Sequence[Tensor], *, cap: float) -> dict[str, float
 def add_spending(metrics: dict[str, float], environment: Environment, ranks: Ranks) -> None:
     """Add the calls and tokens since they were last added, over all ranks, and the dollars of the whole run.
 
-    env/lost_usd is the part of env/usd that is charged for attempts without a reply. Called by every rank.
+    env/lost_usd is the part of env/usd that is charged for attempts without a reply.
     """
     for share in ranks.gather(environment.take_metrics()):
         for name, count in share.items():
@@ -327,7 +327,7 @@ def add_spending(metrics: dict[str, float], environment: Environment, ranks: Ran
 
 
 def total_spent(environment: Environment, ranks: Ranks) -> Spending:
-    """What the whole run has spent so far, over all ranks. Called by every rank."""
+    """What the whole run has spent so far, over all ranks."""
     budget = environment.budget
     # Every rank knows what the run had spent before it was resumed, so this is added only once.
     spent_since = ranks.gather(budget.spent - budget.before)

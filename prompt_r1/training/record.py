@@ -245,7 +245,7 @@ class Record:
         run.log.progress.close()  # The test has a bar of its own.
 
     def finish(self) -> None:
-        """Print where all results are, and what the run cost. Called by every rank."""
+        """Print where all results are, and what the run cost."""
         run = self.run
         self.update_report()  # It shows the table of the test.
         spent = total_spent(run.environment, run.ranks)

@@ -73,7 +73,7 @@ def layout_of(config: TrainConfig, *, world_size: int) -> str:
 def open_parts(
     config: TrainConfig, folder: Path, ranks: Ranks, runner: asyncio.Runner, interrupt: Interrupt
 ) -> Run:
-    """Open the environment, and load the models and questions. Called by every rank.
+    """Open the environment, and load the models and questions.
 
     Raises UsageError, FatalEnvError or Resumable.
     """
@@ -139,7 +139,7 @@ def open_parts(
 
 
 def open_log(config: TrainConfig, folder: Path, ranks: Ranks, *, games: int) -> Log:
-    """Open the log of a run with this many games on this rank. Called by every rank.
+    """Open the log of a run with this many games on this rank.
 
     Every rank raises UsageError if the first rank has no account for --wandb.
     """

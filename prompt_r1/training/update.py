@@ -63,7 +63,7 @@ def optimizer_step(
 
     If loss or gradient is not finite on any rank, no rank takes the step. Before the first step, every rank
     raises UsageError if another model than the policy generated the games. After a step, every rank raises it
-    if the weights are not finite. Then they are not saved. Called by every rank.
+    if the weights are not finite. Then they are not saved.
     """
     if stats.is_first:
         differences = ranks.gather_lists([batch.difference for batch in stats.pending])

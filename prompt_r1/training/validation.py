@@ -12,7 +12,7 @@ from prompt_r1.types import Question, ScoredGame, Trajectory
 
 
 def validation_metrics(run: Run, *, name: str) -> dict[str, float]:
-    """Play a greedy game of each validation question, and return the metrics val/*. Called by every rank.
+    """Play a greedy game of each validation question, and return the metrics val/*.
 
     Each rank plays its share of the games, and writes them to trajectories/NAME-rankN.jsonl.
     """
@@ -32,7 +32,7 @@ def play_share(
     name: str,
     after_each: Callable[[], object] = lambda: None,
 ) -> list[ScoredGame]:
-    """Play a greedy game of each question of this rank's share. Called by every rank.
+    """Play a greedy game of each question of this rank's share.
 
     Returns the games of this rank, which it also writes to trajectories/NAME-rankN.jsonl. `after_each` is
     called when a game has ended, so that a progress bar can count the games.
