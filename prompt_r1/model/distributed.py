@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError, first_line, is_out_of_memory
 from prompt_r1.model.sharding import full_tensor
-from prompt_r1.programs.launcher import check_device, launcher_number
+from prompt_r1.programs.launcher import check_device, has_other_ranks, launcher_number
 
 T = TypeVar("T")
 
@@ -167,10 +167,15 @@ def pick_device(name: str) -> torch.device:
         return torch.device(name)
     # Batches vary in size: expandable segments fragment less of the allocator's memory.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    local_rank = launcher_number("LOCAL_RANK", default=0)
     visible = torch.cuda.device_count()
     if visible == 1:
         return torch.device("cuda", 0)
+    if has_other_ranks() and not os.environ.get("LOCAL_RANK"):
+        raise UsageError(
+            f"LOCAL_RANK does not say which of {visible} GPUs this process takes: start with torchrun, or "
+            "set it (in a task of Slurm: LOCAL_RANK=$SLURM_LOCALID)"
+        )
+    local_rank = launcher_number("LOCAL_RANK", default=0)
     if local_rank >= visible:
         raise UsageError(
             f"process {local_rank} of this machine sees {visible} GPUs: start as many processes as there are "

@@ -410,6 +410,24 @@ def test_a_process_takes_the_gpu_of_its_local_rank_or_the_only_one_that_it_sees(
     assert pick_device("cuda:1") == torch.device("cuda:1")
 
 
+def test_a_rank_that_does_not_know_its_gpu_is_refused(monkeypatch):
+    """A bug: without LOCAL_RANK, every process that srun had started on a node took its first GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert pick_device("auto") == torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    for name in ("auto", "cuda"):
+        with pytest.raises(UsageError, match=r"LOCAL_RANK .* 4 GPUs"):
+            pick_device(name)
+    assert pick_device("cuda:2") == torch.device("cuda", 2)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert pick_device("auto") == torch.device("cuda", 0)
+
+
 def test_a_missing_gpu_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match=r"--device cuda: .*no usable GPU.*cpu"):
