@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from prompt_r1.errors import UsageError, first_line, is_out_of_memory
@@ -30,6 +31,7 @@ from prompt_r1.programs.launcher import launcher_number
 # The kinds of RoPE whose frequencies depend on the length of the row.
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
 LAYER_TYPES = {"full_attention", "sliding_attention"}  # the kinds of layers that we support
+CONTAINER = Path("/sys/fs/cgroup")  # the limits of a container and its usage (cgroup v2)
 
 
 def load_policy(
@@ -59,7 +61,8 @@ def load_policy(
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
     _check_config(path, config)
     _check_length(path, config, max_tokens)
-    stored = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))  # 0 for a model on the Hub
+    # A hub id whose weights are not downloaded yet has no files.
+    stored = sum(file.stat().st_size for file in model_folder(path).glob("*.safetensors"))
     # A config may name no dtype. Then its weights are taken for float32.
     stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     gc.collect()  # Earlier engines and models are in reference cycles, so only the collector frees them.
@@ -121,6 +124,11 @@ def _check_length(path: str | Path, config: PretrainedConfig, max_tokens: int) -
             f"what it writes after that may make no sense (--max-tokens {trained} ends games there)",
             stacklevel=3,
         )
+
+
+def model_folder(path: str | Path) -> Path:
+    """The folder of a model's files: its own folder or, for a hub id, the folder in the cache of the Hub."""
+    return Path(str(cached_file(path, "config.json"))).parent
 
 
 def check_memory(path: str | Path, *, needed: int, free: int) -> None:
@@ -238,7 +246,8 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> int:
 def free_memory(device: torch.device) -> int:
     """The bytes that this process can still allocate on a device.
 
-    The ranks of one machine load their models at the same time, so each has its share of the host's memory.
+    The ranks of one machine load their models at the same time, so each has its share of the memory that the
+    host and the limit of a container leave.
     """
     if device.type == "cuda":
         # Memory that torch keeps for itself (`reserved`) is free for this process. But the most that it has
@@ -252,7 +261,23 @@ def free_memory(device: torch.device) -> int:
         available = 1024 * int(meminfo.split("MemAvailable:")[1].split()[0])
     except (OSError, IndexError):
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = min(available, left_in_container())
     return available // launcher_number("LOCAL_WORLD_SIZE", default=1)
+
+
+def left_in_container() -> int:
+    """The bytes that this process's container can still allocate; without a limit, a number above all others.
+
+    The kernel gives the page cache of a container back before the container exceeds its limit.
+    """
+    limit = CONTAINER / "memory.max"
+    if not limit.exists() or limit.read_text() == "max\n":
+        return sys.maxsize
+    used = int((CONTAINER / "memory.current").read_text())
+    lines = (CONTAINER / "memory.stat").read_text().splitlines()
+    parts = dict(line.split() for line in lines)
+    page_cache = int(parts["active_file"]) + int(parts["inactive_file"])
+    return int(limit.read_text()) - used + page_cache
 
 
 def unsupported(config: PretrainedConfig, cause: str) -> UsageError:

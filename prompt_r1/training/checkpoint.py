@@ -25,10 +25,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.optim import Optimizer
-from transformers.utils import cached_file
 
 from prompt_r1.errors import Resumable, UsageError, first_line
 from prompt_r1.model.distributed import Ranks
+from prompt_r1.model.loading import model_folder
 from prompt_r1.model.policy import Policy
 from prompt_r1.programs.reading import check_values, json_object
 from prompt_r1.programs.sealed_folders import find_damage, new_temporary, remove_leftovers, seal
@@ -221,11 +221,6 @@ def begin_states(optimizer: Optimizer) -> None:
                 "exp_avg": torch.zeros_like(weight.detach()),
                 "exp_avg_sq": torch.zeros_like(weight.detach()),
             }
-
-
-def model_folder(start: Path | str) -> Path:
-    """The folder of a model's files: its own folder or, for a hub id, the folder in the cache of the Hub."""
-    return Path(str(cached_file(start, "config.json"))).parent
 
 
 def digest_of_start(start: Path | str) -> str:

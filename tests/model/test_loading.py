@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from prompt_r1.errors import UsageError, is_out_of_memory
 from prompt_r1.model import loading
@@ -257,8 +257,35 @@ def test_a_tokenizer_whose_longest_text_is_no_number_encodes(tmp_path):
 def test_the_ranks_of_a_machine_share_its_memory(monkeypatch):
     """Eight ranks compared their models with all of the memory at the same moment, and could exhaust it."""
     monkeypatch.setattr("pathlib.Path.read_text", lambda path: "MemTotal: 9\nMemAvailable:   8000 kB\n")
+    monkeypatch.setattr(loading, "CONTAINER", Path("no container"))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert free_memory(CPU) == 1000 * 1024
+
+
+def test_the_memory_of_a_container_ends_at_its_limit(tmp_path, monkeypatch):
+    """A bug: the free memory of the host counted, so a model was loaded until the kernel killed the run."""
+    monkeypatch.setattr(loading, "CONTAINER", tmp_path)
+    (tmp_path / "memory.current").write_text("6000000\n")
+    (tmp_path / "memory.stat").write_text(
+        "anon 4000000\nfile 2500000\ninactive_file 700000\nactive_file 300000\n"
+    )
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory(CPU) > 8_000_000
+    (tmp_path / "memory.max").write_text("8000000\n")
+    assert free_memory(CPU) == 3_000_000
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert free_memory(CPU) == 1_500_000
+
+
+def test_the_memory_that_a_model_of_the_hub_needs_is_known_from_its_cached_files(tmp_path, monkeypatch):
+    """A bug: a hub id is no folder, so its model seemed to need nothing."""
+    folder = tiny.save_agent(tmp_path / "snapshot")
+    monkeypatch.setattr(loading, "cached_file", lambda name, file: str(folder / file))
+    config = AutoConfig.from_pretrained(folder)
+    monkeypatch.setattr(loading.AutoConfig, "from_pretrained", lambda *_, **__: config)
+    monkeypatch.setattr(loading, "free_memory", lambda device: (folder / WEIGHTS).stat().st_size - 1)
+    with pytest.raises(UsageError, match=r"'organisation/model' needs .* GB of memory"):
+        load_policy("organisation/model", device=CPU)
 
 
 def test_a_model_in_the_cache_of_the_hub_is_loaded_without_asking_the_hub(monkeypatch):
