@@ -14,8 +14,8 @@ T = TypeVar("T")
 # Slurm announces a time limit by SIGTERM or SIGUSR1, submitit by SIGUSR2. A terminal that closes sends
 # SIGHUP.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
-# A terminal sends Ctrl-C to torchrun and to its ranks, and torchrun sends it to the ranks again. Within this
-# many seconds both count as one.
+# A terminal sends Ctrl-C to all processes of a run. Torchrun, or the rank that has forked the others, sends
+# it to the ranks again. Within this many seconds both count as one.
 SAME_CTRL_C = 1.0
 
 

@@ -52,8 +52,9 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
                         yield run
                 finally:
                     runner.run(run.environment.close())
-        # A rank that raised an error does not come here. It must not wait for the others: torchrun ends them.
-        stop_ranks(ranks)
+            # A rank that raised an error does not come here. It must not wait for the others: torchrun ends
+            # them.
+            stop_ranks(ranks)
 
 
 def layout_of(config: TrainConfig, *, world_size: int) -> str:

@@ -98,6 +98,37 @@ def test_a_killed_rank_0_ends_the_others_while_they_wait_for_replies(
     wait_until_ended(rank_1, seconds=10.0)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("asking", ["01", "1"], ids=["both ranks play", "rank 0 waits for rank 1"])
+def test_a_signal_to_rank_0_alone_cancels_the_games_of_all_ranks(asking, number, arguments, tmp_path):
+    """A bug: `docker stop` signals one process. Rank 0 waited until rank 1 had played, and was killed."""
+    (tmp_path / "slow.py").write_text(
+        "import asyncio, os, pathlib\n\n\n"
+        "class Slow:\n"
+        "    async def ask(self, messages):\n"
+        "        rank = os.environ['RANK']\n"
+        f"        if rank in {asking!r}:\n"
+        "            pathlib.Path('asked-' + rank).touch()\n"
+        "            await asyncio.sleep(600)\n"
+        "        return 'Anna'\n"
+    )
+    # In a larger group, some game of each rank asks.
+    settings = ["--ranks", "2", "--group-size", "8", "--env", "py:slow:Slow"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    line = command("train.py", *arguments, *settings)
+    with subprocess.Popen(line, cwd=tmp_path, preexec_fn=hear_ctrl_c, **pipes) as process:
+        try:
+            wait_for(lambda: all((tmp_path / f"asked-{rank}").exists() for rank in asking), process)
+            time.sleep(1.0)  # Meanwhile rank 0 may end its games, and wait in a collective.
+            process.send_signal(number)
+            output, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == (130 if number == signal.SIGINT else 75), output
+    assert f"{number.name} was received" in output and "Traceback" not in output
+    assert output.count("same command resumes the run") == 1, output
+
+
 def test_an_error_that_only_rank_1_meets_is_shown(arguments, tmp_path):
     """Rank 1 has no terminal: without its stderr, a user would only read that another rank has died."""
     (tmp_path / "own_loss.py").write_text(

@@ -4,7 +4,10 @@ import asyncio
 import io
 import os
 import shutil
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ import pytest
 from prompt_r1.errors import UsageError
 from prompt_r1.model import forked_ranks
 from prompt_r1.model.distributed import RankLost
-from prompt_r1.model.forked_ranks import limit_threads, rank_count, usable_cores
+from prompt_r1.model.forked_ranks import limit_threads, rank_count, signals_forwarded, usable_cores
 from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.pair.playing import open_pair
 from prompt_r1.pair.settings import PairConfig
@@ -217,7 +220,12 @@ def two_forks(four_cores, monkeypatch):
         errors.write(f"process {process} failed\n")
     awaited: list[int] = []
     monkeypatch.setattr(forked_ranks, "fork", lambda count: forks)
-    monkeypatch.setattr(os, "waitpid", lambda process, options: awaited.append(process))
+
+    def wait(process: int, options: int) -> tuple[int, int]:
+        awaited.append(process)
+        return process, 0
+
+    monkeypatch.setattr(os, "waitpid", wait)
     monkeypatch.setattr("torch.get_num_threads", lambda: 4)
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)
     return awaited
@@ -236,3 +244,47 @@ def test_if_a_rank_is_lost_rank_0_prints_what_every_fork_wrote_and_waits_for_non
         raise RankLost("rank 1 does not answer")
     assert capsys.readouterr().err == "process 101 failed\nprocess 102 failed\n"
     assert not two_forks
+
+
+@pytest.mark.parametrize(("status", "code"), [(3 << 8, "3"), (signal.SIGKILL, "-9")])
+def test_a_fork_that_fails_after_its_work_is_reported_with_what_it_wrote(
+    status, code, two_forks, monkeypatch, capsys
+):
+    """A bug: nobody looked at the exit code, and rank 0 ended with 0."""
+    monkeypatch.setattr(os, "waitpid", lambda process, options: (process, status if process == 102 else 0))
+    with (
+        pytest.raises(RankLost, match=rf"rank 2 .*exit code {code}\)"),
+        forked_ranks.forked_ranks(3, device="cpu", questions=12),
+    ):
+        pass
+    assert capsys.readouterr().err == "process 101 failed\nprocess 102 failed\n"
+
+
+@pytest.fixture
+def handled() -> Iterator[list[int]]:
+    """The signals SIGUSR1 that this process has handled."""
+    numbers: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: numbers.append(number))
+    yield numbers
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_reaches_other_processes_also(handled):
+    with subprocess.Popen(["sleep", "60"]) as other:
+        with signals_forwarded([other.pid]):
+            os.kill(os.getpid(), signal.SIGUSR1)
+        assert other.wait(timeout=10) == -signal.SIGUSR1 and handled == [signal.SIGUSR1]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # from Python 3.12 on
+def test_a_signal_to_a_process_that_a_users_function_has_forked_reaches_no_rank(handled):
+    """A reward may stop its own workers by signals. Through the inherited pipe they would stop the run."""
+    with subprocess.Popen(["sleep", "60"]) as other:
+        with signals_forwarded([other.pid]):
+            worker = os.fork()
+            if worker == 0:
+                os.kill(os.getpid(), signal.SIGUSR1)
+                os._exit(0)
+            os.waitpid(worker, 0)
+        assert other.poll() is None
+        other.kill()
