@@ -159,7 +159,7 @@ class Environment:
             # If games make the same call at once, the first one pays, and the others find its reply in the
             # journal.
             async with self._lock_of(call.key):
-                reply = self.journal.replies.get(call.key)
+                reply = self.journal.reply(call.key)
                 if reply is None:
                     member.counts["paid"] += 1
                     reply = await self._send(call)

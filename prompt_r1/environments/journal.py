@@ -56,7 +56,9 @@ class Journal:
     def __init__(self, folder: Path | None, *, rank: int = 0) -> None:
         self.spent = Spending()
         self.records = folder is not None  # whether calls are written to a file
-        self.replies: dict[str, Reply] = {}  # call key → its recorded reply
+        # Call key → the file with its reply, and where the line begins. The replies themselves stay on the
+        # disk: those of a long run would take more than a gigabyte of memory on each rank.
+        self.places: dict[str, tuple[Path, int]] = {}
         self.numbers = count(1)  # the numbers of new requests in this rank's file
         if folder is None:
             return
@@ -87,16 +89,28 @@ class Journal:
         # "call" has the number of the request. A repeated request of the same call has another number.
         line: dict[str, object] = {"key": key, "call": number, "charged": charged.amounts}
         if reply is not None:
-            self.replies[key] = reply
             line |= {"reply": asdict(reply), "time": round(time.time(), 3), "usd": charged.usd, **shown}
         text = json.dumps(line)
         try:
-            append_line(self._file, text)
+            offset = append_line(self._file, text)
         except OSError as error:
             if error.errno not in DISK_IS_FULL or not self._reserve.exists():
                 raise
             self._reserve.unlink()
-            append_line(self._file, text)
+            offset = append_line(self._file, text)
+        if reply is not None:
+            self.places[key] = (self._own, offset)
+
+    def reply(self, key: str) -> Reply | None:
+        """Read the recorded reply of a call; None if there is none."""
+        if key not in self.places:
+            return None
+        path, offset = self.places[key]
+        with path.open("rb") as file:
+            file.seek(offset)
+            line = json.loads(file.readline())
+        assert line["key"] == key, f"{path} has changed at byte {offset} since it was read"
+        return Reply(**line["reply"])
 
     def check_room(self) -> None:
         """Raise OSError if the disk has become full, so that no more requests are sent."""
@@ -104,13 +118,16 @@ class Journal:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._own))
 
     def _read(self, path: Path) -> dict[int, Spending]:
-        """Remember the replies in a file, and add up its charges. Returns the charges by request number.
+        """Note where a file has its replies, and add up its charges. Returns the charges by request number.
 
         Lines that are no JSON are skipped, because a kill may leave an incomplete line.
         """
         charges = {}
+        offset = 0
         with path.open("rb") as file:
             for line_number, text in enumerate(file, start=1):
+                begin = offset
+                offset += len(text)
                 line = json_object(text)
                 if not line:
                     continue
@@ -124,9 +141,8 @@ class Journal:
                         raise ValueError(f"call is {number!r:.50}")
                     charges[number] = charged
                     if "reply" in line:
-                        reply = Reply(**line["reply"])
-                        check_values(reply)
-                        self.replies[line["key"]] = reply
+                        check_values(Reply(**line["reply"]))
+                        self.places[line["key"]] = (path, begin)
                 except (KeyError, TypeError, ValueError) as error:
                     raise UsageError(
                         f"{path}, line {line_number}: no call of this version ({error}); give another --out"

@@ -28,8 +28,8 @@ def replace_file(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
-def append_line(file: int, line: str) -> None:
-    """Append a line to a file descriptor that was opened with O_RDWR | O_APPEND.
+def append_line(file: int, line: str) -> int:
+    """Append a line to a file descriptor that was opened with O_RDWR | O_APPEND. Returns where it begins.
 
     A disk that is full for a moment writes a part of a line and raises nothing; the rest is then written by
     another call. If that raises, or the process is killed, the file ends within a line. The next line then
@@ -37,12 +37,15 @@ def append_line(file: int, line: str) -> None:
     """
     size = os.fstat(file).st_size
     ends_within_line = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+    begin = size
     rest = line.encode() + b"\n"
     if ends_within_line:
+        begin += 1
         rest = b"\n" + rest
     while rest:
         written = os.write(file, rest)
         rest = rest[written:]
+    return begin
 
 
 def make_folder(folder: Path, is_ours: Callable[[Path], bool], what: str) -> None:

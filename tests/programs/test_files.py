@@ -227,8 +227,8 @@ def test_a_line_that_is_written_in_parts_is_completed(file, monkeypatch):
     """A disk that was full for a moment wrote half a line without an error; the next one was glued to it."""
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, content: write(file, content[:3]))
-    append_line(file, "first line")
-    append_line(file, "second")
+    assert append_line(file, "first line") == 0
+    assert append_line(file, "second") == len("first line\n")
     assert content_of(file) == b"first line\nsecond\n"
 
 
@@ -244,5 +244,5 @@ def test_a_line_after_an_incomplete_one_begins_on_a_line_of_its_own(file, monkey
         full.setattr(os, "write", fill_disk)
         with pytest.raises(OSError, match="No space left"):
             append_line(file, "0123456789")
-    append_line(file, "next")
+    assert append_line(file, "next") == len("0123\n")
     assert content_of(file) == b"0123\nnext\n"
