@@ -251,7 +251,7 @@ class Dataset:
     name: str  # in the paper
     published_as: str  # its name in the published files
     kind: Kind
-    convert: Callable[[Fields], Draft]
+    convert: Callable[[Fields], Draft]  # reads a row
     is_trained: bool = True  # False: the paper only tests on it.
 
 

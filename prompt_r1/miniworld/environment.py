@@ -8,8 +8,8 @@ reply.
 
 `understand` parses the prompt into a request. Letter case, blanks and a "Question:" in front do not matter. A
 question may stand on a line of its own among other lines, such as instructions, but not within a line.
-`interpret` reads casual words, often wrongly. The answer is `truth_of` the request with a probability that
-`chance_of` tells, or else a `wrong_answer`. WORDINGS has the sentences of the reply.
+`interpret` reads casual words, often wrongly. The answer is the truth with the probability `chance_of`, and
+a `wrong_answer` otherwise. WORDINGS has the sentences of the reply.
 """
 
 import random
