@@ -65,7 +65,7 @@ def main(settings: tuple[InferConfig, NamedAgent]) -> None:
 
 
 def given_questions(question: str) -> list[str]:
-    """The question, or the lines of standard input; [] if a user will type questions. Raises UsageError."""
+    """The question, or the lines of standard input; [] if a user will type questions."""
     if question.strip():
         return [question.strip()]
     if sys.stdin.isatty():

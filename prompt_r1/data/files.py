@@ -51,7 +51,7 @@ def as_questions(source: str | Path, rows: Iterable[tuple[int, object]], *, data
 
     A row has `question` and `answers` (or `golden_answers`, or `answer`), and may have `id`, `dataset` (or
     `data_source`) and `kind`; other fields are `extra`. Or it has the columns of the published files. If rows
-    without ids repeat a question, the number of the row is appended to its id. Raises UsageError.
+    without ids repeat a question, the number of the row is appended to its id.
     """
     questions: dict[str, Question] = {}
     for number, row in rows:
@@ -191,7 +191,7 @@ def check_ids(questions: Sequence[Question]) -> None:
 
 
 def write_questions(path: Path, questions: Sequence[Question]) -> None:
-    """Write a .jsonl file that appears under its name only when it is complete. Raises UsageError."""
+    """Write a .jsonl file that appears under its name only when it is complete."""
     if path.suffix != ".jsonl":
         raise UsageError(f"{path}: only .jsonl files can be written")
     if not questions:

@@ -31,7 +31,7 @@ FREE = Price()
 
 
 def parse_price(text: str) -> Price:
-    """Parse "IN,OUT", in dollars per million tokens; "" is free. Raises UsageError."""
+    """Parse "IN,OUT", in dollars per million tokens; "" is free."""
     if not text:
         return FREE
     try:

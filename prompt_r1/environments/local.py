@@ -164,7 +164,7 @@ def load_local(
 ) -> LocalEnvironment:
     """Load the model of hf:DIR, hf:FILE.gguf or smollm2.
 
-    `fields` are the fields of --env-args; only max_tokens and temperature are allowed. Raises UsageError.
+    `fields` are the fields of --env-args; only max_tokens and temperature are allowed.
     """
     max_tokens, temperature = _generation_fields(name, fields)
     given = name.removeprefix("hf:")
@@ -193,7 +193,7 @@ def load_local(
 
 
 def _generation_fields(name: str, fields: Mapping[str, object]) -> tuple[int, float]:
-    """max_tokens and temperature of --env-args, or their defaults. Raises UsageError."""
+    """max_tokens and temperature of --env-args, or their defaults."""
     wrong = UsageError(
         f"--env-args for {name} takes max_tokens (at least 1) and temperature (at least 0), not "
         f"{dict(fields)}"

@@ -221,7 +221,7 @@ def _opener(
 def _object_of(name: str, *, is_typed: bool) -> Any:
     """The object with `ask`, or its class, that a built-in name or py:MODULE:NAME stands for.
 
-    Raises UsageError. Importing a py: name runs the user's code.
+    Importing a py: name runs the user's code.
     """
     if name.startswith(OBJECT_PREFIX):
         if not is_typed:
@@ -251,7 +251,7 @@ def _names_with_key(specs: Collection[str], typed: Collection[str]) -> set[str]:
 
 
 def parse_fields(text: str) -> dict[str, object]:
-    """Parse --env-args, the JSON object of extra fields of each request. Raises UsageError."""
+    """Parse --env-args, the JSON object of extra fields of each request."""
     try:
         fields = json.loads(text or "{}")
     except ValueError as error:

@@ -47,7 +47,7 @@ HIGHEST_SHARE = 0.5
 
 
 def estimate(evaluation: Evaluation) -> str:
-    """The text of --dry-run. Reads the questions, and no model. Raises UsageError."""
+    """The text of --dry-run. Reads the questions, and no model."""
     data = evaluation.data_for(evaluation.systems)
     names = short_names(evaluation.systems)
     parts: dict[str, Estimate] = {}

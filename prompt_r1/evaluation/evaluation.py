@@ -153,6 +153,6 @@ def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
 
 
 def prices_of(config: EvaluateConfig, environments: Iterable[str]) -> dict[str, Price]:
-    """The price of each environment by its name, and last of --optimizer-env. Raises UsageError."""
+    """The price of each environment by its name, and last of --optimizer-env."""
     specs = [*environments, config.optimizer_env] if config.optimizer_env else environments
     return parse_prices(config.env_price, [name for spec in specs for name in spec.split(",")])

@@ -22,7 +22,7 @@ class SentenceEncoder:
     """Embeds texts as unit vectors."""
 
     def __init__(self, source: Path | str, *, device: torch.device | str = "cpu") -> None:
-        """Load a folder, or REPOSITORY from the hub's cache. Raises UsageError. The hub is not contacted."""
+        """Load a folder, or REPOSITORY from the hub's cache. The hub is not contacted."""
         local = {"local_files_only": True, "trust_remote_code": False}
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(source, **local)

@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Bind a socket. Raises UsageError."""
+    """Bind a socket."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)

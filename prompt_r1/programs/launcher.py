@@ -7,7 +7,7 @@ from prompt_r1.errors import UsageError
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the first rank, or the only process. Raises UsageError."""
+    """Whether this process is the first rank, or the only process."""
     return launcher_number("RANK", default=0) == 0
 
 
@@ -17,7 +17,7 @@ def has_other_ranks() -> bool:
 
 
 def launcher_number(name: str, *, default: int) -> int:
-    """A number that the launcher tells this process in an environment variable. Raises UsageError."""
+    """A number that the launcher tells this process in an environment variable."""
     text = os.environ.get(name) or str(default)
     if not text.isdecimal():
         raise UsageError(f"the environment variable {name} is {text!r}, not a number: unset it")

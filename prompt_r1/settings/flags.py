@@ -23,7 +23,7 @@ def parse_arguments(kind: type[Config], arguments: list[str]) -> Config:
 def given_values(kind: type[Any], arguments: list[str], *, presets: Presets) -> dict[str, Any]:
     """The checked values of the flags that are given; with `presets` also the value of --config.
 
-    Raises UsageError. If a flag does not exist, the error names the flag that is most like it.
+    If a flag does not exist, the error names the flag that is most like it.
     """
     parser = _parser(kind, presets, show_all="--help-all" in arguments)
     values, unknown = parser.parse_known_args(arguments)

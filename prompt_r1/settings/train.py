@@ -168,7 +168,7 @@ def preset_of(agent: str, *, default: str) -> str:
 
 
 def train_config(arguments: list[str]) -> TrainConfig:
-    """Read the settings of train.py from a command line. Raises UsageError.
+    """Read the settings of train.py from a command line.
 
     Flags override the preset or the YAML file of --config, which overrides the defaults.
     """
@@ -210,7 +210,7 @@ def settings_of_file(source: str, flags: Mapping[str, object]) -> dict[str, Any]
 
 
 def merged(base: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a preset or file, `base`, and of the flags, which override them. Raises UsageError."""
+    """The settings of a preset or file, `base`, and of the flags, which override them."""
     for given in (flags, base):
         if "steps" in given and given.get("epochs"):
             raise UsageError("--steps and --epochs both say how long to train: give one of them")

@@ -92,7 +92,7 @@ def cases_of(
 
 
 def estimate(config: TrainConfig) -> str:
-    """The text of train.py --dry-run. Reads the questions, and no weights. Raises UsageError."""
+    """The text of train.py --dry-run. Reads the questions, and no weights."""
     training, validation = training_and_validation(
         config.data, config.val_data, seed=config.seed, limit=config.val_limit
     )

@@ -22,7 +22,7 @@ LossFunction = Callable[[Tensor, LossColumns], Loss]
 
 
 def make_loss(config: TrainConfig, *, importance_cap: float) -> LossFunction:
-    """The loss with the settings of a run: `grpo_loss` or the user's own. Raises UsageError."""
+    """The loss with the settings of a run: `grpo_loss` or the user's own."""
     function = import_loss(config.loss_function) if config.loss_function else grpo_loss
     return partial(
         function,
