@@ -33,7 +33,7 @@ The rooms:
 The programs are train.py, infer.py and evaluate.py, and the modules prompt_r1.data, prompt_r1.pair,
 prompt_r1.training.report and prompt_r1.training.warm_start.
 
-The names of `pair.api` are imported on first use, because they import torch, which takes seconds.
+The names of `pair.api` are imported on first use, because they import torch.
 """
 
 from importlib import import_module

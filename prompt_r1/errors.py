@@ -71,7 +71,7 @@ def first_line(error: BaseException) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out: in Python, in torch's allocators, in CUDA and NCCL, or in cuBLAS."""
-    # Torch's error is recognised by its name, because this file must not import torch, which takes seconds.
+    # Torch's error is recognised by its name, because this file must not import torch.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     texts = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")

@@ -57,7 +57,7 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
     if config.request_usd:
         settings = with_environment(config, named.config)
         check_usd_limit("--request-usd", settings, parse_fields(settings.env_args))
-    # Imported here, because torch takes seconds to import, and `--help` does not need it.
+    # These import torch, which `--help` does not need.
     from prompt_r1.pair.agent import Limits
     from prompt_r1.pair.playing import open_pair
     from prompt_r1.pair.server import ChatServer, uvicorn_server

@@ -75,7 +75,7 @@ def find_agent(name: str, seed: int) -> str | Path:
     Raises UsageError if there is no such agent.
     """
     if name == MINI_AGENT:
-        from prompt_r1.miniworld.agent import mini_agent  # it imports torch, which takes seconds
+        from prompt_r1.miniworld.agent import mini_agent  # It imports torch.
 
         return mini_agent(seed, RUNS / "cache")
     if is_gguf(name):

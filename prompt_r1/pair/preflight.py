@@ -1,4 +1,4 @@
-"""Check the settings of infer.py and of the server before torch is imported, which takes seconds."""
+"""Check the settings of infer.py and of the server before torch is imported."""
 
 from prompt_r1.environments.specs import check_environment
 from prompt_r1.pair.named_agent import NamedAgent, resolve_agent

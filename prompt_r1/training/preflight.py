@@ -1,7 +1,4 @@
-"""Read the settings of train.py and of the warm start, and check what they name: files, folders and keys.
-
-This is done before torch is imported, which takes seconds.
-"""
+"""Read the settings of train.py and of the warm start; check the files, folders and keys that they name."""
 
 import os
 from importlib.util import find_spec
