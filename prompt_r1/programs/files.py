@@ -49,7 +49,7 @@ def append_line(file: int, line: str) -> int:
 
 
 def make_folder(folder: Path, is_ours: Callable[[Path], bool], what: str) -> None:
-    """Make a folder, or accept an existing folder that is empty or `is_ours`.
+    """Make the folder of --out, or accept an existing folder that is empty or `is_ours`.
 
     Raises UsageError if the folder has other files, or if it cannot be made. `what` says in the error whose
     files may be there, such as "a run".

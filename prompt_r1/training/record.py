@@ -287,21 +287,17 @@ def em_of_validation(metrics: Mapping[str, float]) -> float:
 def check_same_origin(checkpoint: Path, saved: State, now: State, start: Path | str) -> None:
     """Raise UsageError if a checkpoint was made with other questions, or from another agent, than now."""
     if saved.questions != now.questions:
-        raise UsageError(
-            f"{checkpoint} was made with other questions: give the data and the --val-limit that the run "
-            "began with, or start a new run with another --out"
-        )
-    if saved.validation != now.validation:
-        # EM of other questions cannot be compared with `best_em`.
-        raise UsageError(
-            f"{checkpoint} was made with other validation questions: give the --val-data and the --val-limit "
-            "that the run began with, or start a new run with another --out"
-        )
-    if saved.start != now.start:
-        raise UsageError(
-            f"{checkpoint} was made with another agent than there is now in {start}: put the agent "
-            "back that the run began with, or start a new run with another --out"
-        )
+        origin = "other questions"
+        repair = "give the data and the --val-limit that the run began with"
+    elif saved.validation != now.validation:  # EM of other questions cannot be compared with `best_em`.
+        origin = "other validation questions"
+        repair = "give the --val-data and the --val-limit that the run began with"
+    elif saved.start != now.start:
+        origin = f"another agent than there is now in {start}"
+        repair = "put the agent back that the run began with"
+    else:
+        return
+    raise UsageError(f"{checkpoint} was made with {origin}: {repair}, or start a new run with another --out")
 
 
 def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
