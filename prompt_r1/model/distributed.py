@@ -4,6 +4,7 @@ Every collective is called by all ranks or by none.
 """
 
 import os
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -124,11 +125,14 @@ class Ranks:
 def as_shared(error: Exception, rank: int) -> Exception:
     """The error that all ranks raise if one rank fails: itself, or a RuntimeError if it is unexpected.
 
-    An unexpected error can be of any type, and its type may be one that cannot be pickled.
+    An unexpected error can be of any type, and its type may be one that cannot be pickled. Its traceback is
+    shown by all ranks, because the rank that fails may have no terminal.
     """
     if isinstance(error, (UsageError, Resumable, FatalEnvError, OSError)):
         return error
-    return RuntimeError(f"rank {rank} failed ({type(error).__name__}: {first_line(error)})")
+    shared = RuntimeError(f"rank {rank} failed ({type(error).__name__}: {first_line(error)})")
+    shared.add_note("".join(traceback.format_exception(error)))
+    return shared
 
 
 def buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:

@@ -100,6 +100,7 @@ def fork(count: int) -> dict[int, TextIO]:
     """Fork ranks 1 to `count` - 1 from this process, which becomes rank 0.
 
     Returns on rank 0 the ids of the processes with the files that take their stderr, and {} on the others.
+    Raises UsageError if the system allows no more processes.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -116,7 +117,11 @@ def fork(count: int) -> dict[int, TextIO]:
     forks: dict[int, TextIO] = {}
     for rank in range(1, count):
         errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        process = os.fork()
+        try:
+            process = os.fork()
+        except OSError as error:  # A container may limit the number of its processes.
+            errors.close()
+            raise UsageError(f"rank {rank} cannot be forked: {error.strerror}; give fewer --ranks") from None
         if process == 0:
             os.close(write_end)
             threading.Thread(target=end_with_rank_0, args=(read_end,), daemon=True).start()
@@ -142,7 +147,7 @@ def end_with_rank_0(pipe: int) -> None:
 def signals_forwarded(processes: Collection[int]) -> Iterator[None]:
     """Inside `with`, send each signal that this process receives to other processes, too.
 
-    `docker stop`, `timeout` and `kill` signal only one process. A signal handler of Python cannot forward the
+    `docker stop` and `kill` signal only one process. A signal handler of Python cannot forward the
     signal, because it is not called while rank 0 waits in a collective until the other ranks have played. So
     a thread reads the number of the signal, which Python writes to a pipe at once.
     """

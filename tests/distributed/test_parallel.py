@@ -23,6 +23,7 @@ from prompt_r1.model import distributed
 from prompt_r1.model.distributed import (
     RankLost,
     Ranks,
+    as_shared,
     errors_as_rank_lost,
     pick_device,
     start_ranks,
@@ -370,6 +371,19 @@ def test_an_unexpected_error_of_one_rank_ends_all_ranks_and_keeps_its_traceback(
 
     _, of_failed_rank = on_each_rank(2, cause)
     assert isinstance(of_failed_rank, NotPickled) and "in work" in "".join(format_exception(of_failed_rank))
+
+
+def test_all_ranks_show_where_one_of_them_failed():
+    """A bug: only the failed rank showed its traceback, and a forked rank has no terminal."""
+
+    def work() -> None:
+        raise ZeroDivisionError("only on rank 1")
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        work()
+    shared = pickle.loads(pickle.dumps(as_shared(caught.value, 1)))
+    shown = "".join(format_exception(shared))
+    assert "RuntimeError: rank 1 failed (ZeroDivisionError: only on rank 1)" in shown and "in work" in shown
 
 
 def test_a_launch_that_cannot_work_is_one_sentence():

@@ -1,6 +1,7 @@
 """A run on a CPU forks its process into one rank per core."""
 
 import asyncio
+import errno
 import io
 import os
 import shutil
@@ -210,6 +211,18 @@ def test_what_waits_in_the_buffers_is_written_before_the_first_fork(monkeypatch)
     assert events == ["flush", "flush", "fork", "fork"]
     for errors in forks.values():
         errors.close()
+
+
+def test_a_process_that_the_system_does_not_allow_is_named(monkeypatch):
+    """A bug: with the --pids-limit of a container, a run ended with a traceback of os.fork."""
+
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    with pytest.raises(UsageError, match=r"rank 1 .*Resource temporarily unavailable.*fewer --ranks"):
+        forked_ranks.fork(3)
 
 
 @pytest.fixture
