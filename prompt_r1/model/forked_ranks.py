@@ -5,12 +5,11 @@ divide. With SmolLM2, threads are faster than ranks, and the weights are in memo
 """
 
 import os
-import signal
 import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -28,25 +27,24 @@ CONTAINER_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 
 @contextmanager
-def forked_ranks(wanted: int, *, device: str, questions: int) -> Iterator[None]:
+def forked_ranks(wanted: int, *, device: str, questions: int) -> Iterator[list[int]]:
     """Fork this process into the ranks of a run. The context is entered in every one of them.
 
     `wanted` is --ranks, `device` is --device, and `questions` is the number of questions of a step. The
     forks have the environment variables that torchrun would set, and share the memory of what this process
     has imported. Only rank 0 prints. If it loses another rank, it prints what that rank wrote to stderr. The
-    forks receive the signals that rank 0 receives. They end when rank 0 ends, even if it was killed. Raises
-    UsageError if there can be no forks, and RankLost on rank 0 if a fork fails after its work.
+    forks end when rank 0 ends, even if it was killed. Yields the ids of the forks on rank 0, and [] on the
+    others. Raises UsageError if there can be no forks, and RankLost on rank 0 if a fork fails after its work.
     """
     count = rank_count(wanted, device=device, questions=questions)
     if count == 1:
         limit_threads()
-        yield
+        yield []
         return
     forks = fork(count)
     limit_threads(ranks=count)
     try:
-        with signals_forwarded(forks):
-            yield
+        yield list(forks)
         wait_for_end(forks)
     except RankLost:
         for errors in forks.values():
@@ -141,39 +139,6 @@ def end_with_rank_0(pipe: int) -> None:
     """
     os.read(pipe, 1)
     os._exit(1)
-
-
-@contextmanager
-def signals_forwarded(processes: Collection[int]) -> Iterator[None]:
-    """Inside `with`, send each signal that this process receives to other processes, too.
-
-    `docker stop` and `kill` signal only one process. A signal handler of Python cannot forward the
-    signal, because it is not called while rank 0 waits in a collective until the other ranks have played. So
-    a thread reads the number of the signal, which Python writes to a pipe at once.
-    """
-    if not processes:
-        yield
-        return
-    read_end, write_end = os.pipe()
-
-    def forward() -> None:
-        while number := os.read(read_end, 1):
-            for process in processes:
-                os.kill(process, number[0])
-
-    thread = threading.Thread(target=forward, daemon=True)
-    thread.start()
-    os.set_blocking(write_end, False)
-    signal.set_wakeup_fd(write_end)
-    # A user's function may start processes of its own. Their signals are not signals to the run.
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(-1)
-        os.close(write_end)
-        thread.join()
-        os.close(read_end)
 
 
 def wait_for_end(forks: Iterable[int]) -> None:

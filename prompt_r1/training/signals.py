@@ -1,9 +1,12 @@
-"""Signals that stop a run: which they are, and what they cancel."""
+"""Signals that stop a run: which they are, what they cancel, and how they reach all ranks."""
 
 import asyncio
+import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
@@ -72,3 +75,37 @@ class Interrupt:
             self.stop = Interrupted(reason) if number == signal.SIGINT else Resumable(reason)
             self.received_at = now
         self._cancel()
+
+
+@contextmanager
+def signals_forwarded(processes: Collection[int]) -> Iterator[None]:
+    """Inside `with`, send each of SIGNALS that this process receives to other processes, too.
+
+    `docker stop` and `kill` signal only one process. A signal handler of Python cannot forward the signal,
+    because it is not called while rank 0 waits in a collective until the other ranks have played. So a thread
+    reads the number of the signal, which Python writes to a pipe at once.
+    """
+    if not processes:
+        yield
+        return
+    read_end, write_end = os.pipe()
+
+    def forward() -> None:
+        while number := os.read(read_end, 1):
+            if number[0] in SIGNALS:  # A user's function may set an alarm (SIGALRM) for itself.
+                for process in processes:
+                    os.kill(process, number[0])
+
+    thread = threading.Thread(target=forward, daemon=True)
+    thread.start()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end)
+    # A user's function may start processes of its own. Their signals are not signals to the run.
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(write_end)
+        thread.join()
+        os.close(read_end)

@@ -26,7 +26,7 @@ from prompt_r1.training.log import Log
 from prompt_r1.training.loss_function import make_loss
 from prompt_r1.training.run import Run, RunQuestions, with_steps
 from prompt_r1.training.run_folder import LOCK, claim, open_run
-from prompt_r1.training.signals import Interrupt
+from prompt_r1.training.signals import Interrupt, signals_forwarded
 from prompt_r1.training.update import importance_cap
 
 
@@ -38,7 +38,7 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
     reverse order. Raises UsageError, FatalEnvError or Resumable. An error inside `with` ends the ranks.
     """
     ranks_of_cpu = forked_ranks(config.ranks, device=config.device, questions=config.questions)
-    with ranks_of_cpu, Interrupt() as interrupt:
+    with ranks_of_cpu as forks, signals_forwarded(forks), Interrupt() as interrupt:
         layout = layout_of(config, world_size=launcher_number("WORLD_SIZE", default=1))
         ranks = start_ranks(config.device, layout)
         # A collective may fail because another rank has died. Then this is reported as RankLost.

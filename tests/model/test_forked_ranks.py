@@ -6,9 +6,7 @@ import io
 import os
 import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ import pytest
 from prompt_r1.errors import UsageError
 from prompt_r1.model import forked_ranks
 from prompt_r1.model.distributed import RankLost
-from prompt_r1.model.forked_ranks import limit_threads, rank_count, signals_forwarded, usable_cores
+from prompt_r1.model.forked_ranks import limit_threads, rank_count, usable_cores
 from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.pair.playing import open_pair
 from prompt_r1.pair.settings import PairConfig
@@ -271,33 +269,3 @@ def test_a_fork_that_fails_after_its_work_is_reported_with_what_it_wrote(
     ):
         pass
     assert capsys.readouterr().err == "process 101 failed\nprocess 102 failed\n"
-
-
-@pytest.fixture
-def handled() -> Iterator[list[int]]:
-    """The signals SIGUSR1 that this process has handled."""
-    numbers: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: numbers.append(number))
-    yield numbers
-    signal.signal(signal.SIGUSR1, before)
-
-
-def test_a_signal_reaches_other_processes_also(handled):
-    with subprocess.Popen(["sleep", "60"]) as other:
-        with signals_forwarded([other.pid]):
-            os.kill(os.getpid(), signal.SIGUSR1)
-        assert other.wait(timeout=10) == -signal.SIGUSR1 and handled == [signal.SIGUSR1]
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # from Python 3.12 on
-def test_a_signal_to_a_process_that_a_users_function_has_forked_reaches_no_rank(handled):
-    """A reward may stop its own workers by signals. Through the inherited pipe they would stop the run."""
-    with subprocess.Popen(["sleep", "60"]) as other:
-        with signals_forwarded([other.pid]):
-            worker = os.fork()
-            if worker == 0:
-                os.kill(os.getpid(), signal.SIGUSR1)
-                os._exit(0)
-            os.waitpid(worker, 0)
-        assert other.poll() is None
-        other.kill()
