@@ -88,7 +88,9 @@ def test_a_killed_rank_0_ends_the_others_while_they_wait_for_replies(
     arguments, unresponsive_endpoint, tmp_path
 ):
     """A bug: they sent and paid calls until the games of the step had ended, also beside the resumed run."""
-    line = command("train.py", *arguments, "--ranks", "2", "--env", unresponsive_endpoint)
+    # In a large group, some game of each rank asks.
+    settings = ["--ranks", "2", "--group-size", "32", "--env", unresponsive_endpoint]
+    line = command("train.py", *arguments, *settings)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     journal = tmp_path / "run/journal/rank1.jsonl"
     with subprocess.Popen(line, cwd=tmp_path, **pipes) as process:
@@ -112,8 +114,8 @@ def test_a_signal_to_rank_0_alone_cancels_the_games_of_all_ranks(asking, number,
         "            await asyncio.sleep(600)\n"
         "        return 'Anna'\n"
     )
-    # In a larger group, some game of each rank asks.
-    settings = ["--ranks", "2", "--group-size", "8", "--env", "py:slow:Slow"]
+    # In a large group, some game of each rank asks.
+    settings = ["--ranks", "2", "--group-size", "32", "--env", "py:slow:Slow"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     line = command("train.py", *arguments, *settings)
     with subprocess.Popen(line, cwd=tmp_path, preexec_fn=hear_ctrl_c, **pipes) as process:
