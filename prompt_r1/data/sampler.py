@@ -30,10 +30,15 @@ def questions_of_step(questions: Sequence[Question], step: int, *, count: int, s
 
 
 def digest_of(questions: Sequence[Question]) -> str:
-    """A digest of questions, their answers and their order."""
+    """A digest of questions, their answers and their order.
+
+    It is the same in every process. An object of `extra` that JSON does not have counts by its type alone,
+    because its text may have an address in memory.
+    """
     digest = hashlib.sha256()
     for question in questions:
-        digest.update(json.dumps(vars(question), default=str).encode())
+        text = json.dumps(vars(question), default=lambda value: type(value).__name__)
+        digest.update(text.encode())
     return digest.hexdigest()[:32]
 
 

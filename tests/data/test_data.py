@@ -59,6 +59,13 @@ def test_other_fields_of_a_row_are_extra(tmp_path: Path) -> None:
     assert digest_of([plain]) != digest_of([found])  # a reward may depend on them
 
 
+def test_an_object_of_a_users_function_has_the_same_digest_in_every_process() -> None:
+    """A bug: the text of an object has its address, so its run could not be resumed."""
+    question = Question("q", "d", "Why?", ("Because",))
+    one, another = (replace(question, extra={"world": object(), "level": 3}) for _ in range(2))
+    assert digest_of([one]) == digest_of([another])
+
+
 def test_other_fields_survive_writing_and_mixing(tmp_path: Path) -> None:
     """They were lost, and a reward that reads them then raised in the first step."""
     rows = [{"question": f"{n}?", "answer": "a", "level": n, "é": [None, "ü"]} for n in range(4)]
