@@ -33,6 +33,7 @@ from weakref import WeakValueDictionary
 from prompt_r1.environments.budget import FREE, Budget, OutOfBudget, Price
 from prompt_r1.environments.journal import Journal, call_key
 from prompt_r1.environments.sources import (
+    CALL_DEADLINE,
     Bill,
     Busy,
     Caller,
@@ -53,7 +54,6 @@ logger = logging.getLogger(__name__)
 LONG_REPLY = 1024
 FRAME_TOKENS = 20  # The role and the markers of a message have at most this many tokens.
 
-CALL_DEADLINE = 600.0  # A call repeats its request for at most this many seconds.
 MAX_EMPTY_RESPONSES = 6  # A call gives up after this many complete responses without a reply: each is billed.
 MIN_BACK_OFF, MAX_BACK_OFF = 0.5, 30.0  # seconds
 SILENT_SECONDS = 10.0  # A longer wait is reported, once in each outage.

@@ -11,14 +11,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from prompt_r1.environments.reply_text import reply_of
-from prompt_r1.environments.sources import Caller, Reply, Source, byte_count
+from prompt_r1.environments.sources import CALL_DEADLINE, Caller, Reply, Source, byte_count
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.settings.functions import parameters_of, user_code
 from prompt_r1.types import Message
 
-# A call of a user's object may take half an hour. The other ranks of a run wait an hour for a rank
-# (`start_ranks`).
-OWN_CALL_SECONDS = 1800.0
 # The tokens of a user's object are estimated, as a quarter of the bytes, which is usual for English text.
 BYTES_PER_TOKEN = 4
 
@@ -79,10 +76,10 @@ class OwnSource(Source):
         # The user's code gets a copy, which it may change.
         copies = [Message(role=message["role"], content=message["content"]) for message in messages]
         try:
-            async with asyncio.timeout(OWN_CALL_SECONDS):
+            async with asyncio.timeout(CALL_DEADLINE):
                 text = await self._call(copies, **arguments)
         except TimeoutError:
-            raise EnvError(f"{self.name} did not reply within {OWN_CALL_SECONDS:g} s") from None
+            raise EnvError(f"{self.name} did not reply within {CALL_DEADLINE:g} s") from None
         if not isinstance(text, str):
             raise UsageError(f"the environment {self.name} returned {type(text).__name__}, not a string")
         reply = reply_of(text)

@@ -3,12 +3,15 @@
 import asyncio
 import threading
 from dataclasses import dataclass, field
+from inspect import signature
 
 import httpx
 import pytest
 
-from prompt_r1.environments.own import OWN_CALL_SECONDS
+from prompt_r1.environments.sources import CALL_DEADLINE
 from prompt_r1.errors import EnvError
+from prompt_r1.model.distributed import start_ranks
+from prompt_r1.types import GameSettings
 from tests.support.at_once import at_once
 from tests.support.clock import run_jumping
 from tests.support.providers import OK, environment_of, environment_over, open_environment, reply
@@ -108,15 +111,18 @@ class HangingObject:
         return ""
 
 
-def test_a_hanging_object_of_the_user_fails_its_call_after_half_an_hour():
-    """A single rank waited for it forever."""
+def test_a_hanging_object_of_the_user_fails_its_call_before_the_other_ranks_give_up():
+    """Bugs: a single rank waited for it forever, and then half an hour for each of four calls of a game."""
 
     async def seconds() -> float:
-        with pytest.raises(EnvError, match=r"HangingObject .*1800 s"):
+        with pytest.raises(EnvError, match=r"HangingObject .*600 s"):
             await reply(environment_of(HangingObject()))
         return asyncio.get_running_loop().time()
 
-    assert run_jumping(seconds()) == pytest.approx(OWN_CALL_SECONDS)
+    assert run_jumping(seconds()) == pytest.approx(CALL_DEADLINE)
+    calls_of_a_game = GameSettings().max_turns - 1
+    hour_of_the_ranks = signature(start_ranks).parameters["timeout"].default
+    assert calls_of_a_game * CALL_DEADLINE < hour_of_the_ranks
 
 
 @pytest.mark.parametrize(("replies", "seconds"), [(49, 100), (50, 25)])
