@@ -66,6 +66,10 @@ def load_policy(
     # A config may name no dtype. Then its weights are taken for float32.
     stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     gc.collect()  # Earlier engines and models are in reference cycles, so only the collector frees them.
+    if device.type == "cuda":
+        # `free_memory` keeps room for the peak of this process. An update that follows sets a new one.
+        torch.cuda.init()  # Without it, torch refuses to reset the peak.
+        torch.cuda.reset_peak_memory_stats(device)
     needed = stored * weights.itemsize // stored_dtype.itemsize
     check_memory(path, needed=needed, free=free_memory(device))
     model = _load_weights(path, config, weights)
@@ -251,7 +255,7 @@ def free_memory(device: torch.device) -> int:
     """
     if device.type == "cuda":
         # Memory that torch keeps for itself (`reserved`) is free for this process. But the most that it has
-        # ever allocated at the same time (`peak`) may be needed again.
+        # allocated at the same time since it last loaded a model (`peak`) may be needed again.
         free, _ = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
         peak = torch.cuda.max_memory_allocated(device)

@@ -6,8 +6,6 @@ from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from prompt_r1.data.sampler import digest_of
 from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError
@@ -239,9 +237,6 @@ class Record:
         run.reference = None
         run.agent.close()
         gc.collect()  # An engine is in a reference cycle.
-        if run.ranks.device.type == "cuda":
-            # `free_memory` keeps room for the peak of this process. No update follows, so forget the peak.
-            torch.cuda.reset_peak_memory_stats(run.ranks.device)
         run.log.progress.close()  # The test has a bar of its own.
 
     def finish(self) -> None:

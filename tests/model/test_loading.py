@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from prompt_r1.errors import UsageError, is_out_of_memory
 from prompt_r1.model import loading
@@ -217,6 +217,56 @@ def test_a_model_that_nobody_holds_any_longer_is_freed_before_the_next_one_is_lo
         load_policy(tmp_path, device=CPU)
     finally:
         gc.enable()
+
+
+class GPU:
+    """The memory of a GPU as torch counts it. Like torch, it resets no peak before CUDA is initialised."""
+
+    total = 80 * 10**9
+
+    def __init__(self) -> None:
+        self.initialised = False
+        self.allocated = self.peak = 0
+
+    def allocate(self, size: int) -> None:
+        self.allocated += size
+        self.peak = max(self.peak, self.allocated)
+
+    def free(self, size: int) -> None:
+        self.allocated -= size
+
+    def reset_peak(self, device: torch.device) -> None:
+        assert self.initialised, "Invalid device argument: did you call init?"
+        self.peak = self.allocated
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> GPU:
+    """A GPU that looks like `cuda` to `load_policy`. The models stay on the CPU."""
+    gpu = GPU()
+    monkeypatch.setattr(torch.cuda, "init", lambda: setattr(gpu, "initialised", True))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gpu.total - gpu.allocated, gpu.total))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: gpu.allocated)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: gpu.peak)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", gpu.reset_peak)
+    monkeypatch.setattr(PreTrainedModel, "to", lambda model, device: model)
+    return gpu
+
+
+def test_a_model_has_the_room_of_an_earlier_one_that_is_gone(tmp_path, gpu):
+    """A bug: the peak of the first agent with its KV cache counted for ever, so a second one was refused."""
+    device = torch.device("cuda")
+    file = tiny.save_agent(tmp_path) / WEIGHTS
+    load_policy(tmp_path, device=device)
+    gpu.allocate(gpu.total - file.stat().st_size + 1)  # a KV cache
+    with pytest.raises(UsageError, match="GB of memory"):
+        load_policy(tmp_path, device=device)
+    gpu.free(gpu.allocated)
+    load_policy(tmp_path, device=device)
+    assert free_memory(device) == gpu.total
+    gpu.allocate(10**9)  # an update
+    gpu.free(10**9)
+    assert free_memory(device) == gpu.total - 10**9, "the next update needs the room again"
 
 
 def test_memory_that_runs_out_while_a_model_is_loaded_is_not_a_broken_folder(tmp_path, monkeypatch):
