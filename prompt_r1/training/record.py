@@ -71,6 +71,7 @@ class Record:
             record.saved = copy(saved)  # Later changes of `state` must not change it.
             run.log.say(f"Resuming after step {saved.trained_step} of {config.steps}, from {found}")
             run.refresh()
+            record.reopen_last_step()
         trained, logged = record.state.trained_step, record.state.logged_step
         # The progress bar begins with the games that are already played.
         run.log.progress.initial = run.log.progress.n = trained * run.games_per_step
@@ -80,6 +81,23 @@ class Record:
             record.alarms.read(line)
         run.interrupt.training_began = True  # From now on, a signal saves the run, and then ends it.
         return record
+
+    def reopen_last_step(self) -> None:
+        """Make the last step one that is not logged, if it was logged before it was the last one.
+
+        A signal stops a run after any step, and then --steps may be set to this step. As the last step it has
+        to be validated and exported, which `finish_unlogged_step` does.
+        """
+        run, state = self.run, self.state
+        step = state.trained_step
+        if step < run.config.steps or state.logged_step < step or state.best_step == step:
+            return
+        logged = {line["step"]: line for line in run.ranks.on_first_rank(lambda: read_metrics(run.folder))}
+        line = logged.get(step, {"step": step})
+        if "val/n" not in line:  # It was not validated.
+            state.logged_step = step - 1
+            state.unlogged_metrics = line
+            self.save()  # Before `trim_run` removes the line: a kill must not lose it.
 
     def remaining_steps(self) -> range:
         """The numbers of the steps that are not trained yet."""

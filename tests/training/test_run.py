@@ -337,6 +337,38 @@ def test_a_run_that_is_resumed_with_fewer_steps_saves_the_step_that_was_not_fini
     assert list(resumed.remaining_steps()) == [] and resumed.state == resumed.saved
 
 
+@pytest.mark.parametrize("val_data", [(), ("own.jsonl",)])
+@pytest.mark.parametrize("steps", [5, 3])
+def test_the_step_after_which_a_signal_stopped_a_run_can_be_made_its_last_one(
+    base, tmp_path, val_data, steps
+):
+    """A bug: its agent was neither validated nor exported, so there might be no agent/ at all."""
+    record = resume(tmp_path, base, save_every=100, val_data=val_data)
+    record.steps(5)
+    record.run.interrupt.stop = signal = Resumable("SIGTERM was received")
+    with pytest.raises(Resumable):
+        record.step(em=0.25)
+    record.save_and_stop(signal)
+    for _ in range(2):  # A kill before the step is finished loses no line.
+        resumed = resume(tmp_path, base, save_every=100, val_data=val_data, steps=steps)
+    resumed.validation = {"val/n": 10, "val/errors": 0, "val/em": 0.5, "val/reward": 0.5}
+    resumed.finish_unlogged_step()
+    assert list(resumed.remaining_steps()) == [] and resumed.state == resumed.saved
+    assert exported_step(tmp_path / "agent") == 5
+    lines = read_metrics(tmp_path)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5]
+    assert lines[-1]["em"] == 0.25 and ("val/em" in lines[-1]) == bool(val_data)
+
+
+def test_a_last_step_that_was_validated_is_not_finished_again(base, tmp_path):
+    """Its agent is not the best one, and the step is no multiple of --save-every."""
+    record = resume(tmp_path, base, save_every=2, steps=3)
+    for em in (0.1, 0.1, 0.5, 0.2):
+        record.step(val_em=em, val_reward=em)
+    resumed = resume(tmp_path, base, save_every=2, steps=3)
+    assert resumed.state == record.state and resumed.state.logged_step == 3
+
+
 def test_the_calls_of_a_step_are_logged_though_a_signal_interrupted_its_validation(base, tmp_path):
     """The resumed run logged the calls of the validation alone."""
     record = resume(tmp_path, base)
