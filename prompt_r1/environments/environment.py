@@ -26,7 +26,6 @@ import logging
 import random
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
@@ -109,6 +108,14 @@ class Call:
     key: str  # Calls with the same key share a reply (`call_key`).
 
 
+@dataclass(eq=False)
+class EqualCalls:
+    """Calls with the same key that are made at the same time: all wait for the one that is sent."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    failure: EnvError | Refused | None = None  # Why the call that was sent has failed, if it has.
+
+
 @dataclass(frozen=True)
 class Checked:
     """What a check has learned about a source. The ranks that do not check take it over."""
@@ -139,8 +146,9 @@ class Environment:
         self._route = route
         self._weights = parse_weights(route, len(sources))
         self._sleep = sleep
-        # The lock of each call that is being made, by the call's key.
-        self._locks = WeakValueDictionary[str, asyncio.Lock]()
+        self._equal_calls = WeakValueDictionary[
+            str, EqualCalls
+        ]()  # the calls that are being made, by their key
         self._recent: deque[bool] = deque(maxlen=WINDOW)  # For each of the last calls: whether it failed.
         self._warned = False
 
@@ -155,10 +163,13 @@ class Environment:
         bill = bill or Bill()
         member = self._draw(caller)
         call = Call(member, messages, caller, bill, key=call_key(member.source, messages, caller))
+        equal_calls = self._equal_calls_of(call.key)
         try:
-            # If games make the same call at once, the first one pays, and the others find its reply in the
-            # journal.
-            async with self._lock_of(call.key):
+            # If games make the same call at once, the first one sends it. The others wait, and find its reply
+            # in the journal or fail with it.
+            async with equal_calls.lock:
+                if equal_calls.failure:
+                    raise equal_calls.failure
                 reply = self.journal.reply(call.key)
                 if reply is None:
                     member.counts["paid"] += 1
@@ -166,6 +177,7 @@ class Environment:
                 else:
                     member.counts["reused"] += 1
         except (EnvError, Refused) as problem:
+            equal_calls.failure = problem
             bill.spent += ONE_FREE_CALL
             member.counts["errors"] += 1
             error = error_of_call(member, problem)
@@ -348,11 +360,14 @@ class Environment:
             member.counts.clear()
         return metrics
 
-    def _lock_of(self, key: str) -> AbstractAsyncContextManager[object]:
-        """The lock of a call. Without a journal, equal calls do not wait for each other: each one pays."""
+    def _equal_calls_of(self, key: str) -> EqualCalls:
+        """The calls that a new call waits for. Without a journal, it waits for none: each call is sent."""
         if not self.journal.records:
-            return nullcontext()
-        return self._locks.setdefault(key, asyncio.Lock())
+            return EqualCalls()
+        equal_calls = self._equal_calls.get(key)
+        if equal_calls is None or equal_calls.failure:
+            equal_calls = self._equal_calls[key] = EqualCalls()
+        return equal_calls
 
     def _note_wait(self, member: Member, busy: Busy, wait: float) -> None:
         """Let all calls wait if the server asked for it, and report a long wait."""

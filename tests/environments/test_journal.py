@@ -14,7 +14,7 @@ import pytest
 from prompt_r1.environments.budget import Budget
 from prompt_r1.environments.environment import Bill, Caller, Environment
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Reply
+from prompt_r1.environments.sources import Refused, Reply
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.programs import files
 from prompt_r1.types import Message, Spending
@@ -74,13 +74,27 @@ def test_of_many_that_wait_for_a_call_that_is_cancelled_one_is_sent_and_the_othe
     assert source.calls == 2
 
 
+def test_calls_that_wait_for_an_equal_call_share_its_failure_and_a_later_call_is_sent(tmp_path: Path) -> None:
+    """A bug: in an outage each of eight equal calls waited its own ten minutes, one after another."""
+    source = CountingSource(EnvError("no reply within 600 s"), Refused("no reply within 600 s"))
+    asked = environment(source, folder=tmp_path)
+    asked.members[0].has_replied = True
+    for sends in (1, 2):
+        ended = at_once((reply(asked) for _ in range(8)), return_exceptions=True)
+        assert [type(error) for error in ended] == [EnvError] * 8
+        assert source.calls == sends
+        # The failed calls are still in memory, with what their exceptions hold.
+    assert at_once(reply(asked) for _ in range(8)) == ["reply 3"] * 8
+    assert asked.take_metrics()["env/failed_requests"] == 2
+
+
 def test_a_call_that_has_ended_leaves_no_lock_in_memory(tmp_path: Path) -> None:
     """A run makes hundreds of thousands of different calls, and each has a lock while it is made."""
     asked = environment(CountingSource(), folder=tmp_path)
     at_once(reply(asked, sample=sample) for sample in range(3))
     gc.collect()
     assert len(asked.journal.places) == 3
-    assert len(asked._locks) == 0
+    assert len(asked._equal_calls) == 0
 
 
 def test_a_journal_leaves_the_texts_of_its_replies_on_the_disk(tmp_path: Path) -> None:
