@@ -26,7 +26,7 @@ The rooms:
     environments   what the agent asks: endpoints, local models, budget, journal
     miniworld      the toy world and its agent
     data           questions: files, datasets, sampling
-    pair           an agent and its environment, which answer a person: API, server
+    pair           load an agent, and let it answer a question with its environment: API, server
     training       a run: batches, metrics, validation, checkpoints, report, warm start
     evaluation     compare methods: searches, imitation, scores, tables
 

@@ -134,9 +134,10 @@ class PieceEncoder:
         self._control_ids = control.keys() - {tokenizer.unk_token_id}
         # A lookahead also finds names that overlap. "(?!)" matches nowhere.
         self._control = re.compile(f"(?={names})" if names else "(?!)")
-        # If the tokenizer writes a space before every text, start("ab") + start("ab") decodes to "ab ab".
-        joined = decode(tokenizer, self.start("ab") + self.start("ab"))
-        needs_guard = joined != decode(tokenizer, self.start("abab"))
+        # Does the tokenizer write a space before every text? Then "ab" + "ab" decodes to "ab ab".
+        two_pieces = decode(tokenizer, self.start("ab") + self.start("ab"))
+        one_piece = decode(tokenizer, self.start("abab"))
+        needs_guard = two_pieces != one_piece
         self._guard = "\x01" if needs_guard else ""
         self._guard_tokens = self.start(self._guard)
 
@@ -186,14 +187,12 @@ def closing_tokens(
 ) -> list[int]:
     """The tokens that close the agent's message: the first tokens of `between`, up to an end token.
 
-    `between` are the tokens from the end of an assistant's message to the next message.
+    `between` are the tokens from the end of an assistant's message to the next message. An end token is eos,
+    or a control token such as <|im_end|>, but not bos and none of `tags`.
 
-        `between` begins, after white space, with          the message is closed by the tokens
-        eos, or a control token such as <|im_end|>,        up to this token
-        but not bos and none of `tags`
-        anything else, such as "### User:"                 up to eos; none if `between` has no eos
-
-    Raises UsageError in the second case if the tokenizer has no eos token.
+    If only white space precedes the first end token, the message is closed up to this token. Otherwise, as
+    with "### User:", it is closed up to eos, or by no token if `between` has no eos. Raises UsageError then
+    if the tokenizer has no eos token.
     """
     added, eos = tokenizer.added_tokens_decoder, tokenizer.eos_token_id
 

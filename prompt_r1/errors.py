@@ -12,7 +12,8 @@ class FatalEnvError(Exception):
 class UsageError(Exception):
     """Wrong usage: one sentence that says what is wrong, where, and how to fix it (exit code 2).
 
-    Every function that reads what a user gave may raise it. A docstring names it where it says for what.
+    Every function that reads what a user gave may raise it. A docstring mentions it only to say what is
+    refused.
     """
 
 

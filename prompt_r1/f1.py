@@ -1,48 +1,24 @@
 r"""Score an answer by EM, SM and F1.
 
-Each metric is the best over the gold answers. Texts are compared after SQuAD's normalisation: lower case, no
-punctuation, no articles. It was made for names, and makes wrong answers right in mathematics: "-5" equals
-"5", "1/2" equals "12", "2x+3" equals "2x-3". So there are two sets of rules. The *official* rules come
-from SQuAD. The *strict* rules, which are the default and are used by the reward, keep the punctuation that
-carries a value:
+Each metric is the best over the gold answers. Texts are normalised before they are compared. There are two
+sets of rules:
 
-    a minus: sign, exponent, difference, charge      -5   -\frac{1}{2}   1e-5   x-y   x-1   3-sqrt(2)   O-
-    a point in a number                              3.14   .5
-    a slash or = between two things                  1/2   x/y   km/h   x=5   F=ma
-    plus, power and comparison                       2x+3   x^2   <5   !=5   C++
-    # after a letter                                 C#
+    official   SQuAD's: lower case, no punctuation, no articles. They are here for comparison with the paper's
+               tables, in the form of the paper's released code.
+    strict     the default, which the reward uses. Punctuation that carries a value is kept.
 
-Blanks around these operators do not count: "F = ma" equals "F=ma". So an operator joins its operands into one
-word, also in prose: "Disney + Pixar" has no word in common with "Pixar". Typographic forms of a character
-equal its plain form.
+SQuAD's rules were made for names. In mathematics they make wrong answers right: "-5" equals "5", "1/2" equals
+"12", and "2x+3" equals "2x-3". What the strict rules keep is listed with examples in MINUS, POINT,
+SLASH_OR_EQUALS, PLUS, POWER_OR_COMPARISON and NUMBER_SIGN below. SEPARATOR lists what becomes a blank. All
+other punctuation is dropped, also brackets, "!", "|" and "%": "[0,1]" equals "(0,1)", and "5!" equals "5".
 
-A hyphen is a minus in these places:
-
-    at the beginning of a word               -5   (x+1)-y
-    at the end of a word                     O-   x-(y+1)
-    between two operands                     x-1   3-sqrt(2)   x - 1
-    between two letters that stand alone     x-y   A-B
-    first in the text, or after an operator  - 5   x = - 5
-
-An operand is a number, a bracket, a lower-case letter alone, or a word such as pi, sqrt or sin (MATHS_WORD).
-A product of letters is no operand: "3 - ab" equals "3 ab". Any other hyphen is dropped, and blanks around it
-stay: in names ("F-16", "COVID-19") and as a dash ("World War I - 1914"). So "x-1" is a difference, and "X-1"
-a name. But letter case never makes an answer wrong, because two texts are also compared in lower case: "x-1"
-equals "X-1".
-
-Between two digits, a hyphen and all punctuation that is not in the first table separate two numbers: "18-20"
-equals "18 20", and "3:2" equals "3 2". There are two exceptions: "1,234" equals "1234", and in "x^2-1", after
-a power of one digit, the hyphen is a minus. A comma also separates two words: "red,blue" equals "red blue".
-
-The letter "a" beside an operator is a variable and no article: "a-5", "a = 5". This includes the "a" of "a -5
-degree slope", in which a reader sees an article: the text does not equal "-5 degree slope".
-Brackets, "!", "|" and "%" are not kept: "[0,1]" equals "(0,1)", and "5!" equals "5".
+Letter case never makes an answer wrong. Where it decides whether a hyphen is a minus, either reading counts,
+because two texts are compared as they are, and again in lower case.
 
 An empty prediction scores 0. If normalisation leaves nothing of a gold answer ("a", "$"), only the same text
 matches it.
 
-The official rules are here for comparison with the paper's tables, in the form of the paper's released code.
-With them, SM is 1 for an empty prediction. SSim, which needs a model, is in `evaluation/similarity.py`.
+SSim, a metric that needs a model, is in `evaluation/similarity.py`.
 """
 
 import re
@@ -56,7 +32,8 @@ Metric = Callable[[str, str], float]
 """Compares a prediction with one gold answer, both normalised."""
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
-# "a" is an article unless an operator stands directly before it, or after it, with or without blanks.
+# The letter "a" is a variable, and no article, if an operator stands directly before it, or after it with or
+# without blanks: "a-5", "a = 5". A known error: in "a -5 degree slope" the article is kept.
 STRICT_ARTICLES = re.compile(r"\b(an|the|(?<![-+/=^<>≤≥≠*])a(?!\s*[-+/=^<>≤≥≠*#]))\b")
 DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -77,24 +54,29 @@ MATHS_WORD = r"(?:\\[a-z]|(?:pi|sqrt|sin|cos|tan|log|ln|exp)\b)"
 NAME_BEFORE = rf"(?:(?<={VARIABLE})|(?<=\bpi))"
 NAME_AFTER = rf"(?:{VARIABLE}|{MATHS_WORD})"
 
-# An operator with the blanks beside it, which do not count. "World War I - 1914" has no operator.
+# Blanks beside an operator do not count: "F = ma" equals "F=ma". So an operator joins its neighbours into one
+# word, also in prose: "Disney + Pixar" has no word in common with "Pixar".
+#
 # The operators / = + ^ join *things*: words, numbers, brackets, roots, LaTeX commands, amounts in dollars. A
-# minus and the comparisons join *operands*, which are fewer: a word is a thing, and usually no operand.
+# minus and the comparisons join *operands*, which are fewer: numbers, brackets, variables, and MATHS_WORD. A
+# product of letters is a thing and no operand, so "3 - ab" equals "3 ab".
 THING_BEFORE = r"(?<=[\w)}\]])"
 THING = r"(?:[\w({\\√∞]|\.\d|\$[\w({\\.-])"
 THING_AFTER = rf"(?=-?{THING})"
 OPERAND_BEFORE = rf"(?:(?<=[\d)}}\]∞|])|{NAME_BEFORE})"
 OPERAND_AFTER = rf"(?=-?(?:[\d({{.√∞|]|{NAME_AFTER}))"
-INFIX = re.compile(
-    rf"{THING_BEFORE}\s*[/=^]\s*{THING_AFTER}"  # km / h, F = ma, and MathQA's 33 1 / 3
+# An operator, with the blanks beside it.
+OPERATORS = (
+    rf"{THING_BEFORE}\s*[/=^]\s*{THING_AFTER}",  # km / h, F = ma, and MathQA's 33 1 / 3
     # Blanks may follow a plus only if others precede it: Disney + Pixar, but not Canal+ Group.
-    rf"|{THING_BEFORE}(?:\s*\+|\s+\+\s+){THING_AFTER}"
-    rf"|{OPERAND_BEFORE}\+\s+{THING_AFTER}"  # 2x+ y
-    rf"|{THING_BEFORE}\s+\*\*\s+{THING_AFTER}"  # x ** 2, but not **bold** text
-    rf"|{OPERAND_BEFORE}\s*[-<>≤≥≠]\s*{OPERAND_AFTER}"  # x - 1, 3 - sqrt(2)
-    rf"|(?<={SINGLE_LETTER})\s*[<>≤≥≠]\s*{OPERAND_AFTER}"  # T > 0
-    rf"|(?<=\b{LETTER})\s*-\s*(?={LETTER}\b(?!\s+\w))"  # A - B, but not "A - B team"
+    rf"{THING_BEFORE}(?:\s*\+|\s+\+\s+){THING_AFTER}",
+    rf"{OPERAND_BEFORE}\+\s+{THING_AFTER}",  # 2x+ y
+    rf"{THING_BEFORE}\s+\*\*\s+{THING_AFTER}",  # x ** 2, but not **bold** text
+    rf"{OPERAND_BEFORE}\s*[-<>≤≥≠]\s*{OPERAND_AFTER}",  # x - 1, 3 - sqrt(2), but not World War I - 1914
+    rf"(?<={SINGLE_LETTER})\s*[<>≤≥≠]\s*{OPERAND_AFTER}",  # T > 0
+    rf"(?<=\b{LETTER})\s*-\s*(?={LETTER}\b(?!\s+\w))",  # A - B, but not "A - B team"
 )
+INFIX = re.compile("|".join(OPERATORS))
 SIGN = re.compile(rf"((?:^|[=({{\[,:<>≤≥≠^/])\s*-)\s+(?=[\d.$(\\]|{VARIABLE})")  # - 5, x = - 5
 ARTICLE_AFTER_OPERATOR = re.compile(r"(?<=[-+/=]\s)\s*(?:a|(?i:an|the))\s+(?=\w)")  # 5 = a prime
 COMPARISON_BEFORE_NUMBER = re.compile(r"([<>≤≥≠])\s+(?=[\d.-])")  # < 5
@@ -103,14 +85,18 @@ WORD_BEFORE_COMPARISON = re.compile(rf"(?<={LETTER}{LETTER})\s*(?=[<>≤≥≠][
 # A comma before exactly three digits (1,234). In India, groups of two digits may come before them (1,00,000).
 THOUSANDS = re.compile(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))")
 
-# The punctuation that is kept, by the lines of the first table above.
+# The punctuation that is kept, because it carries a value.
+#
+# A hyphen is a minus in the places below. Any other hyphen is dropped: in a name ("F-16", "COVID-19"), and as
+# a dash ("World War I - 1914"). A capital letter makes a name, so "X-1" is no difference. But "x-1" equals
+# "X-1", because two texts are also compared in lower case.
 MINUS = (
-    r"(?<![\w-])-(?=[^\s-])",  # the sign of -5
+    r"(?<![\w-])-(?=[^\s-])",  # the sign of -5 and of -\frac{1}{2}, and the minus of (x+1)-y
     r"(?<=\d[eE])-(?=\d)",  # 1e-5
-    rf"(?<=\b{LETTER})-(?={LETTER}\b)",  # x-y
+    rf"(?<=\b{LETTER})-(?={LETTER}\b)",  # x-y, A-B
     rf"{NAME_BEFORE}-(?=\d|{NAME_AFTER})",  # x-1, 2x-3, 2x-y, x-cos x, pi-2
     rf"(?<=\d)-(?={NAME_AFTER})",  # 2-x, 3-sqrt(2)
-    r"(?<=\^\d)-(?=\d)",  # x^2-1
+    r"(?<=\^\d)-(?=\d)",  # x^2-1, but not 18-20
     r"(?<=\w)-(?=[^\w-]|$)",  # x-(y+1), and the blood type O-
     r"(?<=\^)-",  # the charge of Cl⁻
 )
@@ -118,20 +104,20 @@ POINT = (
     r"(?<=\d)\.(?=\d)",  # 3.14
     r"(?<![\w.])\.(?=\d)",  # .5
 )
-SLASH_OR_EQUALS = (rf"(?<=[\w)}}\]])[/=](?=-|{THING})",)  # 1/2, (x+1)/y, x=5
+SLASH_OR_EQUALS = (rf"(?<=[\w)}}\]])[/=](?=-|{THING})",)  # 1/2, (x+1)/y, km/h, x=5
 PLUS = (
     # 2x+3, C++, and a sign after a blank, but not the signs of 1e+5, (+5), and +5 at the start of the text
     r"(?<=[\w)}\]+ ])(?<!\d[eE])\+",
     r"(?<=\^)\+(?!\d)",  # the charge of Na⁺
 )
 POWER_OR_COMPARISON = (
-    r"[\^<>]",  # x^2, <5. The signs ≤ ≥ ≠ are not in string.punctuation, so nothing drops them.
+    r"[\^<>]",  # x^2, <5, !=5. The signs ≤ ≥ ≠ are not in string.punctuation, so nothing drops them.
     r"(?<=[\w)}\]])\*\*(?=[\w({\\])",  # x**2
 )
 NUMBER_SIGN = (rf"(?<={LETTER})#",)  # C#
 KEPT = "|".join((*MINUS, *POINT, *SLASH_OR_EQUALS, *PLUS, *POWER_OR_COMPARISON, *NUMBER_SIGN))
-# Between two digits, + . / < > ^ belong to one value. Other punctuation there separates two numbers, unless
-# it is kept. A comma also separates words.
+# Between two digits, + . / < > ^ belong to one value. All other punctuation there counts as a blank, unless
+# it is kept: "18-20" equals "18 20". So does a comma between words: "red,blue" equals "red blue".
 OTHER = re.escape("".join(mark for mark in string.punctuation if mark not in "+./<>^"))
 SEPARATOR = (
     rf"(?<=\d)(?:(?!{KEPT})[{OTHER}])+?(?=-?\d)"  # 18-20, 3:2

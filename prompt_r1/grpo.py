@@ -82,7 +82,7 @@ class LossColumns:
     sampled: Tensor  # (N,) log π_engine, recorded when the token was sampled
     advantages: Tensor  # (N,) Â of the token's game, or of its turn
     weights: Tensor  # (N,) w. The weights of an optimiser step, over all ranks, add up to 1.
-    # (N,) int64, the number of the token's game in this micro-batch, which has all tokens of its games.
+    # (N,) int64, the token's game, by its number in this micro-batch. A game is never split.
     game: Tensor
 
 

@@ -65,9 +65,9 @@ CLEAN_TURNS = (
 def parse(text: str) -> Action:
     """Read one turn of the agent, in time linear in its length.
 
-    The first think block is the thought. The action is the first complete prompt or answer block after it; if
-    there is no think block, the first one of the turn. A block ends at its first closing tag, and begins at
-    the last opening tag before this closing tag: in "<think>a<think>b</think>" the thought is b.
+    The thought is the first think block. The action is the first complete prompt or answer block after it,
+    or of the whole turn if there is no think block. A block ends at the first closing tag. If several opening
+    tags precede this tag, the last of them begins the block: in "<think>a<think>b</think>" the thought is b.
     `text` must be the agent's own, because tags in a reply of the environment mean nothing.
     """
     think, think_end = _block(text, "think", 0)
@@ -127,9 +127,9 @@ class Codec:
         # The <think> that the template itself writes at the start of every turn of the agent, or "".
         self.opened = opened_think(self.frame.generation)
         self.encoder = PieceEncoder(tokenizer)
-        # Before a reply stands, for example, <|im_end|>\n<|im_start|>user\n<interaction_response>.
-        # `_close`, here <|im_end|>, ends the agent's message. The agent usually writes it itself, so it is
-        # added only if the turn was cut off. All after it is `_reply_head`.
+        # A template may write <|im_end|>\n<|im_start|>user\n<interaction_response> before a reply. Then
+        # `_close` is <|im_end|>, and `_reply_head` is the rest. The agent usually ends its message itself, so
+        # `_close` is added only if the turn was cut off.
         before_reply = self.encoder.trusted(self.frame.between + "<interaction_response>")
         self._close = closing_tokens(before_reply, tokenizer, tags=TAGS)
         self._reply_head = before_reply[len(self._close) :]
@@ -162,7 +162,7 @@ class Codec:
         pieces = decode(self.tokenizer, opening + turn + self.reply("Bob.", after=turn[-1]))
         whole = decode(self.tokenizer, self.encoder.start(first + tags + second))
         same_opening = decode(self.tokenizer, opening) == decode(self.tokenizer, self.encoder.start(first))
-        # Compare only what follows the turn, which ends with the last of TAGS: the reply of the environment.
+        # Compare the replies: what follows the last of TAGS, with which the turn ends.
         end_of_turn = TAGS[-1]
         same_reply = pieces.rpartition(end_of_turn)[2] == whole.rpartition(end_of_turn)[2]
         if not (same_opening and same_reply):

@@ -1,9 +1,11 @@
 """The double-constrained reward of Prompt-R1 (paper, eqs 12-15): first the format, then the answer.
 
-R_fmt = min(ε, α Σ_t M_t + β A_p + γ A_n + δ C_f)    without an answer the cap is lower  (12)
-R_ans = max over the gold answers of F1(answer, gold)                                    (13, 14)
-R     = -ε + R_fmt + R_ans    if R_fmt = ε                                               (15)
+R_fmt = min(ε, α Σ_t M_t + β A_p + γ A_n + δ C_f)        (12)
+R_ans = max over the gold answers of F1(answer, gold)    (13, 14)
+R     = -ε + R_fmt + R_ans    if R_fmt = ε               (15)
         -ε + R_fmt            otherwise: the gate is shut
+
+In a game without an answer, a lower cap replaces the ε of eq. 12.
 
 M_t = 1   a turn whose think block and prompt block are not empty; the sum ends at T-1, because the
           prompt of the last turn is never sent

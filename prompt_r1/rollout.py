@@ -108,7 +108,7 @@ def trajectory_of(
 
 
 class PlayOne(Protocol):
-    """Plays one game: `number` is its question's number in `play_groups`, `sample` its own in the group."""
+    """Plays one game. `number`: the key of the question in `play_groups`; `sample`: 0 to `group_size` - 1."""
 
     def __call__(self, question: Question, *, number: int, sample: int) -> Awaitable[Trajectory]: ...
 

@@ -37,7 +37,7 @@ class Question:
     text: str
     answers: tuple[str, ...]  # The score of a prediction is its best score over these.
     kind: Kind = "qa"
-    # Other columns of the file.
+    # The row's other columns, for a user's own reward or metric.
     extra: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -151,7 +151,7 @@ class Trajectory:
     logprobs: list[float] = field(default_factory=list)  # (T,) nats, as sampled; 0 for context
     turns: list[Turn] = field(default_factory=list)
     stop: Stop | None = None  # None: the game has not ended.
-    error: str = ""  # Why the environment failed, if `stop` is "env_error", or why no game was played.
+    error: str = ""  # Why the environment failed (`stop` is "env_error"), or why no game was played.
     # The cost of the replies. A failed call counts as a call without tokens.
     spent: Spending = field(default_factory=Spending)
     seconds: float = 0.0  # How long the game took.
@@ -188,7 +188,7 @@ class Reward:
 
     format: float  # R_fmt
     answer: float  # R_ans
-    total: float  # R, or a user's own reward
+    total: float  # R of eq. 15, unless a user's own reward replaces it
     gate_is_open: bool = False  # Whether the format has earned its full reward, so that the answer counts.
 
 
@@ -198,8 +198,7 @@ class ScoredGame:
 
     trajectory: Trajectory
     reward: Reward | None  # None: the environment broke the game.
-    # None: the game is not trained on, because it broke, or because more than a quarter of its group did.
-    advantage: float | None
+    advantage: float | None  # None: not trained on, because the game or over a quarter of its group broke.
     # The game's number in its training step, over all ranks: number of the question × group size + sample.
     index: int = 0
     # A user's advantages of the turns, whose mean is `advantage`. (): all tokens have `advantage`.
