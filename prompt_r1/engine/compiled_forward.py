@@ -1,9 +1,9 @@
 """The forward over the KV cache, compiled by torch.compile into one graph for all batches.
 
-The compiler must see neither the batch, which is a new object in each step, nor the cache, which each layer
-writes to: it would compile again in each step, or copy the whole cache. Both are behind one operator,
-`attend_in_batch`, that the compiler does not look into. The operator gets a layer's queries, keys and values;
-it finds the batch in `_running`.
+Batch and cache are behind one operator, `attend_in_batch`, that the compiler does not look into. If it saw
+the batch, it would compile again in each step, because each step has a new batch. If it saw the cache, it
+would copy the whole cache, because each layer writes to it. The operator gets a layer's queries, keys and
+values; it finds the batch in `_running`.
 
 CUDA graphs (cuda_graphs.py) capture the kernels of the compiled forward as they capture others.
 """

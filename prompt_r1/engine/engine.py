@@ -184,7 +184,7 @@ class Engine:
             can_halve = scheduler.halve_limits()
             if not can_halve:
                 raise
-        if drawn is None:  # This is not in the handler: the exception keeps the tensors of the forward alive.
+        if drawn is None:  # Not inside the handler, where the exception still holds the forward's tensors.
             self._requeue()
             return
         scheduler.commit(counts)

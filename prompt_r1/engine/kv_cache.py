@@ -54,8 +54,8 @@ class BlockPool:
         device: torch.device,
     ) -> None:
         layers, kv_heads, dim = shape_of_a_token(config)
-        # (keys and values, layers, blocks, rows, key heads, D). On a CPU the rows of a head are contiguous,
-        # which attention reads fastest.
+        # The shape is (keys and values, layers, blocks, rows, key heads, D). On a CPU, heads come before rows
+        # in memory: attention reads the rows of a head fastest if they are contiguous.
         if device.type == "cpu":
             heads_first = (2, layers, blocks + 1, kv_heads, block_size, dim)
             self.cache = torch.empty(heads_first, dtype=dtype, device=device).transpose(3, 4)
@@ -85,8 +85,8 @@ class BlockPool:
     def truncate(self, sequence: TokenSequence, length: int) -> None:
         """Keep at most the first `length` tokens of a sequence, so that the sequence can append tokens.
 
-        A block that other sequences use must not be written to. If the cut is inside such a block, the
-        sequence keeps none of the block's tokens.
+        A block that other sequences use must not be written to. So a cut inside such a block moves to the
+        block's beginning.
         """
         rest = length % self.block_size
         if rest:

@@ -112,10 +112,14 @@ def _flash(layer: int, query: Tensor, batch: PagedBatch, scale: float, window: W
     """
     from torch.nn.attention.varlen import varlen_attn  # Where torch has no CUDA, this import compiles code.
 
-    # A single query is the last token and sees all keys. Without a causal mask the kernel is faster.
-    causal = batch.max_new > 1 or window is not None
-    left = -1 if window is None else window - 1
-    right = 0 if causal else -1
+    # How many keys a query sees to its left and to its right; -1: all of them. If each sequence has one new
+    # token, no key is to its right, so all keys are allowed: without a mask the kernel is faster.
+    if window is not None:
+        window_size = (window - 1, 0)
+    elif batch.max_new > 1:
+        window_size = (-1, 0)
+    else:
+        window_size = (-1, -1)
     out = varlen_attn(
         query,
         batch.pool.keys[layer],
@@ -125,7 +129,7 @@ def _flash(layer: int, query: Tensor, batch: PagedBatch, scale: float, window: W
         batch.max_new,
         batch.longest,
         scale=scale,
-        window_size=(left, right),
+        window_size=window_size,
         enable_gqa=True,
         seqused_k=batch.lengths,
         block_table=batch.block_tables,

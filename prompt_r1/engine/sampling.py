@@ -59,8 +59,8 @@ def _invert(cumulative: Tensor, uniform: Tensor) -> Tensor:
     """The index (R, 1) of the first entry whose cumulative weight exceeds `uniform` times the total."""
     total = cumulative[:, -1:].contiguous()
     found = torch.searchsorted(cumulative, uniform * total, right=True)
-    # `uniform * total` may be rounded up to the total. No cumulative weight exceeds it, so take the last
-    # entry with a weight above 0: there the cumulative weight reaches the total.
+    # `uniform * total` may be rounded up to the total, which no cumulative weight exceeds. Then take the last
+    # entry with a weight above 0, where the cumulative weight reaches the total.
     last = torch.searchsorted(cumulative, total)
     # In a row with NaN, both searches return an index behind the last entry.
     return torch.minimum(found, last).clamp(max=cumulative.shape[1] - 1)

@@ -120,10 +120,11 @@ class Scheduler:
 
         Then this job waits until the prefix is cached, and starts from it.
         """
-        prefix = job.tokens[: shared + MIN_SHARED_TOKENS]
-        if len(prefix) < shared + MIN_SHARED_TOKENS:
+        length = shared + MIN_SHARED_TOKENS
+        if len(job.tokens) < length:
             return False
-        return any(other.is_prefilling and other.tokens[: len(prefix)] == prefix for other in self.running)
+        prefix = job.tokens[:length]
+        return any(other.is_prefilling and other.tokens[:length] == prefix for other in self.running)
 
     def _longest_prefix(self, job: Job) -> tuple[TokenSequence, int]:
         """Which cached sequence to start from, and how many of its tokens.
@@ -133,8 +134,8 @@ class Scheduler:
         own = common_prefix_length(job.sequence.tokens, job.tokens)
         best, longest = job.sequence, own
         for sequence in self._cached:
-            # To share more than `longest` tokens, a sequence must have the job's token at this position. Most
-            # do not have it, and this test is faster than a search for the common prefix. Slices, because
+            # Most sequences share no more than `longest` tokens, because they differ from the job at this
+            # position. This test is faster than a search for the common prefix. It compares slices, because
             # either list may end here.
             here = slice(longest, longest + 1)
             if sequence.tokens[here] == job.tokens[here]:
@@ -229,10 +230,9 @@ class Scheduler:
     def _victims(self, job: Job, keep: TokenSequence | None) -> list[TokenSequence]:
         """The sequences that a job may evict, in the order in which they are evicted.
 
-        1. Sequences that are newer than the job's come before older ones. Older ones are evicted only if no
-           other job runs.
-        2. Then sequences that do not run come before running ones.
-        3. Then newer ones come before older ones.
+        While other jobs run, only sequences that are newer than the job's may be evicted; otherwise also
+        older ones, after the newer ones. Sequences that do not run come before running ones. Then the newest
+        comes first.
         """
         own = job.sequence.number
         running = {other.sequence for other in self.running}

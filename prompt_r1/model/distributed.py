@@ -66,8 +66,8 @@ class Ranks:
         """Do this rank's share of some work, then wait for the other ranks.
 
         If the work fails on one rank, its error is raised on all of them. Otherwise the others would wait in
-        their next collective for a rank that has left. An unexpected error is raised as a RuntimeError, whose
-        cause on the rank that failed is the error itself, with its traceback.
+        their next collective for a rank that has left. An unexpected error becomes a RuntimeError
+        (`as_shared`). On the rank that failed, it has the original error as its cause.
         """
         if self.count == 1:
             return work()

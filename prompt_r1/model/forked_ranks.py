@@ -30,11 +30,15 @@ CONTAINER_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 def forked_ranks(wanted: int, *, device: str, questions: int) -> Iterator[list[int]]:
     """Fork this process into the ranks of a run. The context is entered in every one of them.
 
-    `wanted` is --ranks, `device` is --device, and `questions` is the number of questions of a step. The
-    forks have the environment variables that torchrun would set, and share the memory of what this process
-    has imported. Only rank 0 prints. If it loses another rank, it prints what that rank wrote to stderr. The
-    forks end when rank 0 ends, even if it was killed. Yields the ids of the forks on rank 0, and [] on the
-    others. Raises UsageError if there can be no forks, and RankLost on rank 0 if a fork fails after its work.
+    `wanted` is --ranks, `device` is --device, and `questions` is the number of questions of a step.
+
+    - The forks have the environment variables that torchrun would set, and share the memory of what this
+      process has imported.
+    - Only rank 0 prints. If it loses another rank, it prints what the other ranks wrote to stderr.
+    - The forks end when rank 0 ends, even if it was killed.
+
+    Yields the ids of the forks on rank 0, and [] on the others. Raises UsageError if there can be no forks,
+    and RankLost on rank 0 if a fork fails after its work.
     """
     count = rank_count(wanted, device=device, questions=questions)
     if count == 1:

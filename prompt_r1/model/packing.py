@@ -24,7 +24,7 @@ class Segment:
     """The tokens that one game adds to a row. A game without such tokens has no segment."""
 
     length: int
-    # The length of the opening if the segment begins with it, as the first of its group does; None otherwise.
+    # The length of the opening for the first segment of a group, which begins with it; None for the others.
     opening_length: int | None
 
 
@@ -89,13 +89,12 @@ def pack(groups: Sequence[Sequence[Trajectory]], device: torch.device) -> Packed
             # The game adds its tokens from `start` to `end`.
             start = 0 if number == 0 else opening_length
             end = len(game.tokens) - 1
-            # In the opening, the column of a token is `group_start` plus its position in the game.
-            after_opening = len(tokens) - start  # After the opening, it is this number plus the position.
+            # The column of each token of the game. A later game has its opening in the first game's columns.
+            columns = [*range(group_start, group_start + start)]
+            columns += range(len(tokens), len(tokens) + end - start)
             for position, sampled in enumerate(game.sampled):
                 if sampled:
-                    before = position - 1  # This token predicts the sampled token.
-                    shift = group_start if before < opening_length else after_opening
-                    sources.append(shift + before)
+                    sources.append(columns[position - 1])  # The token before predicts the sampled token.
                     targets.append(game.tokens[position])
             tokens += game.tokens[start:end]
             positions += range(start, end)

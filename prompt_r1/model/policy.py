@@ -212,14 +212,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
         #     grad_head   = -slope.T @ (scaled_grad · hidden)
         scaled_grad = ctx.scale * grad
         grad_hidden = torch.empty_like(hidden)
-        # `grad_weight` stays None if the head is frozen, as it is beside adapters. `grad_head` is a view of
-        # the first rows of `grad_weight`, which are the tokenizer's tokens.
+        # `grad_weight` stays None if the head is frozen, as it is beside adapters.
         grad_weight = None
         if ctx.needs_input_grad[1]:
             scaled_hidden = scaled_grad[:, None].to(hidden.dtype) * hidden
             # At least float32, because a sum over many chunks loses bits in bfloat16.
             grad_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-            grad_head = grad_weight[: ctx.vocabulary]
+            grad_head = grad_weight[: ctx.vocabulary]  # a view: its rows of the tokenizer's tokens
         for rows in _chunks(hidden):
             slope = _slope(hidden[rows], head, targets[rows], ctx.scale)
             grad_hidden[rows] = (slope @ head).mul_(-scaled_grad[rows, None])

@@ -40,8 +40,8 @@ def shard(
         sharded = fully_shard(
             module,
             mesh=mesh,
-            # Otherwise the root keeps its gathered weights after a forward. After the next update, its
-            # forward would use the old weights.
+            # Otherwise the root would keep its gathered weights after a forward, and compute its next
+            # forward with them, although an update has changed the shards.
             reshard_after_forward=True,
             mp_policy=precision,
             offload_policy=offload_policy,
