@@ -55,7 +55,8 @@ def fine_tune_agent(
     make_folder(out, _is_fine_tuning, "a fine-tuning")
     device = pick_device(config.device)
     start = find_agent(config.agent, trained_as.seed)
-    loaded_as = with_threads_of_this_machine(trained_as)
+    # The method rft samples the games at temperature 1, whatever the temperature of the agent's training was.
+    loaded_as = replace(with_threads_of_this_machine(trained_as), temperature=1.0)
     if config.threads:
         loaded_as = replace(loaded_as, threads=config.threads)
     agent = load_agent(start, loaded_as, device)

@@ -14,6 +14,7 @@ from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.evaluation.imitation import example_of, one_turn_config
 from prompt_r1.evaluation.preflight import read_evaluate_config
 from prompt_r1.model.lora import adapters_removed, add_lora
+from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
 from prompt_r1.pair.named_agent import resolve_agent, trained_config
 from prompt_r1.protocol import Codec, parse
@@ -359,6 +360,23 @@ def test_the_metrics_of_each_step_can_be_read_while_the_next_one_is_taken(start,
     trained_as = one_turn_config(str(start), seed=0)
     fine_tune_agent(lambda codec: [], replace(SMALL, agent=str(start)), trained_as, tmp_path / "out")
     assert lines_in_file == [0, 1, 2]
+
+
+def test_an_agent_that_was_trained_at_another_temperature_is_fitted_at_temperature_1(
+    start, tmp_path, monkeypatch
+):
+    """A bug: rft fitted games that it had sampled at temperature 1 at that of the agent's training."""
+    fitted = []
+
+    def note(policy: Policy, *_: object) -> Iterator[dict[str, float]]:
+        fitted.append(policy.temperature)
+        return iter([])
+
+    monkeypatch.setattr("prompt_r1.training.supervised.train_weights", note)
+    trained_as = replace(one_turn_config(str(start), seed=0), temperature=1.3)
+    folder = fine_tune_agent(lambda codec: [], replace(SMALL, agent=str(start)), trained_as, tmp_path / "out")
+    assert fitted == [1.0]
+    assert trained_config(folder).temperature == 1.3, "its settings stay"
 
 
 def test_a_folder_with_other_files_is_refused(start, tmp_path):
