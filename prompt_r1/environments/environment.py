@@ -17,8 +17,8 @@ request, so nothing is charged.
     bill.charged_usd   a game, in dollars: for the limit of a question
 
 The fourth, `bill.spent`, counts the replies of a game. A user's reward may depend on it, so it must be the
-same when a resumed run plays the game again from its journal. So a reply from the journal counts as if it
-were paid again, and a lost request does not count. A failed call counts as a call without tokens.
+same when a resumed run plays the game again from its journal. So a reply from the journal counts with what it
+cost, and a lost request does not count. A failed call counts as a call without tokens.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ WARN_ABOVE, STOP_ABOVE = 0.05, 0.20  # shares of failed calls
 
 # What is counted for the metrics. A call may need several requests.
 COUNTED = (
-    "paid",  # calls that were sent, because the journal had no reply; also if they failed or were free
+    "paid",  # calls whose first request was sent, also if they failed or were free
     "failed_requests",  # requests without a reply
     "lost",  # failed requests that may have been billed
     "reused",  # calls whose reply was in the journal
@@ -146,9 +146,8 @@ class Environment:
         self._route = route
         self._weights = parse_weights(route, len(sources))
         self._sleep = sleep
-        self._equal_calls = WeakValueDictionary[
-            str, EqualCalls
-        ]()  # the calls that are being made, by their key
+        # The calls that are being made, by their key.
+        self._equal_calls = WeakValueDictionary[str, EqualCalls]()
         self._recent: deque[bool] = deque(maxlen=WINDOW)  # For each of the last calls: whether it failed.
         self._warned = False
 
@@ -170,12 +169,13 @@ class Environment:
             async with equal_calls.lock:
                 if equal_calls.failure:
                     raise equal_calls.failure
-                reply = self.journal.reply(call.key)
-                if reply is None:
-                    member.counts["paid"] += 1
+                recorded = self.journal.reply(call.key)
+                if recorded is None:
                     reply = await self._send(call)
+                    cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
                 else:
                     member.counts["reused"] += 1
+                    reply, cost = recorded
         except (EnvError, Refused) as problem:
             equal_calls.failure = problem
             bill.spent += ONE_FREE_CALL
@@ -189,7 +189,7 @@ class Environment:
         member.is_wait_reported = False
         if reply.label:
             member.counts[f"outcomes/{reply.label}"] += 1
-        bill.spent += member.price.of_call(reply.tokens_in, reply.tokens_out)
+        bill.spent += cost
         return reply
 
     def _draw(self, caller: Caller) -> Member:
@@ -258,6 +258,8 @@ class Environment:
         except OSError:
             self.budget.settle(estimate, Spending())  # The request is not sent, so it costs nothing.
             raise
+        if failures == 0:
+            member.counts["paid"] += 1
         cost: Spending | None = None  # None: the request is lost, also if the attempt is cancelled.
         reply: Reply | None = None
         try:

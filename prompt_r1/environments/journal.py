@@ -101,8 +101,8 @@ class Journal:
         if reply is not None:
             self.places[key] = (self._own, offset)
 
-    def reply(self, key: str) -> Reply | None:
-        """Read the recorded reply of a call; None if there is none."""
+    def reply(self, key: str) -> tuple[Reply, Spending] | None:
+        """Read the recorded reply of a call, and what it was charged; None if there is none."""
         if key not in self.places:
             return None
         path, offset = self.places[key]
@@ -110,7 +110,7 @@ class Journal:
             file.seek(offset)
             line = json.loads(file.readline())
         assert line["key"] == key, f"{path} has changed at byte {offset} since it was read"
-        return Reply(**line["reply"])
+        return Reply(**line["reply"]), Spending(*line["charged"])
 
     def check_room(self) -> None:
         """Raise OSError if the disk has become full, so that no more requests are sent."""

@@ -10,8 +10,8 @@ import pytest
 from prompt_r1.environments.budget import Budget, OutOfBudget, Price, parse_prices
 from prompt_r1.environments.environment import LONG_REPLY, Environment
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Busy, Caller, Refused, Reply
-from prompt_r1.errors import EnvError, Resumable, UsageError
+from prompt_r1.environments.sources import Bill, Busy, Caller, Refused, Reply
+from prompt_r1.errors import EnvError, LimitReached, Resumable, UsageError
 from prompt_r1.types import Message, Spending
 from tests.support.at_once import at_once
 from tests.support.counting import PRICE, CountingSource, environment
@@ -128,6 +128,16 @@ def test_lost_requests_are_charged_at_their_estimate_also_after_a_resume(tmp_pat
     assert Journal(tmp_path).spent == asked.budget.spent
     metrics = asked.take_metrics()
     assert (metrics["env/paid"], metrics["env/failed_requests"], metrics["env/lost"]) == (1, 3, 2)
+
+
+def test_a_call_that_the_budget_or_its_bill_stops_is_not_counted_as_sent(tmp_path) -> None:
+    asked = environment(CountingSource(max_tokens=9), folder=tmp_path, budget=Budget(max_calls=1))
+    with pytest.raises(LimitReached):
+        asyncio.run(asked.ask(HELLO, Caller("q"), Bill(max_usd=1e-9)))
+    ask(asked)
+    with pytest.raises(OutOfBudget):
+        ask(asked, sample=1)
+    assert asked.take_metrics()["env/paid"] == asked.members[0].source.calls == 1
 
 
 def test_requests_that_are_repeated_never_exceed_the_budget(tmp_path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.environments.budget import Budget
+from prompt_r1.environments.budget import FREE, Budget
 from prompt_r1.environments.environment import Bill, Caller, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Refused, Reply
@@ -323,11 +323,14 @@ def test_a_new_call_hides_no_cost_of_an_old_one_where_lines_are_lost(tmp_path: P
 
 
 def test_a_game_costs_what_its_replies_cost_also_from_the_journal(tmp_path) -> None:
-    """A resumed run plays games from the journal again, and must reward them the same."""
+    """A resumed run plays games from the journal again, and must reward them the same.
+
+    A bug: such replies cost what the --env-price of the new command says, not what was paid for them.
+    """
     dialogues = [HELLO, [*HELLO, Message(role="assistant", content="There."), *HELLO]]
     costs = []
-    for _ in range(2):
-        asked, bill = environment(CountingSource(), folder=tmp_path), Bill()
+    for price in (PRICE, FREE):
+        asked, bill = environment(CountingSource(), folder=tmp_path, price=price), Bill()
         for dialogue in dialogues:
             asyncio.run(asked.ask(dialogue, Caller("q"), bill))
         costs.append(bill.spent)
