@@ -154,18 +154,17 @@ def load_checkpoint(
     state = read_state(folder)
     tensors = tensors_of(policy, optimizer)
     reader = HuggingFaceStorageReader(str(folder))
-    try:
+
+    def check_names() -> None:
         # DCP loads the tensors that it is given, and ignores others in the files.
-        saved = ranks.on_first_rank(lambda: set(reader.read_metadata().state_dict_metadata))
-        if other := saved - tensors.keys():
-            raise LookupError(f"it has {len(other)} tensors more, such as {min(other)}")
-        with _no_warning_of_one_process():
-            dcp.load(tensors, storage_reader=reader, no_dist=ranks.count == 1)
-    except NOT_THESE_TENSORS as error:
-        raise UsageError(
-            f"{folder} does not fit the agent ({first_line(_cause(error))}): give the agent that the run "
-            "started from"
-        ) from None
+        with checked_reads(folder):
+            saved = set(reader.read_metadata().state_dict_metadata)
+            if other := saved - tensors.keys():
+                raise LookupError(f"it has {len(other)} tensors more, such as {min(other)}")
+
+    ranks.on_first_rank(check_names)
+    with checked_reads(folder), _no_warning_of_one_process():
+        dcp.load(tensors, storage_reader=reader, no_dist=ranks.count == 1)
     return state
 
 
@@ -242,6 +241,21 @@ def digest_of_start(start: Path | str) -> str:
                 first = tensor.flatten()[:FIRST_NUMBERS]
                 digest.update(first.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+@contextmanager
+def checked_reads(checkpoint: Path) -> Iterator[None]:
+    """Raise UsageError if the files of a checkpoint do not hold the tensors of this agent.
+
+    It exchanges no data, so a single rank may enter it.
+    """
+    try:
+        yield
+    except NOT_THESE_TENSORS as error:
+        raise UsageError(
+            f"{checkpoint} does not fit the agent ({first_line(_cause(error))}): give the agent that the run "
+            "started from"
+        ) from None
 
 
 @contextmanager
