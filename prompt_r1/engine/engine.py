@@ -53,11 +53,13 @@ class Engine:
         max_sequences: int = 256,
         prefill_tokens: int = 0,
         block_size: int = 0,
+        memory_share: float = 1.0,
     ) -> None:
         """`max_tokens`: tokens of the longest game. `kv_tokens`: tokens in the KV cache; 0: as many as free
         memory allows. `max_sequences`: the most games that decode at the same time. `prefill_tokens`: the
         most prompt tokens in a forward. `block_size`: tokens in a block of the cache. For the last two, 0
-        stands for the default of the device.
+        stands for the default of the device. `memory_share`: the share of the free memory that the cache
+        takes at most.
 
         Raises UsageError if the free memory does not hold the cache of one game.
         """
@@ -65,7 +67,12 @@ class Engine:
         self.stop_ids = stop_ids
         self.max_tokens = max_tokens
         self._pool = allocate_pool(
-            policy, tokens=kv_tokens, longest=max_tokens, sequences=max_sequences, block_size=block_size
+            policy,
+            tokens=kv_tokens,
+            longest=max_tokens,
+            sequences=max_sequences,
+            block_size=block_size,
+            share=memory_share,
         )
         self._forward: Forward = policy.hidden_states
         self._graphs: DecodeGraphs | None = None

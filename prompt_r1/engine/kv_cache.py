@@ -147,19 +147,20 @@ def shape_of_a_token(config: PretrainedConfig) -> torch.Size:
     return torch.Size([text.num_hidden_layers, kv_heads, head_dim])
 
 
-def cache_bytes(kind: str, free: int) -> int:
-    """How many of `free` bytes the cache may take on a kind of device."""
-    share = int(MEMORY_SHARE[kind] * free)
-    return max(0, min(share, free - RESERVED_ON_GPU)) if kind == "cuda" else share
+def cache_bytes(kind: str, free: int, share: float = 1.0) -> int:
+    """How many of `free` bytes the cache may take on a kind of device, and at most this share of them."""
+    allowed = int(min(share, MEMORY_SHARE[kind]) * free)
+    return max(0, min(allowed, free - RESERVED_ON_GPU)) if kind == "cuda" else allowed
 
 
 def allocate_pool(
-    policy: Policy, *, tokens: int, longest: int, sequences: int, block_size: int = 0
+    policy: Policy, *, tokens: int, longest: int, sequences: int, block_size: int = 0, share: float = 1.0
 ) -> BlockPool:
     """Allocate a pool for `tokens` tokens; 0: as many as free memory allows, but no more than can be used.
 
     `longest`: tokens of the longest sequence. `sequences`: the most sequences at the same time. `block_size`:
-    tokens of a block; 0: the default of the device. Raises UsageError if one sequence does not fit.
+    tokens of a block; 0: the default of the device. `share`: the share of the free memory that the pool takes
+    at most. Raises UsageError if one sequence does not fit.
     """
     config, kind = policy.model.config, policy.device.type
     if not block_size:
@@ -170,7 +171,7 @@ def allocate_pool(
         blocks = max(tokens // block_size, longest_blocks)
     else:
         bytes_of_block = 2 * block_size * shape_of_a_token(config).numel() * policy.compute_dtype.itemsize
-        affordable = cache_bytes(kind, free_memory(policy.device)) // bytes_of_block
+        affordable = cache_bytes(kind, free_memory(policy.device), share) // bytes_of_block
         blocks = min(affordable, sequences * longest_blocks)
     if blocks < longest_blocks:
         raise UsageError(

@@ -8,7 +8,6 @@ no prompt of the agent can become a control token.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -30,6 +29,9 @@ from prompt_r1.types import Message
 MAX_TOKENS = 1024  # tokens of a reply; --env-args '{"max_tokens": N}' changes the limit
 MAX_DIALOGUE_TOKENS = 8192  # tokens; less if the model supports less
 MAX_SLOTS = 16
+# The KV cache takes at most this share of the free memory. The rest is for an agent and its training, which
+# are loaded later.
+MEMORY_SHARE = 0.3
 
 
 @dataclass(frozen=True)
@@ -103,12 +105,12 @@ class LocalEnvironment(Source):
         for number, token in tokenizer.added_tokens_decoder.items():
             if token.special and not THINK_TAG.fullmatch(token.content):
                 self._left_out.add(number)
-
-    @cached_property
-    def _engine(self) -> Engine:
-        """The engine. It is made at the first call: its KV cache takes a share of the memory free then."""
-        return Engine(
-            self.policy, stop_ids=self._stop_ids, max_tokens=self.capacity, max_sequences=self.slots
+        self._engine = Engine(
+            policy,
+            stop_ids=self._stop_ids,
+            max_tokens=capacity,
+            max_sequences=slots,
+            memory_share=MEMORY_SHARE,
         )
 
     async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:

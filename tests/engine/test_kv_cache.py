@@ -122,6 +122,8 @@ def test_a_cache_on_a_gpu_takes_nine_tenths_of_the_free_memory_but_leaves_three_
     assert cache_bytes("cuda", 60 * 10**9) == 54 * 10**9
     assert cache_bytes("cuda", 10 * 10**9) == 7 * 10**9
     assert cache_bytes("cuda", 2 * 10**9) == 0
+    assert cache_bytes("cuda", 60 * 10**9, share=0.3) == 18 * 10**9
+    assert cache_bytes("cuda", 4 * 10**9, share=0.3) == 10**9
     assert cache_bytes("cpu", 10 * 10**9) == 3 * 10**9
 
 

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from prompt_r1.engine import kv_cache
 from prompt_r1.environments import local as local_module
 from prompt_r1.environments.local import LocalEnvironment, load_local
 from prompt_r1.environments.sources import Caller
@@ -188,6 +189,21 @@ def test_a_loaded_model_has_the_given_settings(tmp_path):
     )
     assert {**given, "system": "Be brief.", "seed": 3}.items() <= source.parameters.items()
     assert source.encode(HELLO) == source.encode([{"role": "system", "content": "Be brief."}, *HELLO])
+
+
+def test_the_cache_of_a_model_is_allocated_when_it_is_loaded_and_leaves_room_for_an_agent(
+    folder, monkeypatch
+):
+    """A bug: it was allocated at the first call, in the room that the training's next update needed."""
+    monkeypatch.setitem(kv_cache.MEMORY_SHARE, "cpu", 0.9)  # as on a GPU
+    monkeypatch.setattr(kv_cache, "free_memory", lambda device: 200_000_000)
+    monkeypatch.setattr(kv_cache, "BlockPool", pools := Mock(wraps=kv_cache.BlockPool))
+    load_local(f"hf:{folder}", fields={}, system="", seed=0, slots=1000, device=CPU)
+    [pool] = pools.call_args_list
+    numbers = (
+        2 * pool.kwargs["blocks"] * pool.kwargs["block_size"] * kv_cache.shape_of_a_token(*pool.args).numel()
+    )
+    assert 50_000_000 < 4 * numbers <= 60_000_000
 
 
 def writing(text: str, *, specials: Sequence[str] = ()) -> LocalEnvironment:
