@@ -73,12 +73,12 @@ class Results:
 
     def __init__(self, predictions: Sequence[Prediction]) -> None:
         self.groups: dict[tuple[System, str], list[Prediction]] = {}
-        kinds: dict[str, Kind] = {}
+        kinds: dict[str, set[Kind]] = {}  # A dataset of the user may mix kinds.
         measured: set[str] = set()
         for prediction in predictions:
             question = prediction.question
             self.groups.setdefault((prediction.system, question.dataset), []).append(prediction)
-            kinds.setdefault(question.dataset, question.kind)
+            kinds.setdefault(question.dataset, set()).add(question.kind)
             measured.update(prediction.metrics)
         # The paper's datasets come first, in the paper's order, then the others by name.
         order = dict.fromkeys([*TRAINED, *OUT_OF_DISTRIBUTION, *sorted(kinds)])
@@ -90,6 +90,13 @@ class Results:
         self.labels |= {name: name for name in self.own_metrics}
         # The means over the questions of all datasets.
         self.means = {system: self.micro_means(system, list(self.kinds)) for system in self.systems}
+
+    def reported_metrics(self, dataset: str) -> list[str]:
+        """The metrics that the paper's tables report for a dataset, in the order of LABELS."""
+        reported: set[str] = set()
+        for kind in self.kinds[dataset]:
+            reported.update(METRICS_OF_KIND[kind])
+        return [metric for metric in self.labels if metric in reported]
 
     def predictions(self, system: System, datasets: Sequence[str]) -> list[Prediction]:
         """A system's predictions on some datasets."""
@@ -111,7 +118,7 @@ class Results:
 
         None if one of these datasets was not measured.
         """
-        reporting = [name for name in datasets if metric in METRICS_OF_KIND[self.kinds[name]]]
+        reporting = [name for name in datasets if metric in self.reported_metrics(name)]
         scores = {name: self.scores(system, name, metric) for name in reporting}
         if not scores or not all(scores.values()):
             return None

@@ -19,7 +19,7 @@ from prompt_r1.data.datasets import OUT_OF_DISTRIBUTION, TRAINED
 from prompt_r1.evaluation.intervals import bounds_text
 from prompt_r1.evaluation.paper_numbers import paper_number
 from prompt_r1.evaluation.predictions import System, short_names
-from prompt_r1.evaluation.scores import LABELS, METRICS_OF_KIND, Means, Rate, Results
+from prompt_r1.evaluation.scores import LABELS, Means, Rate, Results
 from prompt_r1.miniworld.questions import OOD_KINDS
 from prompt_r1.programs.files import replace_file
 from prompt_r1.programs.tables import markdown_table, text_table
@@ -41,7 +41,8 @@ def write_results(folder: Path, results: Results, trained_with: Mapping[str, str
     replace_file(folder / RESULTS, (json.dumps(means_of_systems, indent=1) + "\n").encode())
 
     parts = [datasets_table(results, lambda means: cells_of(means, results, with_interval=results.labels))]
-    if "text" in results.kinds.values() and "ssim" not in results.labels:
+    has_texts = any("text" in kinds for kinds in results.kinds.values())
+    if has_texts and "ssim" not in results.labels:
         parts.append("SSim was not measured: `--ssim-model DIR` names its encoder.")
     parts += paper_tables(results, trained_with)
     replace_file(folder / TABLES, ("\n\n".join(parts) + "\n").encode())
@@ -149,9 +150,8 @@ class PaperTable:
         """Rows for each dataset and metric, then for the averages over the datasets."""
         rows = []
         for name in datasets:
-            for metric in METRICS_OF_KIND[self.results.kinds[name]]:
-                if metric in self.results.labels:
-                    rows += self._rows(name, [name], metric)
+            for metric in self.results.reported_metrics(name):
+                rows += self._rows(name, [name], metric)
         if len(datasets) > 1:
             for metric in LABELS:
                 if any(self._rates(datasets, metric)):

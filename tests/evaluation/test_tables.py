@@ -77,6 +77,13 @@ def test_failed_calls_are_counted_and_do_not_lower_the_mean():
     assert (means.n, means.errors, means.rates["em"].mean) == (2, 1, 0.5)
 
 
+def test_a_dataset_of_several_kinds_has_the_same_table_in_any_order():
+    """A bug: the kind of its first question decided whether it had a row of EM."""
+    both = [predict(question=question_of(number, kind=kind)) for number, kind in enumerate(("qa", "text"))]
+    tables = [paper_tables(score_predictions(order), {}) for order in (both, both[::-1])]
+    assert tables[0] == tables[1] and "| EM " in tables[0][0] and "| F1 " in tables[0][0]
+
+
 def test_a_table_shows_failed_calls():
     """A mean over fewer questions than its neighbour's is marked with its n and the number of errors."""
     complete = [predict(number, system=COT) for number in range(4)]
