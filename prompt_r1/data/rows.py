@@ -211,8 +211,8 @@ def text_field(row: Fields, field: str, *, may_be_blank: bool = False) -> str:
 def text_or_number(value: object, field: str) -> str:
     """A text that is not blank, or a number; 1945.0 is 1945. Raises BadRow for anything else.
 
-    A number that a person has written has at most 15 digits. More come from arithmetic (0.1 + 0.2), or from a
-    column of 32 bits, whose 1.1 is 1.100000023841858; no agent would write them.
+    A person writes a number with at most 15 digits. More digits come from rounding, in arithmetic (0.1 + 0.2)
+    or in a column of 32 bits, where 1.1 becomes 1.100000023841858. No agent would write them.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)

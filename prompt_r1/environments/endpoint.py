@@ -100,10 +100,10 @@ class Endpoint(Source):
                 return self._with_tokens(reply, messages)
             except Refused as refused:
                 refused.reason = self._shown(refused.reason)
-                # `leave_out` renames max_tokens to max_completion_tokens. If this is rejected too, the call
-                # fails, because it would have no limit.
-                is_only_limit = refused.field == "max_completion_tokens" and "max_tokens" not in fields
-                if refused.field not in fields or is_only_limit:
+                # `leave_out` renames max_tokens to max_completion_tokens. If this is rejected too, it is the
+                # last limit of a reply, which is never left out.
+                is_last_limit = refused.field == "max_completion_tokens" and "max_tokens" not in fields
+                if refused.field not in fields or is_last_limit:
                     raise
                 if refused.field in self.fields:  # Otherwise another call has left it out meanwhile.
                     without = f"{self.name} does not accept {refused.field}; continuing without"

@@ -82,8 +82,9 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: flo
     if status < 500 and codes.intersection(FILTERED_CODES):
         return Reply("", label="content_filter", reason=reason)
     unknown_field = _unknown_field(data, fields) if status in (400, 422) else ""
-    # OpenAI's errors name max_tokens in two cases. If the limit is too large for the model, the request is
-    # refused. If the error mentions the context, the dialogue leaves no room for the reply: it is too long.
+    # OpenAI's errors name max_tokens in two cases. If the error also mentions the context, the dialogue is
+    # too long, because it leaves no room for the reply. Otherwise the limit is too large for the model, and
+    # the request is refused.
     is_wrong_limit = fields.get("param") in REPLY_LIMITS and "context" not in said
     texts = " ".join([*codes, said])
     is_too_long = status in (400, 422) and TOO_LONG.search(texts) is not None

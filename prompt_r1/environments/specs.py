@@ -5,8 +5,8 @@ code may run, and which names get the key:
 
     typed    the SPECs that the user typed on the command line. A SPEC that is read from a file may come from
              anyone: its object is not imported, and its URL does not get OPENAI_API_KEY.
-    others   the SPECs that the run opens besides this one. If a MODEL without URL is among them, no URL gets
-             the key.
+    others   the other SPECs of the run. If one of them is a MODEL without URL, the key is meant for this
+             model, so no URL gets it.
 """
 
 import json

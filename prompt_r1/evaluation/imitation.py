@@ -46,7 +46,7 @@ def sft_agent(
     agent: NamedAgent, train: Sequence[Question], *, seed: int, device: torch.device, folder: Path
 ) -> NamedAgent:
     """Fine-tune an agent on the gold answers to training questions, for a game of one turn."""
-    # Each seed has its own mini agent. The run's seed gives the mini agent that the run started from.
+    # If the start is `mini`, it is the mini agent of the run's seed, not of the evaluation's `seed`.
     one_turn = one_turn_config(agent.start, seed=agent.config.seed)
     if not _is_done(folder):
         settings = _settings(agent, seed=seed, device=device, rank=SFT_RANK)

@@ -42,8 +42,11 @@ class Maker:
 
     @property
     def folder(self) -> Path:
-        """Where the method keeps the prompts that it finds, or the agent that it fine-tunes from a start."""
-        # If a method has no environment, its folder is under the environment of its agent's training.
+        """Where the method keeps the prompts that it finds, or the agent that it fine-tunes.
+
+        It is OUT/ENVIRONMENT/METHOD or, for a method that begins with an untrained agent,
+        OUT/ENVIRONMENT/METHOD/START. A method without an environment takes the one of its agent's training.
+        """
         spec = self.system.environment or self.agent.config.env
         folder = self.evaluation.folder / file_name(spec) / self.system.method
         if METHODS[self.system.method].agent == "start":

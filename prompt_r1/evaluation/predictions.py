@@ -63,8 +63,7 @@ class Prediction:
     spent: Spending = field(default_factory=Spending)  # calls of the environment
     format: float | None = None  # 1: in the requested format, 0: not; None: no format was requested.
     reward: float | None = None  # None: no game was played.
-    # A method leaves the next two fields and `sample` to others: evaluate.py fills in `system` and `sample`,
-    # and scores.py `metrics`.
+    # evaluate.py fills in `system` and `sample`, and scores.py fills in `metrics`.
     system: System = System("")
     metrics: dict[str, float] = field(default_factory=dict)  # metric → 0 to 1; empty after an error
 

@@ -120,8 +120,6 @@ class PromptSearch:
         """
         if not self.calls.are_left(step_calls):
             return False
-        # From here on, `is_perfect` finds scores: `begin` needs fewer calls than a step, so it was allowed to
-        # score the seed prompt.
         if authors_stop and not self.calls.limit:
             return False
         return not self.repeats_itself and not self.is_perfect
@@ -134,6 +132,7 @@ class PromptSearch:
     @property
     def is_perfect(self) -> bool:
         """Whether the best prompt is right on every question, so that no prompt can score higher."""
+        assert self.scores, "`begin` needs fewer calls than a step, so it has scored the seed prompt"
         return all(score == 1 for score in self.scores[self.best()])
 
     async def score(self, prompt: str, questions: Sequence[Question]) -> float:

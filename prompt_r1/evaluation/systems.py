@@ -91,8 +91,8 @@ def choose_systems(
                 raise UsageError(problem)
             if not problem:
                 for agent_name, agent in named_agents:
-                    answering = agent.start if method.agent == "start" else agent_name
-                    _add(systems, System(name, spec, answering), agent, agent_name)
+                    shown_as = agent.start if method.agent == "start" else agent_name
+                    _add(systems, System(name, spec, shown_as), agent, agent_name)
     return systems
 
 

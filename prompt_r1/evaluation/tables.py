@@ -141,8 +141,8 @@ class PaperTable:
     """A table in the paper's form, with the paper's numbers below ours."""
 
     results: Results
-    # The columns: system → the environment whose paper numbers stand below ours. A system without an
-    # environment is in the tables of all environments, so this is the environment of the table.
+    # The columns: system → the environment whose numbers in the paper stand below ours. It is the system's
+    # environment or, for a system without one, the environment of the table.
     systems: Mapping[System, str]
     trained_with: Mapping[str, str]  # agent → environment
 

@@ -129,9 +129,9 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniA
 def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
     """Make a tiny Qwen3 whose output projections start as the transposes of the value projections.
 
-    With this mimetic initialisation, attending to a token adds roughly a multiple of the token's embedding to
-    the residual stream, because for a random matrix W the mean of Wᵀ W is a multiple of the identity. This
-    helps the model to learn copying.
+    With this mimetic initialisation, attention copies from the start: if a token is attended to, roughly a
+    multiple of its embedding is added to the residual stream. For a random W, the mean of Wᵀ W is a multiple
+    of the identity.
     """
     config = Qwen3Config(
         vocab_size=len(tokenizer),

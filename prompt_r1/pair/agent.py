@@ -69,8 +69,8 @@ def load_agent(path: str | Path, config: AgentConfig, device: torch.device) -> A
         max_tokens=config.max_tokens,
     )
     check_model(policy)
-    # The model's generation config may list more end tokens than the tokenizer. The special tokens among them
-    # end a turn too. Ordinary tokens do not: without a generation config, transformers may list one.
+    # The special tokens that the model's generation config lists also end a turn. Ordinary tokens do not,
+    # because transformers may list one by mistake if the model has no generation config.
     added = codec.tokenizer.added_tokens_decoder
     codec.stop_ids |= {end for end in policy.end_ids if end in added and added[end].special}
     return Agent(policy, codec, config.game)

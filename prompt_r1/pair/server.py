@@ -141,8 +141,8 @@ class ChatServer:
             self._check_model(asked.model)
             pieces = PieceQueue()
             playing = self._start(asked, pieces)
-            # `EndOfRequests` cancels it if the client leaves. `_events` could not: its `finally` does not run
-            # if the client leaves before the first event.
+            # If the client leaves, `EndOfRequests` cancels the game. A `finally` in `_events` is not enough,
+            # because a generator that has not started does not run it.
             request.state.playing = playing
             head: Body = {
                 "id": f"chatcmpl-{uuid.uuid4().hex}",

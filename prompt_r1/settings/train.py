@@ -91,7 +91,7 @@ class TrainConfig(AgentConfig):
         16384, "tokens per micro-batch; shared openings count once", POSITIVE
     )
     checkpointing: bool = machine_setting(True, "gradient checkpointing")
-    # This is no setting: --env was not on the command line, but in the YAML file of --config.
+    # This is no setting. True: --env comes from the YAML file of --config, so nobody typed it.
     env_from_file: bool = False
 
     @property

@@ -58,15 +58,13 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
 
 
 def layout_of(config: TrainConfig, *, world_size: int) -> str:
-    """How weights are laid out over the ranks: --parallel, except that `auto` becomes ddp in two cases.
+    """The layout of weights over the ranks, as `start_ranks` takes it: --parallel, or ddp for some `auto`.
 
-    1. with adapters, which need whole weights on every rank
-    2. in float32 on a single rank, where agent and learner share their weights
-
-    In all other cases `start_ranks` chooses for `auto`, by device and nodes.
+    With adapters, and in float32 on a single rank, the learner shares the agent's weights (see `Run.policy`).
+    Shared weights are whole on every rank, so `auto` becomes ddp. Otherwise `start_ranks` resolves `auto`.
     """
-    shares_weights = config.dtype == "float32" and world_size == 1
-    if config.parallel == "auto" and (config.adapter_rank or shares_weights):
+    shares_weights = config.adapter_rank > 0 or (config.dtype == "float32" and world_size == 1)
+    if config.parallel == "auto" and shares_weights:
         return "ddp"
     return config.parallel
 
