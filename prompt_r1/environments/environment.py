@@ -8,17 +8,17 @@ A call has three steps. Each step calls the next:
 
 A source is a server (endpoint.py), a model in this process (local.py) or an object of the user (own.py).
 
-What calls cost is added up in four sums. Three of them are sums of charges. A request is charged when it has
-ended, also if it is *lost*: it got no reply, but may have been billed. A reply from the journal needs no
-request, so nothing is charged.
+What calls cost is added up in four sums. A request is *lost* if it got no reply, but may have been billed.
 
-    journal.spent      the run, up to this start
-    budget.spent       the run, up to this start, and this rank since then: for the limits of the run
-    bill.charged_usd   a game, in dollars: for the limit of a question
+    sum                counts                                       lost requests   replies from the journal
+    journal.spent      the run, up to this start                    yes             no
+    budget.spent       the run, up to this start, and this rank     yes             no
+                       since then: for the limits of the run
+    bill.charged_usd   a game, in dollars: for a question's limit   yes             no
+    bill.spent         the replies of a game                        no              yes, with what they cost
 
-The fourth, `bill.spent`, counts the replies of a game. A user's reward may depend on it, so it must be the
-same when a resumed run plays the game again from its journal. So a reply from the journal counts with what it
-cost, and a lost request does not count. A failed call counts as a call without tokens.
+A user's reward may depend on `bill.spent`, so it must be the same when a resumed run plays a game again from
+its journal. A failed call counts there as a call without tokens.
 """
 
 import asyncio
@@ -211,19 +211,12 @@ class Environment:
         async with member.slots:
             deadline = loop.time() + CALL_DEADLINE
             while True:
-                paused_until = member.paused_until
-                wait = max(wait, paused_until - loop.time())
-                if loop.time() + wait > deadline:
+                has_time = await self._wait(member, wait, deadline)
+                if not has_time:
                     raise EnvError(
                         f"{member.source.name} did not reply within {CALL_DEADLINE:g} s; the last problem: "
                         f"{problem}"
                     )
-                if wait > 0:
-                    await self._sleep(wait)
-                    wait = 0.0
-                    # Meanwhile the response to another call may have asked for a longer pause.
-                    if member.paused_until > paused_until:
-                        continue
                 try:
                     return await self._request(call, failures=failures)
                 except Busy as busy:
@@ -237,6 +230,24 @@ class Environment:
                     problem = busy.reason
                     wait = back_off(failures) if busy.wait is None else busy.wait
                     self._note_wait(member, busy, wait)
+
+    async def _wait(self, member: Member, seconds: float, deadline: float) -> bool:
+        """Wait for `seconds`, and until the server's pause is over.
+
+        False, without waiting on, if that would take longer than until the deadline.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            paused_until = member.paused_until
+            seconds = max(seconds, paused_until - loop.time())
+            if loop.time() + seconds > deadline:
+                return False
+            if seconds > 0:
+                await self._sleep(seconds)
+                seconds = 0.0
+            # Meanwhile the response to another call may have asked for a longer pause.
+            if member.paused_until <= paused_until:
+                return True
 
     async def _request(self, call: Call, *, failures: int = 0) -> Reply:
         """Send one request of a call, after `failures` requests that got no reply.
@@ -352,7 +363,7 @@ class Environment:
         totals = Counter(dict.fromkeys(COUNTED, 0))
         for member in self.members:
             totals.update(member.counts)
-        # `step_metrics` counts env/errors from the games. `add_spending` would add these errors to it.
+        # `step_metrics` counts env/errors from the games, so they must not be counted here again.
         del totals["errors"]
         metrics = {f"env/{name}": float(count) for name, count in totals.items()}
         for number, member in enumerate(self.members, start=1):

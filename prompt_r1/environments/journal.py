@@ -67,7 +67,8 @@ class Journal:
             if path != own:
                 self._read(path)
         if own.exists():
-            # This rank's file is read last: its replies win, so that a resumed run gets the replies it had.
+            # This rank's file is read last. So if two ranks have paid for the same call, the resumed run gets
+            # the reply that this rank had.
             charge_of_request = self._read(own)
             last_number = max(charge_of_request.keys(), default=0)
             self.numbers = count(last_number + 1)

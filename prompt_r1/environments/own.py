@@ -34,8 +34,8 @@ class Answering(Protocol):
 class OwnSource(Source):
     """A source that asks an object of the user. If `ask` is no async function, it runs in a thread.
 
-    There are as many threads as `concurrency` allows calls. So a call waits for a thread only if calls that
-    were cancelled or too slow still have theirs: a thread cannot be stopped.
+    There are as many threads as `concurrency` allows calls. A thread cannot be stopped, so a call that was
+    cancelled or too slow keeps its thread, and another call may have to wait for it.
 
     A class is instantiated, with the seed if it takes a seed. If calls are `priced`, tokens are estimated
     from the length of the texts; otherwise they are 0. `reply_limit` is not enforced: it says how many tokens

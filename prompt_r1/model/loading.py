@@ -46,10 +46,12 @@ def load_policy(
 ) -> Policy:
     """Load the Hugging Face causal model of a folder or hub id, with our attention, in evaluation mode.
 
-    `vocabulary`: tokens of the tokenizer; 0: as many as the model has. `max_tokens`: tokens of the longest
-    game; 0: not known. The caller must compare the loaded model with the unmodified model
-    (`engine.model_check`), unless the same model was checked before. Raises UsageError if there is no such
-    model, or if its files are broken. Code that comes with a model is never executed.
+        vocabulary   the tokens of the tokenizer; 0: as many as the model has
+        max_tokens   the tokens of the longest game; 0: not known
+
+    The caller must compare the loaded model with the unmodified model (`engine.model_check`), unless the same
+    model was checked before. Raises UsageError if there is no such model, or if its files are broken. Code
+    that comes with a model is never executed.
     """
     attention.register()
     transformers_logging.disable_progress_bar()
@@ -254,8 +256,8 @@ def free_memory(device: torch.device) -> int:
     host and the limit of a container leave.
     """
     if device.type == "cuda":
-        # Memory that torch keeps for itself (`reserved`) is free for this process. But the most that it has
-        # allocated at the same time since it last loaded a model (`peak`) may be needed again.
+        # This process can use `free + reserved` in all, because torch keeps `reserved` for it. Of this, the
+        # next update may need as much as the `peak` since the last model was loaded.
         free, _ = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
         peak = torch.cuda.max_memory_allocated(device)
@@ -270,7 +272,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def left_in_container() -> int:
-    """The bytes that this process's container can still allocate; without a limit, a number above all others.
+    """The bytes that this process's container can still allocate; sys.maxsize if it has no limit.
 
     The kernel gives the page cache of a container back before the container exceeds its limit.
     """

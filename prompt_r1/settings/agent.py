@@ -34,7 +34,7 @@ INSTRUCTIONS = {  # The keys are the values of --instruction.
     "answer": ANSWER_IN_TAGS,
 }
 
-# The system message of the environment.
+# The system message of the environment, as in the released code, which also has a blank at its end.
 ENVIRONMENT_SYSTEM = (
     "You are a helpful assistant. Please read the provided content (including previous conversations and "
     "the current task) and help the user complete the task or answer the question. "

@@ -99,8 +99,8 @@ def save_checkpoint(
 def _file_numbers(tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, int]:
     """Number the files from 1, and return each tensor's file. A file has about FILE_BYTES.
 
-    The `nbytes` of a sharded tensor counts all shards. Under each number, every rank writes a file with its
-    shards. So the tensors of a number may have FILE_BYTES × ranks together.
+    Of a sharded tensor, each rank writes its shard to a file of its own with this number. So the tensors of a
+    number may have FILE_BYTES × writers together. (`nbytes` counts all shards.)
     """
     writers = 1 if ranks.mesh is None else ranks.count
     numbers = {}

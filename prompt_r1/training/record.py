@@ -115,8 +115,8 @@ class Record:
         measured = step_metrics(games_PG, ranks, rollout_seconds=log.seconds["rollout"])
         self.state.trained_step = step
         self.state.unlogged_metrics = {"step": step, **stats.metrics(ranks), **measured}
-        # The calls of the games. A checkpoint keeps them if a signal stops the validation, whose calls
-        # `finish_step` adds.
+        # The calls of the games are added now, because a signal may stop the validation, and the run is then
+        # saved. `finish_step` adds the calls of the validation.
         add_spending(self.state.unlogged_metrics, run.environment, ranks)
         self.finish_step()
         self.stop_if_idle(stats, environment_failed=measured["groups/dropped"] == 1)
@@ -143,7 +143,7 @@ class Record:
         config, ranks, log = run.config, run.ranks, run.log
         step = state.trained_step
         # `step` is above --steps if a stopped run is resumed with fewer steps. Step 0 is due, too: it is
-        # validated, but not saved.
+        # validated, and saved if that made it the best agent so far.
         is_due = step >= config.steps or step % config.save_every == 0
         is_save_step = is_due and step > 0
 

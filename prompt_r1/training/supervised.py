@@ -150,8 +150,8 @@ def cut(example: Trajectory, most: int) -> Trajectory:
 def lengths_within(read: int, written: int, room: int) -> tuple[int, int]:
     """How many tokens remain of a turn of `read` + `written` tokens that must fit `room` tokens.
 
-    If the agent writes less than half of the room, only what it reads is cut. Otherwise, if it reads less
-    than half of the room, only what it writes is cut. Otherwise both are cut by the same factor.
+    Only the long part is cut: what the agent reads, if what it writes takes less than half of the room; what
+    it writes, if what it reads takes less than half. If both take more, both are cut by the same factor.
     """
     if 2 * written < room:
         writes = written
