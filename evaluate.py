@@ -26,7 +26,7 @@ from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 
 from prompt_r1.environments.specs import Account, open_account
-from prompt_r1.errors import Resumable
+from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.dry_run import estimate
 from prompt_r1.evaluation.evaluation import Evaluation, Repeat, prepare_evaluation
 from prompt_r1.evaluation.folder_settings import keep_settings
@@ -69,10 +69,14 @@ def main(config: EvaluateConfig) -> None:
         keep_experiment(evaluation)
         try:
             ask_missing(evaluation, file)
-        finally:
-            # If something has failed, the answers that are finished are still shown.
-            answers = file.answers_to(evaluation.repeats, evaluation.systems)
-            show_results(evaluation, answers, encoder)
+        except BaseException:
+            # The answers that are finished are still shown.
+            try:
+                show_results(evaluation, file, encoder)
+            except UsageError as error:  # The user's metric failed. This must not hide the first error.
+                print(printable(str(error)), file=sys.stderr)
+            raise
+        answers = show_results(evaluation, file, encoder)
     if config.tables and not config.method:
         print_left_out(evaluation)
     print(f"\nIn {evaluation.folder / TABLES}: each dataset, also in the form of the paper's tables")
@@ -159,11 +163,12 @@ async def ask_system(
 
 
 def show_results(
-    evaluation: Evaluation, answers: Sequence[Prediction], encoder: SentenceEncoder | None
-) -> None:
-    """Score the answers, print the table, then write all tables."""
+    evaluation: Evaluation, file: PredictionFile, encoder: SentenceEncoder | None
+) -> list[Prediction]:
+    """Score the answers of the file, print the table, then write all tables. Returns the answers."""
+    answers = file.answers_to(evaluation.repeats, evaluation.systems)
     if not answers:
-        return
+        return answers
     results = score_predictions(
         answers,
         official=evaluation.config.metrics == "official",
@@ -174,6 +179,7 @@ def show_results(
     trained_with = {name: agent.config.env for name, agent in agents if trained_config(agent.path)}
     print(terminal_table(results))  # Printed first, because the disk may be full.
     write_results(evaluation.folder, results, trained_with)
+    return answers
 
 
 def print_left_out(evaluation: Evaluation) -> None:
