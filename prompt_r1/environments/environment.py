@@ -105,7 +105,24 @@ class Call:
     messages: list[Message]
     caller: Caller
     bill: Bill
-    key: str  # Calls with the same key share a reply (`call_key`).
+    is_check: bool = False
+
+    @property
+    def key(self) -> str:
+        """Calls with the same key share a reply.
+
+        The key may change while the call is sent, if the server rejects temperature 0, and so samples. The
+        reply is filed under the new key.
+        """
+        if self.is_check:
+            return "check"
+        source = self.member.source
+        return call_key(source, self.messages, self.caller, samples=source.samples)
+
+    @property
+    def key_if_sampled(self) -> str:
+        """The key if the source samples, although this start may not have learned it yet."""
+        return call_key(self.member.source, self.messages, self.caller, samples=True)
 
 
 @dataclass(eq=False)
@@ -161,7 +178,7 @@ class Environment:
         """
         bill = bill or Bill()
         member = self._draw(caller)
-        call = Call(member, messages, caller, bill, key=call_key(member.source, messages, caller))
+        call = Call(member, messages, caller, bill)
         equal_calls = self._equal_calls_of(call.key)
         try:
             # If games make the same call at once, the first one sends it. The others wait, and find its reply
@@ -169,7 +186,7 @@ class Environment:
             async with equal_calls.lock:
                 if equal_calls.failure:
                     raise equal_calls.failure
-                recorded = self.journal.reply(call.key)
+                recorded = self.journal.reply(call.key) or self.journal.reply(call.key_if_sampled)
                 if recorded is None:
                     reply = await self._send(call)
                     cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
@@ -322,7 +339,7 @@ class Environment:
     async def _check(self, member: Member) -> None:
         """Send one request, and charge it. Its reply is not used again: the next start checks again."""
         source = member.source
-        call = Call(member, [Message(role="user", content="Hi")], NO_GAME, Bill(), key="check")
+        call = Call(member, [Message(role="user", content="Hi")], NO_GAME, Bill(), is_check=True)
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 reply = await self._request(call)

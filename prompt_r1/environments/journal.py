@@ -31,13 +31,13 @@ RESERVE_BYTES = 2**18  # room for the replies of the requests that run when the 
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def call_key(source: Source, messages: Sequence[Message], caller: Caller) -> str:
+def call_key(source: Source, messages: Sequence[Message], caller: Caller, *, samples: bool) -> str:
     """The key of a call. Two calls with the same key share a reply.
 
-    If the source samples its replies, the calls of different games never share a reply.
+    If the source `samples` its replies, the calls of different games never share a reply.
     """
     asked_by: list[object] = []
-    if source.samples:
+    if samples:
         asked_by = [caller.question, caller.sample, caller.epoch]
     elif source.by_question:
         asked_by = [caller.question]

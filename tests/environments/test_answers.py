@@ -463,6 +463,30 @@ def test_games_share_no_reply_of_a_server_that_rejects_the_temperature_0(tmp_pat
     assert sorted(replies) == [f"reply {number}" for number in range(2, 7)]
 
 
+def test_a_run_pays_no_call_twice_if_a_start_has_not_learned_that_the_server_samples(tmp_path) -> None:
+    """A bug: the keys of the first calls depended on whether the check of that start had got a reply."""
+    sent = 0
+
+    async def reasoning_model(request: httpx.Request) -> httpx.Response:
+        nonlocal sent
+        if "temperature" in json.loads(request.content):
+            return response_of(400, error_of("no", param="temperature", code="unsupported_value"))
+        sent += 1
+        return response_of(200, body_of(f"reply {sent}"))
+
+    replies = []
+    for is_checked in (False, True, False):  # False: the server is busy when the environment is checked.
+        asked = environment_over(reasoning_model, fields={"temperature": 0}, folder=tmp_path)
+        if is_checked:
+            asyncio.run(asked.check())
+            sent -= 1
+        first = at_once(reply(asked, sample=sample) for sample in range(3))
+        later = at_once(reply(asked, sample=sample) for sample in range(3, 6))
+        replies.append(first + later)
+    assert replies[0] == replies[1] == replies[2]
+    assert sent == len(set(replies[0])) == 6
+
+
 def test_the_limit_of_a_reply_is_never_left_out() -> None:
     """A bug: after both names of the limit had been dropped, 9 tokens were still reserved for a reply."""
     no_limit = error_of("no such field", param="max_completion_tokens", **UNSUPPORTED)
