@@ -60,10 +60,13 @@ def bc_agent(agent: NamedAgent, *, seed: int, device: torch.device, folder: Path
     """Fine-tune the mini agent on the demonstrations that ended right. Raises UsageError for other agents."""
     if agent.start != MINI_AGENT:
         raise UsageError("bc imitates the demonstrations of the mini agent: leave it out with other agents")
-    rule = agent.config.base_rule
+    config = agent.config
     if not _is_done(folder):
         settings = _settings(agent, seed=seed, device=device, rank=IMITATION_RANK)
-        fine_tune_agent(lambda codec: right_demonstrations(seed, rule, codec), settings, agent.config, folder)
+        # The demonstrations of the mini agent that the run started from: each seed has its own.
+        fine_tune_agent(
+            lambda codec: right_demonstrations(config.seed, config.base_rule, codec), settings, config, folder
+        )
     return replace(agent, path=folder / "agent")
 
 

@@ -173,14 +173,16 @@ def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, learne
     """The oracle counts demonstrations that ask, have all their tags, and end with the gold answer."""
     shown = list(islice(demonstrations(0), 120))
     assert not {question.text for question, _ in shown} & {one.text for one in QUESTIONS}, "other worlds"
-    monkeypatch.setattr(imitation, "demonstrations", lambda seed: shown)
+    seeds = []
+    monkeypatch.setattr(imitation, "demonstrations", lambda seed: seeds.append(seed) or shown)
     right = 0
     for question, turns in shown:
         texts = [turn.text for turn in turns]
         tagged = all("<think>" in text and "</think>" in text for text in texts)
         ends = "</answer>" in texts[-1] and f1(turns[-1].action.answer or "", question.answers) == 1
         right += tagged and ends and len(turns) > 1 and all("</interaction_prompt>" in t for t in texts[:-1])
-    method("bc", priced(PricedSource(str)), agent="mini", folder=tmp_path)
+    method("bc", priced(PricedSource(str)), agent="mini", folder=tmp_path, seed=5)
+    assert {*seeds} == {CONFIG.seed} == {0}, "a bug: they were the demonstrations of the evaluation's seed"
     [games] = learned
     assert len(games) == right and 0.2 < right / 120 < 0.5
 
