@@ -90,8 +90,8 @@ def lines_about(agent: NamedAgent, evaluation: Evaluation) -> list[str]:
     known = trained_on(agent, evaluation.questions)
     if known:
         lines.append(
-            f"Note: the agent was trained on {known:,} of these {len(evaluation.questions):,} questions; "
-            "`python -m prompt_r1.data split` holds some out"
+            f"Note: the agent was trained on {known:,} of these {len(evaluation.questions):,} questions, as "
+            "far as its question files are here; `python -m prompt_r1.data split` holds some out"
         )
     if agent.config.reward:
         # MODULE:FUNCTION was read from the agent's folder, which may come from anyone, so it is not imported.

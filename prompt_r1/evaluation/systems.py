@@ -156,7 +156,11 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> int
 
 
 def trained_on(agent: NamedAgent, questions: Sequence[Question]) -> int:
-    """How many of the questions the agent was trained on, as far as its question files are here."""
+    """How many of the questions the agent was trained on, as far as its question files are here.
+
+    This is an estimate if the run held out a tenth of its data, and some of it is not here: what was held out
+    depends on all of it.
+    """
     if trained_config(agent.path) is None:
         return 0
     # The folder of an agent may come from anyone, so no code is run that it names.
