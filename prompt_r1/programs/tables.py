@@ -15,14 +15,10 @@ def markdown_table(header: Sequence[str], rows: Rows, *, left: int = 1) -> str:
     unprintable characters in cells are escaped, so that no text can break the table.
     """
     marks = ["---"] * left + ["--:"] * (len(header) - left)
-    table = [_escaped_row(header), marks, *(_escaped_row(row) for row in rows)]
+    table = [[_escaped(cell) for cell in row] for row in (header, marks, *rows)]
     aligned = _aligned(table, left)
     aligned[1] = [cell.replace(" ", "-") for cell in aligned[1]]  # Dashes fill the marks to the full width.
     return "\n".join(f"| {' | '.join(row)} |" for row in aligned)
-
-
-def _escaped_row(row: Sequence[str]) -> list[str]:
-    return [_escaped(cell) for cell in row]
 
 
 def _escaped(cell: str) -> str:
