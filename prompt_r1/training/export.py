@@ -51,8 +51,9 @@ def export_agent(
     """Write the agent as a Hugging Face folder, which replaces an older one when it is complete.
 
     The weights are written in 16 bits if both the base model and the agent's matrix products have 16 bits,
-    else in float32. These are the weights with which validation played. Adapters are merged into the weights,
-    which rounds once more; the folder `adapter` has them in float32 for peft.
+    else in float32. Loaded again, they are the weights with which validation played, with two exceptions. A
+    float16 base gets its weights in float16, and --dtype bfloat16 played with them in bfloat16. Adapters are
+    merged into the weights, which rounds once more; the folder `adapter` has them in float32 for peft.
 
     `base` is the folder or hub id of the base model. `metrics` is the metric line of the agent's step.
     Raises Resumable if a file cannot be written.
