@@ -27,6 +27,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from weakref import WeakValueDictionary
 
 from prompt_r1.environments.budget import FREE, Budget, OutOfBudget, Price
@@ -116,13 +117,18 @@ class Call:
         """
         if self.is_check:
             return "check"
-        source = self.member.source
-        return call_key(source, self.messages, self.caller, samples=source.samples)
+        return self.key_if_sampled if self.member.source.samples else self.key_if_not_sampled
 
-    @property
+    # Both keys are kept, because the whole dialogue is hashed.
+    @cached_property
     def key_if_sampled(self) -> str:
         """The key if the source samples, although this start may not have learned it yet."""
         return call_key(self.member.source, self.messages, self.caller, samples=True)
+
+    @cached_property
+    def key_if_not_sampled(self) -> str:
+        """The key if the source gives equal calls equal replies."""
+        return call_key(self.member.source, self.messages, self.caller, samples=False)
 
 
 @dataclass(eq=False)
