@@ -310,10 +310,11 @@ class Training:
 
 def show(step: Step, tokenizer) -> None:
     """Print a game with its reward, its group's advantages, and the loss of its first turn."""
-    # A game of the second mini-batch: in the first, no weight has moved yet, and all ratios are 1.
-    # A word problem, because its answer is not right by luck.
-    problems = [n for n in range(MINI_BATCH, len(step.games)) if step.games[n].question.kind == "math"]
-    chosen = max(problems, key=lambda place: step.advantages[place])
+    # A game of the second mini-batch: in the first, no weight has moved yet, and all ratios are 1. A word
+    # problem if there is one, because its answer is not right by luck.
+    second_batch = range(MINI_BATCH, len(step.games))
+    problems = [place for place in second_batch if step.games[place].question.kind == "math"]
+    chosen = max(problems or second_batch, key=lambda place: step.advantages[place])
     game, reward, loss = step.games[chosen], step.rewards[chosen], step.losses[1]
     print(f"\nQuestion: {game.question.text}  (gold: {' or '.join(game.question.answers)})")
     for turn in game.turns:

@@ -52,3 +52,15 @@ def test_steps_on_one_page_are_those_of_the_package(
     differences = torch.cat([(weights[name] - theirs[name]).abs().flatten() for name in theirs])
     # AdamW moves a weight by up to 5e-4 a step, also where its gradient is hardly more than rounding.
     assert differences.mean() < 1e-7 and differences.max() < 1e-4
+
+
+def test_a_step_without_a_word_problem_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With seed 5 the first step has none in its second mini-batch, and the program died."""
+    monkeypatch.setattr(minimal, "QUESTIONS", 2)
+    monkeypatch.setattr(minimal, "MINI_BATCH", minimal.GROUP_SIZE)
+    training = minimal.Training(seed=0)
+    training.questions = [question for question in training.questions if question.kind != "math"]
+    minimal.show(training.step(1), training.tokenizer)
+    assert "<- this game" in capsys.readouterr().out
