@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.settings import InferConfig, ServeConfig
+from prompt_r1.settings.fields import flag_of
 from prompt_r1.settings.flags import given_values
 from prompt_r1.settings.train import PRESETS, TrainConfig
 from prompt_r1.training.settings import FineTuningConfig
@@ -23,6 +25,10 @@ CONFIGS = {
     "prompt_r1.pair": ServeConfig,
     "prompt_r1.training.warm_start": FineTuningConfig,
 }
+# Flags in the text that are no settings.
+OTHER_FLAGS = {"--config", "--help-all"}
+OTHER_FLAGS |= {"--exclude", "--per-dataset", "--share", "--test"}  # of prompt_r1.data
+OTHER_FLAGS |= {"--kill-on-bad-exit", "--signal", "--signals-to-handle"}  # of Slurm and torchrun
 
 
 def anchors_of(page: Path) -> set[str]:
@@ -69,6 +75,15 @@ def test_commands_name_programs_and_flags_that_exist(page):
             arguments = words[words.index(names[0]) + 1 :]
             presets = PRESETS if CONFIGS[names[0]] is TrainConfig else {}
             given_values(CONFIGS[names[0]], arguments, presets=presets)  # raises for an unknown flag
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name
+)
+def test_flags_in_the_text_exist(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    settings = {flag_of(field.name) for config in CONFIGS.values() for field in fields(config)}
+    assert set(re.findall(r"`(--[a-z][a-z0-9-]*)", text)) <= settings | OTHER_FLAGS
 
 
 def is_defined(name: str) -> bool:
