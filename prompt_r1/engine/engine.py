@@ -199,7 +199,7 @@ class Engine:
             self._append(job, token, logprob)
 
     def _requeue(self) -> None:
-        """After an out-of-memory, free the cache, and let all jobs wait again, to start within new limits."""
+        """After an out-of-memory, free the cache. All jobs wait again, and start within the halved limits."""
         scheduler = self._scheduler
         scheduler.drop_cache()
         torch.cuda.empty_cache()  # This has no effect on a CPU.

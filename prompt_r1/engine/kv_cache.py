@@ -150,7 +150,9 @@ def shape_of_a_token(config: PretrainedConfig) -> torch.Size:
 def cache_bytes(kind: str, free: int, share: float = 1.0) -> int:
     """How many of `free` bytes the cache may take on a kind of device, and at most this share of them."""
     allowed = int(min(share, MEMORY_SHARE[kind]) * free)
-    return max(0, min(allowed, free - RESERVED_ON_GPU)) if kind == "cuda" else allowed
+    if kind == "cuda":
+        allowed = min(allowed, free - RESERVED_ON_GPU)
+    return max(0, allowed)
 
 
 def allocate_pool(

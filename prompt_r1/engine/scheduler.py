@@ -3,8 +3,8 @@
 Jobs are admitted, and get blocks, in the order of their sequences' age, the oldest first. A job takes free
 blocks. If there are too few, it evicts newer sequences: first sequences that wait for a reply, then running
 ones, the newest first in both cases. A running job whose sequence is evicted is preempted: it keeps its
-sampled tokens, but must wait again, and then their keys and values are computed again. So the oldest game
-never waits for memory, no game starves, and little is computed twice.
+sampled tokens and waits again, and when it is admitted, their keys and values are recomputed. So the oldest
+game never waits for memory, no game starves, and little is computed twice.
 
 The prompts of admitted jobs are computed shortest first, because a job with a short prompt can soon decode
 beside the others.
