@@ -190,9 +190,9 @@ def closing_tokens(
     `between` are the tokens from the end of an assistant's message to the next message. An end token is eos,
     or a control token such as <|im_end|>, but not bos and none of `tags`.
 
-    If only white space precedes the first end token, the message is closed up to this token. Otherwise, as
-    with "### User:", it is closed up to eos, or by no token if `between` has no eos. Raises UsageError then
-    if the tokenizer has no eos token.
+    Usually only white space precedes the first end token. If other text precedes it, as in "### User:", or if
+    there is no end token, the message is closed up to eos, or by no token if `between` has no eos. Such a
+    template needs a tokenizer that has an eos token; without one, UsageError is raised.
     """
     added, eos = tokenizer.added_tokens_decoder, tokenizer.eos_token_id
 

@@ -40,8 +40,8 @@ class NoAnswer(Exception):
 class SignalBeforeTraining(KeyboardInterrupt):
     """A signal came before training began (exit code 75; 130 for Ctrl-C).
 
-    This is no `Exception`. So where `except Exception` explains why a model cannot be loaded, or why a user's
-    function fails, it does not catch a signal.
+    It is not an `Exception`. Some places catch `Exception` to explain why a model cannot be loaded, or why a
+    user's function fails. They must not catch a signal.
     """
 
     def __init__(self, message: str, *, exit_code: int) -> None:

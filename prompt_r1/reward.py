@@ -55,7 +55,10 @@ TOLERANCE = 1e-9  # A sum of these floats may miss the cap by a rounding error.
 def score_games(
     games: Sequence[Trajectory], *, rule: Rule, own: OwnReward | None = None
 ) -> list[Reward | None]:
-    """The reward of each game; None for a game that the environment broke."""
+    """The reward of each game; None for a game that the environment broke.
+
+    A user's `own` reward replaces R, but neither R_fmt nor R_ans.
+    """
     rewards: list[Reward | None] = []
     for game in games:
         if game.stop == "env_error":
@@ -71,8 +74,7 @@ def score_games(
 def score(trajectory: Trajectory, *, rule: Rule) -> Reward:
     """R_fmt (eq. 12), R_ans (eqs 13-14) and R (eq. 15) of a game that the environment did not break.
 
-    R is in [-ε, 1]. Without an answer A_p = A_n = C_f = 0, and `unanswered_cap` replaces ε in eq. 12. A
-    user's own reward replaces R, but neither R_fmt nor R_ans.
+    R is in [-ε, 1].
     """
     assert trajectory.stop != "env_error", "a broken game has no reward: it leaves its group"
     turns, answer = trajectory.turns, trajectory.answer
