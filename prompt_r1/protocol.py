@@ -112,13 +112,10 @@ def shown_reply(reply: str) -> str:
 
 
 class Codec:
-    """Converts the turns of a game between text and tokens.
+    """Converts the turns of a game between text and tokens, by the two rules above.
 
-    Works with any Hugging Face tokenizer whose chat template has a frame. Only new text is ever encoded. Our
-    own frame (roles, tags, instruction) may use control tokens. Text from outside goes through
-    `PieceEncoder.untrusted`.
-
-    Raises UsageError if the tokenizer or its chat template cannot be used.
+    Works with any Hugging Face tokenizer whose chat template has a frame. Raises UsageError if the tokenizer
+    or its chat template cannot be used.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", instruction: str) -> None:
