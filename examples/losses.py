@@ -1,19 +1,14 @@
 """Losses of other papers in place of eq. 17: `python train.py --loss-function examples.losses:gspo`.
 
-A loss takes the log-probabilities (N,) of the agent's tokens in a micro-batch, which have the gradient, and
-`LossColumns`: what else is known of these tokens. It may also take any of the settings `clip`, `clip_high`,
-`kl_coef` and `importance_cap` by their names. It returns a `Loss`. `prompt_r1.grpo.grpo_loss` is such a
-function too.
+docs/using.md, "Your own loss or advantages", says what such a function takes and returns. All losses here
+have the form of eq. 17, with another surrogate s for the policy, and the same KL and c:
 
-An optimiser step adds up the losses of its micro-batches and ranks. A micro-batch has all tokens of its
-games, and the weights of the step's tokens add up to 1. For M games with |u| agent tokens each:
+    L = Σ w [ -c s + β KL ]        c = min(π_old / π_engine, C)
+
+The weights w of the tokens of an optimiser step add up to 1. For M games with |u| agent tokens each:
 
     w = 1 / (M |u|)     with --loss sequence-mean; |u| is of the token's own game
     w = 1 / Σ |u|       with --loss token-mean; the sum is over the games of the step
-
-All losses here have the form of eq. 17, with another surrogate s for the policy, and the same KL and c:
-
-    L = Σ w [ -c s + β KL ]        c = min(π_old / π_engine, C)
 """
 
 from dataclasses import replace
