@@ -118,9 +118,9 @@ def normalise(text: str, *, official: bool = False) -> str:
 # The strict rules
 #
 # SQuAD's rules were made for names. In mathematics they make wrong answers right: "-5" equals "5", "1/2"
-# equals "12", and "2x+3" equals "2x-3". What the strict rules keep is listed with examples in MINUS, POINT,
-# SLASH_OR_EQUALS, PLUS, POWER_OR_COMPARISON and NUMBER_SIGN. SEPARATOR lists what becomes a blank. All other
-# punctuation is dropped, also brackets, "!", "|" and "%": "[0,1]" equals "(0,1)", and "5!" equals "5".
+# equals "12", and "2x+3" equals "2x-3". KEPT lists with examples what the strict rules keep, and SEPARATOR
+# what becomes a blank. All other punctuation is dropped, also brackets, "!", "|" and "%": "[0,1]" equals
+# "(0,1)", and "5!" equals "5".
 
 
 def _drop_punctuation(text: str) -> str:
@@ -225,37 +225,35 @@ WORD_BEFORE_COMPARISON = re.compile(rf"(?<={LETTER}{LETTER})\s*(?=[<>≤≥≠][
 # A comma before exactly three digits (1,234). In India, groups of two digits may come before them (1,00,000).
 THOUSANDS = re.compile(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))")
 
-# The punctuation that is kept, because it carries a value.
-#
-# A hyphen is a minus in the places below. Any other hyphen is dropped: in a name ("F-16", "COVID-19"), and as
-# a dash ("World War I - 1914"). A capital letter makes a name, so "X-1" is no difference. But "x-1" equals
-# "X-1", because two texts are also compared in lower case.
-MINUS = (
-    r"(?<![\w-])-(?=[^\s-])",  # the sign of -5 and of -\frac{1}{2}, and the minus of (x+1)-y
-    r"(?<=\d[eE])-(?=\d)",  # 1e-5
-    rf"(?<=\b{LETTER})-(?={LETTER}\b)",  # x-y, A-B
-    rf"{NAME_BEFORE}-(?=\d|{NAME_AFTER})",  # x-1, 2x-3, 2x-y, x-cos x, pi-2
-    rf"(?<=\d)-(?={NAME_AFTER})",  # 2-x, 3-sqrt(2)
-    r"(?<=\^\d)-(?=\d)",  # x^2-1, but not 18-20
-    r"(?<=\w)-(?=[^\w-]|$)",  # x-(y+1), and the blood type O-
-    r"(?<=\^)-",  # the charge of Cl⁻
+# The places in which punctuation carries a value, and is kept.
+KEPT = "|".join(
+    (
+        # Minus. In any other place a hyphen is dropped: in a name ("F-16", "COVID-19"), and as a dash
+        # ("World War I - 1914"). A capital letter makes a name, so "X-1" is no difference. But "x-1" equals
+        # "X-1", because two texts are also compared in lower case.
+        r"(?<![\w-])-(?=[^\s-])",  # the sign of -5 and of -\frac{1}{2}, and the minus of (x+1)-y
+        r"(?<=\d[eE])-(?=\d)",  # 1e-5
+        rf"(?<=\b{LETTER})-(?={LETTER}\b)",  # x-y, A-B
+        rf"{NAME_BEFORE}-(?=\d|{NAME_AFTER})",  # x-1, 2x-3, 2x-y, x-cos x, pi-2
+        rf"(?<=\d)-(?={NAME_AFTER})",  # 2-x, 3-sqrt(2)
+        r"(?<=\^\d)-(?=\d)",  # x^2-1, but not 18-20
+        r"(?<=\w)-(?=[^\w-]|$)",  # x-(y+1), and the blood type O-
+        r"(?<=\^)-",  # the charge of Cl⁻
+        # Decimal point.
+        r"(?<=\d)\.(?=\d)",  # 3.14
+        r"(?<![\w.])\.(?=\d)",  # .5
+        # Slash and equals sign.
+        rf"(?<=[\w)}}\]])[/=](?=-|{THING})",  # 1/2, (x+1)/y, km/h, x=5
+        # Plus: 2x+3, C++, and a sign after a blank, but not the signs of 1e+5, (+5), and +5 at the start.
+        r"(?<=[\w)}\]+ ])(?<!\d[eE])\+",
+        r"(?<=\^)\+(?!\d)",  # the charge of Na⁺
+        # Powers and comparisons. The signs ≤ ≥ ≠ are not in string.punctuation, so nothing drops them.
+        r"[\^<>]",  # x^2, <5
+        r"(?<=[\w)}\]])\*\*(?=[\w({\\])",  # x**2
+        # Number sign.
+        rf"(?<={LETTER})#",  # C#
+    )
 )
-POINT = (
-    r"(?<=\d)\.(?=\d)",  # 3.14
-    r"(?<![\w.])\.(?=\d)",  # .5
-)
-SLASH_OR_EQUALS = (rf"(?<=[\w)}}\]])[/=](?=-|{THING})",)  # 1/2, (x+1)/y, km/h, x=5
-PLUS = (
-    # 2x+3, C++, and a sign after a blank, but not the signs of 1e+5, (+5), and +5 at the start of the text
-    r"(?<=[\w)}\]+ ])(?<!\d[eE])\+",
-    r"(?<=\^)\+(?!\d)",  # the charge of Na⁺
-)
-POWER_OR_COMPARISON = (
-    r"[\^<>]",  # x^2, <5, !=5. The signs ≤ ≥ ≠ are not in string.punctuation, so nothing drops them.
-    r"(?<=[\w)}\]])\*\*(?=[\w({\\])",  # x**2
-)
-NUMBER_SIGN = (rf"(?<={LETTER})#",)  # C#
-KEPT = "|".join((*MINUS, *POINT, *SLASH_OR_EQUALS, *PLUS, *POWER_OR_COMPARISON, *NUMBER_SIGN))
 # Between two digits, + . / < > ^ belong to one value. All other punctuation there counts as a blank, unless
 # it is kept: "18-20" equals "18 20". So does a comma between words: "red,blue" equals "red blue".
 OTHER = re.escape("".join(mark for mark in string.punctuation if mark not in "+./<>^"))
