@@ -85,6 +85,9 @@ COMMANDS = {
     "python -m prompt_r1.pair": "",  # tests/pair/test_program.py
     "report.html": "test -s runs/mini-seed0/report.html",
     "--help-all": "python train.py --help-all",
+    f"{SET_UP} -r requirements-dev.txt && python -m pytest": (
+        f"{PIP} '.[dev]' && python -m pytest -q -n 0 tests/test_reward.py"
+    ),
 }
 
 
