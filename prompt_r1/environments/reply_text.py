@@ -43,19 +43,26 @@ def cut_thinking(written: str) -> tuple[str, str]:
     The thinking is in blocks at the beginning. If the chat template has opened the block, it is everything
     before a lone closing tag.
     """
-    thoughts, text = [], written
-    while block := THINKING.match(text) or LONE_END.match(text):
+    thoughts: list[str] = []
+    begin = 0
+    while block := THINKING.match(written, begin) or LONE_END.match(written, begin):
         thoughts.append(block[1].strip())
-        text = text[block.end() :].strip()
+        begin = block.end()
+    text = written[begin:].strip() if begin else written
     return "\n".join(filter(None, thoughts)), text
 
 
 def without_end_tokens(text: str) -> str:
     """The text without the control tokens at its end, and without the white space around them."""
+    end = len(text)
+    has_tokens = False
+    # The text is cut once, at last: a hostile reply may end with hundreds of thousands of tokens.
     while True:
-        stripped = text.rstrip()
-        end = stripped[-LONGEST_END_TOKEN:].lower().replace("｜", "|").replace("▁", "_")
-        token = next((token for token in END_TOKENS if end.endswith(token)), None)
+        while end > 0 and text[end - 1].isspace():
+            end -= 1
+        tail = text[max(end - LONGEST_END_TOKEN, 0) : end].lower().replace("｜", "|").replace("▁", "_")
+        token = next((token for token in END_TOKENS if tail.endswith(token)), None)
         if token is None:
-            return text
-        text = stripped[: -len(token)].rstrip()
+            return text[:end] if has_tokens else text
+        end -= len(token)
+        has_tokens = True

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import time
 from email.utils import formatdate
 
 import httpx
@@ -345,6 +346,19 @@ def test_the_tokens_that_end_a_reply_are_cut_off(case: dict[str, object]) -> Non
 def test_the_end_of_a_very_long_reply_is_found_at_once(written: str, text: str) -> None:
     """A bug: the time grew with the square of a run of blanks, and no other game played meanwhile."""
     assert reply_of(written).text == text
+
+
+@pytest.mark.parametrize(("before", "after"), [("", "</s>"), ("</think>", "")])
+def test_the_time_to_read_a_reply_grows_with_its_length_and_not_with_its_square(before, after) -> None:
+    """A bug: a reply of 2 MB held up all other games for 13 seconds."""
+
+    def seconds(count: int) -> float:
+        written = before * count + "Paris" + after * count
+        begin = time.process_time()
+        assert reply_of(written).text == "Paris"
+        return time.process_time() - begin
+
+    assert seconds(400_000) < 24 * seconds(50_000), "eight times as long takes about eight times the time"
 
 
 @pytest.mark.parametrize(
