@@ -111,6 +111,7 @@ def _read_completion(data: Mapping[str, object], choice: Mapping[str, object], b
     sent = choice.get("message")
     message = sent if isinstance(sent, dict) else {}
     text, refusal = _text_of(message.get("content")), _text_of(message.get("refusal"))
+    has_text = bool(text.strip())
     reasoning = _text_of(message.get("reasoning_content")) or _text_of(message.get("reasoning"))
     finish = str(choice.get("finish_reason") or "")
     if _contains(finish, FAILED_ENDS):
@@ -118,16 +119,16 @@ def _read_completion(data: Mapping[str, object], choice: Mapping[str, object], b
     label = ""
     if _contains(finish, FILTERED_ENDS):
         label = "content_filter"
-    elif not text.strip() and refusal.strip():
+    elif not has_text and refusal.strip():
         label = "refusal"
-    elif not text.strip() and _contains(finish, FULL_ENDS):
+    elif not has_text and _contains(finish, FULL_ENDS):
         label = "length"
-    elif not text.strip():
+    elif not has_text:
         said = _words_of(data, data.get("error"), body)
         raise NoText(f"no reply (check the base URL, which often ends in /v1) in: {said}")
     if _contains(finish, FULL_ENDS):
         finish = "length"  # Each provider has a word of its own.
-    reply = reply_of(text or refusal, label=label, reasoning=reasoning, finish=finish)
+    reply = reply_of(text if has_text else refusal, label=label, reasoning=reasoning, finish=finish)
     tokens_in, tokens_out = billed_tokens(data.get("usage"))
     return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
 

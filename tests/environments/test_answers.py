@@ -143,6 +143,7 @@ def test_the_text_of_a_chat_completion_is_the_reply(body: object, text: str) -> 
     ("status", "body", "label", "text"),
     [
         (200, body_of(None, refusal="I cannot help."), "refusal", "I cannot help."),
+        (200, body_of("\n", refusal="I cannot help."), "refusal", "I cannot help."),
         (200, body_of("", finish="content_filter"), "content_filter", ""),
         (200, body_of("Half", finish="content_filter"), "content_filter", "Half"),
         (200, body_of(None, finish="SAFETY"), "content_filter", ""),
