@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from prompt_r1.environments.reply_text import reply_of
-from prompt_r1.environments.sources import CALL_DEADLINE, Caller, Reply, Source, byte_count
-from prompt_r1.errors import EnvError, UsageError
+from prompt_r1.environments.sources import CALL_DEADLINE, Busy, Caller, Reply, Source, byte_count
+from prompt_r1.errors import UsageError
 from prompt_r1.settings.functions import parameters_of, user_code
 from prompt_r1.types import Message
 
@@ -79,7 +79,7 @@ class OwnSource(Source):
             async with asyncio.timeout(CALL_DEADLINE):
                 text = await self._call(copies, **arguments)
         except TimeoutError:
-            raise EnvError(f"{self.name} did not reply within {CALL_DEADLINE:g} s") from None
+            raise Busy(f"no reply within {CALL_DEADLINE:g} s", may_be_billed=True) from None
         if not isinstance(text, str):
             raise UsageError(f"the environment {self.name} returned {type(text).__name__}, not a string")
         reply = reply_of(text)

@@ -8,13 +8,16 @@ from inspect import signature
 import httpx
 import pytest
 
+from prompt_r1.environments.budget import Price
+from prompt_r1.environments.environment import Environment
+from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.sources import CALL_DEADLINE
 from prompt_r1.errors import EnvError
 from prompt_r1.model.distributed import start_ranks
 from prompt_r1.types import GameSettings
 from tests.support.at_once import at_once
 from tests.support.clock import run_jumping
-from tests.support.providers import OK, environment_of, environment_over, open_environment, reply
+from tests.support.providers import HELLO, OK, environment_of, environment_over, open_environment, reply
 
 
 @dataclass
@@ -123,6 +126,20 @@ def test_a_hanging_object_of_the_user_fails_its_call_before_the_other_ranks_give
     calls_of_a_game = GameSettings().max_turns - 1
     hour_of_the_ranks = signature(start_ranks).parameters["timeout"].default
     assert calls_of_a_game * CALL_DEADLINE < hour_of_the_ranks
+
+
+def test_a_priced_object_of_the_user_that_hangs_is_charged_at_its_estimate():
+    """A bug: its call was free, though its thread goes on, so that no limit of dollars held."""
+    source = OwnSource(HangingObject(), seed=0, priced=True, reply_limit=100)
+    asked = Environment([source], prices=[Price(1.0, 1.0)])
+
+    async def play() -> None:
+        with pytest.raises(EnvError):
+            await reply(asked)
+
+    run_jumping(play())
+    [member] = asked.members
+    assert asked.budget.spent.usd == asked.budget.spent.lost_usd == member.estimate(HELLO).usd > 0
 
 
 @pytest.mark.parametrize(("replies", "seconds"), [(49, 100), (50, 25)])
