@@ -24,13 +24,14 @@ its journal. A failed call counts there as a call without tokens.
 import asyncio
 import logging
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakValueDictionary
 
 from prompt_r1.environments.budget import FREE, Budget, OutOfBudget, Price
+from prompt_r1.environments.failed_calls import FailedCalls
 from prompt_r1.environments.journal import Journal, call_key
 from prompt_r1.environments.sources import (
     CALL_DEADLINE,
@@ -61,10 +62,6 @@ CHECK_SECONDS = 5.0  # The check of an environment waits this long for a reply.
 
 NO_GAME = Caller()  # A call that no game makes.
 ONE_FREE_CALL = Spending(calls=1)  # A refused or failed call counts as a call, and costs nothing.
-# The share of failed calls is taken over the last 200 calls. Fewer than 100 calls count as 100, so that one
-# early failure raises no alarm.
-WINDOW, MIN_CALLS = 200, 100
-WARN_ABOVE, STOP_ABOVE = 0.05, 0.20  # shares of failed calls
 
 # What is counted for the metrics. A call may need several requests.
 COUNTED = (
@@ -171,8 +168,7 @@ class Environment:
         self._sleep = sleep
         # The calls that are being made, by their key.
         self._equal_calls = WeakValueDictionary[str, EqualCalls]()
-        self._recent: deque[bool] = deque(maxlen=WINDOW)  # For each of the last calls: whether it failed.
-        self._warned = False
+        self._failed_calls = FailedCalls(self.name)
 
     async def ask(self, messages: list[Message], caller: Caller = NO_GAME, bill: Bill | None = None) -> Reply:
         """Return the reply of the environment that is drawn for the caller's question.
@@ -205,9 +201,9 @@ class Environment:
             member.counts["errors"] += 1
             error = error_of_call(member, problem)
             if isinstance(error, EnvError):
-                self._watch(failed=True, reason=str(error))
+                self._failed_calls.add_failure(error)
             raise error from None
-        self._watch(failed=False)
+        self._failed_calls.add_success()
         member.has_replied = True
         member.is_wait_reported = False
         if reply.label:
@@ -412,21 +408,6 @@ class Environment:
         if wait > SILENT_SECONDS and not member.is_wait_reported:
             member.is_wait_reported = True
             logger.warning("waiting for %s: %s", member.source, busy.reason)
-
-    def _watch(self, *, failed: bool, reason: str = "") -> None:
-        """Record how a call ended. Many failed calls are warned of once; too many raise Resumable."""
-        self._recent.append(failed)
-        made, failures = len(self._recent), sum(self._recent)
-        share = failures / max(made, MIN_CALLS)
-        shown = f"{failures} of the last {made} calls of {self.name} failed"
-        if failed:
-            shown += f", this one: {reason}"
-        if failed and share > STOP_ABOVE:
-            raise Resumable(shown)
-        is_alarming = share > WARN_ABOVE
-        if is_alarming and not self._warned:
-            logger.warning("%s", shown)
-        self._warned = is_alarming
 
 
 def error_of_call(member: Member, problem: EnvError | Refused) -> Exception:
