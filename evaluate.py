@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 
+from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.specs import Account, open_account
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.dry_run import estimate
@@ -145,10 +146,11 @@ async def ask_system(
     async with AsyncExitStack() as opened:
         environment = evaluation.open_environment(system, account)
         opened.push_async_callback(environment.close)
-        await environment.check()  # If the environment does not answer, no other model is loaded.
+        await check_servers(environment)  # If the environment does not answer, no other model is loaded.
         optimizer = evaluation.open_optimizer(system, account)
         if optimizer is not None:
             opened.push_async_callback(optimizer.close)
+            await check_servers(optimizer)
         maker = Maker(evaluation, system, preparation, environment, optimizer)
         answer = await METHODS[system.method].make(maker)
 

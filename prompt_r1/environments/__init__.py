@@ -4,6 +4,7 @@ In reading order:
 
     environment      `ask`: draws the environment of a question, and sends the request until there is a reply
     failed_calls     warns of many failed calls, and ends the run if there are too many
+    check            finds a wrong URL, key, model or setting by one request at the start
     sources          what one attempt of a source returns or raises
     endpoint         an OpenAI-compatible server as a source: one request
     responses        reads the server's response: status, error, completion, usage

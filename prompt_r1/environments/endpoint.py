@@ -94,21 +94,16 @@ class Endpoint(Source):
         """Send a request. If the server rejects a field of it, send it again at once without this field."""
         messages = with_system(messages, self.system)
         while True:
-            fields = self.fields  # While this call waits, another call may leave out a field.
+            fields = self.fields
             try:
                 reply = await self._send({"model": self.name, "messages": messages, **fields}, failures)
                 return self._with_tokens(reply, messages)
             except Refused as refused:
                 refused.reason = self._shown(refused.reason)
-                # `leave_out` renames max_tokens to max_completion_tokens. If this is rejected too, it is the
-                # last limit of a reply, which is never left out.
-                is_last_limit = refused.field == "max_completion_tokens" and "max_tokens" not in fields
-                if refused.field not in fields or is_last_limit:
+                if not _can_leave_out(refused.field, fields):
                     raise
                 if refused.field in self.fields:  # Otherwise another call has left it out meanwhile.
-                    without = f"{self.name} does not accept {refused.field}; continuing without"
-                    logger.warning("%s: %s", without, refused.reason)
-                    self.leave_out(refused.field)
+                    self._leave_out(refused)
             except Busy as busy:
                 busy.reason = self._shown(busy.reason)
                 raise
@@ -170,16 +165,15 @@ class Endpoint(Source):
         self._reply_seconds.append(loop.time() - begin)
         return reply
 
-    def leave_out(self, field: str) -> None:
+    def _leave_out(self, refused: Refused) -> None:
         """Send no request with this field any more. `max_tokens` becomes `max_completion_tokens`."""
-        if field not in self.fields:
-            return
+        field = refused.field
+        logger.warning("%s does not accept %s; continuing without: %s", self.name, field, refused.reason)
         fields = dict(self.fields)
         value = fields.pop(field)
         if field == "max_tokens":
             fields.setdefault("max_completion_tokens", value)
         self.fields = fields
-        self.left_out = (*self.left_out, field)
         if field == "temperature":  # The server samples at its own temperature, even if 0 was given.
             self.samples = True
 
@@ -250,6 +244,15 @@ def endpoint_of(
             "OPENAI_API_KEY contains a line break, a blank or a non-ASCII character: copy it again"
         )
     return Endpoint(model, base_url, key=key, fields=fields, system=system, concurrency=concurrency)
+
+
+def _can_leave_out(field: str, fields: Mapping[str, object]) -> bool:
+    """Whether a request may be sent without a field that was rejected: not without the last limit of a reply.
+
+    `max_tokens` becomes `max_completion_tokens`, so only the latter can be the last.
+    """
+    is_last_limit = field == "max_completion_tokens" and "max_tokens" not in fields
+    return field in fields and not is_last_limit
 
 
 def _base_url(text: str) -> str:

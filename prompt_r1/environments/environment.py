@@ -2,9 +2,9 @@
 
 A call has three steps. Each step calls the next:
 
-    ask        draw the environment of the question, and take the reply from the journal if it is there
-    _send      send the request until there is a reply
-    _request   reserve the cost in the budget, let the source make one attempt, and charge what it cost
+    ask       draw the environment of the question, and take the reply from the journal if it is there
+    _send     send the request until there is a reply
+    request   reserve the cost in the budget, let the source make one attempt, and charge what it cost
 
 A source is a server (endpoint.py), a model in this process (local.py) or an object of the user (own.py).
 
@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakValueDictionary
 
-from prompt_r1.environments.budget import FREE, Budget, OutOfBudget, Price
+from prompt_r1.environments.budget import FREE, Budget, Price
 from prompt_r1.environments.failed_calls import FailedCalls
 from prompt_r1.environments.journal import Journal, call_key
 from prompt_r1.environments.sources import (
@@ -38,14 +38,13 @@ from prompt_r1.environments.sources import (
     Bill,
     Busy,
     Caller,
-    NoServer,
     NoText,
     Refused,
     Reply,
     Source,
     byte_count,
 )
-from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
+from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.types import Message, Spending
 
 logger = logging.getLogger(__name__)
@@ -58,14 +57,13 @@ FRAME_TOKENS = 20  # The role and the markers of a message have at most this man
 MAX_EMPTY_RESPONSES = 6  # A call gives up after this many complete responses without a reply: each is billed.
 MIN_BACK_OFF, MAX_BACK_OFF = 0.5, 30.0  # seconds
 SILENT_SECONDS = 10.0  # A longer wait is reported, once in each outage.
-CHECK_SECONDS = 5.0  # The check of an environment waits this long for a reply.
 
 NO_GAME = Caller()  # A call that no game makes.
 ONE_FREE_CALL = Spending(calls=1)  # A refused or failed call counts as a call, and costs nothing.
 
 # What is counted for the metrics. A call may need several requests.
 COUNTED = (
-    "paid",  # calls whose first request was sent, also if they failed or were free
+    "paid",  # calls that were sent, also if they failed or cost nothing
     "failed_requests",  # requests without a reply
     "lost",  # failed requests that may have been billed
     "reused",  # calls whose reply was in the journal
@@ -77,12 +75,11 @@ COUNTED = (
 
 @dataclass(eq=False)
 class Member:
-    """A source with its price, its counts, and what is known about it."""
+    """A source with its price, its counts, and the state of its server."""
 
     source: Source
     price: Price
     slots: asyncio.Semaphore  # Each call holds a slot while its requests are sent.
-    has_replied: bool = False
     paused_until: float = 0.0  # The server asked for no calls before this time of the event loop.
     is_wait_reported: bool = False
     counts: Counter[str] = field(default_factory=Counter)  # since the last `take_metrics`; see COUNTED
@@ -107,24 +104,23 @@ class Call:
 
     @property
     def key(self) -> str:
-        """Calls with the same key share a reply.
+        """The key under which the reply is recorded. Calls with the same key share a reply.
 
-        The key may change while the call is sent, if the server rejects temperature 0, and so samples. The
-        reply is filed under the new key.
+        A server that rejects temperature 0 samples. Then the key of the call changes while it is sent.
         """
         if self.is_check:
             return "check"
         return self.key_if_sampled if self.member.source.samples else self.key_if_not_sampled
 
-    # Both keys are kept, because the whole dialogue is hashed.
+    # Each key is kept, because the whole dialogue is hashed.
     @cached_property
     def key_if_sampled(self) -> str:
-        """The key if the source samples, although this start may not have learned it yet."""
+        """The key if equal calls may get different replies."""
         return call_key(self.member.source, self.messages, self.caller, samples=True)
 
     @cached_property
     def key_if_not_sampled(self) -> str:
-        """The key if the source gives equal calls equal replies."""
+        """The key if equal calls get equal replies."""
         return call_key(self.member.source, self.messages, self.caller, samples=False)
 
 
@@ -133,15 +129,7 @@ class EqualCalls:
     """Calls with the same key that are made at the same time: all wait for the one that is sent."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    failure: EnvError | Refused | None = None  # Why the call that was sent has failed, if it has.
-
-
-@dataclass(frozen=True)
-class Checked:
-    """What a check has learned about a source. The ranks that do not check take it over."""
-
-    has_replied: bool
-    left_out: Sequence[str]  # the fields that the server rejects
+    failure: EnvError | None = None  # Why the call that was sent has failed, if it has.
 
 
 class Environment:
@@ -166,21 +154,20 @@ class Environment:
         self._route = route
         self._weights = parse_weights(route, len(sources))
         self._sleep = sleep
-        # The calls that are being made, by their key.
+        # The calls that are being made, by their key. When they have ended, their entry vanishes.
         self._equal_calls = WeakValueDictionary[str, EqualCalls]()
         self._failed_calls = FailedCalls(self.name)
 
     async def ask(self, messages: list[Message], caller: Caller = NO_GAME, bill: Bill | None = None) -> Reply:
         """Return the reply of the environment that is drawn for the caller's question.
 
-        The call is added to the bill, also if it fails. Raises EnvError if the call failed, FatalEnvError if
-        no call can succeed, and Resumable if the budget is used up, if the endpoint accepts no calls any
-        more, or if too many calls have failed. Raises LimitReached before a request that may exceed the limit
-        of the bill.
+        The call is added to the bill, also if it fails. Raises EnvError if the call failed. Raises Resumable
+        if the budget is used up, if the server accepts no calls any more, or if too many calls have failed.
+        Raises LimitReached before a request that may exceed the limit of the bill. What the code of a user's
+        object raises passes unchanged.
         """
-        bill = bill or Bill()
-        member = self._draw(caller)
-        call = Call(member, messages, caller, bill)
+        call = Call(self._draw(caller), messages, caller, bill or Bill())
+        member = call.member
         equal_calls = self._equal_calls_of(call.key)
         try:
             # If games make the same call at once, the first one sends it. The others wait, and find its reply
@@ -188,6 +175,7 @@ class Environment:
             async with equal_calls.lock:
                 if equal_calls.failure:
                     raise equal_calls.failure
+                # This start may not have learned yet that the server samples.
                 recorded = self.journal.reply(call.key) or self.journal.reply(call.key_if_sampled)
                 if recorded is None:
                     reply = await self._send(call)
@@ -195,20 +183,17 @@ class Environment:
                 else:
                     member.counts["reused"] += 1
                     reply, cost = recorded
-        except (EnvError, Refused) as problem:
-            equal_calls.failure = problem
-            bill.spent += ONE_FREE_CALL
+        except EnvError as error:
+            equal_calls.failure = error
+            call.bill.spent += ONE_FREE_CALL
             member.counts["errors"] += 1
-            error = error_of_call(member, problem)
-            if isinstance(error, EnvError):
-                self._failed_calls.add_failure(error)
-            raise error from None
+            self._failed_calls.add_failure(error)
+            raise
         self._failed_calls.add_success()
-        member.has_replied = True
         member.is_wait_reported = False
         if reply.label:
             member.counts[f"outcomes/{reply.label}"] += 1
-        bill.spent += cost
+        call.bill.spent += cost
         return reply
 
     def _draw(self, caller: Caller) -> Member:
@@ -220,9 +205,11 @@ class Environment:
     async def _send(self, call: Call) -> Reply:
         """Send the request of a call until there is a reply, for at most CALL_DEADLINE seconds.
 
-        Raises Refused or EnvError if the call failed, and what `_request` raises before a request.
+        Raises EnvError if the call failed, Resumable if the server accepts no calls any more, and what
+        `request` raises before a request.
         """
         member = call.member
+        name = member.source.name
         loop = asyncio.get_running_loop()
         failures = without_text = 0
         wait = 0.0
@@ -233,18 +220,22 @@ class Environment:
                 has_time = await self._wait(member, wait, deadline)
                 if not has_time:
                     raise EnvError(
-                        f"{member.source.name} did not reply within {CALL_DEADLINE:g} s; the last problem: "
-                        f"{problem}"
+                        f"{name} did not reply within {CALL_DEADLINE:g} s; the last problem: {problem}"
                     )
                 try:
-                    return await self._request(call, failures=failures)
+                    return await self.request(call, failures=failures)
+                except Refused as refused:
+                    if refused.concerns_all:
+                        raise Resumable(f"{name} accepts no calls any more: {refused.reason}") from None
+                    raise EnvError(f"{name} refused the dialogue: {refused.reason}") from None
                 except Busy as busy:
                     failures += 1
                     if isinstance(busy, NoText):
                         without_text += 1
                     if without_text == MAX_EMPTY_RESPONSES:
-                        raise Refused(
-                            f"{MAX_EMPTY_RESPONSES} responses without a reply, the last: {busy.reason}"
+                        raise EnvError(
+                            f"{name} sent {MAX_EMPTY_RESPONSES} responses without a reply, the last: "
+                            f"{busy.reason}"
                         ) from None
                     problem = busy.reason
                     wait = back_off(failures) if busy.wait is None else busy.wait
@@ -256,19 +247,19 @@ class Environment:
         False, without waiting on, if that would take longer than until the deadline.
         """
         loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
         while True:
             paused_until = member.paused_until
-            seconds = max(seconds, paused_until - loop.time())
-            if loop.time() + seconds > deadline:
+            until = max(until, paused_until)
+            if until > deadline:
                 return False
-            if seconds > 0:
-                await self._sleep(seconds)
-                seconds = 0.0
+            if until > loop.time():
+                await self._sleep(until - loop.time())
             # Meanwhile the response to another call may have asked for a longer pause.
-            if member.paused_until <= paused_until:
+            if member.paused_until == paused_until:
                 return True
 
-    async def _request(self, call: Call, *, failures: int = 0) -> Reply:
+    async def request(self, call: Call, *, failures: int = 0) -> Reply:
         """Send one request of a call, after `failures` requests that got no reply.
 
         The estimated cost is reserved in the budget, and written to the journal before the request is sent.
@@ -290,11 +281,12 @@ class Environment:
             raise
         if failures == 0:
             member.counts["paid"] += 1
-        cost: Spending | None = None  # None: the request is lost, also if the attempt is cancelled.
+        cost = cost_if_lost  # This stays the cost if the request is cancelled.
         reply: Reply | None = None
         try:
             reply = await member.source.attempt(messages, call.caller, failures=failures)
             cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
+            return reply
         except Busy as busy:
             if not busy.may_be_billed:
                 cost = Spending()
@@ -303,70 +295,17 @@ class Environment:
             cost = ONE_FREE_CALL
             raise
         finally:
+            if cost is cost_if_lost:
+                member.counts["lost"] += 1
             if reply is None:
                 member.counts["failed_requests"] += 1
-            if cost is None:
-                member.counts["lost"] += 1
-                cost = cost_if_lost
+            else:
+                member.counts["tokens_in"] += reply.tokens_in
+                member.counts["tokens_out"] += reply.tokens_out
             call.bill.charged_usd += cost.usd
             self.budget.settle(estimate, cost)
             prompt = messages[-1]["content"]
             self.journal.write(number, call.key, cost, reply, source=member.source.name, prompt=prompt)
-        member.counts["tokens_in"] += reply.tokens_in
-        member.counts["tokens_out"] += reply.tokens_out
-        return reply
-
-    async def check(self) -> list[Checked]:
-        """Find a wrong URL, key, model or setting within a few seconds. A slow or busy endpoint passes.
-
-        Returns what was learned about each source. The other ranks of a run pass it to `apply`, and do not
-        check. Raises UsageError or FatalEnvError if no call can succeed.
-        """
-        for member in self.members:
-            if member.source.needs_check:
-                try:
-                    await self._check(member)
-                finally:
-                    await member.source.close()  # Games may be played in another event loop.
-                member.counts.clear()  # The metrics count the calls of games.
-        return [Checked(member.has_replied, member.source.left_out) for member in self.members]
-
-    def apply(self, learned: Sequence[Checked]) -> None:
-        """Take over what the check of another rank has learned about each source."""
-        for member, checked in zip(self.members, learned, strict=True):
-            member.has_replied = checked.has_replied
-            for field_name in checked.left_out:
-                member.source.leave_out(field_name)
-
-    async def _check(self, member: Member) -> None:
-        """Send one request, and charge it. Its reply is not used again: the next start checks again."""
-        source = member.source
-        call = Call(member, [Message(role="user", content="Hi")], NO_GAME, Bill(), is_check=True)
-        try:
-            async with asyncio.timeout(CHECK_SECONDS):
-                reply = await self._request(call)
-        except OutOfBudget:
-            return  # A run that plays from its journal may need no more calls.
-        except TimeoutError:
-            logger.warning("%s takes over %g s to reply", source, CHECK_SECONDS)
-            return
-        except (NoText, NoServer) as problem:
-            raise FatalEnvError(f"{source} cannot be used: {problem.reason}") from None
-        except Busy as busy:
-            logger.warning("%s is busy: %s", source, busy.reason)
-            return
-        except Refused as refused:
-            advice = ""
-            if refused.status in (400, 422) and source.parameters.get("system"):
-                advice = ' (if the model takes no system message, give --env-system "")'
-            raise FatalEnvError(f"{source} cannot be used: {refused.reason}{advice}") from None
-        if not reply.text.strip():
-            said = reply.reason or reply.label
-            raise UsageError(
-                f'{source} replied to "Hi" without any text ({said}): check max_tokens and the other fields '
-                "of --env-args, or choose another model"
-            )
-        member.has_replied = True
 
     async def close(self) -> None:
         """Close the connections. Another call opens new ones."""
@@ -382,9 +321,8 @@ class Environment:
         totals = Counter(dict.fromkeys(COUNTED, 0))
         for member in self.members:
             totals.update(member.counts)
-        # `step_metrics` counts env/errors from the games, so they must not be counted here again.
-        del totals["errors"]
-        metrics = {f"env/{name}": float(count) for name, count in totals.items()}
+        # `step_metrics` counts env/errors from the games.
+        metrics = {f"env/{name}": float(count) for name, count in totals.items() if name != "errors"}
         for number, member in enumerate(self.members, start=1):
             if len(self.members) > 1:
                 for name in COUNTED:
@@ -408,18 +346,6 @@ class Environment:
         if wait > SILENT_SECONDS and not member.is_wait_reported:
             member.is_wait_reported = True
             logger.warning("waiting for %s: %s", member.source, busy.reason)
-
-
-def error_of_call(member: Member, problem: EnvError | Refused) -> Exception:
-    """The error for a call that failed: EnvError ends its game, FatalEnvError and Resumable end the run."""
-    if isinstance(problem, EnvError):
-        return problem
-    name = member.source.name
-    if not member.has_replied:
-        return FatalEnvError(f"{name} cannot be used: {problem.reason}")
-    if problem.concerns_all:
-        return Resumable(f"{name} accepts no calls any more: {problem.reason}")
-    return EnvError(f"{name} refused the dialogue: {problem.reason}")
 
 
 def back_off(failures: int) -> float:

@@ -7,7 +7,7 @@ A source makes one attempt. It returns a `Reply`, or raises `Busy` (the same req
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from prompt_r1.errors import LimitReached
@@ -110,7 +110,6 @@ class Source(ABC):
     concurrency: int = sys.maxsize  # the most attempts at the same time
     reply_limit: int | None = None  # the most tokens of a reply; None: nothing limits them
     needs_check: bool = False  # True: a wrong setting shows only in a reply.
-    left_out: Sequence[str] = ()  # The fields that `leave_out` has removed from the requests, in this order.
 
     @abstractmethod
     async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
@@ -122,10 +121,6 @@ class Source(ABC):
     async def close(self) -> None:
         """Close connections. Another attempt opens new ones."""
         return
-
-    def leave_out(self, field: str) -> None:
-        """Send no request with this field any more, because the server rejects it."""
-        raise NotImplementedError(f"the requests of {self.name} have no field {field}")
 
 
 def byte_count(text: str) -> int:

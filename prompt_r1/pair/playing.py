@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import Answering
 from prompt_r1.environments.specs import open_environment, open_own
@@ -98,7 +99,7 @@ async def open_pair(config: PairConfig, named: NamedAgent, own: Answering | None
         environment = open_environment(settings.env, settings, typed=[config.env], seed=seed, device=device)
     else:
         environment = open_own(own, config, seed=seed)
-    await environment.check()
+    await check_servers(environment)
     agent = load_agent(named.path, with_threads_of_this_machine(named.config), device)
     about = named.describe(environment=environment.name, seed=seed)
     return OpenPair(agent, environment, seed, config.temperature, str(named.path), about)

@@ -9,6 +9,7 @@ import torch
 from torch.optim import AdamW, Optimizer
 
 from prompt_r1.engine.model_check import check_model
+from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import open_account, open_environment
 from prompt_r1.model.distributed import Ranks, errors_as_rank_lost, start_ranks, stop_ranks
@@ -152,9 +153,8 @@ def open_log(config: TrainConfig, folder: Path, ranks: Ranks, *, games: int) -> 
 def check_on_first_rank(
     environment: Environment, ranks: Ranks, runner: asyncio.Runner, interrupt: Interrupt
 ) -> None:
-    """Check the environment on the first rank. The other ranks learn the result without a request."""
-    learned = ranks.on_first_rank(lambda: runner.run(interrupt.guard(environment.check())))
-    environment.apply(learned)
+    """Check the environment on the first rank. If the check fails, every rank raises its error."""
+    ranks.on_first_rank(lambda: runner.run(interrupt.guard(check_servers(environment))))
 
 
 def load_learner(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.reply_text import reply_of
 from prompt_r1.environments.responses import read_reply, requested_wait
 from prompt_r1.environments.sources import Busy, Reply
@@ -224,9 +225,9 @@ def test_another_error_of_one_dialogue_breaks_its_game_with_the_servers_words(st
         (400, error_of("API key not valid")),
     ],
 )
-def test_before_any_reply_a_refusal_ends_the_run(status: int, body: object) -> None:
+def test_a_refusal_fails_the_check(status: int, body: object) -> None:
     with pytest.raises(FatalEnvError, match="large"):
-        asyncio.run(environment_over(Provider(response_of(status, body))).ask(HELLO))
+        asyncio.run(check_servers(environment_over(Provider(response_of(status, body)))))
 
 
 @pytest.mark.parametrize(
@@ -248,7 +249,10 @@ def test_the_wait_that_a_server_asks_for_is_kept_up_to_120_seconds(name, value, 
     busy = httpx.Response(429, headers={name: value})
     assert what_follows(busy, sleep=sleep) == ("busy", "Paris")
     [waited] = sleep
-    assert waited == seconds if seconds else waited <= 0.5  # the first back-off
+    if seconds is None:
+        assert waited <= 0.5  # the first back-off
+    else:
+        assert waited == pytest.approx(seconds, abs=0.3)  # Some of the time has passed when the wait begins.
 
 
 def paid_for(usage: object) -> tuple[int, int]:
@@ -359,7 +363,7 @@ def test_the_time_to_read_a_reply_grows_with_its_length_and_not_with_its_square(
         assert reply_of(written).text == "Paris"
         return time.process_time() - begin
 
-    assert seconds(400_000) < 24 * seconds(50_000), "eight times as long takes about eight times the time"
+    assert seconds(200_000) < 24 * seconds(25_000), "eight times as long takes about eight times the time"
 
 
 @pytest.mark.parametrize(
@@ -449,20 +453,6 @@ def test_a_field_that_the_server_does_not_know_is_left_out_of_all_later_requests
     assert sleep == [] and asked.budget.spent.lost_usd == 0
 
 
-def test_a_rank_that_does_not_check_leaves_out_every_field_that_the_server_rejected():
-    """The first rank checks for all. Otherwise the first requests of each other rank would be refused."""
-    fields = {"top_k": 5, "logprobs": True, "top_p": 1}
-    rejections = []
-    for name in ("top_k", "logprobs"):
-        rejections.append(response_of(400, error_of("no", param=name, **UNSUPPORTED)))
-    first_rank = environment_over(Provider(*rejections, OK), fields=fields)
-    provider = Provider(OK)
-    second_rank = environment_over(provider, fields=fields)
-    second_rank.apply(asyncio.run(first_rank.check()))
-    assert ask(second_rank) == "Paris"
-    assert provider.requests == [{"model": "large", "messages": HELLO, "top_p": 1}]
-
-
 def test_games_share_no_reply_of_a_server_that_rejects_the_temperature_0(tmp_path) -> None:
     """A bug: the five games of a group shared one reply, which the server had sampled at temperature 1."""
     sampled = itertools.count(1)
@@ -473,7 +463,7 @@ def test_games_share_no_reply_of_a_server_that_rejects_the_temperature_0(tmp_pat
         return response_of(200, body_of(f"reply {next(sampled)}"))
 
     asked = environment_over(reasoning_model, fields={"temperature": 0}, folder=tmp_path)
-    asyncio.run(asked.check())  # its reply is the first
+    asyncio.run(check_servers(asked))  # its reply is the first
     replies = at_once(reply(asked, sample=sample) for sample in range(5))
     assert sorted(replies) == [f"reply {number}" for number in range(2, 7)]
 
@@ -493,7 +483,7 @@ def test_a_run_pays_no_call_twice_if_a_start_has_not_learned_that_the_server_sam
     for is_checked in (False, True, False):  # False: the server is busy when the environment is checked.
         asked = environment_over(reasoning_model, fields={"temperature": 0}, folder=tmp_path)
         if is_checked:
-            asyncio.run(asked.check())
+            asyncio.run(check_servers(asked))
             sent -= 1
         first = at_once(reply(asked, sample=sample) for sample in range(3))
         later = at_once(reply(asked, sample=sample) for sample in range(3, 6))
@@ -508,7 +498,7 @@ def test_the_limit_of_a_reply_is_never_left_out() -> None:
     provider = Provider(response_of(400, NO_MAX_TOKENS), response_of(400, no_limit), OK)
     asked = environment_over(provider, fields={"max_tokens": 9})
     with pytest.raises(FatalEnvError, match="HTTP 400: no such field"):
-        asyncio.run(asked.check())
+        asyncio.run(check_servers(asked))
     assert len(provider.requests) == 2 and provider.requests[-1]["max_completion_tokens"] == 9
     [member] = asked.members
     assert member.estimate(HELLO).tokens_out == 9
@@ -536,7 +526,7 @@ def test_the_check_of_an_environment_goes_on_without_a_field_that_is_rejected() 
     rejected = response_of(400, error_of("no", param="top_k", **UNSUPPORTED))
     provider = Provider(rejected, response_of(401, error_of("wrong key")))
     with pytest.raises(FatalEnvError, match="HTTP 401: wrong key"):
-        asyncio.run(environment_over(provider, fields={"top_k": 5}).check())
+        asyncio.run(check_servers(environment_over(provider, fields={"top_k": 5})))
     assert ["top_k" in request for request in provider.requests] == [True, False]
 
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from prompt_r1.environments.budget import Budget, OutOfBudget, Price, parse_prices
+from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import LONG_REPLY, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Bill, Busy, Caller, Refused, Reply
@@ -44,7 +45,7 @@ def test_a_tiny_budget_holds_from_the_first_call_on() -> None:
     source, budget = CountingSource(*script, max_tokens=800), Budget(max_usd=0.02)
     source.needs_check = True
     asked = environment(source, budget=budget)
-    asyncio.run(asked.check())
+    asyncio.run(check_servers(asked))
     results = forty_calls(asked)
     assert all(isinstance(result, str | Resumable) for result in results)
     # The estimate allows one call at a time: three of $0.008 would exceed the limit.

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from prompt_r1.environments.budget import Budget
+from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import MAX_EMPTY_RESPONSES, Environment, back_off
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import NoText
@@ -179,7 +180,7 @@ def test_a_dialogue_keeps_its_own_system_message() -> None:
 def check(*script: httpx.Response | Exception, **settings: object) -> list[dict[str, object]]:
     """Check an endpoint that answers with these responses, and return the bodies of the requests."""
     provider = Provider(*script)
-    asyncio.run(environment_over(provider, **settings).check())
+    asyncio.run(check_servers(environment_over(provider, **settings)))
     return provider.requests
 
 
@@ -253,10 +254,10 @@ def test_a_reply_without_text_fails_the_check() -> None:
 
 def test_each_start_checks_and_pays_for_it(tmp_path: Path) -> None:
     """A bug: a key that had expired passed the check of a resumed run, because its reply was recorded."""
-    asyncio.run(environment_over(Provider(OK), folder=tmp_path).check())
+    asyncio.run(check_servers(environment_over(Provider(OK), folder=tmp_path)))
     assert Journal(tmp_path).spent.calls == 1
     with pytest.raises(FatalEnvError, match="HTTP 401"):
-        asyncio.run(environment_over(Provider(httpx.Response(401)), folder=tmp_path).check())
+        asyncio.run(check_servers(environment_over(Provider(httpx.Response(401)), folder=tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -270,7 +271,7 @@ def test_each_start_checks_and_pays_for_it(tmp_path: Path) -> None:
     ],
 )
 def test_no_exception_contains_the_key(failure: httpx.Response | Exception) -> None:
-    with pytest.raises((EnvError, FatalEnvError)) as caught:
+    with pytest.raises((EnvError, Resumable)) as caught:
         ask(environment_over(Provider(failure)))
     assert "secret" not in "".join(traceback.format_exception(caught.value)).lower()
 
@@ -316,7 +317,7 @@ def test_a_short_placeholder_key_is_scrubbed_from_errors_only() -> None:
     body = body_of("The set is EMPTY.", reasoning_content="EMPTY?")
     said = asyncio.run(attempt(endpoint(Provider(httpx.Response(200, json=body)), key="EMPTY")))
     assert (said.text, said.reasoning) == ("The set is EMPTY.", "EMPTY?")
-    with pytest.raises(FatalEnvError, match=r"bad key \[key\]"):
+    with pytest.raises(Resumable, match=r"bad key \[key\]"):
         ask(environment_over(Provider(httpx.Response(401, json=error_of("bad key EMPTY"))), key="EMPTY"))
 
 
@@ -324,7 +325,7 @@ def test_a_budget_without_room_stops_a_call_but_not_the_check(tmp_path: Path) ->
     """A resumed run whose calls are all recorded needs no other ones."""
     provider = Provider(OK)
     asked = Environment([endpoint(provider)], budget=Budget(max_calls=1, spent=Spending(calls=1)))
-    asyncio.run(asked.check())
+    asyncio.run(check_servers(asked))
     with pytest.raises(Resumable, match="larger limit resumes"):
         ask(asked)
     assert not provider.requests

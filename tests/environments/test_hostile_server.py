@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.sources import Busy, NoServer, Refused, Reply
 from prompt_r1.errors import FatalEnvError, UsageError
 from tests.support.mini_server import LocalServer, response_of, with_server
@@ -226,7 +227,7 @@ def test_a_variable_that_breaks_the_client_is_explained_in_one_sentence(name, va
         asked = open_environment("large@https://llm.test/v1")
         sentence = "https://llm.test/v1 cannot be asked .*: correct or unset the variables ALL_PROXY"
         with pytest.raises(UsageError, match=sentence) as caught:
-            asyncio.run(asked.check() if work == "check" else asked.ask(HELLO))
+            asyncio.run(check_servers(asked) if work == "check" else asked.ask(HELLO))
         assert "hunter2" not in str(caught.value)
 
 
@@ -234,4 +235,4 @@ def test_a_server_that_cannot_be_reached_may_be_behind_a_wrong_proxy(monkeypatch
     monkeypatch.setenv("HTTPS_PROXY", "http://user:hunter2secret@127.0.0.1:9")
     monkeypatch.delenv("NO_PROXY", raising=False)
     with pytest.raises(FatalEnvError, match=r"URL.* proxy in HTTPS_PROXY"):
-        asyncio.run(open_environment("large@https://llm.test/v1").check())
+        asyncio.run(check_servers(open_environment("large@https://llm.test/v1")))

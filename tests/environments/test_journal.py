@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.environments.budget import FREE, Budget
-from prompt_r1.environments.environment import Bill, Caller, Environment
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Refused, Reply
+from prompt_r1.environments.sources import Bill, Caller, Refused, Reply
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.programs import files
 from prompt_r1.types import Message, Spending
@@ -78,7 +78,6 @@ def test_calls_that_wait_for_an_equal_call_share_its_failure_and_a_later_call_is
     """A bug: in an outage each of eight equal calls waited its own ten minutes, one after another."""
     source = CountingSource(EnvError("no reply within 600 s"), Refused("no reply within 600 s"))
     asked = environment(source, folder=tmp_path)
-    asked.members[0].has_replied = True
     for sends in (1, 2):
         ended = at_once((reply(asked) for _ in range(8)), return_exceptions=True)
         assert [type(error) for error in ended] == [EnvError] * 8

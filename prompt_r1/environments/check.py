@@ -1,0 +1,58 @@
+"""The check at the start of a run: one request to each server, before a large model is loaded."""
+
+import asyncio
+import logging
+
+from prompt_r1.environments.budget import OutOfBudget
+from prompt_r1.environments.environment import NO_GAME, Call, Environment, Member
+from prompt_r1.environments.sources import Bill, Busy, NoServer, NoText, Refused
+from prompt_r1.errors import FatalEnvError, UsageError
+from prompt_r1.types import Message
+
+logger = logging.getLogger(__name__)
+
+CHECK_SECONDS = 5.0  # The check waits this long for a reply.
+
+
+async def check_servers(environment: Environment) -> None:
+    """Find a wrong URL, key, model or setting within a few seconds. A slow or busy server passes.
+
+    Raises UsageError or FatalEnvError if no call can succeed.
+    """
+    for member in environment.members:
+        if member.source.needs_check:
+            try:
+                await _check(environment, member)
+            finally:
+                await member.source.close()  # Games may be played in another event loop.
+            member.counts.clear()  # The metrics count the calls of games.
+
+
+async def _check(environment: Environment, member: Member) -> None:
+    """Send a request, and charge it. Its reply is not used again: a key may expire before the next start."""
+    source = member.source
+    call = Call(member, [Message(role="user", content="Hi")], NO_GAME, Bill(), is_check=True)
+    try:
+        async with asyncio.timeout(CHECK_SECONDS):
+            reply = await environment.request(call)
+    except OutOfBudget:
+        return  # A run that plays from its journal may need no more calls.
+    except TimeoutError:
+        logger.warning("%s takes over %g s to reply", source, CHECK_SECONDS)
+        return
+    except (NoText, NoServer) as problem:
+        raise FatalEnvError(f"{source} cannot be used: {problem.reason}") from None
+    except Busy as busy:
+        logger.warning("%s is busy: %s", source, busy.reason)
+        return
+    except Refused as refused:
+        advice = ""
+        if refused.status in (400, 422) and source.parameters.get("system"):
+            advice = ' (if the model takes no system message, give --env-system "")'
+        raise FatalEnvError(f"{source} cannot be used: {refused.reason}{advice}") from None
+    if not reply.text.strip():
+        said = reply.reason or reply.label
+        raise UsageError(
+            f'{source} replied to "Hi" without any text ({said}): check max_tokens and the other fields of '
+            "--env-args, or choose another model"
+        )
