@@ -57,7 +57,7 @@ def read_template(tokenizer: PreTrainedTokenizerBase) -> Template:
     return Template(accepts_system, trims=user["content"] not in rendered, opened=opened_think(rendered))
 
 
-class LocalEnvironment(Source):
+class LocalSource(Source):
     """A source that replies with text of the model, greedy or sampled, and counts tokens as an endpoint does.
 
     A dialogue with its reply has at most `capacity` tokens, and a reply has at most `max_tokens`. Raises
@@ -163,7 +163,7 @@ class LocalEnvironment(Source):
 
 def load_local(
     name: str, *, fields: Mapping[str, object], system: str, seed: int, slots: int, device: torch.device
-) -> LocalEnvironment:
+) -> LocalSource:
     """Load the model of hf:DIR, hf:FILE.gguf or smollm2.
 
     `fields` are the fields of --env-args; only max_tokens and temperature are allowed.
@@ -180,7 +180,7 @@ def load_local(
     check_model(policy)
     model = policy.model.config
     longest = longest_game(model) or getattr(model, "max_position_embeddings", None) or MAX_DIALOGUE_TOKENS
-    return LocalEnvironment(
+    return LocalSource(
         policy,
         tokenizer,
         name=short,

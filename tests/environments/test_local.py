@@ -13,7 +13,7 @@ import torch
 
 from prompt_r1.engine import kv_cache
 from prompt_r1.environments import local as local_module
-from prompt_r1.environments.local import LocalEnvironment, load_local
+from prompt_r1.environments.local import LocalSource, load_local
 from prompt_r1.environments.sources import Caller
 from prompt_r1.errors import UsageError
 from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM
@@ -31,13 +31,13 @@ def folder(tmp_path_factory) -> Path:
     return tiny.save_agent(tmp_path_factory.mktemp("large"))
 
 
-def local(**settings) -> LocalEnvironment:
+def local(**settings) -> LocalSource:
     """A local model with these fields."""
     defaults = {"name": "tiny", "slots": 4, "capacity": 600, "max_tokens": 12}
-    return LocalEnvironment(tiny.policy(), tiny.tokenizer(), **{**defaults, **settings})
+    return LocalSource(tiny.policy(), tiny.tokenizer(), **{**defaults, **settings})
 
 
-def call(environment: LocalEnvironment, messages: list[Message] = HELLO, *, sample: int = 0) -> str:
+def call(environment: LocalSource, messages: list[Message] = HELLO, *, sample: int = 0) -> str:
     return asyncio.run(attempt(environment, messages, sample=sample)).text
 
 
@@ -62,7 +62,7 @@ def test_reasoning_that_the_template_opens_and_the_limit_cuts_off_is_not_the_rep
     """A bug: without its opening tag, the cut reasoning was taken for the reply."""
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.chat_template = chatml("<think>\\n")
-    environment = LocalEnvironment(tiny.policy(), tokenizer, name="tiny", max_tokens=12)
+    environment = LocalSource(tiny.policy(), tokenizer, name="tiny", max_tokens=12)
     reply = asyncio.run(attempt(environment))
     assert (reply.text, reply.label) == ("", "length") and reply.reasoning
 
@@ -94,7 +94,7 @@ def test_the_system_text_is_a_system_message_or_part_of_the_first_message() -> N
     leave_out = "{%- if messages[0].role == 'system' %}{%- set messages = messages[1:] %}{%- endif %}"
     for first_line in (refuse, leave_out):  # a bug: the message was looked for as "a", as in "assistant"
         strict.chat_template = first_line + tiny.QWEN3_LIKE_TEMPLATE
-        environment = LocalEnvironment(tiny.policy(), strict, name="x", system="Be brief.")
+        environment = LocalSource(tiny.policy(), strict, name="x", system="Be brief.")
         assert strict.decode(environment.encode(HELLO)).startswith("<|im_start|>user\nBe brief.\n\nWhere is")
 
 
@@ -110,7 +110,7 @@ def test_white_space_around_a_message_is_left_out_if_the_template_leaves_it_out(
     )
     dialogue: list[Message] = [{"role": "system", "content": ENVIRONMENT_SYSTEM}, *HELLO]
     rendered = tokenizer.apply_chat_template(dialogue, add_generation_prompt=True)["input_ids"]
-    environment = LocalEnvironment(tiny.policy(), tokenizer, name="x", system=ENVIRONMENT_SYSTEM)
+    environment = LocalSource(tiny.policy(), tokenizer, name="x", system=ENVIRONMENT_SYSTEM)
     assert environment.encode(HELLO) == rendered
 
 
@@ -124,7 +124,7 @@ def test_a_template_may_write_the_system_message_before_the_last_question() -> N
     texts = ("Be brief.", "Who?", "Anna.", "Where?")
     roles = ("system", "user", "assistant", "user")
     dialogue = [Message(role=role, content=text) for role, text in zip(roles, texts, strict=True)]
-    written = tokenizer.decode(LocalEnvironment(tiny.policy(), tokenizer, name="x").encode(dialogue))
+    written = tokenizer.decode(LocalSource(tiny.policy(), tokenizer, name="x").encode(dialogue))
     assert written == "user: Who?<|im_end|>assistant: Anna.<|im_end|>Be brief. user: Where?<|im_end|>"
 
 
@@ -132,7 +132,7 @@ def test_a_reply_that_ends_at_once_is_empty_and_of_one_token() -> None:
     policy = tiny.policy()
     tokens = torch.tensor([local().encode(HELLO)])
     policy.model.generation_config.eos_token_id = int(tiny.model()(input_ids=tokens).logits[0, -1].argmax())
-    environment = LocalEnvironment(policy, tiny.tokenizer(), name="tiny", capacity=600)
+    environment = LocalSource(policy, tiny.tokenizer(), name="tiny", capacity=600)
     reply = asyncio.run(attempt(environment))
     assert (reply.label, reply.finish) == ("empty", "stop")
     assert (reply.text, reply.tokens_out) == ("", 1)
@@ -170,7 +170,7 @@ def test_the_tokens_that_end_a_reply_are_those_of_tokenizer_and_generation_confi
     end, policy = tiny.tokenizer().eos_token_id, tiny.policy()
     for configured, expected in ((None, {end}), (5, {5, end}), ([5, 6], {5, 6, end})):
         policy.model.generation_config.eos_token_id = configured
-        assert LocalEnvironment(policy, tiny.tokenizer(), name="tiny")._stop_ids == expected
+        assert LocalSource(policy, tiny.tokenizer(), name="tiny")._stop_ids == expected
 
 
 def test_a_dialogue_beyond_the_models_positions_has_no_reply(tmp_path):
@@ -206,11 +206,11 @@ def test_the_cache_of_a_model_is_allocated_when_it_is_loaded_and_leaves_room_for
     assert 50_000_000 < 4 * numbers <= 60_000_000
 
 
-def writing(text: str, *, specials: Sequence[str] = ()) -> LocalEnvironment:
+def writing(text: str, *, specials: Sequence[str] = ()) -> LocalSource:
     """A local model whose sampled tokens are those of this text, in which `specials` are special tokens."""
     tokenizer = tiny.tokenizer.__wrapped__()  # a new one, because it is changed
     tokenizer.add_special_tokens({"additional_special_tokens": list(specials)})
-    environment = LocalEnvironment(tiny.policy(), tokenizer, name="tiny")
+    environment = LocalSource(tiny.policy(), tokenizer, name="tiny")
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
 
     async def generate(*_: object, **__: object) -> Completion:
