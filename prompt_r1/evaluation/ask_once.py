@@ -12,7 +12,8 @@ There are two:
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from prompt_r1.environments.environment import Bill, Caller, Environment
+from prompt_r1.environments.environment import Environment
+from prompt_r1.environments.sources import Bill, Caller
 from prompt_r1.errors import EnvError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.f1 import exact_match, f1

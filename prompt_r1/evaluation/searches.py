@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
-from prompt_r1.environments.environment import Caller, Environment, Reply
+from prompt_r1.environments.environment import Environment
+from prompt_r1.environments.sources import Caller, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.evaluation.ask_once import ReadyMethod, direct, task_score
 from prompt_r1.evaluation.predictions import Prediction

@@ -12,7 +12,8 @@ import torch
 
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.model_check import check_model
-from prompt_r1.environments.environment import Bill, Caller, Environment
+from prompt_r1.environments.environment import Environment
+from prompt_r1.environments.sources import Bill, Caller
 from prompt_r1.errors import LimitReached, QuestionTooLong
 from prompt_r1.model.forked_ranks import usable_cores
 from prompt_r1.model.loading import load_policy, load_tokenizer, vocabulary_of

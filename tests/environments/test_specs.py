@@ -10,7 +10,7 @@ import torch
 
 from prompt_r1.environments.budget import Price
 from prompt_r1.environments.endpoint import Endpoint
-from prompt_r1.environments.environment import Bill, Caller
+from prompt_r1.environments.sources import Bill, Caller
 from prompt_r1.environments.specs import open_account
 from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.errors import Resumable, UsageError

@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 
 from prompt_r1.environments.budget import Budget, Price
-from prompt_r1.environments.environment import Caller, Environment
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Reply, Source, limit_in
+from prompt_r1.environments.sources import Caller, Reply, Source, limit_in
 from prompt_r1.types import Message
 from tests.support.providers import RecordedSleep
 

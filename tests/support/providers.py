@@ -10,11 +10,11 @@ import httpx
 import torch
 
 from prompt_r1.environments.endpoint import Endpoint
-from prompt_r1.environments.environment import Caller, Environment
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.responses import read_reply
-from prompt_r1.environments.sources import Busy, Refused, Reply, Source
+from prompt_r1.environments.sources import Busy, Caller, Refused, Reply, Source
 from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.settings.agent import EnvironmentConfig
 from prompt_r1.types import Message

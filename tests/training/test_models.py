@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from prompt_r1.environments.environment import Caller
+from prompt_r1.environments.sources import Caller
 from prompt_r1.errors import FatalEnvError, Resumable, UsageError
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.lora import adapters_of
