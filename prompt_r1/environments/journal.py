@@ -69,8 +69,8 @@ class Journal:
         if own.exists():
             # This rank's file is read last. So if two ranks have paid for the same call, the resumed run gets
             # the reply that this rank had.
-            charge_of_request = self._read(own)
-            last_number = max(charge_of_request.keys(), default=0)
+            charges = self._read(own)
+            last_number = max(charges, default=0)
             self.numbers = count(last_number + 1)
         folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(own, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o644)
@@ -123,7 +123,7 @@ class Journal:
 
         Lines that are no JSON are skipped, because a kill may leave an incomplete line.
         """
-        charges = {}
+        charges: dict[int, Spending] = {}
         offset = 0
         with path.open("rb") as file:
             for line_number, text in enumerate(file, start=1):

@@ -1,5 +1,6 @@
 """Check what was read from files and requests that others may have written."""
 
+import functools
 import json
 from dataclasses import fields
 from typing import Any, TypeGuard, get_origin
@@ -13,14 +14,14 @@ def is_finite_number(value: object) -> TypeGuard[float]:
     return type(value) in (int, float) and -MAX_NUMBER < value < MAX_NUMBER  # type: ignore[operator]
 
 
-def check_values(read: object) -> None:
+def check_values(read: Any) -> None:
     """Raise ValueError if a dataclass that was made from a file holds values of other types than its fields.
 
     Integers are counts and steps, from -1 to MAX_AMOUNT. Other numbers are finite. A reward may be negative.
     """
-    for one in fields(read):  # type: ignore[arg-type]
-        value = getattr(read, one.name)
-        kind = get_origin(one.type) or one.type
+    record: Any = type(read)
+    for name, kind in _kinds_of(record).items():
+        value = getattr(read, name)
         if kind is int:
             is_right = type(value) is int and -1 <= value <= MAX_AMOUNT
         elif kind is float:
@@ -28,7 +29,13 @@ def check_values(read: object) -> None:
         else:
             is_right = type(value) is kind
         if not is_right:
-            raise ValueError(f"{one.name} is {value!r:.50}")
+            raise ValueError(f"{name} is {value!r:.50}")
+
+
+@functools.cache  # A journal has a million lines, and the types are the same for each.
+def _kinds_of(record: Any) -> dict[str, object]:
+    """The type of each field of a dataclass, without the types of its items."""
+    return {one.name: get_origin(one.type) or one.type for one in fields(record)}
 
 
 def json_object(text: str | bytes) -> dict[str, Any]:
