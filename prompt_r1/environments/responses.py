@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
@@ -81,14 +81,12 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: flo
         raise Refused(f"{reason} (check plan and billing)", status=status, concerns_all=True)
     if status < 500 and codes.intersection(FILTERED_CODES):
         return Reply("", label="content_filter", reason=reason)
-    unknown_field = _unknown_field(data, fields) if status in (400, 422) else ""
-    # OpenAI's errors name max_tokens in two cases. If the error also mentions the context, the dialogue is
-    # too long, because it leaves no room for the reply. Otherwise the limit is too large for the model, and
-    # the request is refused.
-    is_wrong_limit = fields.get("param") in REPLY_LIMITS and "context" not in said
-    texts = " ".join([*codes, said])
-    is_too_long = status in (400, 422) and TOO_LONG.search(texts) is not None
-    if (is_too_long and not unknown_field and not is_wrong_limit) or status == 413:
+    unknown_field = ""
+    is_too_long = status == 413
+    if status in (400, 422):
+        unknown_field = _unknown_field(data, fields)
+        is_too_long = not unknown_field and _says_too_long(fields, codes, said)
+    if is_too_long:
         return Reply("", label="context_length", reason=reason)
     if status in BUSY_STATUSES or status >= 500:
         raise Busy(reason, wait=requested_wait(headers, now=now), may_be_billed=status in GATEWAY_TIMEOUTS)
@@ -98,6 +96,16 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: flo
         field=unknown_field,
         concerns_all=status in WRONG_FOR_ALL,
     )
+
+
+def _says_too_long(error: Mapping[str, object], codes: Collection[str], said: str) -> bool:
+    """Whether an error says that the dialogue is too long.
+
+    OpenAI's errors name max_tokens in two cases. If the error also mentions the context, the dialogue is too
+    long, because it leaves no room for the reply. Otherwise the limit is too large for the model.
+    """
+    is_wrong_limit = error.get("param") in REPLY_LIMITS and "context" not in said
+    return not is_wrong_limit and TOO_LONG.search(" ".join([*codes, said])) is not None
 
 
 def _status_of_error(error: Mapping[str, object]) -> int:
