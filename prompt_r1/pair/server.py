@@ -72,7 +72,6 @@ ARRIVAL_SECONDS = 30.0
 # This many connections may be open besides one for each session: for requests that are still arriving, and
 # for clients that keep their connection. If there are more, requests get status 503.
 SPARE_CONNECTIONS = 64
-DISCONNECT_CHECK_SECONDS = 0.2  # While a game is played, the server looks whether the client is still there.
 GONE = 499  # The status for a client that has disconnected, as in nginx's log. Nobody receives it.
 MAX_NOTE = 500  # characters of an error in the log
 MAX_PATH = 100  # characters of a path in the log
@@ -141,9 +140,7 @@ class ChatServer:
             self._check_model(asked.model)
             pieces = PieceQueue()
             playing = self._start(asked, pieces)
-            # If the client leaves, `EndOfRequests` cancels the game. A `finally` in `_events` is not enough,
-            # because a generator that has not started does not run it.
-            request.state.playing = playing
+            request.state.playing = playing  # `EndOfRequests` cancels the game if the client leaves.
             head: Body = {
                 "id": f"chatcmpl-{uuid.uuid4().hex}",
                 "created": int(time.time()),
@@ -252,18 +249,30 @@ async def _read_body(request: Request, seconds: float) -> bytes:
 
 
 async def _whole(request: Request, playing: asyncio.Task[Trajectory], head: Body) -> Response:
-    """The response to a request that is not streamed, when its game has ended."""
-    while not playing.done():
-        await asyncio.wait([playing], timeout=DISCONNECT_CHECK_SECONDS)
-        if not playing.done() and await request.is_disconnected():
-            return Response(status_code=GONE)
+    """The response to a request that is not streamed. Raises ClientDisconnect if the client leaves."""
+    leaving = asyncio.create_task(_client_left(request))
+    try:
+        await asyncio.wait([playing, leaving], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+    if not playing.done():
+        raise ClientDisconnect
     return _json(completion(head, await _ended_game(request, playing)))
+
+
+async def _client_left(request: Request) -> None:
+    """Return when the client has left. The body of the request has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _events(
     request: Request, playing: asyncio.Task[Trajectory], pieces: PieceQueue, head: Body
 ) -> AsyncIterator[bytes]:
-    """The events of a game. If the game fails, the status has already been sent, so the error is an event."""
+    """The events of a game. If the game fails, the status has already been sent, so the error is an event.
+
+    If the client leaves, starlette cancels this generator.
+    """
     try:
         yield _event(chunk(head, {"role": "assistant", "content": ""}))
         while (piece := await pieces.get()) is not None:
@@ -315,7 +324,8 @@ def _noted_failure(request: Request, error: Exception) -> Failure:
 class EndOfRequests:
     """Cancels the game of a request that ends before its game does, and logs each request as one line.
 
-    The line has client, method, path, status, seconds, and how the game ended.
+    A request ends when its client leaves. The line has client, method, path, status, seconds, and how the
+    game ended.
     """
 
     def __init__(self, app: ASGIApp) -> None:
