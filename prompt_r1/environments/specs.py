@@ -12,10 +12,10 @@ code may run, and which names get the key:
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from prompt_r1.environments.budget import FREE, Budget, Price, parse_price, parse_prices
 from prompt_r1.environments.environment import Environment, parse_weights
@@ -88,8 +88,10 @@ def check_usd_limit(flag: str, config: EnvironmentConfig, fields: Mapping[str, o
         )
 
 
-Opener = Callable[[int, "torch.device | None", bool], Source]
-"""Opens an environment: the seed, the device of local models, and whether calls have a price → a source."""
+class Opener(Protocol):
+    """Opens an environment whose name has been resolved. Each kind of environment takes what it needs."""
+
+    def __call__(self, *, seed: int, device: "torch.device | None", priced: bool) -> Source: ...
 
 
 def check_environment(
@@ -129,7 +131,7 @@ def open_environment(
     names = spec.split(",")
     account = account or open_account(config)
     return Environment(
-        [openers[name](seed, device, price_of[name] != FREE) for name in names],
+        [openers[name](seed=seed, device=device, priced=price_of[name] != FREE) for name in names],
         journal=account.journal,
         budget=account.budget,
         prices=[price_of[name] for name in names],
@@ -187,7 +189,7 @@ def _opener(
             own = _object_of(name, is_typed=is_typed)
             # What is built in replies at once, so its calls need no limit.
             most_calls = concurrency if kind == "own" else sys.maxsize
-            return lambda seed, device, priced: OwnSource(
+            return lambda *, seed, device, priced: OwnSource(
                 own, seed=seed, name=name, concurrency=most_calls, priced=priced, reply_limit=limit
             )
         case "local":
@@ -197,7 +199,7 @@ def _opener(
             elif not (Path(folder) / "config.json").exists():
                 raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
 
-            def open_local(seed: int, device: "torch.device | None", priced: bool) -> Source:
+            def open_local(*, seed: int, device: "torch.device | None", priced: bool) -> Source:
                 from prompt_r1.environments.local import load_local
 
                 assert device is not None, f"{name} needs a device"
@@ -215,7 +217,7 @@ def _opener(
             from prompt_r1.environments.endpoint import endpoint_of
 
             endpoint = endpoint_of(name, key=key, fields=fields, system=system, concurrency=concurrency)
-            return lambda seed, device, priced: endpoint
+            return lambda *, seed, device, priced: endpoint
 
 
 def _object_of(name: str, *, is_typed: bool) -> Any:
