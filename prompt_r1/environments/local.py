@@ -81,7 +81,6 @@ class LocalSource(Source):
         self.policy = policy
         self.tokenizer = tokenizer
         self.name = name
-        self.slots = slots
         self.capacity = capacity
         self.max_tokens = self.reply_limit = max_tokens
         self.temperature = temperature
