@@ -89,10 +89,10 @@ def test_json_output_has_one_object_per_question_with_its_own_cost(ask, monkeypa
     """Without that of the questions before it, and with that of lost requests."""
     attempt, attempts = OwnSource.attempt, itertools.count(1)
 
-    async def lose_some(source, messages, caller, *, failures):
+    async def lose_some(source, messages, caller):
         if next(attempts) % (1 + lost):
             raise Busy("reset", wait=0.0, may_be_billed=True)
-        return await attempt(source, messages, caller, failures=failures)
+        return await attempt(source, messages, caller)
 
     monkeypatch.setattr(OwnSource, "attempt", lose_some)
     flags = ["--json", "--env-price", "1,2", "--temperature", "1", "--seed", "0"]

@@ -1,21 +1,18 @@
 """An OpenAI-compatible endpoint as a source: `--env MODEL@URL`, over one shared HTTP client.
 
-`Endpoint.attempt` sends one request; responses.py reads the response. Each request has its own deadline. The
-read timeout of httpx is not enough, because it starts again with every chunk: a server that sends a blank
+`Endpoint.attempt` sends one request; responses.py reads the response. `Environment.request` limits the time.
+The read timeout of httpx is not enough, because it starts again with every chunk: a server that sends a blank
 line now and then would keep a request open forever.
 """
 
-import asyncio
 import json
 import logging
 import os
 import re
 import socket
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from statistics import median
 
 import httpx
 
@@ -41,10 +38,6 @@ logger = logging.getLogger(__name__)
 
 OPENAI_URL = "https://api.openai.com/v1"
 CONNECT_SECONDS = 30.0
-# A request is given up, and sent again, after four times the median time of the last 200 replies, but not
-# within 10 seconds. With fewer than 50 replies, there is no such limit.
-SLOW_FACTOR, MIN_SLOW_SECONDS = 4.0, 10.0
-MEDIAN_WINDOW, MEDIAN_MIN_REPLIES = 200, 50
 MAX_BYTES = 2_000_000  # the largest response; more than most models can write
 MAX_REASON_CHARACTERS = 300  # characters of a provider's error message
 MAX_PORT = 65535
@@ -81,22 +74,23 @@ class Endpoint(Source):
         self.concurrency = concurrency
         self.reply_limit = limit_in(self.fields)
         self.timeout = timeout
+        # A server on this machine is slow only because of load, which more requests increase.
+        self.resends_slow = not is_loopback(base_url)
         self.parameters = {"url": base_url, "system": system, **self.fields}
         self.samples = self.fields.get("temperature") != 0
         self._transport = transport
         self._client: httpx.AsyncClient | None = None
-        self._reply_seconds: deque[float] = deque(maxlen=MEDIAN_WINDOW)
 
     def __str__(self) -> str:
         return f"{self.name} at {self.base_url}"
 
-    async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
+    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
         """Send a request. If the server rejects a field of it, send it again at once without this field."""
         messages = with_system(messages, self.system)
         while True:
             fields = self.fields
             try:
-                reply = await self._send({"model": self.name, "messages": messages, **fields}, failures)
+                reply = await self._send({"model": self.name, "messages": messages, **fields})
                 return self._with_tokens(reply, messages)
             except Refused as refused:
                 refused.reason = self._shown(refused.reason)
@@ -118,24 +112,8 @@ class Endpoint(Source):
         tokens_out = reply.tokens_out or written
         return replace(reply, tokens_in=tokens_in, tokens_out=tokens_out)
 
-    def _time_limit(self, failures: int) -> float:
-        """The time limit of a request, in seconds, after `failures` requests of its call without a reply.
-
-        All games of a step wait for the slowest call, so a request that takes much longer than usual is sent
-        again. A server may be slow because of load, which more requests increase. So the limit doubles with
-        each failure, and a server on this machine, which is slow only because of load, has the whole time.
-        """
-        if is_loopback(self.base_url) or len(self._reply_seconds) < MEDIAN_MIN_REPLIES:
-            return self.timeout
-        limit = max(MIN_SLOW_SECONDS, SLOW_FACTOR * median(self._reply_seconds))
-        limit *= 2.0 ** min(failures, 10)
-        return min(limit, self.timeout)
-
-    async def _send(self, request: Mapping[str, object], failures: int) -> Reply:
+    async def _send(self, request: Mapping[str, object]) -> Reply:
         """Send a request and read its response. Raises Busy and Refused."""
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
-        limit = self._time_limit(failures)
         if self._client is None:
             self._client = self._open_client()
         url = self.base_url + "/chat/completions"
@@ -143,15 +121,12 @@ class Endpoint(Source):
         sending = self._client.stream("POST", url, content=content)
         body = bytearray()
         try:
-            async with asyncio.timeout(limit), sending as response:
+            async with sending as response:
                 # The raw body is not decompressed, because a few kilobytes may stand for gigabytes.
                 async for chunk in response.aiter_raw():
                     body += chunk
                     if len(body) > MAX_BYTES:
                         raise NoText(f"a response of over {MAX_BYTES:,} bytes")
-        except TimeoutError:
-            reason = f"no complete response within {limit:g} s"
-            raise Busy(reason, may_be_billed=True) from None
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
             said = str(error) or type(error).__name__
             raise NoServer(f"no server answers ({said}): check the URL{_proxy_advice()}") from None
@@ -161,9 +136,7 @@ class Endpoint(Source):
             raise NoText(f"the response is encoded ({encoding[:40]}), though the request allows no encoding")
         if len(self.key) >= MIN_SECRET_LENGTH:
             body = body.replace(self.key.encode(), b"[key]")  # Some servers send the key back.
-        reply = read_reply(response.status_code, response.headers, bytes(body), now=time.time())
-        self._reply_seconds.append(loop.time() - begin)
-        return reply
+        return read_reply(response.status_code, response.headers, bytes(body), now=time.time())
 
     def _leave_out(self, refused: Refused) -> None:
         """Send no request with this field any more. `max_tokens` becomes `max_completion_tokens`."""
@@ -193,7 +166,7 @@ class Endpoint(Source):
         try:
             return httpx.AsyncClient(
                 headers=headers,
-                timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),  # `_send` has the other deadline.
+                timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=self.concurrency),
                 transport=self._transport,
                 trust_env=not is_loopback(self.base_url),  # A proxy cannot reach the ports of this machine.

@@ -44,6 +44,7 @@ from prompt_r1.environments.sources import (
     Source,
     byte_count,
 )
+from prompt_r1.environments.time_limit import TimeLimit
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.types import Message, Spending
 
@@ -80,6 +81,7 @@ class Member:
     source: Source
     price: Price
     slots: asyncio.Semaphore  # Each call holds a slot while its requests are sent.
+    time_limit: TimeLimit
     paused_until: float = 0.0  # The server asked for no calls before this time of the event loop.
     is_wait_reported: bool = False
     counts: Counter[str] = field(default_factory=Counter)  # since the last `take_metrics`; see COUNTED
@@ -150,7 +152,8 @@ class Environment:
         self.journal = journal or Journal(None)
         self.members: list[Member] = []
         for source, price in zip(sources, prices or [FREE] * len(sources), strict=True):
-            self.members.append(Member(source, price, slots=asyncio.Semaphore(source.concurrency)))
+            slots = asyncio.Semaphore(source.concurrency)
+            self.members.append(Member(source, price, slots, TimeLimit(source)))
         self._route = route
         self._weights = parse_weights(route, len(sources))
         self._sleep = sleep
@@ -283,10 +286,17 @@ class Environment:
             member.counts["paid"] += 1
         cost = cost_if_lost  # This stays the cost if the request is cancelled.
         reply: Reply | None = None
+        limit = member.time_limit.seconds(failures)
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
         try:
-            reply = await member.source.attempt(messages, call.caller, failures=failures)
+            async with asyncio.timeout(limit):
+                reply = await member.source.attempt(messages, call.caller)
+            member.time_limit.add_reply(loop.time() - begin)
             cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
             return reply
+        except TimeoutError:
+            raise Busy(f"no complete response within {limit:g} s", may_be_billed=True) from None
         except Busy as busy:
             if not busy.may_be_billed:
                 cost = Spending()

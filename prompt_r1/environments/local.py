@@ -112,7 +112,7 @@ class LocalSource(Source):
             memory_share=MEMORY_SHARE,
         )
 
-    async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
+    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
         """Generate the reply. If a dialogue is too long for the model, its reply is a label without text."""
         tokens = self.encode(messages)
         room = self.capacity - len(tokens)

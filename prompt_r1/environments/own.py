@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from prompt_r1.environments.reply_text import reply_of
-from prompt_r1.environments.sources import CALL_DEADLINE, Busy, Caller, Reply, Source, byte_count
+from prompt_r1.environments.sources import CALL_DEADLINE, Caller, Reply, Source, byte_count
 from prompt_r1.errors import UsageError
 from prompt_r1.settings.functions import parameters_of, user_code
 from prompt_r1.types import Message
@@ -42,6 +42,8 @@ class OwnSource(Source):
     the object writes at most. Raises UsageError for an object without `ask`, and for an error in its class.
     """
 
+    timeout = CALL_DEADLINE
+
     def __init__(
         self,
         own: Any,
@@ -70,16 +72,12 @@ class OwnSource(Source):
         self._priced = priced
         self._threads: ThreadPoolExecutor | None = None
 
-    async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
+    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
         known = {"session": caller.question, "sample": caller.sample, "seed": self.parameters["seed"]}
         arguments = {name: known[name] for name in self._takes}
         # The user's code gets a copy, which it may change.
         copies = [Message(role=message["role"], content=message["content"]) for message in messages]
-        try:
-            async with asyncio.timeout(CALL_DEADLINE):
-                text = await self._call(copies, **arguments)
-        except TimeoutError:
-            raise Busy(f"no reply within {CALL_DEADLINE:g} s", may_be_billed=True) from None
+        text = await self._call(copies, **arguments)
         if not isinstance(text, str):
             raise UsageError(f"the environment {self.name} returned {type(text).__name__}, not a string")
         reply = reply_of(text)

@@ -109,11 +109,13 @@ class Source(ABC):
     by_question: bool = False  # True: the reply depends on the question's id too.
     concurrency: int = sys.maxsize  # the most attempts at the same time
     reply_limit: int | None = None  # the most tokens of a reply; None: nothing limits them
+    timeout: float | None = None  # the longest time of an attempt, in seconds; None: no limit
+    resends_slow: bool = False  # True: an attempt that takes much longer than usual is repeated.
     needs_check: bool = False  # True: a wrong setting shows only in a reply.
 
     @abstractmethod
-    async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
-        """Send one request of a call, after `failures` requests that got no reply.
+    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
+        """Send one request. It is cancelled at its time limit.
 
         Raises Busy, Refused, EnvError, FatalEnvError or UsageError.
         """

@@ -153,9 +153,9 @@ def test_a_process_that_is_killed_during_a_repeated_request_has_charged_the_lost
     at_the_kill = []
 
     class KilledSource(CountingSource):
-        async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
+        async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
             at_the_kill.append(Journal(tmp_path).spent)
-            return await super().attempt(messages, caller, failures=failures)
+            return await super().attempt(messages, caller)
 
     asked = environment(KilledSource(Busy("reset", may_be_billed=True), max_tokens=9), folder=tmp_path)
     ask(asked)

@@ -25,7 +25,7 @@ class Named(CountingSource):
         super().__init__(name=name)
         self.down = down
 
-    async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
+    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
         self.calls += 1
         if isinstance(self.down, Exception):
             raise self.down

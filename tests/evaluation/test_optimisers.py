@@ -209,7 +209,7 @@ def test_a_repeated_search_makes_no_new_calls(name, tmp_path):
 
 
 def test_a_failed_call_stops_the_search():
-    async def fail(messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
+    async def fail(messages: list[Message], caller: Caller) -> Reply:
         raise EnvError("HTTP 500")
 
     source = answering_task()

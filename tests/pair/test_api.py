@@ -322,7 +322,7 @@ class Hanging(Source):
         self.running = 0
         self.running_at_close = -1
 
-    async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
+    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
         self.running += 1
         try:
             await asyncio.sleep(600)

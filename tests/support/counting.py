@@ -33,7 +33,7 @@ class CountingSource(Source):
         self.script = list(script)
         self.calls = self.running = self.peak = 0
 
-    async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
+    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
         self.calls += 1
         self.running += 1
         self.peak = max(self.peak, self.running)

@@ -40,7 +40,7 @@ class PricedSource(Source):
         self.asked: list[list[Message]] = []
         self.numbers: list[int] = []  # the number of the game of each call
 
-    async def attempt(self, messages: list[Message], caller: Caller, *, failures: int = 0) -> Reply:
+    async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
         self.numbers.append(caller.sample)
         self.asked.append([dict(message) for message in messages])  # type: ignore[misc]
         return Reply(self.reply_to(messages), finish=self.finish, **self.tokens)

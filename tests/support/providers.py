@@ -10,11 +10,11 @@ import httpx
 import torch
 
 from prompt_r1.environments.endpoint import Endpoint
-from prompt_r1.environments.environment import Environment
+from prompt_r1.environments.environment import Call, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.responses import read_reply
-from prompt_r1.environments.sources import Busy, Caller, Refused, Reply, Source
+from prompt_r1.environments.sources import Bill, Busy, Caller, Refused, Reply, Source
 from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.settings.agent import EnvironmentConfig
 from prompt_r1.types import Message
@@ -109,8 +109,10 @@ def environment_over(
 
 
 async def attempt(source: Source, messages: list[Message] = HELLO, *, sample: int = 0) -> Reply:
-    """The reply to one attempt."""
-    return await source.attempt(messages, Caller("q", sample))
+    """The reply to one request. Raises Busy and Refused."""
+    environment = Environment([source])
+    [member] = environment.members
+    return await environment.request(Call(member, messages, Caller("q", sample), Bill()))
 
 
 async def reply(asked: Environment, messages: list[Message] = HELLO, *, sample: int = 0) -> str:
