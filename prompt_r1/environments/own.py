@@ -4,8 +4,9 @@ import asyncio
 import inspect
 import math
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -32,10 +33,7 @@ class Answering(Protocol):
 
 
 class OwnSource(Source):
-    """A source that asks an object of the user. If `ask` is no async function, it runs in a thread.
-
-    There are as many threads as `concurrency` allows calls. A thread cannot be stopped, so a call that was
-    cancelled or too slow keeps its thread, and another call may have to wait for it.
+    """A source that asks an object of the user. If `ask` is no async function, each call runs in a thread.
 
     A class is instantiated, with the seed if it takes a seed. If calls are `priced`, tokens are estimated
     from the length of the texts; otherwise they are 0. `reply_limit` is not enforced: it says how many tokens
@@ -70,7 +68,6 @@ class OwnSource(Source):
         self.concurrency = concurrency
         self.reply_limit = reply_limit
         self._priced = priced
-        self._threads: ThreadPoolExecutor | None = None
 
     async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
         known = {"session": caller.question, "sample": caller.sample, "seed": self.parameters["seed"]}
@@ -93,19 +90,29 @@ class OwnSource(Source):
         with user_code(f"the environment {self.name}"):
             if inspect.iscoroutinefunction(self._function):
                 return await self._function(messages, **arguments)
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(self.concurrency)
-            loop = asyncio.get_running_loop()
-            call = partial(self._function, messages, **arguments)
-            reply = await loop.run_in_executor(self._threads, call)
+            reply = await in_daemon_thread(partial(self._function, messages, **arguments))
             # A decorated or partial async function does not look like one.
             return await reply if inspect.isawaitable(reply) else reply
 
-    async def close(self) -> None:
-        """Let the threads end after their calls. Another attempt starts new ones."""
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(wait=False)
+
+async def in_daemon_thread(call: Callable[[], object]) -> object:
+    """Return what `call` returns in a thread of its own.
+
+    A thread cannot be stopped, so the thread of a call that was cancelled or too slow goes on. It takes no
+    thread from another call, and the program does not wait for it at its end, as it would with a pool.
+    """
+    result: Future[object] = Future()
+
+    def run() -> None:
+        if not result.set_running_or_notify_cancel():
+            return
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(result)
 
 
 class MuteEnvironment:

@@ -1,6 +1,8 @@
 """Requests that take much longer than others are sent again, against a server with a clock of its own."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass, field
 from inspect import signature
@@ -17,6 +19,7 @@ from prompt_r1.model.distributed import start_ranks
 from prompt_r1.types import GameSettings
 from tests.support.at_once import at_once
 from tests.support.clock import run_jumping
+from tests.support.paths import ROOT
 from tests.support.providers import HELLO, OK, environment_of, environment_over, open_environment, reply
 
 
@@ -147,6 +150,39 @@ def test_the_median_counts_from_the_fiftieth_reply_on(replies, seconds):
     """One reply fewer, and a slow request has its whole time."""
     taken = seconds_of_a_call(SlowServer(usual=5.0), [100.0], replies=replies)
     assert seconds <= taken <= seconds + 1
+
+
+ABANDON_A_CALL = """
+import asyncio
+import threading
+
+from prompt_r1.environments.own import OwnSource
+from prompt_r1.environments.sources import Caller
+
+begun = threading.Event()
+
+
+class Hanging:
+    def ask(self, messages):
+        begun.set()
+        threading.Event().wait()
+
+
+async def cancel():
+    call = asyncio.create_task(OwnSource(Hanging(), seed=0).attempt([], Caller()))
+    while not begun.is_set():
+        await asyncio.sleep(0.01)
+    call.cancel()
+    await asyncio.wait([call])
+
+
+asyncio.run(cancel())
+"""
+
+
+def test_a_program_ends_although_a_call_of_the_users_object_still_hangs():
+    """A bug: the program had done its work, and waited for the thread of the call forever."""
+    subprocess.run([sys.executable, "-c", ABANDON_A_CALL], cwd=ROOT, check=True, timeout=60)
 
 
 class FortyAtOnce:
