@@ -165,7 +165,7 @@ class Environment:
         """Return the reply of the environment that is drawn for the caller's question.
 
         The call is added to the bill, also if it fails. Raises EnvError if the call failed. Raises Resumable
-        if the budget is used up, if the server accepts no calls any more, or if too many calls have failed.
+        if the budget is used up, if the server accepts no calls, or if too many calls have failed.
         Raises LimitReached before a request that may exceed the limit of the bill. What the code of a user's
         object raises passes unchanged.
         """
@@ -208,7 +208,7 @@ class Environment:
     async def _send(self, call: Call) -> Reply:
         """Send the request of a call until there is a reply, for at most CALL_DEADLINE seconds.
 
-        Raises EnvError if the call failed, Resumable if the server accepts no calls any more, and what
+        Raises EnvError if the call failed, Resumable if the server accepts no calls, and what
         `request` raises before a request.
         """
         member = call.member
@@ -229,7 +229,7 @@ class Environment:
                     return await self.request(call, failures=failures)
                 except Refused as refused:
                     if refused.concerns_all:
-                        raise Resumable(f"{name} accepts no calls any more: {refused.reason}") from None
+                        raise Resumable(f"{name} accepts no calls: {refused.reason}") from None
                     raise EnvError(f"{name} refused the dialogue: {refused.reason}") from None
                 except Busy as busy:
                     failures += 1

@@ -376,10 +376,10 @@ def test_the_time_to_read_a_reply_grows_with_its_length_and_not_with_its_square(
         (200, error_of("Incorrect API key", code=401)),
     ],
 )
-def test_an_endpoint_that_accepts_no_calls_any_more_stops_the_run(status: int, body: object) -> None:
+def test_an_endpoint_that_accepts_no_calls_stops_the_run(status: int, body: object) -> None:
     """Every game would break; the run can be resumed with a new key or credit."""
     follows, reason = what_follows(response_of(status, body))
-    assert follows == "stop" and "large accepts no calls any more: HTTP" in reason
+    assert follows == "stop" and "large accepts no calls: HTTP" in reason
 
 
 def test_a_status_inside_a_200_decides_as_one_outside_of_it() -> None:
