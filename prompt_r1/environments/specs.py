@@ -117,16 +117,15 @@ def open_environment(
     account: Account | None = None,
     seed: int = 0,
     device: "torch.device | None" = None,
-    fields: Mapping[str, object] | None = None,
     prices: Mapping[str, Price] | None = None,
 ) -> Environment:
     """Open the environments of a SPEC.
 
     `seed` is the seed of the mini world, of the user's objects, and of local models, which are on `device`.
-    `fields` replaces --env-args, and `prices`, by the names of environments, --env-price. The caller closes
-    the environment. Raises UsageError for a SPEC that cannot be opened with these settings.
+    `prices`, by the names of environments, replaces --env-price. The caller closes the environment. Raises
+    UsageError for a SPEC that cannot be opened with these settings.
     """
-    openers = resolve(spec, config, typed=typed, others=others, fields=fields)
+    openers = resolve(spec, config, typed=typed, others=others)
     price_of = parse_prices(config.env_price, list(openers)) if prices is None else prices
     names = spec.split(",")
     account = account or open_account(config)
@@ -152,20 +151,13 @@ def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environ
 
 
 def resolve(
-    spec: str,
-    config: EnvironmentConfig,
-    *,
-    typed: Collection[str],
-    others: Collection[str] = (),
-    fields: Mapping[str, object] | None = None,
+    spec: str, config: EnvironmentConfig, *, typed: Collection[str], others: Collection[str] = ()
 ) -> dict[str, Opener]:
     """Find out what each name in a SPEC stands for, and how it is opened. Nothing is loaded yet.
 
-    `fields` replaces --env-args. Raises UsageError for names that stand for no environment, and for settings
-    that are wrong.
+    Raises UsageError for names that stand for no environment, and for settings that are wrong.
     """
-    if fields is None:
-        fields = parse_fields(config.env_args)
+    fields = parse_fields(config.env_args)
     if config.max_env_usd:
         check_usd_limit("--max-env-usd", config, fields)
     names = spec.split(",")

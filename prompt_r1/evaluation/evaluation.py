@@ -1,8 +1,9 @@
 """What an evaluation compares, and the environments that it asks."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -108,8 +109,7 @@ class Evaluation:
         """
         return open_environment(
             spec,
-            settings,
-            fields=fields,
+            replace(settings, env_args=json.dumps(fields)),
             # Only specs that the user typed may get the key.
             typed=[*self.config.env, self.config.optimizer_env],
             others={self.config.optimizer_env, *(system.environment for system in self.systems)},

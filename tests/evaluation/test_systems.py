@@ -214,7 +214,7 @@ def test_settings_of_the_training_are_those_of_its_environment(asking_agent, tmp
     with pytest.raises(UsageError, match="seen"):
         run_here("evaluate.py", *line, *(["--env", f"hf:{asking_agent}"] if is_named else []))
     _, settings = opened.call_args.args
-    fields = opened.call_args.kwargs["fields"]
+    fields = json.loads(settings.env_args)
     if is_named:
         assert (settings.env_system, fields) == (ENVIRONMENT_SYSTEM, {})
     else:
