@@ -74,14 +74,11 @@ def open_account(
     return Account(journal, budget)
 
 
-def check_usd_limit(flag: str, config: EnvironmentConfig, fields: Mapping[str, object]) -> None:
-    """Raise UsageError if a limit of dollars cannot be kept with these settings and fields of each request.
-
-    `flag` names the limit.
-    """
+def check_usd_limit(flag: str, config: EnvironmentConfig) -> None:
+    """Raise UsageError if a limit of dollars cannot be kept with these settings. `flag` names the limit."""
     if not any(config.env_price):
         raise UsageError(f"{flag} needs --env-price IN,OUT: without a price, dollars are not counted")
-    if limit_in(fields) is None:
+    if limit_in(parse_fields(config.env_args)) is None:
         raise UsageError(
             f"{flag} needs a limit of each reply, such as --env-args '{{\"max_tokens\": 1024}}': without it, "
             "nobody knows what the next call will cost"
@@ -140,12 +137,15 @@ def open_environment(
 
 def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environment:
     """Open an object of the user that is given as such, and not by a SPEC. Nothing is recorded."""
-    fields = parse_fields(config.env_args)
     if config.max_env_usd:
-        check_usd_limit("--max-env-usd", config, fields)
+        check_usd_limit("--max-env-usd", config)
     [price] = parse_prices(config.env_price, ["env"]).values()
     source = OwnSource(
-        own, seed=seed, concurrency=config.env_concurrency, priced=price != FREE, reply_limit=limit_in(fields)
+        own,
+        seed=seed,
+        concurrency=config.env_concurrency,
+        priced=price != FREE,
+        reply_limit=limit_in(parse_fields(config.env_args)),
     )
     return Environment([source], budget=open_account(config).budget, prices=[price])
 
@@ -159,7 +159,7 @@ def resolve(
     """
     fields = parse_fields(config.env_args)
     if config.max_env_usd:
-        check_usd_limit("--max-env-usd", config, fields)
+        check_usd_limit("--max-env-usd", config)
     names = spec.split(",")
     parse_weights(config.route, len(names))
     with_key = _names_with_key([spec, *others], typed)

@@ -13,7 +13,7 @@ import sys
 from importlib.util import find_spec
 from ipaddress import ip_address
 
-from prompt_r1.environments.specs import check_usd_limit, parse_fields
+from prompt_r1.environments.specs import check_usd_limit
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.preflight import check_pair
 from prompt_r1.pair.settings import ServeConfig, with_environment
@@ -55,8 +55,7 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
         raise UsageError(f"--host {config.host}: set a key in {KEY} to listen beyond this machine")
     named = check_pair(config)
     if config.request_usd:
-        settings = with_environment(config, named.config)
-        check_usd_limit("--request-usd", settings, parse_fields(settings.env_args))
+        check_usd_limit("--request-usd", with_environment(config, named.config))
     # These import torch, which `--help` does not need.
     from prompt_r1.pair.agent import Limits
     from prompt_r1.pair.playing import open_pair
