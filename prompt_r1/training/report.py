@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -230,9 +230,10 @@ def read_groups(folder: Path, *, best: int) -> list[ShownGroup]:
         wanted |= {steps[0], middle, steps[-1]}
     groups: list[ShownGroup] = []
     for name in sorted(wanted & played.keys()):
-        rows = [row for file in played[name] for row in _rows_of(file)]
-        by_question = groupby(rows, key=lambda row: (row["group"], row["question"]["id"]))
-        of_step = [ShownGroup(_source(name), list(games)) for _, games in by_question]
+        of_step: list[ShownGroup] = []
+        for file in played[name]:  # Each rank numbers its own groups from 0.
+            for _, games in groupby(_rows_of(file), key=itemgetter("group")):
+                of_step.append(ShownGroup(_source(name), list(games)))
         groups += sorted(of_step, key=attrgetter("lacks_contrast"))[:MAX_GROUPS]
     return sorted(groups, key=attrgetter("lacks_contrast"))
 

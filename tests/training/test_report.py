@@ -84,9 +84,10 @@ def test_the_page_has_every_turn_reply_and_reward_of_the_games_that_it_shows(run
                 assert f"reward {row['reward']['total']:.2f} = −" in page.text
 
 
-def test_the_groups_of_two_ranks_stay_apart(tmp_path):
-    """Each rank counts its own groups from 0."""
-    run = write_run(tmp_path / "run", [[group_of(question(0))], [group_of(question(1))]])
+@pytest.mark.parametrize("of_rank_1", [1, 0])
+def test_the_groups_of_two_ranks_stay_apart(tmp_path, of_rank_1):
+    """A bug: with few questions, both ranks drew the same one, and their groups were shown as one."""
+    run = write_run(tmp_path / "run", [[group_of(question(0))], [group_of(question(of_rank_1))]])
     games = run / "trajectories"
     (games / "step-000002-rank0.jsonl").rename(games / "step-000001-rank1.jsonl")
     assert [len(group.games) for group in read_groups(run, best=1)] == [4, 4]
