@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -110,6 +111,13 @@ def test_a_group_without_a_right_game_has_no_tick(tmp_path):
     page = page_of(write_run(tmp_path / "run", [[wrong]]))
     assert "0 of 2 right" in page.text and "✓" not in page.text
     assert page.of_class("group")[0]["data-right"] == "none"
+
+
+def test_games_of_long_texts_are_not_counted_as_wrong(tmp_path):
+    """A bug: each question of a summary had "0 of 4 right", though no answer to it is right or wrong."""
+    text = replace(question(), kind="text")
+    page = page_of(write_run(tmp_path / "run", [[group_of(text), group_of(question(1))]]))
+    assert page.text.count("of 4 right") == 1
 
 
 def test_calls_failures_and_retries_are_counted(run, tmp_path):
