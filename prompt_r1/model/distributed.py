@@ -66,22 +66,21 @@ class Ranks:
         """Do this rank's share of some work, then wait for the other ranks.
 
         If the work fails on one rank, its error is raised on all of them. Otherwise the others would wait in
-        their next collective for a rank that has left. An unexpected error becomes a RuntimeError
-        (`as_shared`). On the rank that failed, it has the original error as its cause.
+        their next collective for a rank that has left. An unexpected error becomes a RuntimeError with the
+        original traceback (`as_shared`).
         """
         if self.count == 1:
             return work()
-        failure: Exception | None = None
+        shared: Exception | None = None
         try:
             result = work()
         except Exception as error:
-            failure = error
-        shared = None if failure is None else as_shared(failure, self.rank)
+            shared = as_shared(error, self.rank)
         failures = [error for error in self.gather(shared) if error is not None]
         if failures:
             # A rank that leaves at once can break the connection while others still receive the error.
             self.barrier()
-            raise failures[0] from failure
+            raise failures[0] from None  # A note of the error has the traceback.
         return result
 
     def on_first_rank(self, make: Callable[[], T]) -> T:
@@ -128,9 +127,12 @@ def as_shared(error: Exception, rank: int) -> Exception:
     An unexpected error can be of any type, and its type may be one that cannot be pickled. Its traceback is
     shown by all ranks, because the rank that fails may have no terminal.
     """
-    if isinstance(error, (UsageError, Resumable, FatalEnvError, OSError)):
+    if isinstance(error, (UsageError, Resumable, FatalEnvError)):
         return error
-    shared = RuntimeError(f"rank {rank} failed ({type(error).__name__}: {first_line(error)})")
+    if isinstance(error, OSError):  # Only `explain` knows whether it was to be expected.
+        shared: Exception = error
+    else:
+        shared = RuntimeError(f"rank {rank} failed ({type(error).__name__}: {first_line(error)})")
     shared.add_note("".join(traceback.format_exception(error)))
     return shared
 
