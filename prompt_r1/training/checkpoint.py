@@ -51,6 +51,7 @@ SHAPING_FILES = (
 )
 # What torch and safetensors raise for files that do not hold the tensors of this agent.
 NOT_THESE_TENSORS = (SafetensorError, LookupError, ValueError, TypeError, dcp.CheckpointException)
+REMOVE_IT = "remove this checkpoint, and the run resumes from the one before"
 
 
 @dataclass
@@ -141,35 +142,13 @@ def newest_checkpoint(run: Path, *, say: Callable[[str], None]) -> Path | None:
     return None
 
 
-def load_checkpoint(
-    folder: Path, policy: Policy, optimizer: Optimizer, config: AgentConfig, ranks: Ranks
-) -> State:
-    """Load a checkpoint into policy and optimizer, in place.
+def read_state(checkpoint: Path, config: AgentConfig) -> State:
+    """Read the state of a checkpoint.
 
-    Raises UsageError if another version, a run with other settings or an agent with other tensors wrote the
-    checkpoint, and if its state has other fields than a run writes.
+    Raises UsageError if a run with other settings wrote the checkpoint, and if state.json has other fields or
+    values than a run writes.
     """
-    check_version(folder)
-    check_settings(folder, config)
-    state = read_state(folder)
-    tensors = tensors_of(policy, optimizer)
-    reader = HuggingFaceStorageReader(str(folder))
-
-    def check_names() -> None:
-        # DCP loads the tensors that it is given, and ignores others in the files.
-        with checked_reads(folder):
-            saved = set(reader.read_metadata().state_dict_metadata)
-            if other := saved - tensors.keys():
-                raise LookupError(f"it has {len(other)} tensors more, such as {min(other)}")
-
-    ranks.on_first_rank(check_names)
-    with checked_reads(folder), _no_warning_of_one_process():
-        dcp.load(tensors, storage_reader=reader, no_dist=ranks.count == 1)
-    return state
-
-
-def read_state(checkpoint: Path) -> State:
-    """Read state.json. Raises UsageError if it has other fields or values than a run writes."""
+    check_settings(checkpoint, config)
     try:
         values = json_object((checkpoint / "state.json").read_bytes())
         state = State(**values)
@@ -183,10 +162,23 @@ def read_state(checkpoint: Path) -> State:
             raise ValueError(f"trained_step is {state.trained_step}")
         return state
     except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"{checkpoint}/state.json: {error}: remove this checkpoint, and the run resumes from the one "
-            "before"
-        ) from None
+        raise UsageError(f"{checkpoint}/state.json: {error}: {REMOVE_IT}") from None
+
+
+def load_tensors(checkpoint: Path, policy: Policy, optimizer: Optimizer, ranks: Ranks) -> None:
+    """Load the tensors of a checkpoint into policy and optimizer, in place.
+
+    The checkpoint must be from a run with the same settings and the same start, so that it has the same
+    tensors. Raises UsageError if its files do not hold them.
+    """
+    tensors = tensors_of(policy, optimizer)
+    reader = HuggingFaceStorageReader(str(checkpoint))
+    try:
+        with _no_warning_of_one_process():
+            dcp.load(tensors, storage_reader=reader, no_dist=ranks.count == 1)
+    except NOT_THESE_TENSORS as error:
+        reason = first_line(_cause(error))
+        raise UsageError(f"{checkpoint} cannot be loaded ({reason}): {REMOVE_IT}") from None
 
 
 def tensors_of(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -241,21 +233,6 @@ def digest_of_start(start: Path | str) -> str:
                 first = tensor.flatten()[:FIRST_NUMBERS]
                 digest.update(first.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-@contextmanager
-def checked_reads(checkpoint: Path) -> Iterator[None]:
-    """Raise UsageError if the files of a checkpoint do not hold the tensors of this agent.
-
-    It exchanges no data, so a single rank may enter it.
-    """
-    try:
-        yield
-    except NOT_THESE_TENSORS as error:
-        raise UsageError(
-            f"{checkpoint} does not fit the agent ({first_line(_cause(error))}): give the agent that the run "
-            "started from"
-        ) from None
 
 
 @contextmanager

@@ -18,8 +18,9 @@ from prompt_r1.training.alarms import Alarms
 from prompt_r1.training.checkpoint import (
     State,
     digest_of_start,
-    load_checkpoint,
+    load_tensors,
     newest_checkpoint,
+    read_state,
     save_checkpoint,
 )
 from prompt_r1.training.export import export_agent
@@ -65,8 +66,9 @@ class Record:
             if note:
                 run.log.say(note)
         else:
-            saved = load_checkpoint(found, run.policy, run.optimizer, config, ranks)
+            saved = read_state(found, config)
             check_same_origin(found, saved, state, run.start)
+            load_tensors(found, run.policy, run.optimizer, ranks)
             record.state = saved
             record.saved = copy(saved)  # Later changes of `state` must not change it.
             run.log.say(f"Resuming after step {saved.trained_step} of {config.steps}, from {found}")

@@ -15,8 +15,9 @@ from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.checkpoint import (
     State,
     begin_states,
-    load_checkpoint,
+    load_tensors,
     newest_checkpoint,
+    read_state,
     save_checkpoint,
     tensors_of,
 )
@@ -58,7 +59,8 @@ def train_or_resume(rank: int, count: int, parallel: str, port: int, folder: Pat
             optimizer.step()
     else:
         newest = ranks.on_first_rank(lambda: newest_checkpoint(folder, say=print))
-        step += load_checkpoint(newest, policy, optimizer, config, ranks).trained_step
+        step += read_state(newest, config).trained_step
+        load_tensors(newest, policy, optimizer, ranks)
     tensors = {name: full_tensor(tensor).clone() for name, tensor in tensors_of(policy, optimizer).items()}
     if begins and ranks.is_first:
         torch.save(tensors, folder / "tensors.pt")

@@ -112,11 +112,15 @@ def test_a_run_with_adapters_resumes_bit_for_bit_from_the_checkpoint_before_a_ki
     assert lines[0] == lines[1] and len(lines[0]) == 4
 
 
-def test_a_run_is_not_resumed_on_another_start(whole, tmp_path):
-    """The folder of --agent got other weights, and the run went on: its KL rose from 0 to 5.6."""
+@pytest.mark.parametrize("other", [{"seed": 1}, {"layers": 3}])
+def test_a_run_is_not_resumed_on_another_start(whole, tmp_path, other):
+    """The folder of --agent got other weights, and the run went on: its KL rose from 0 to 5.6.
+
+    If the weights had another shape, the error was that of a checkpoint with other tensors.
+    """
     start = shutil.copytree(whole.parent / "start", tmp_path / "start")
     run = trained(tmp_path / "run", start, "--steps", 1)
-    tiny.save_agent(start, seed=1)
+    tiny.save_agent(start, **other)
     with pytest.raises(UsageError, match=r"step-000001 .*another agent"):
         trained(run, start, "--steps", 2)
 

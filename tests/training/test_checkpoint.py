@@ -26,8 +26,9 @@ from prompt_r1.training.checkpoint import (
     State,
     begin_states,
     digest_of_start,
-    load_checkpoint,
+    load_tensors,
     newest_checkpoint,
+    read_state,
     save_checkpoint,
 )
 from prompt_r1.training.report import write_report
@@ -65,7 +66,9 @@ class TinyRun:
         return newest_checkpoint(self.folder, say=self.said.append)
 
     def load(self, checkpoint: Path) -> State:
-        return load_checkpoint(checkpoint, self.policy, self.optimizer, self.config, ONE_RANK)
+        state = read_state(checkpoint, self.config)
+        load_tensors(checkpoint, self.policy, self.optimizer, ONE_RANK)
+        return state
 
     def weights(self) -> list[torch.Tensor]:
         return [weight.detach().clone() for weight in self.policy.parameters()]
@@ -365,15 +368,7 @@ def test_weights_of_another_shape_are_refused(saved):
     run = TinyRun(saved.folder)
     run.policy.model.resize_token_embeddings(300)
     begin_states(run.optimizer)
-    with pytest.raises(UsageError, match=r"does not fit .*Size mismatch .*261, 32.*300, 32"):
-        run.load(run.newest())
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-def test_an_agent_with_other_layers_is_refused(saved, layers):
-    """DCP loads what it is asked for: an agent with fewer layers took a part of the weights and went on."""
-    run = TinyRun(saved.folder, layers=layers)
-    with pytest.raises(UsageError, match="step-000002 does not fit"):
+    with pytest.raises(UsageError, match=r"cannot be loaded .*Size mismatch .*261, 32.*300, 32"):
         run.load(run.newest())
 
 
@@ -381,7 +376,7 @@ def test_a_checkpoint_with_other_tensors_than_were_saved_is_refused(saved):
     folder = saved.folder / "checkpoints" / "step-000002"
     tensors = load_file(folder / SHARD)
     save_file({n: v for n, v in tensors.items() if not n.endswith("norm.weight/exp_avg")}, folder / SHARD)
-    with pytest.raises(UsageError, match="step-000002 does not fit"):
+    with pytest.raises(UsageError, match=r"step-000002 cannot be loaded .*: remove this checkpoint"):
         TinyRun(saved.folder).load(folder)
 
 
@@ -417,7 +412,7 @@ def test_a_malicious_pickle_in_a_checkpoint_is_not_executed(saved, tmp_path, nam
     try:
         saved.load(folder)
     except UsageError as error:
-        assert name == SHARD and "does not fit" in str(error)
+        assert name == SHARD and "cannot be loaded" in str(error)
     assert not mark.exists()
 
 
