@@ -42,11 +42,10 @@ from prompt_r1.rollout import play_groups
 from prompt_r1.settings.train import TrainConfig, warnings_of
 from prompt_r1.training.batches import Batch
 from prompt_r1.training.dry_run import estimate
-from prompt_r1.training.metrics import StepStats
 from prompt_r1.training.record import Record
 from prompt_r1.training.run import Run
 from prompt_r1.training.start import start_run
-from prompt_r1.training.update import optimizer_step
+from prompt_r1.training.update import StepStats, optimizer_step
 from prompt_r1.types import Question, Trajectory
 
 

@@ -23,8 +23,7 @@ from prompt_r1.model.policy import Policy
 from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.settings.agent import SMOLLM2
 from prompt_r1.training.batches import micro_batches_of
-from prompt_r1.training.metrics import GAP, StepStats
-from prompt_r1.training.update import Limit, importance_cap, optimizer_step
+from prompt_r1.training.update import GAP, Limit, StepStats, importance_cap, optimizer_step
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ In reading order:
     batches        games → mini-batches → micro-batches of tensors
     row_plans      which games share a micro-batch, and which rank computes it
     loss_function  the loss of a run: eq. 17, or the user's own
-    update         one optimiser step, and its checks
-    metrics        the metrics of games, groups and updates
+    update         one optimiser step, its checks, and the metrics of an update
+    metrics        the metrics of games and groups, and what they cost
     validation     greedy games of held-out questions
     alarms         warn if a metric collapses
     log            metrics.jsonl, trajectories/ and the console

@@ -1,32 +1,20 @@
-"""The metrics of a training step, over all ranks: its games, its update, and what it spent.
+"""The metrics of the games of a training step, over all ranks, and what they cost.
 
-docs/running.md explains every key.
+The metrics of the update are in update.py. docs/running.md explains every key.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
-from math import ceil, sqrt
+from math import sqrt
 from statistics import mean, median, stdev
 from typing import get_args
 
-import torch
-from torch import Tensor
-
 from prompt_r1.environments.environment import Environment
 from prompt_r1.f1 import exact_match, f1
-from prompt_r1.grpo import Loss
 from prompt_r1.model.distributed import Ranks
-from prompt_r1.model.policy import TokenScores
 from prompt_r1.reward import well_formed
-from prompt_r1.training.batches import Batch
 from prompt_r1.types import Reward, ScoredGame, Spending, Stop
-
-GAP = "engine/logprob_gap"  # the largest difference of engine and policy, in nats
-GAP_MEAN = f"{GAP}_mean"
-
-
-# The games of a training step
 
 
 @dataclass(frozen=True)
@@ -203,111 +191,6 @@ def ranked_pairs(scores: Sequence[Score]) -> list[bool]:
         if better_answer != 0:
             ranked.append(better_answer * higher_reward > 0)
     return ranked
-
-
-# The update of a training step
-
-
-@dataclass(frozen=True)
-class BatchStats:
-    """The measurements of a micro-batch.
-
-    The first four are parts of sums: added up over the micro-batches and ranks of an optimiser step, they are
-    the step's values.
-    """
-
-    loss: float
-    kl: float
-    clip_frac: float
-    entropy: float
-    difference: Tensor  # (N,) log π_θ - log π_engine
-    token_kl: Tensor  # (N,) k3 of each agent token
-    weights_moved: bool  # whether an optimiser step of this training step was taken before
-
-
-@dataclass
-class StepStats:
-    """Collects the measurements of the micro-batches and optimiser steps of one training step."""
-
-    taken: int = 0  # optimiser steps
-    skipped: int = 0  # optimiser steps whose loss or gradient was not finite
-    grad_norms: float = 0.0  # summed over the steps that were taken
-    # The gap is measured before the first optimiser step.
-    gap: dict[str, float] = field(default_factory=lambda: gap_metrics([], cap=0.0))
-    pending: list[BatchStats] = field(default_factory=list)  # micro-batches of the next optimiser step
-    used: list[BatchStats] = field(default_factory=list)  # micro-batches of the steps that were taken
-
-    @property
-    def is_first(self) -> bool:
-        """Whether the next optimiser step is the first of the training step."""
-        return self.taken + self.skipped == 0
-
-    def add(self, batch: Batch, scores: TokenScores, loss: Loss) -> None:
-        """Add a micro-batch, after its backward."""
-        measured = BatchStats(
-            loss=loss.total.item(),
-            kl=loss.kl.item(),
-            clip_frac=loss.clip_frac.item(),
-            entropy=(batch.columns.weights * scores.entropy).sum().item(),
-            difference=(scores.logprobs.detach() - batch.columns.sampled).cpu(),
-            token_kl=loss.token_kl.cpu(),
-            weights_moved=self.taken > 0,
-        )
-        self.pending.append(measured)
-
-    def end_step(self, *, taken: bool, grad_norm: float) -> None:
-        """End an optimiser step. Only the micro-batches of the steps that were taken count."""
-        if taken:
-            self.taken += 1
-            self.grad_norms += grad_norm
-            self.used += self.pending
-        else:
-            self.skipped += 1
-        self.pending = []
-
-    def metrics(self, ranks: Ranks) -> dict[str, float]:
-        """Means over the optimiser steps that were taken and over all ranks."""
-        used = ranks.gather_lists(self.used)
-        steps = max(1, self.taken)
-        # Before the first optimiser step, the difference is only rounding.
-        moved = [batch.difference.double() for batch in used if batch.weights_moved]
-        tokens = sum(map(len, moved))
-        token_kl = torch.cat([torch.zeros(0), *(batch.token_kl for batch in used)])
-        return {
-            "loss": sum(batch.loss for batch in used) / steps,
-            "kl": sum(batch.kl for batch in used) / steps,
-            "clip_frac": sum(batch.clip_frac for batch in used) / steps,
-            "entropy": sum(batch.entropy for batch in used) / steps,
-            "grad_norm": self.grad_norms / steps,
-            "update/skipped": float(self.skipped),
-            # Estimates KL(policy that sampled || policy now) as the mean of log π_engine - log π_θ over the
-            # sampled tokens. `difference` has the other sign.
-            "update/kl": -sum(difference.sum().item() for difference in moved) / max(tokens, 1),
-            **self.gap,
-            "kl_median": token_kl.median().item() if len(token_kl) else 0.0,
-        }
-
-
-def gap_metrics(differences: Sequence[Tensor], *, cap: float) -> dict[str, float]:
-    """The metrics of the gap and of the importance weights, over all tokens.
-
-    `differences` are the policy's log-probabilities minus the engine's, in nats. The gap of a token is the
-    absolute difference. Returns the maximum, the mean and the 99th percentile of the gap, the mean of the
-    weights, and the share of weights that `cap` truncates.
-    """
-    difference = torch.cat(list(differences)) if differences else torch.zeros(1)
-    gap = difference.abs()
-    high = gap.kthvalue(ceil(0.99 * len(gap))).values
-    ratio = difference.exp()
-    weights = ratio.clamp(max=cap) if cap else torch.ones(1)
-    truncated = ratio > cap if cap else torch.zeros(1)
-    return {
-        GAP: gap.max().item(),
-        GAP_MEAN: gap.mean().item(),
-        f"{GAP}_p99": high.item(),
-        "engine/importance_mean": weights.mean().item(),
-        "engine/importance_truncated": truncated.float().mean().item(),
-    }
 
 
 # Calls and dollars

@@ -25,9 +25,10 @@ from prompt_r1.training.checkpoint import (
 )
 from prompt_r1.training.export import export_agent
 from prompt_r1.training.log import read_metrics, trim_run
-from prompt_r1.training.metrics import StepStats, add_spending, step_metrics, total_spent
+from prompt_r1.training.metrics import add_spending, step_metrics, total_spent
 from prompt_r1.training.run import Run, repetition_note
 from prompt_r1.training.run_folder import TEST_FILE
+from prompt_r1.training.update import StepStats
 from prompt_r1.training.validation import validation_metrics
 from prompt_r1.types import ScoredGame
 

@@ -19,8 +19,7 @@ from prompt_r1.protocol import parse
 from prompt_r1.reward import OwnReward, Rule, score_games
 from prompt_r1.training.batches import Batch, micro_batches_of
 from prompt_r1.training.loss_function import make_loss
-from prompt_r1.training.metrics import GAP, StepStats
-from prompt_r1.training.update import Limit, importance_cap
+from prompt_r1.training.update import GAP, Limit, StepStats, importance_cap
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory, Turn
 from tests.support import tiny
 from tests.support.at_once import at_once

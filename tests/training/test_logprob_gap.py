@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 from prompt_r1.engine.engine import Engine
 from prompt_r1.errors import UsageError
 from prompt_r1.model.policy import Policy
-from prompt_r1.training.metrics import GAP, GAP_MEAN, gap_metrics
-from prompt_r1.training.update import limit_of
+from prompt_r1.training.update import GAP, GAP_MEAN, gap_metrics, limit_of
 from prompt_r1.types import Reward, ScoredGame
 from tests.support import tiny
 from tests.support.games import Learner, play_with

@@ -25,11 +25,11 @@ from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import record as record_file
 from prompt_r1.training.checkpoint import State, begin_states, tensors_of
 from prompt_r1.training.log import Log, read_metrics
-from prompt_r1.training.metrics import StepStats
 from prompt_r1.training.record import IDLE_STEPS, Record
 from prompt_r1.training.run import Run
 from prompt_r1.training.run_folder import checkpoints_of
 from prompt_r1.training.signals import Interrupt
+from prompt_r1.training.update import StepStats
 from prompt_r1.types import Question, Spending
 from tests.support import tiny
 from tests.support.exports import file_size_limit

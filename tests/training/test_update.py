@@ -13,8 +13,7 @@ from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.packing import Packed, pack
 from prompt_r1.model.policy import Policy, TokenScores
 from prompt_r1.training.batches import micro_batches_of, mini_batches_of
-from prompt_r1.training.metrics import GAP
-from prompt_r1.training.update import GRADIENT_LIMIT, IMPORTANCE_CAP, Limit
+from prompt_r1.training.update import GAP, GRADIENT_LIMIT, IMPORTANCE_CAP, Limit
 from prompt_r1.types import ScoredGame
 from tests.support import tiny
 from tests.support.games import (
