@@ -18,7 +18,8 @@ In reading order:
     run_folder     make, check and lock the folder of a run
     checkpoint     save and resume a run
     export         the agent as a Hugging Face folder
-    report         report.html and its curves
+    report         report.html: results and games
+    charts         the curves of a report
     settings       the settings of the warm start
     preflight      read and check the settings of the programs, before torch is imported
     dry_run        estimate what a run will cost

@@ -16,8 +16,9 @@ import pytest
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.tables import markdown_table
 from prompt_r1.reward import RULES
+from prompt_r1.training.charts import axis_end, charts_of
 from prompt_r1.training.log import read_metrics
-from prompt_r1.training.report import axis_end, charts_of, is_right, read_groups, write_report
+from prompt_r1.training.report import is_right, read_groups, write_report
 from prompt_r1.types import Question
 from tests.support.played import HOSTILE, group_of, write_run
 
@@ -191,11 +192,11 @@ def test_the_tables_of_the_test_are_shown(run, tmp_path):
 
 
 def test_a_curve_has_the_points_of_its_metric_between_the_ends_of_the_axis(run):
-    [turns] = [chart for chart in charts_of(read_metrics(run)) if chart.title == "Turns"]
+    [turns] = [chart for chart in charts_of(read_metrics(run)) if chart.plan.title == "Turns"]
     [curve] = turns.curves
     assert curve.label == "2"
     assert curve.polyline == "98.2,9.0 156.4,9.0 214.6,9.0 272.8,9.0 331.0,9.0"
-    assert (turns.last_step, turns.values) == ("5", ["0", "1", "2"])
+    assert turns.last_step == "5" and [tick.value for tick in turns.ticks] == ["0", "1", "2"]
 
 
 def test_a_curve_has_no_point_where_its_metric_is_not_finite():
@@ -207,7 +208,7 @@ def test_a_curve_has_no_point_where_its_metric_is_not_finite():
 def test_the_axis_of_values_below_0_begins_below_0():
     [chart] = charts_of([{"step": step, "reward/mean": 2.0 * step - 1} for step in (0, 1)])
     assert [curve.polyline for curve in chart.curves] == ["40.0,151.0 331.0,9.0"]
-    assert chart.values == ["-1", "0", "1"]
+    assert [(tick.value, tick.y) for tick in chart.ticks] == [("-1", 151.0), ("0", 80.0), ("1", 9.0)]
 
 
 def test_without_metrics_there_are_no_charts():
