@@ -1,6 +1,5 @@
 """What a training run writes down: metrics, validation, the best agent, checkpoints, alarms."""
 
-import gc
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
@@ -251,13 +250,15 @@ class Record:
         )
 
     def end_training(self) -> None:
-        """Free the optimiser, the reference and the KV cache, so that the test can load its agents."""
+        """Let go of the optimiser, the reference and the KV cache, so that the test can load its agents.
+
+        `load_policy` collects the garbage before it loads an agent.
+        """
         assert self.state == self.saved, "after the last step, a checkpoint is saved"
         run = self.run
         run.optimizer.state.clear()
         run.reference = None
         run.agent.close()
-        gc.collect()  # An engine is in a reference cycle.
         run.log.progress.close()  # The test has a bar of its own.
 
     def finish(self) -> None:
