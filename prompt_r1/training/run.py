@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections.abc import Coroutine, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -144,9 +143,8 @@ class Run:
         """The log-probabilities (N,) of the agent's tokens under the reference; None if there is none."""
         if self.reference is None:
             return None
-        # With adapters, the reference is the policy without them.
-        is_policy = self.reference is self.policy
-        with adapters_removed(self.policy.model) if is_policy else nullcontext():
+        # With adapters, the reference is the policy itself. Without adapters, nothing is removed.
+        with adapters_removed(self.reference.model):
             return self.reference(packed).logprobs
 
     def refresh(self) -> None:
