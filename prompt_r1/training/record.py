@@ -25,6 +25,7 @@ from prompt_r1.training.checkpoint import (
 from prompt_r1.training.export import export_agent
 from prompt_r1.training.log import read_metrics, trim_run
 from prompt_r1.training.metrics import add_spending, step_metrics, total_spent
+from prompt_r1.training.report import write_report
 from prompt_r1.training.run import Run, repetition_note
 from prompt_r1.training.run_folder import TEST_FILE
 from prompt_r1.training.update import StepStats
@@ -219,13 +220,9 @@ class Record:
         run = self.run
         if not run.ranks.is_first:
             return
-        from prompt_r1.training.report import write_report  # It imports jinja2, which is slow.
-
         try:
             write_report(run.folder)
-        except OSError as error:
-            run.log.say(f"report.html could not be written: {error.strerror}")
-        except UsageError as error:
+        except (OSError, UsageError) as error:
             run.log.say(f"report.html could not be written: {error}")
 
     def stop_if_asked(self) -> None:
