@@ -18,7 +18,7 @@ from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import warm_start
 from prompt_r1.training.preflight import read_train_config, read_warm_start_config
-from prompt_r1.training.record import summary
+from prompt_r1.training.summary import summary
 from tests.support.paths import ROOT
 from tests.support.programs import run_here
 
@@ -49,7 +49,7 @@ def after_a_warm_start() -> None:
 
 # The file whose command names the user's files → what prints it.
 PRINTING: dict[str, Callable[[], None]] = {
-    "prompt_r1/training/record.py": after_training,
+    "prompt_r1/training/summary.py": after_training,
     "prompt_r1/training/warm_start.py": after_a_warm_start,
     "prompt_r1/pair/named_agent.py": lambda: print(teaching_command(FOLDER)),
 }

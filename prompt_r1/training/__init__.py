@@ -18,6 +18,7 @@ In reading order:
     run_folder     make, check and lock the folder of a run
     checkpoint     save and resume a run
     export         the agent as a Hugging Face folder
+    summary        where the results of a run are, and what to type next
     report         report.html: results and games
     charts         the curves of a report
     settings       the settings of the warm start

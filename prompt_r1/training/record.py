@@ -9,10 +9,7 @@ from prompt_r1.data.sampler import digest_of
 from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError
 from prompt_r1.model.distributed import stop_ranks
-from prompt_r1.programs.command_line import command
-from prompt_r1.settings.agent import HELD_OUT, AgentConfig, is_mini_data
 from prompt_r1.settings.fields import write_yaml
-from prompt_r1.settings.functions import OBJECT_PREFIX
 from prompt_r1.training.alarms import Alarms
 from prompt_r1.training.checkpoint import (
     State,
@@ -27,7 +24,7 @@ from prompt_r1.training.log import read_metrics, trim_run
 from prompt_r1.training.metrics import add_spending, step_metrics, total_spent
 from prompt_r1.training.report import write_report
 from prompt_r1.training.run import Run, repetition_note
-from prompt_r1.training.run_folder import TEST_FILE
+from prompt_r1.training.summary import summary
 from prompt_r1.training.update import StepStats
 from prompt_r1.training.validation import validation_metrics
 from prompt_r1.types import ScoredGame
@@ -312,37 +309,3 @@ def check_same_origin(checkpoint: Path, saved: State, now: State, start: Path | 
     else:
         return
     raise UsageError(f"{checkpoint} was made with {origin}: {repair}, or start a new run with another --out")
-
-
-def summary(folder: Path, best_step: int, config: AgentConfig) -> str:
-    """Return the text that says where the results are, and what the next commands are."""
-    validated = tuple(name for name in config.val_data if name != HELD_OUT)
-    if set(config.data) <= {"mini"}:
-        unseen: tuple[str, ...] = ("mini:ood",)
-    elif all(is_mini_data(name) or name.startswith(OBJECT_PREFIX) for name in config.data):
-        unseen = config.data  # Their test questions are others than their training questions.
-    else:
-        unseen = config.test_data or validated
-    # The settings in a folder may not import code, so the user types --env MODULE:OBJECT again.
-    own_objects = ["--env", config.env] if OBJECT_PREFIX in config.env else []
-    agent = f"{folder}/agent: the agent of step {best_step}, a Hugging Face folder"
-    if best_step == 0:
-        agent += "; it is not trained: no later validation was better"
-    text = [
-        "Where it is",
-        f"  {folder}/report.html: counts, curves and games, to open in a browser",
-        f"  {agent}",
-        f"  {folder}/metrics.jsonl: the curves; trajectories/: every game",
-    ]
-    if config.test_data:
-        text.append(f"  {folder}/{TEST_FILE}: the test by dataset")
-    text += ["What to type next", f"  {command('infer.py', '--agent', folder, *own_objects)}"]
-    if unseen:
-        text.append(f"  {command('evaluate.py', '--agent', folder, *own_objects, '--data', *unseen)}")
-    else:  # An agent is not tested on the questions that it was trained on.
-        files = ["--out", "train.jsonl", "--test", "test.jsonl"]
-        text += [
-            "To test an agent, train the next one without some of the questions",
-            f"  {command('-m prompt_r1.data', 'split', '--in', *config.data, *files)}",
-        ]
-    return "\n".join(text)

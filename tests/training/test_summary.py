@@ -6,7 +6,7 @@ import pytest
 
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.log import COLUMNS, Log, header, step_row
-from prompt_r1.training.record import summary
+from prompt_r1.training.summary import summary
 
 STEP = {
     "step": 12,
