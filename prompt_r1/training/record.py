@@ -64,13 +64,7 @@ class Record:
             if note:
                 run.log.say(note)
         else:
-            saved = read_state(found, config)
-            check_same_origin(found, saved, state, run.start)
-            load_tensors(found, run.policy, run.optimizer, ranks)
-            record.state = saved
-            record.saved = copy(saved)  # Later changes of `state` must not change it.
-            run.log.say(f"Resuming after step {saved.trained_step} of {config.steps}, from {found}")
-            run.refresh()
+            record.load(found)
             record.reopen_last_step()
         trained, logged = record.state.trained_step, record.state.logged_step
         # The progress bar begins with the games that are already played.
@@ -82,11 +76,22 @@ class Record:
         run.interrupt.training_began = True  # From now on, a signal saves the run, and then ends it.
         return record
 
-    def reopen_last_step(self) -> None:
-        """Make the last step one that is not logged, if it was logged before it was the last one.
+    def load(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint. Raises UsageError if it belongs to another run."""
+        run = self.run
+        saved = read_state(checkpoint, run.config)
+        check_same_origin(checkpoint, saved, self.state, run.start)
+        load_tensors(checkpoint, run.policy, run.optimizer, run.ranks)
+        self.state = saved
+        self.saved = copy(saved)  # Later changes of `state` must not change it.
+        run.log.say(f"Resuming after step {saved.trained_step} of {run.config.steps}, from {checkpoint}")
+        run.refresh()
 
-        A signal stops a run after any step, and then --steps may be set to this step. As the last step it has
-        to be validated and exported, which `finish_unlogged_step` does.
+    def reopen_last_step(self) -> None:
+        """Take the metrics of the last step out of the log, if the step was logged without a validation.
+
+        A signal stops a run after any step, which --steps may then make the last one. The last step must be
+        validated and exported. `finish_unlogged_step` does this, and logs the step again.
         """
         run, state = self.run, self.state
         step = state.trained_step
@@ -142,10 +147,9 @@ class Record:
         run, state = self.run, self.state
         config, ranks, log = run.config, run.ranks, run.log
         step = state.trained_step
-        # `step` is above --steps if a stopped run is resumed with fewer steps. Step 0 is due, too: it is
-        # validated, and saved if that made it the best agent so far.
+        # If a stopped run is resumed with fewer steps, `step` may be above --steps.
         is_due = step >= config.steps or step % config.save_every == 0
-        is_save_step = is_due and step > 0
+        is_save_step = is_due and step > 0  # Step 0 is saved only if its validation makes it the best.
 
         # Validate and log.
         metrics = dict(state.unlogged_metrics)
@@ -174,34 +178,38 @@ class Record:
             return validation_metrics(self.run, name=f"validation-{self.state.trained_step:06d}")
 
     def export_if_best(self, metrics: dict[str, float], *, is_save_step: bool) -> bool:
-        """Export the agent if it is the best so far, and return whether it is.
+        """Export the agent if it is the best so far, and return whether it is."""
+        run, state = self.run, self.state
+        em = em_of_validation(metrics)
+        reward = metrics.get("val/reward", 0.0)
+        if not self.is_best(em, reward, is_save_step=is_save_step):
+            return False
+        if em < 0 and run.config.val_data and state.best_step < 0:
+            run.log.say(
+                "The environment broke every validation game: the newest agent counts as the best one"
+            )
+        with run.log.phase("save"):
+            folder = run.folder / "agent"
+            export_agent(run.policy, str(run.start), run.config, folder, metrics=metrics, ranks=run.ranks)
+        state.best_step, state.best_em, state.best_reward = state.trained_step, em, reward
+        return True
+
+    def is_best(self, em: float, reward: float, *, is_save_step: bool) -> bool:
+        """Whether the agent of this step, with this EM and reward in validation, is the best so far.
 
         Higher EM wins. If EM is equal, higher reward wins. A user's own reward decides before EM, because EM
         may know only one of several right answers. Of equal agents the first stays the best: a later agent
         may have collapsed. While no validation has judged an agent, the newest agent that is saved counts as
         the best.
         """
-        run, state = self.run, self.state
-        em = em_of_validation(metrics)
-        reward = metrics.get("val/reward", 0.0)
+        best_em, best_reward = self.state.best_em, self.state.best_reward
         if em < 0:  # This step has no validation, or the environment broke all its games.
-            is_best = is_save_step and state.best_em < 0
-            if is_best and run.config.val_data and state.best_step < 0:
-                run.log.say(
-                    "The environment broke every validation game: the newest agent counts as the best one"
-                )
-        elif state.best_em < 0:  # This is the first agent that a validation has judged.
-            is_best = True
-        elif run.config.reward:
-            is_best = (reward, em) > (state.best_reward, state.best_em)
-        else:
-            is_best = (em, reward) > (state.best_em, state.best_reward)
-        if is_best:
-            folder = run.folder / "agent"
-            with run.log.phase("save"):
-                export_agent(run.policy, str(run.start), run.config, folder, metrics=metrics, ranks=run.ranks)
-            state.best_step, state.best_em, state.best_reward = state.trained_step, em, reward
-        return is_best
+            return is_save_step and best_em < 0
+        if best_em < 0:  # This is the first agent that a validation has judged.
+            return True
+        if self.run.config.reward:
+            return (reward, em) > (best_reward, best_em)
+        return (em, reward) > (best_em, best_reward)
 
     def save(self) -> None:
         """Write a checkpoint, unless the newest has this state. Raises Resumable if it cannot be written."""
