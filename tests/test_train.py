@@ -17,6 +17,7 @@ import train
 from prompt_r1.environments.journal import Journal
 from prompt_r1.errors import FatalEnvError
 from prompt_r1.training import loss_function
+from prompt_r1.training import models as models_file
 from prompt_r1.training import run as run_file
 from prompt_r1.training import start as start_file
 from prompt_r1.training.log import read_metrics
@@ -215,7 +216,8 @@ def test_without_a_reference_the_kl_to_the_policy_before_the_step_is_logged(
 def test_every_part_of_a_run_has_its_seed(asking_agent, tmp_path, monkeypatch):
     """Agent, adapters, environment, questions and games."""
     names = "find_agent add_lora open_environment training_and_validation find_questions questions_of_step"
-    homes = {name: start_file if hasattr(start_file, name) else run_file for name in names.split()}
+    files = (start_file, models_file, run_file)
+    homes = {name: next(file for file in files if hasattr(file, name)) for name in names.split()}
     originals = {name: getattr(home, name) for name, home in homes.items()}
     spies = {name: Mock(wraps=original) for name, original in originals.items()}
     for name, spy in spies.items():

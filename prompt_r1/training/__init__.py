@@ -3,6 +3,7 @@
 In reading order:
 
     start          open the environment, load the models and questions
+    models         which weights play, learn and are the reference
     run            the parts of a run and its questions, and what the loop asks of them
     signals        what a signal cancels, when it ends the run, and how it reaches all ranks
     record         what a run writes down, in an order that is safe to stop: metrics, the best agent,

@@ -74,16 +74,9 @@ class Run:
     interrupt: Interrupt
     environment: Environment
     start: Path | str  # the agent that the run starts from: the folder or hub id of its weights
-    agent: Agent  # It plays. Each rank has a whole copy of its weights, in the compute dtype.
-    # The policy learns. The reference is the frozen start, for the KL.
-    #
-    #     --parallel, compute dtype   policy                                reference
-    #     ddp, with adapters          the agent's policy with adapters      `policy` without its adapters
-    #     ddp, float32                the agent's policy itself             a frozen copy
-    #     ddp, 16 bits                a copy with float32 weights           a frozen copy
-    #     fsdp or hsdp                a sharded copy with float32 weights   a sharded, frozen copy
-    policy: Policy
-    reference: Policy | None  # None: no KL
+    agent: Agent  # It plays. models.py says which weights it shares with the next two.
+    policy: Policy  # It learns.
+    reference: Policy | None  # The frozen start, for the KL; None: no KL.
     questions: RunQuestions
     games_per_step: int  # how many games this rank plays in a step
     # The user may replace the reward and the loss, and change the advantages.

@@ -1,4 +1,4 @@
-"""Start a training run: its ranks, its locked folder, its environment and its models."""
+"""Start a training run: its ranks, its locked folder, and the parts of a `Run`."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,14 +8,12 @@ from pathlib import Path
 import torch
 from torch.optim import AdamW, Optimizer
 
-from prompt_r1.engine.model_check import check_model
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import open_account, open_environment
 from prompt_r1.model.distributed import Ranks, errors_as_rank_lost, start_ranks, stop_ranks
 from prompt_r1.model.forked_ranks import forked_ranks
-from prompt_r1.model.loading import load_policy
-from prompt_r1.model.lora import ADAPTER_ALPHA, add_lora
+from prompt_r1.model.lora import ADAPTER_ALPHA
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import find_agent
@@ -25,6 +23,7 @@ from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.checkpoint import begin_states
 from prompt_r1.training.log import Log
 from prompt_r1.training.loss_function import make_loss
+from prompt_r1.training.models import layout_of, load_learner, load_reference
 from prompt_r1.training.run import Run, RunQuestions, with_steps
 from prompt_r1.training.run_folder import LOCK, claim, open_run
 from prompt_r1.training.signals import Interrupt, signals_forwarded
@@ -56,18 +55,6 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
             # A rank that raised an error does not come here. It must not wait for the others: torchrun ends
             # them.
             stop_ranks(ranks)
-
-
-def layout_of(config: TrainConfig, *, world_size: int) -> str:
-    """The layout of weights over the ranks, as `start_ranks` takes it: --parallel, or ddp for some `auto`.
-
-    With adapters, and in float32 on a single rank, the learner shares the agent's weights (see `Run.policy`).
-    Shared weights are whole on every rank, so `auto` becomes ddp. Otherwise `start_ranks` resolves `auto`.
-    """
-    shares_weights = config.adapter_rank > 0 or (config.dtype == "float32" and world_size == 1)
-    if config.parallel == "auto" and shares_weights:
-        return "ddp"
-    return config.parallel
 
 
 def open_parts(
@@ -155,59 +142,6 @@ def check_on_first_rank(
 ) -> None:
     """Check the environment on the first rank. If the check fails, every rank raises its error."""
     ranks.on_first_rank(lambda: runner.run(interrupt.guard(check_servers(environment))))
-
-
-def load_learner(
-    start: Path | str,
-    agent_policy: Policy,
-    ranks: Ranks,
-    *,
-    adapter_rank: int,
-    adapter_alpha: float,
-    seed: int,
-    offload: bool,
-) -> Policy:
-    """The policy that learns. `Run.policy` explains which weights it shares with the agent."""
-    if adapter_rank:
-        add_lora(agent_policy.model, rank=adapter_rank, alpha=adapter_alpha, seed=seed)
-        # Checked again, because a layer whose code reads its weight directly would ignore its adapter.
-        check_model(agent_policy)
-        return agent_policy
-    if ranks.mesh is None and agent_policy.compute_dtype == torch.float32:
-        return agent_policy
-    return load_share(start, agent_policy, ranks, weights=torch.float32, offload=offload)
-
-
-def load_reference(start: Path | str, agent_policy: Policy, ranks: Ranks, config: TrainConfig) -> Policy:
-    """The frozen start, from which the KL is measured."""
-    if config.adapter_rank:
-        return agent_policy  # Without its adapters, it is the start.
-    # Each forward gathers sharded weights in the compute dtype anyway, so they may be stored in it.
-    weights = torch.float32 if ranks.mesh is None else agent_policy.compute_dtype
-    reference = load_share(start, agent_policy, ranks, weights=weights, offload=config.offload)
-    return reference.requires_grad_(False)
-
-
-def load_share(
-    start: Path | str, agent_policy: Policy, ranks: Ranks, *, weights: torch.dtype, offload: bool
-) -> Policy:
-    """Load a whole model on this rank's device or, if weights are sharded, this rank's share of it.
-
-    A model that will be sharded is loaded on the CPU, so that a GPU never holds all of it. It is the model of
-    the agent, which has been checked, so it is not checked again.
-    """
-    device = ranks.device if ranks.mesh is None else torch.device("cpu")
-    policy = load_policy(
-        start,
-        device=device,
-        compute_dtype=agent_policy.compute_dtype,
-        weights=weights,
-        temperature=agent_policy.temperature,
-        vocabulary=agent_policy.vocabulary,
-    )
-    if ranks.mesh is not None:
-        policy.shard(ranks.mesh, ranks.device, offload=offload)
-    return policy
 
 
 def make_optimizer(policy: Policy, config: TrainConfig, device: torch.device) -> Optimizer:

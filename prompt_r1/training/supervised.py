@@ -30,8 +30,8 @@ from prompt_r1.programs.sealed_folders import TEMPORARY, moved_aside
 from prompt_r1.protocol import Codec
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.training.export import export_agent
+from prompt_r1.training.models import load_learner
 from prompt_r1.training.settings import FineTuningConfig
-from prompt_r1.training.start import load_learner
 from prompt_r1.types import Completion, Trajectory
 
 logger = logging.getLogger(__name__)

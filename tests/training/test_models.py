@@ -15,9 +15,10 @@ from prompt_r1.model.packing import pack
 from prompt_r1.pair import agent as agent_file
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training import start
+from prompt_r1.training.models import layout_of
 from prompt_r1.training.run import Run
 from prompt_r1.training.signals import Interrupt
-from prompt_r1.training.start import layout_of, open_parts
+from prompt_r1.training.start import open_parts
 from prompt_r1.types import Message
 from tests.support import tiny
 from tests.support.games import CPU, ONE_RANK, Learner, random_scored_games, record_logprobs_of, siblings

@@ -1,0 +1,86 @@
+"""The models of a training: the agent plays, the policy learns, and the reference is the frozen start.
+
+Each rank has the whole agent, in the compute dtype. The settings decide what the other two are:
+
+    --parallel, compute dtype   policy                                reference, for the KL
+    ddp, with adapters          the agent's policy with adapters      the same policy without its adapters
+    ddp, float32                the agent's policy itself             a frozen copy
+    ddp, 16 bits                a copy with float32 weights           a frozen copy
+    fsdp or hsdp                a sharded copy with float32 weights   a sharded, frozen copy
+"""
+
+from pathlib import Path
+
+import torch
+
+from prompt_r1.engine.model_check import check_model
+from prompt_r1.model.distributed import Ranks
+from prompt_r1.model.loading import load_policy
+from prompt_r1.model.lora import add_lora
+from prompt_r1.model.policy import Policy
+from prompt_r1.settings.train import TrainConfig
+
+
+def layout_of(config: TrainConfig, *, world_size: int) -> str:
+    """The layout of the weights over the ranks, as `start_ranks` takes it.
+
+    This is --parallel. But if the policy shares the agent's weights, which are whole on every rank, `auto`
+    becomes ddp. It shares them with adapters, and in float32 on a single rank.
+    """
+    shares_weights = config.adapter_rank > 0 or (config.dtype == "float32" and world_size == 1)
+    if config.parallel == "auto" and shares_weights:
+        return "ddp"
+    return config.parallel
+
+
+def load_learner(
+    start: Path | str,
+    agent_policy: Policy,
+    ranks: Ranks,
+    *,
+    adapter_rank: int,
+    adapter_alpha: float,
+    seed: int,
+    offload: bool,
+) -> Policy:
+    """The policy that learns: the agent's own policy, or another copy of the start."""
+    if adapter_rank:
+        add_lora(agent_policy.model, rank=adapter_rank, alpha=adapter_alpha, seed=seed)
+        # Checked again, because a layer whose code reads its weight directly would ignore its adapter.
+        check_model(agent_policy)
+        return agent_policy
+    if ranks.mesh is None and agent_policy.compute_dtype == torch.float32:
+        return agent_policy
+    return load_copy(start, agent_policy, ranks, weights=torch.float32, offload=offload)
+
+
+def load_reference(start: Path | str, agent_policy: Policy, ranks: Ranks, config: TrainConfig) -> Policy:
+    """The frozen start, from which the KL is measured."""
+    if config.adapter_rank:
+        return agent_policy  # Without its adapters, it is the start.
+    # Each forward gathers sharded weights in the compute dtype anyway, so they may be stored in it.
+    weights = torch.float32 if ranks.mesh is None else agent_policy.compute_dtype
+    reference = load_copy(start, agent_policy, ranks, weights=weights, offload=config.offload)
+    return reference.requires_grad_(False)
+
+
+def load_copy(
+    start: Path | str, agent_policy: Policy, ranks: Ranks, *, weights: torch.dtype, offload: bool
+) -> Policy:
+    """Load the agent's model once more: this rank's share of it if weights are sharded, otherwise all of it.
+
+    A model that will be sharded is loaded on the CPU, so that a GPU never holds all of it. The agent's model
+    has been checked, so the copy is not checked again.
+    """
+    device = ranks.device if ranks.mesh is None else torch.device("cpu")
+    policy = load_policy(
+        start,
+        device=device,
+        compute_dtype=agent_policy.compute_dtype,
+        weights=weights,
+        temperature=agent_policy.temperature,
+        vocabulary=agent_policy.vocabulary,
+    )
+    if ranks.mesh is not None:
+        policy.shard(ranks.mesh, ranks.device, offload=offload)
+    return policy
