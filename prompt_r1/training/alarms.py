@@ -11,7 +11,7 @@ from math import isfinite
 from statistics import median
 
 from prompt_r1.pair.named_agent import teaching_command
-from prompt_r1.training.update import Limit
+from prompt_r1.training.update import GapLimit
 
 Line = Mapping[str, float]  # the metrics of a step
 
@@ -28,7 +28,7 @@ class Alarms:
     Its state follows from the lines alone, so a resumed run reads the earlier lines again.
     """
 
-    def __init__(self, *, agent: str, gap: Limit, own_reward: bool) -> None:
+    def __init__(self, *, agent: str, gap: GapLimit, own_reward: bool) -> None:
         """Begin without lines. `gap`: the limit of the gap between engine and policy.
 
         `agent` is the name that the user gave, for the command that teaches the format. A user's own reward

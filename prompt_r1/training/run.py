@@ -27,7 +27,7 @@ from prompt_r1.training.batches import Batch, learned_from, make_batch, micro_ba
 from prompt_r1.training.log import Log
 from prompt_r1.training.loss_function import LossFunction
 from prompt_r1.training.signals import Interrupt
-from prompt_r1.training.update import Limit, limit_of
+from prompt_r1.training.update import GapLimit, gap_limit_of
 from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
 
 T = TypeVar("T")
@@ -88,9 +88,9 @@ class Run:
     log: Log
 
     @property
-    def gap_limit(self) -> Limit:
+    def gap_limit(self) -> GapLimit:
         """The limit of the gap between the log-probabilities of engine and policy."""
-        return limit_of(self.policy)
+        return gap_limit_of(self.policy)
 
     def warm_up(self) -> None:
         """Compute one full micro-batch of made-up games, before the KV cache takes its memory.

@@ -128,7 +128,7 @@ def gap_metrics(differences: Sequence[Tensor], *, cap: float) -> dict[str, float
 
 
 @dataclass(frozen=True)
-class Limit:
+class GapLimit:
     """The limit of the gap between the log-probabilities of engine and policy."""
 
     metric: str  # the metric of the gap that has the limit
@@ -136,7 +136,7 @@ class Limit:
     stop: float  # a higher value ends the run before the update
 
 
-def limit_of(policy: Policy) -> Limit:
+def gap_limit_of(policy: Policy) -> GapLimit:
     """The limit for a policy's dtype of matrix products and its depth.
 
     The log-probabilities belong to the same tokens and weights, so only rounding may separate them. The alarm
@@ -155,8 +155,8 @@ def limit_of(policy: Policy) -> Limit:
     of layers: with SmolLM2's 30 layers, the mean gap is 0.009.
     """
     if policy.compute_dtype.itemsize >= 4:
-        return Limit(GAP, max(1e-4, 2.5e-5 * len(layers_of(policy.model))), 1e-2)
-    return Limit(GAP_MEAN, 0.05, 0.5)
+        return GapLimit(GAP, max(1e-4, 2.5e-5 * len(layers_of(policy.model))), 1e-2)
+    return GapLimit(GAP_MEAN, 0.05, 0.5)
 
 
 def importance_cap(policy: Policy) -> float:
@@ -165,7 +165,7 @@ def importance_cap(policy: Policy) -> float:
 
 
 def optimizer_step(
-    policy: Policy, optimizer: Optimizer, ranks: Ranks, stats: StepStats, *, gap_limit: Limit
+    policy: Policy, optimizer: Optimizer, ranks: Ranks, stats: StepStats, *, gap_limit: GapLimit
 ) -> None:
     """Sum the gradients over the ranks, clip them, and step.
 
@@ -194,7 +194,7 @@ def optimizer_step(
         )
 
 
-def check_gap(gap: dict[str, float], limit: Limit) -> None:
+def check_gap(gap: dict[str, float], limit: GapLimit) -> None:
     """Raise UsageError if engine and policy are plainly different models."""
     value = gap[limit.metric]
     if value > limit.stop:

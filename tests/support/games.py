@@ -19,7 +19,7 @@ from prompt_r1.protocol import parse
 from prompt_r1.reward import OwnReward, Rule, score_games
 from prompt_r1.training.batches import Batch, micro_batches_of
 from prompt_r1.training.loss_function import make_loss
-from prompt_r1.training.update import GAP, Limit, StepStats, importance_cap
+from prompt_r1.training.update import GAP, GapLimit, StepStats, importance_cap
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory, Turn
 from tests.support import tiny
 from tests.support.at_once import at_once
@@ -28,7 +28,7 @@ from train import train
 
 CPU = torch.device("cpu")
 ONE_RANK = Ranks(rank=0, count=1, device=CPU)
-ANY_GAP = Limit(GAP, math.inf, math.inf)
+ANY_GAP = GapLimit(GAP, math.inf, math.inf)
 SETTINGS: dict[str, Any] = {
     "clip": 0.2,
     "clip_high": 0.0,
@@ -152,7 +152,7 @@ class Learner:
         reference: Callable[[Packed], TokenScores] | None = None,
         ranks: Ranks = ONE_RANK,
         lr: float = 1e-3,
-        gap_limit: Limit = ANY_GAP,
+        gap_limit: GapLimit = ANY_GAP,
         **settings: Any,
     ) -> None:
         """`settings` are those of SETTINGS that have other values here."""

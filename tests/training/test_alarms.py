@@ -9,7 +9,7 @@ import torch
 
 from prompt_r1.model.policy import Policy
 from prompt_r1.training.alarms import LEARNED_EM, Alarms
-from prompt_r1.training.update import limit_of
+from prompt_r1.training.update import gap_limit_of
 from tests.support import tiny
 from tests.support.games import ANY_GAP
 
@@ -155,7 +155,7 @@ def test_a_metric_that_recovers_and_collapses_again_is_reported_again():
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 def test_a_gap_between_engine_and_policy_is_an_alarm_from_the_first_step(compute):
     """A bug: the watch had no rule for it. It is reported once, until it is small again."""
-    limit = limit_of(Policy(tiny.model(), compute_dtype=compute))
+    limit = gap_limit_of(Policy(tiny.model(), compute_dtype=compute))
     watch = Alarms(agent="my-agent", gap=limit, own_reward=False)
     seen = [
         watch.read({"step": step, limit.metric: share * limit.alarm})

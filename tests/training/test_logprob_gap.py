@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from prompt_r1.engine.engine import Engine
 from prompt_r1.errors import UsageError
 from prompt_r1.model.policy import Policy
-from prompt_r1.training.update import GAP, GAP_MEAN, gap_metrics, limit_of
+from prompt_r1.training.update import GAP, GAP_MEAN, gap_limit_of, gap_metrics
 from prompt_r1.types import Reward, ScoredGame
 from tests.support import tiny
 from tests.support.games import Learner, play_with
@@ -61,7 +61,7 @@ def learn_from_engine(
     policy = Policy(network, compute_dtype=compute)
     before = [weight.detach().clone() for weight in policy.parameters()]
     try:
-        return Learner(policy, gap_limit=limit_of(policy)).learn([played_games(playing, compute)])
+        return Learner(policy, gap_limit=gap_limit_of(policy)).learn([played_games(playing, compute)])
     except UsageError:
         assert all(map(torch.equal, policy.parameters(), before)), "an update was made"
         raise
@@ -70,7 +70,7 @@ def learn_from_engine(
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 def test_the_gap_of_a_right_engine_is_below_the_alarm(compute):
     metrics = learn_from_engine(compute)
-    limit = limit_of(Policy(tiny.model(), compute_dtype=compute))
+    limit = gap_limit_of(Policy(tiny.model(), compute_dtype=compute))
     assert 0 < metrics[GAP_MEAN] < metrics[f"{GAP}_p99"] <= metrics[GAP]
     assert metrics[limit.metric] < limit.alarm
 
@@ -84,7 +84,7 @@ def test_an_engine_of_another_model_stops_the_run_before_the_update_in_float32(c
 
 @pytest.mark.parametrize("change", ERRORS)
 def test_an_engine_of_another_model_is_an_alarm_in_bfloat16(change):
-    limit = limit_of(Policy(tiny.model(), compute_dtype=torch.bfloat16))
+    limit = gap_limit_of(Policy(tiny.model(), compute_dtype=torch.bfloat16))
     assert limit.alarm < learn_from_engine(torch.bfloat16, change)[limit.metric] < limit.stop
 
 
@@ -97,7 +97,7 @@ def test_an_engine_of_a_plainly_other_model_stops_the_run_in_bfloat16():
 
 def test_the_alarm_of_a_deep_model_is_far_above_its_rounding():
     """A bug: the gap of SmolLM2, with 30 layers, was 5e-5, half of the alarm."""
-    deep, shallow = (limit_of(tiny.policy(layers=layers)) for layers in (30, 2))
+    deep, shallow = (gap_limit_of(tiny.policy(layers=layers)) for layers in (30, 2))
     assert deep.alarm > 10 * 5e-5 and shallow.alarm == 1e-4
     assert deep.alarm < deep.stop / 10
 

@@ -13,7 +13,7 @@ from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.packing import Packed, pack
 from prompt_r1.model.policy import Policy, TokenScores
 from prompt_r1.training.batches import micro_batches_of, mini_batches_of
-from prompt_r1.training.update import GAP, GRADIENT_LIMIT, IMPORTANCE_CAP, Limit
+from prompt_r1.training.update import GAP, GRADIENT_LIMIT, IMPORTANCE_CAP, GapLimit
 from prompt_r1.types import ScoredGame
 from tests.support import tiny
 from tests.support.games import (
@@ -126,7 +126,7 @@ def test_a_step_that_is_not_finite_on_another_rank_is_skipped_and_the_largest_ga
 def test_only_a_gap_above_its_limit_ends_the_run(stop, is_refused):
     policy, games = policy_and_games(2)
     ranks = BrokenTwin(rank=0, count=1, device=CPU)  # Its gap is 0.5.
-    learner = Learner(policy, ranks=ranks, gap_limit=Limit(GAP, alarm=0.1, stop=stop))
+    learner = Learner(policy, ranks=ranks, gap_limit=GapLimit(GAP, alarm=0.1, stop=stop))
     with pytest.raises(UsageError, match=r"is 0\.5 nats, above 0\.49") if is_refused else nullcontext():
         learner.learn([games])
 
