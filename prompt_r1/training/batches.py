@@ -30,7 +30,7 @@ class Batch:
     columns: LossColumns
 
 
-def learned_from(
+def games_to_learn_from(
     games_PG: Sequence[Sequence[ScoredGame]], ranks: Ranks, *, mask_truncated: bool, skip_no_spread: bool
 ) -> list[list[ScoredGame]]:
     """The games of each group of this rank that enter the loss.

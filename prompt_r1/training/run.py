@@ -23,7 +23,13 @@ from prompt_r1.pair.agent import Agent, check_question_lengths
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import OwnReward, Rule
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.batches import Batch, learned_from, make_batch, micro_batches_of, mini_batches_of
+from prompt_r1.training.batches import (
+    Batch,
+    games_to_learn_from,
+    make_batch,
+    micro_batches_of,
+    mini_batches_of,
+)
 from prompt_r1.training.log import Log
 from prompt_r1.training.loss_function import LossFunction
 from prompt_r1.training.signals import Interrupt
@@ -122,7 +128,7 @@ class Run:
     def mini_batches(self, games_PG: Sequence[Sequence[ScoredGame]]) -> list[list[Batch]]:
         """Make this rank's micro-batches of each optimiser step, from the games that this rank played."""
         config, ranks = self.config, self.ranks
-        learned_PG = learned_from(
+        learned_PG = games_to_learn_from(
             games_PG, ranks, mask_truncated=config.mask_truncated, skip_no_spread=config.skip_no_spread
         )
         token_mean = config.loss == "token-mean"

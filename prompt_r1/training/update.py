@@ -155,8 +155,9 @@ def gap_limit_of(policy: Policy) -> GapLimit:
     of layers: with SmolLM2's 30 layers, the mean gap is 0.009.
     """
     if policy.compute_dtype.itemsize >= 4:
-        return GapLimit(GAP, max(1e-4, 2.5e-5 * len(layers_of(policy.model))), 1e-2)
-    return GapLimit(GAP_MEAN, 0.05, 0.5)
+        layers = len(layers_of(policy.model))
+        return GapLimit(GAP, alarm=max(1e-4, 2.5e-5 * layers), stop=1e-2)
+    return GapLimit(GAP_MEAN, alarm=0.05, stop=0.5)
 
 
 def importance_cap(policy: Policy) -> float:

@@ -33,7 +33,7 @@ from prompt_r1.model.lora import add_lora
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
 from prompt_r1.model.sharding import full_tensor
-from prompt_r1.training.batches import learned_from, mini_batches_of
+from prompt_r1.training.batches import games_to_learn_from, mini_batches_of
 from prompt_r1.types import Reward, ScoredGame, Trajectory
 from tests.support import tiny
 from tests.support.exports import locked
@@ -140,7 +140,7 @@ def four_steps(case: Case, ranks: Ranks) -> Outcome:
         for number, games in zip(numbers, games_PG, strict=True):
             record_logprobs_of(sampling_policy, games)
             record_a_gap(games, 0.1 * (number + 1))
-        learned_PG = learned_from(games_PG, ranks, mask_truncated=False, skip_no_spread=False)
+        learned_PG = games_to_learn_from(games_PG, ranks, mask_truncated=False, skip_no_spread=False)
         mini_batches = mini_batches_of(learned_PG, ranks, mini_batch=8)
         metrics.append(learner.learn(mini_batches))
         rollout_policy.copy_weights_from(policy)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.packing import pack
-from prompt_r1.training.batches import learned_from, make_batch, micro_batches_of, mini_batches_of
+from prompt_r1.training.batches import games_to_learn_from, make_batch, micro_batches_of, mini_batches_of
 from prompt_r1.training.row_plans import divide
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 from tests.support import tiny
@@ -104,7 +104,7 @@ def random_play(ranks: int, mini_batches: int, *, seed: int) -> list[list[list[S
 
 def mini_batches_of_10(games_PG: list[list[ScoredGame]], ranks: Ranks) -> list[list[ScoredGame]]:
     """The games that enter the loss, by optimiser steps of ten games."""
-    learned_PG = learned_from(games_PG, ranks, mask_truncated=False, skip_no_spread=False)
+    learned_PG = games_to_learn_from(games_PG, ranks, mask_truncated=False, skip_no_spread=False)
     return mini_batches_of(learned_PG, ranks, mini_batch=10)
 
 
@@ -208,7 +208,7 @@ def group_of(advantages: list[float | None], *, stops: str = "", start: int = 0)
 def learned(games_PG: list[list[ScoredGame]], ranks=ONE_RANK, **settings: bool) -> list[int]:
     """The indices of the games that enter the loss."""
     chosen = {"mask_truncated": False, "skip_no_spread": False} | settings
-    return [one.index for group in learned_from(games_PG, ranks, **chosen) for one in group]
+    return [one.index for group in games_to_learn_from(games_PG, ranks, **chosen) for one in group]
 
 
 def test_games_that_a_limit_cut_off_leave_the_loss_and_keep_their_group():
@@ -240,7 +240,7 @@ def test_the_means_of_the_loss_are_over_the_games_that_are_learned_from(token_me
     gradients, sizes = [], []
     for skip in (False, True):
         policy = tiny.policy()
-        kept_PG = learned_from(games_PG, ONE_RANK, mask_truncated=False, skip_no_spread=skip)
+        kept_PG = games_to_learn_from(games_PG, ONE_RANK, mask_truncated=False, skip_no_spread=skip)
         [games] = mini_batches_of(kept_PG, ONE_RANK, mini_batch=100)
         for batch in micro_batches_of(games, ONE_RANK, tokens_per_batch=50, token_mean=token_mean):
             columns = batch.columns
