@@ -11,9 +11,9 @@ Three estimates differ in what they assume:
     token    5 bytes of text            4 bytes                       3 bytes
     repeats  equal calls are paid once  all calls are paid            all calls are paid
 
-Without max_tokens nothing limits a reply. Then LONG_REPLY tokens are assumed, and the high estimate is no
-upper bound. Nor is it one for text with fewer bytes per token, such as digits with some tokenizers. Requests
-that are repeated because their response was lost come on top.
+The high estimate is no upper bound in three cases. Without max_tokens nothing limits a reply; then LONG_REPLY
+tokens are assumed. A text may have fewer bytes per token, such as digits with some tokenizers. And a request
+may be repeated because its response was lost.
 """
 
 import math
@@ -78,16 +78,30 @@ def cases_of(
 ) -> list[Case]:
     """The three cases. `question_bytes` is the mean length. `fields`: --env-args, sent in each call."""
     longest = limit_in(fields) or LONG_REPLY
-    short, usual = min(SHORT_REPLY, longest), min(REPLY, longest)
     prompt = min(max(question_bytes // 4, SHORT_PROMPT), game.max_new)
     most_calls = game.max_turns - 1  # The prompt of the last turn is not sent; alone, an agent has one turn.
-    usual_calls = math.ceil(most_calls / 2)
     ordered = sorted(prices, key=lambda price: price.tokens_in + price.tokens_out)
     mean = Price(fmean(one.tokens_in for one in prices), fmean(one.tokens_out for one in prices))
     return [
-        Case("low", min(1, most_calls), min(SHORT_PROMPT, game.max_new), short, 5, ordered[0]),
-        Case("likely", usual_calls, prompt, usual, 4, mean),
-        Case("high", most_calls, game.max_new, longest, 3, ordered[-1]),
+        Case(
+            "low",
+            calls=min(1, most_calls),
+            prompt=min(SHORT_PROMPT, game.max_new),
+            reply=min(SHORT_REPLY, longest),
+            bytes_per_token=5,
+            price=ordered[0],
+        ),
+        Case(
+            "likely",
+            calls=math.ceil(most_calls / 2),
+            prompt=prompt,
+            reply=min(REPLY, longest),
+            bytes_per_token=4,
+            price=mean,
+        ),
+        Case(
+            "high", calls=most_calls, prompt=game.max_new, reply=longest, bytes_per_token=3, price=ordered[-1]
+        ),
     ]
 
 
@@ -102,7 +116,7 @@ def estimate(config: TrainConfig) -> str:
     fields = parse_fields(config.env_args)
     cases = cases_of(config.game, mean_bytes(training), fields, prices)
 
-    def games(count: int, *, different: int) -> Estimate:
+    def cost_of(count: int, *, different: int) -> Estimate:
         """The cost of `count` games.
 
         In the low case, equal calls are paid once, so only the `different` games count, and one game in ten
@@ -117,9 +131,9 @@ def estimate(config: TrainConfig) -> str:
     of_validation = validations * len(validation)
     of_test = 2 * len(test)  # The untrained and the trained agent play each question.
     parts = {
-        f"training, {of_training:,} games": games(of_training, different=of_training),
-        f"validation, {of_validation:,} games": games(of_validation, different=len(validation)),
-        f"test, {of_test:,} games": games(of_test, different=len(test)),
+        f"training, {of_training:,} games": cost_of(of_training, different=of_training),
+        f"validation, {of_validation:,} games": cost_of(of_validation, different=len(validation)),
+        f"test, {of_test:,} games": cost_of(of_test, different=len(test)),
     }
     if test and not config.without_environment:
         request = config.env_system + request_of(config.env)
@@ -137,7 +151,7 @@ def mean_bytes(questions: Sequence[Question]) -> int:
 
 
 def shown_estimate(parts: Mapping[str, Estimate], *, priced: bool, limited: bool) -> str:
-    """The table of an estimate, with three rows for each part and for all together, and notes about it.
+    """The table of an estimate, and notes about it. Each part has three rows, and so has the total.
 
     `priced`: whether the user has given a price. `limited`: whether the length of a reply is limited.
     """
