@@ -16,7 +16,7 @@ from prompt_r1.training.update import GapLimit
 Line = Mapping[str, float]  # the metrics of a step
 
 WINDOW = 5
-# Zero well-formed games are an alarm if they would happen by chance less than once in 1,000 steps.
+# A step without a well-formed game is an alarm, unless its probability by chance is at least this.
 CHANCE = 1e-3
 LEARNED_EM = 0.9  # Groups without spread are no alarm where the sampled games have this EM.
 OUTCOMES = "env/outcomes/"  # prefix of the counts of replies that are filtered, cut or empty
@@ -49,7 +49,7 @@ class Alarms:
         line = judged_metrics(line)
         alarms = {metric: self._alarm(metric, value, line) for metric, value in line.items()}
         new = [text for metric, text in alarms.items() if text and metric not in self.active]
-        # A metric that this line lacks stays as it was.
+        # If this line lacks an active metric, the metric stays active.
         self.active -= alarms.keys()
         self.active |= {metric for metric, text in alarms.items() if text}
         return new
@@ -95,7 +95,7 @@ class Alarms:
         return ""
 
     def happens_by_chance(self, line: Line) -> bool:
-        """Whether no game of a step is well formed by chance, at the highest share of them before."""
+        """Whether a step may lack well-formed games by chance, if their share is still the highest so far."""
         highest = max(self.values["format"], default=0.0)
         return (1 - highest) ** line.get("games", 0.0) >= CHANCE
 
@@ -130,7 +130,7 @@ def described(metric: str, value: float, before: Sequence[float]) -> str:
 
 
 def has_halved(now: float, before: Sequence[float]) -> bool:
-    """Whether a share is less than half of the highest before."""
+    """Whether a share is less than half of its highest value before. A highest value up to 0.2 is too low."""
     return max(before) > 0.2 and now < 0.5 * max(before)
 
 

@@ -98,10 +98,10 @@ def save_checkpoint(
 
 
 def _file_numbers(tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, int]:
-    """Number the files from 1, and return each tensor's file. A file has about FILE_BYTES.
+    """Return the number of each tensor's file, from 1. A file has about FILE_BYTES.
 
-    Of a sharded tensor, each rank writes its shard to a file of its own with this number. So the tensors of a
-    number may have FILE_BYTES × writers together. (`nbytes` counts all shards.)
+    If tensors are sharded, each rank writes its shards to a file of its own under the same number. So a
+    number stands for as many files as there are writers. (`nbytes` counts all shards.)
     """
     writers = 1 if ranks.mesh is None else ranks.count
     numbers = {}

@@ -51,9 +51,9 @@ def export_agent(
     """Write the agent as a Hugging Face folder, which replaces an older one when it is complete.
 
     The weights are written in 16 bits if both the base model and the agent's matrix products have 16 bits,
-    else in float32. Loaded again, they are the weights with which validation played, with two exceptions. A
-    float16 base gets its weights in float16, and --dtype bfloat16 played with them in bfloat16. Adapters are
-    merged into the weights, which rounds once more; the folder `adapter` has them in float32 for peft.
+    else in float32. So they are the weights with which validation played, with two exceptions: if the base is
+    in float16, so is the agent, though --dtype bfloat16 played in bfloat16; and adapters are merged into the
+    weights, which rounds once more. The folder `adapter` has the adapters in float32, for peft.
 
     `base` is the folder or hub id of the base model. `metrics` is the metric line of the agent's step.
     Raises Resumable if a file cannot be written.
@@ -130,7 +130,7 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def share_rounded_away(weights: Mapping[str, Tensor], home: Path, dtype: torch.dtype) -> float:
-    """The share of changed weights that have their old value again once they are rounded to `dtype`.
+    """The share of the changed weights whose change is lost when they are rounded to `dtype`.
 
     The old values are read from the folder `home`, one tensor at a time.
     """

@@ -39,7 +39,7 @@ class GameMetrics:
     latencies: list[float]  # seconds of each call with a reply
     usd: float
     score: Score | None  # None: the environment broke the game.
-    # Whether any advantage of the game is not 0. None: it is not compared with other games.
+    # Whether any token of the game has an advantage other than 0; None: the game is not compared with others.
     has_advantage: bool | None
 
 

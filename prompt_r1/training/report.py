@@ -180,7 +180,7 @@ class ShownGroup:
 
     @property
     def lacks_contrast(self) -> bool:
-        """Whether nothing was learned from the group, or its games are all right or all wrong."""
+        """Whether the group has no advantages, or its games are all right or all wrong."""
         trained = any(game["advantage"] for game in self.games)
         return not trained or self.right in (0, len(self.games))
 

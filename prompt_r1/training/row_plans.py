@@ -107,10 +107,10 @@ def balance(parts: Sequence[RowPlan], *, ranks: int, per_rank: int, limit: int) 
 
 
 def _size_with(row: RowPlan, part: RowPlan) -> tuple[int, int]:
-    """The columns of a row with one more part and, to decide between equally large rows, the row's games.
+    """How large a row would be with one more part: its columns and, if these are equal, its games.
 
     A game whose agent wrote a single token adds no column after the opening, because its last token is only a
-    target. By size alone, all such games would go into one row.
+    target. By columns alone, all such games would go into one row.
     """
     return (row + part).size, len(row.games)
 

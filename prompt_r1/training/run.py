@@ -101,9 +101,9 @@ class Run:
     def warm_up(self) -> None:
         """Compute one full micro-batch of made-up games, before the KV cache takes its memory.
 
-        On GPUs the cache takes a share of the memory that has been free even at this process's peak
-        (`engine.kv_cache`). So one update runs first: then the peak is known. Adam has its states by now. The
-        policy is not changed: the games count 0 in the loss, and the gradients are dropped.
+        On GPUs the cache takes a share of the memory that was free when this process used most
+        (`engine.kv_cache`). Adam has its states by now, so only an update is missing. The policy is not
+        changed: the games count 0 in the loss, and the gradients are dropped.
         """
         game_tokens = self.config.max_tokens
         game = Trajectory(Question("warm-up", "", "", ()))

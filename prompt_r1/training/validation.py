@@ -21,7 +21,7 @@ def validation_metrics(run: Run, *, name: str) -> dict[str, float]:
     metrics = mean_metrics(measured)
     metrics["calls"] = float(sum(game.calls for game in measured))
     metrics["usd"] = mean(game.usd for game in measured) if measured else 0.0
-    return {f"val/{name}": value for name, value in metrics.items()}
+    return {f"val/{metric}": value for metric, value in metrics.items()}
 
 
 def play_share(
