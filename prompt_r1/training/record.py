@@ -300,7 +300,8 @@ def em_of_validation(metrics: Mapping[str, float]) -> float:
     if "val/em" not in metrics:
         return -1.0
     intact, broken = metrics["val/n"], metrics["val/errors"]
-    return metrics["val/em"] * intact / (intact + broken)
+    right = round(metrics["val/em"] * intact)  # The log rounds val/em to six digits.
+    return right / (intact + broken)
 
 
 def check_same_origin(checkpoint: Path, saved: State, now: State, start: Path | str) -> None:

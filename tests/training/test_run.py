@@ -191,6 +191,14 @@ def test_an_outage_that_breaks_the_hard_games_of_a_validation_makes_no_agent_the
     assert record.state.best_step == 2 == exported_step(tmp_path / "agent")
 
 
+def test_an_em_that_is_equal_but_for_the_digits_of_the_log_makes_no_agent_the_best(base, tmp_path):
+    """A bug: 7 right games of 9 are logged as 0.777778, and so 7 of 10 were a little more than 0.7."""
+    record = resume(tmp_path, base)
+    record.step(val_em=7 / 10, val_reward=0.6, val_n=10, val_errors=0)
+    record.step(val_em=7 / 9, val_reward=0.5, val_n=9, val_errors=1)
+    assert record.state.best_step == 0 == exported_step(tmp_path / "agent")
+
+
 def test_a_full_disk_in_an_export_stops_the_run_which_exports_the_step_when_it_is_resumed(base, tmp_path):
     """The error of the safetensors library ended the run with a traceback."""
     record = resume(tmp_path, base)
