@@ -23,18 +23,12 @@ from prompt_r1.pair.agent import Agent, check_question_lengths
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import OwnReward, Rule
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.batches import (
-    Batch,
-    games_to_learn_from,
-    make_batch,
-    micro_batches_of,
-    mini_batches_of,
-)
+from prompt_r1.training.batches import Batch, games_to_learn_from, micro_batches_of, mini_batches_of
 from prompt_r1.training.log import Log
 from prompt_r1.training.loss_function import LossFunction
 from prompt_r1.training.signals import Interrupt
 from prompt_r1.training.update import GapLimit, gap_limit_of
-from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
+from prompt_r1.types import Question, ScoredGame
 
 T = TypeVar("T")
 
@@ -97,24 +91,6 @@ class Run:
     def gap_limit(self) -> GapLimit:
         """The limit of the gap between the log-probabilities of engine and policy."""
         return gap_limit_of(self.policy)
-
-    def warm_up(self) -> None:
-        """Compute one full micro-batch of made-up games, before the KV cache takes its memory.
-
-        On GPUs the cache takes a share of the memory that was free when this process used most
-        (`engine.kv_cache`). Adam has its states by now, so only an update is missing. The policy is not
-        changed: the games count 0 in the loss, and the gradients are dropped.
-        """
-        game_tokens = self.config.max_tokens
-        game = Trajectory(Question("warm-up", "", "", ()))
-        game.add_context([0])
-        game.add_sampled(Completion([0] * (game_tokens - 1), [0.0] * (game_tokens - 1), finished=True))
-        games = [ScoredGame(game, None, 0.0)] * max(1, self.config.tokens_per_batch // game_tokens)
-        batch = make_batch(games, lambda trajectory: 0.0, self.policy.device)
-        if self.reference is not None:
-            self.reference_logprobs(batch.packed)
-        (batch.columns.weights * self.policy(batch.packed).logprobs).sum().backward()
-        self.optimizer.zero_grad(set_to_none=True)
 
     def wait_for(self, work: Coroutine[None, None, T]) -> T:
         """Run this rank's share of some asynchronous work, and return its result.

@@ -20,6 +20,7 @@ from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.programs.launcher import launcher_number
 from prompt_r1.settings.functions import import_advantages, import_reward
 from prompt_r1.settings.train import TrainConfig
+from prompt_r1.training.batches import make_batch
 from prompt_r1.training.checkpoint import begin_states
 from prompt_r1.training.log import Log
 from prompt_r1.training.loss_function import make_loss
@@ -28,6 +29,7 @@ from prompt_r1.training.run import Run, RunQuestions, with_steps
 from prompt_r1.training.run_folder import LOCK, claim, open_run
 from prompt_r1.training.signals import Interrupt, signals_forwarded
 from prompt_r1.training.update import importance_cap
+from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
 
 
 @contextmanager
@@ -121,8 +123,26 @@ def open_parts(
         where += f", threads: {torch.get_num_threads()}"
     run.log.say(f"{folder}: agent {config.agent}, environment {config.env}, {where}")
     if ranks.device.type == "cuda":
-        run.warm_up()
+        warm_up(run)
     return run
+
+
+def warm_up(run: Run) -> None:
+    """Compute one full micro-batch of made-up games, before the KV cache takes its memory.
+
+    On GPUs the cache takes a share of the memory that was free when this process used most
+    (`engine.kv_cache`). Adam has its states by now, so only an update is missing. The policy is not changed:
+    the games count 0 in the loss, and the gradients are dropped.
+    """
+    game_tokens = run.config.max_tokens
+    game = Trajectory(Question("warm-up", "", "", ()))
+    game.add_context([0])
+    game.add_sampled(Completion([0] * (game_tokens - 1), [0.0] * (game_tokens - 1), finished=True))
+    games = [ScoredGame(game, None, 0.0)] * max(1, run.config.tokens_per_batch // game_tokens)
+    batch = make_batch(games, lambda trajectory: 0.0, run.policy.device)
+    run.reference_logprobs(batch.packed)
+    (batch.columns.weights * run.policy(batch.packed).logprobs).sum().backward()
+    run.optimizer.zero_grad(set_to_none=True)
 
 
 def open_log(config: TrainConfig, folder: Path, ranks: Ranks, *, games: int) -> Log:

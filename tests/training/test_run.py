@@ -30,6 +30,7 @@ from prompt_r1.training.record import IDLE_STEPS, Record
 from prompt_r1.training.run import Run
 from prompt_r1.training.run_folder import checkpoints_of
 from prompt_r1.training.signals import Interrupt
+from prompt_r1.training.start import warm_up
 from prompt_r1.training.update import StepStats
 from prompt_r1.types import Question, Spending
 from tests.support import tiny
@@ -415,7 +416,7 @@ def test_a_warm_up_leaves_weights_gradients_and_optimiser_as_they_were(base, tmp
     run.reference = tiny.policy()
     before = {name: weight.clone() for name, weight in run.policy.named_parameters()}
     states = {name: value.clone() for name, value in tensors_of(run.policy, run.optimizer).items()}
-    run.warm_up()
+    warm_up(run)
     for name, weight in run.policy.named_parameters():
         assert torch.equal(weight, before[name]) and weight.grad is None, name
     for name, value in tensors_of(run.policy, run.optimizer).items():
@@ -486,5 +487,5 @@ def test_a_warm_up_takes_the_memory_of_the_reference_too(base, tmp_path):
     computed: list[Policy] = []
     for policy in (run.reference, run.policy):
         policy.model.base_model.register_forward_hook(lambda *_, policy=policy: computed.append(policy))
-    run.warm_up()
+    warm_up(run)
     assert computed == [run.reference, run.policy]
