@@ -154,15 +154,20 @@ def gap_limit_of(policy: Policy) -> GapLimit:
     In bfloat16 a single token may be far off, so the limit is on the mean. It does not depend on the number
     of layers: with SmolLM2's 30 layers, the mean gap is 0.009.
     """
-    if policy.compute_dtype.itemsize >= 4:
-        layers = len(layers_of(policy.model))
-        return GapLimit(GAP, alarm=max(1e-4, 2.5e-5 * layers), stop=1e-2)
-    return GapLimit(GAP_MEAN, alarm=0.05, stop=0.5)
+    if computes_in_16_bits(policy):
+        return GapLimit(GAP_MEAN, alarm=0.05, stop=0.5)
+    layers = len(layers_of(policy.model))
+    return GapLimit(GAP, alarm=max(1e-4, 2.5e-5 * layers), stop=1e-2)
 
 
 def importance_cap(policy: Policy) -> float:
     """The cap of the importance weights in the loss; 0 in float32, where engine and policy agree."""
-    return 0.0 if policy.compute_dtype.itemsize >= 4 else IMPORTANCE_CAP
+    return IMPORTANCE_CAP if computes_in_16_bits(policy) else 0.0
+
+
+def computes_in_16_bits(policy: Policy) -> bool:
+    """Whether the policy's matrix products have 16 bits. Then it differs more from the engine."""
+    return policy.compute_dtype.itemsize == 2
 
 
 def optimizer_step(
