@@ -79,31 +79,32 @@ def _step_columns(priced: bool) -> tuple[Column, ...]:
 
 
 class Log:
-    """Writes games on every rank, and metrics and messages on the first rank.
+    """Writes the games of each rank, and metrics and messages of the first rank.
 
     Metrics go to metrics.jsonl, as a row to stdout (with dollars if `priced`), and to Weights & Biases if
     `wandb` is set. On a terminal, a bar on stderr shows how many of the run's `games` have been played.
     """
 
     def __init__(
-        self, folder: Path, *, first: bool, games: int = 0, priced: bool = False, wandb: bool = False
+        self, folder: Path, *, rank: int = 0, games: int = 0, priced: bool = False, wandb: bool = False
     ) -> None:
+        self.folder = folder
+        self._rank = rank
+        self._priced = priced
         # Seconds of each phase since the last metrics.
         self.seconds = defaultdict[str, float](float)
         bar = "{l_bar}{bar:10}| {remaining} left"
         # With disable=None, tqdm shows the bar on a terminal only.
-        self.progress = tqdm(total=games, disable=None if first else True, leave=False, bar_format=bar)
-        self.folder = folder
-        self._first, self._priced = first, priced
+        self.progress = tqdm(total=games, disable=None if rank == 0 else True, leave=False, bar_format=bar)
         self._rows_shown = 0
-        self._wandb = open_wandb(folder) if wandb and first else None
+        self._wandb = open_wandb(folder) if wandb and rank == 0 else None
 
-    def say(self, text: str = "") -> None:
+    def say(self, text: str) -> None:
         """Print text on stdout, above the progress bar.
 
         A closed terminal is no error: the run continues under nohup, or still has to save.
         """
-        if not self._first:
+        if self._rank > 0:
             return
         try:
             tqdm.write(printable(text), file=sys.stdout)
@@ -128,7 +129,7 @@ class Log:
         for phase, seconds in self.seconds.items():
             rounded[f"time/{phase}"] = _six_digits(seconds)
         self.seconds.clear()
-        if not self._first:
+        if self._rank > 0:
             return rounded
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(_line(rounded))
@@ -147,8 +148,8 @@ class Log:
             self._wandb.finish()
 
     def write_games(self, name: str, games_PG: list[list[ScoredGame]]) -> None:
-        """Write trajectories/NAME.jsonl, a game per line, group by group. Called by every rank."""
-        path = self.folder / "trajectories" / f"{name}.jsonl"
+        """Write trajectories/NAME-rankN.jsonl, a game per line, group by group. Called by every rank."""
+        path = self.folder / "trajectories" / f"{name}-rank{self._rank}.jsonl"
         path.parent.mkdir(exist_ok=True)
         with path.open("w", encoding="utf-8") as file:
             for number, group in enumerate(games_PG):

@@ -115,8 +115,7 @@ class Record:
         written.
         """
         run, ranks, log = self.run, self.run.ranks, self.run.log
-        name = f"step-{step:06d}-rank{ranks.rank}"
-        ranks.on_every_rank(lambda: log.write_games(name, games_PG))
+        ranks.on_every_rank(lambda: log.write_games(f"step-{step:06d}", games_PG))
         measured = step_metrics(games_PG, ranks, rollout_seconds=log.seconds["rollout"])
         self.state.trained_step = step
         self.state.unlogged_metrics = {"step": step, **stats.metrics(ranks), **measured}

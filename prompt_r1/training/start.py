@@ -151,9 +151,7 @@ def open_log(config: TrainConfig, folder: Path, ranks: Ranks, *, games: int) -> 
     Every rank raises UsageError if the first rank has no account for --wandb.
     """
     return ranks.on_every_rank(
-        lambda: Log(
-            folder, first=ranks.is_first, games=games, priced=any(config.env_price), wandb=config.wandb
-        )
+        lambda: Log(folder, rank=ranks.rank, games=games, priced=any(config.env_price), wandb=config.wandb)
     )
 
 

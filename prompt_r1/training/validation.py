@@ -55,8 +55,7 @@ def play_share(
 
     games = run.wait_for(play_and_score())
     agent.engine.drop_cache()
-    file = f"{name}-rank{run.ranks.rank}"
-    run.ranks.on_every_rank(lambda: run.log.write_games(file, [[game] for game in games]))
+    run.ranks.on_every_rank(lambda: run.log.write_games(name, [[game] for game in games]))
     return games
 
 

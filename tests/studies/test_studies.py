@@ -260,9 +260,9 @@ def test_the_tables_of_rules_compare_the_finished_runs_of_equal_seeds(tmp_path):
     for (rule, seed), game in games.items():
         folder = rules.folder_of(tmp_path, rule, seed)
         folder.mkdir()
-        log = Log(folder, first=True)
+        log = Log(folder)
         for agent in ("trained", "untrained"):
-            log.write_games(f"test-{agent}-rank0", [[game]])
+            log.write_games(f"test-{agent}", [[game]])
         log.write_metrics({"step": 0, "val/em": 0.1, "val/format": 1.0})
         log.write_metrics({"step": 5, "val/em": 0.9 + seed / 100, "val/format": 0.5, "env/calls": 70.0})
         (folder / COST_FILE).write_text('{"cpu_minutes": 1.5, "gigabytes": 0.5}\n' * 2)
@@ -313,8 +313,8 @@ def test_a_request_with_a_name_that_only_a_reply_told_is_a_chain(tmp_path):
         bridge_game(UNUSED, answer="Maria Berger"),
         bridge_game(answer="Maria Berger"),
     ]
-    log = Log(tmp_path, first=True)
-    log.write_games("step-000001-rank0", [games])
+    log = Log(tmp_path)
+    log.write_games("step-000001", [games])
     rows = chain.read_lines(tmp_path / "trajectories" / "step-000001-rank0.jsonl")
     assert [chain.has_chain(row) for row in rows] == [True, True, False, False, False, False]
     assert [chain.is_right(row) for row in rows] == [True, False, True, True, True, True]
@@ -324,11 +324,11 @@ def test_the_table_of_chains_counts_each_step(tmp_path):
     found = bridge_game(STAR, TEACHER, answer="Maria Berger")
     answered_wrongly = bridge_game(STAR, TEACHER, answer="Irene Marino")
     asked = bridge_game(UNUSED, answer="Maria Berger")
-    log = Log(tmp_path, first=True)
+    log = Log(tmp_path)
     log.write_metrics({"step": 0, "val/em": 0.1, "val/calls": 48, "val/n": 32})
-    log.write_games("step-000001-rank0", [[asked, answered_wrongly]])
+    log.write_games("step-000001", [[asked, answered_wrongly]])
     log.write_metrics({"step": 1, "em/any": 0.25, "em": 0.5, "env/calls": 3.0})
-    log.write_games("step-000002-rank0", [[found, answered_wrongly], [found, found]])
+    log.write_games("step-000002", [[found, answered_wrongly], [found, found]])
     val = {"val/em": 0.5, "val/calls": 64, "val/n": 32}
     log.write_metrics({"step": 2, "em/any": 1.0, "em": 0.75, "env/calls": 8.0, **val})
     (tmp_path / COST_FILE).write_text('{"exit_code": 75, "cpu_minutes": 2, "gigabytes": 3}\n' * 2)

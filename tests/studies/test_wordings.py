@@ -209,7 +209,7 @@ def test_a_fold_below_the_gate_is_not_trained(tmp_path, capsys):
 )
 def test_training_goes_on_while_em_rises(tmp_path, before, after, rises):
     (tmp_path / "run" / wordings.OUT).mkdir(parents=True)
-    log = Log(tmp_path / "run" / wordings.OUT, first=True)
+    log = Log(tmp_path / "run" / wordings.OUT)
     for step in range(1, 17):
         assert not wordings.still_rises(tmp_path)
         log.write_metrics({"step": step, "em": before if step <= 8 else after})

@@ -64,11 +64,11 @@ def write_run(folder: Path, groups_by_step: list[list[list[Trajectory]]]) -> Pat
     write_yaml(TrainConfig(agent="mini", env="mini", rule="release"), folder / "config.yaml")
     if not (folder / "agent").exists():
         tiny.save_agent(folder / "agent")
-    run_log = Log(folder, first=True)
+    run_log = Log(folder)
     run_log.write_metrics({"step": 0, "val/n": 10, "val/em": 0.1, "time/validation": 0.5})
     for step, trajectories_PG in enumerate(groups_by_step, start=1):
         games_PG = score_and_compare(trajectories_PG, RULES["release"])
-        run_log.write_games(f"step-{step:06d}-rank0", games_PG)
+        run_log.write_games(f"step-{step:06d}", games_PG)
         totals = [game.reward.total for games in games_PG for game in games if game.reward]
         run_log.write_metrics(
             {

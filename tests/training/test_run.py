@@ -126,7 +126,7 @@ def resume(
         own_reward=None,
         own_advantages=None,
         loss_function=grpo_loss,
-        log=Log(folder, first=ranks.is_first),
+        log=Log(folder, rank=ranks.rank),
     )
     return ScriptedRecord.resume(run)
 

@@ -20,19 +20,19 @@ from tests.support.thread_ranks import on_each_rank
 
 
 def test_a_message_cannot_move_the_cursor(tmp_path, capsys):
-    Log(tmp_path, first=True).say("reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b")
+    Log(tmp_path).say("reply \x1b[2J\x1b]0;owned\a \u202eabc\r\x9b")
     assert capsys.readouterr() == ("reply \\x1b[2J\\x1b]0;owned\\x07 \\u202eabc\\r\\x9b\n", "")
 
 
 def test_the_log_of_another_rank_prints_nothing_and_writes_no_metrics(tmp_path, capsys):
-    log = Log(tmp_path, first=False)
+    log = Log(tmp_path, rank=1)
     log.say("hello")
     assert log.write_metrics({"step": 1, "em": 0.12345678}) == {"step": 1, "em": 0.123457}
     assert capsys.readouterr() == ("", "") and read_metrics(tmp_path) == []
 
 
 def test_metrics_are_rounded_to_six_digits_and_integers_are_kept(tmp_path):
-    log = Log(tmp_path, first=True)
+    log = Log(tmp_path)
     log.write_metrics({"step": 1234567, "em": 0.12345678})
     log.write_metrics({"step": 1234568, "lr": 1e-7})
     lines = (tmp_path / "metrics.jsonl").read_text()
@@ -71,7 +71,7 @@ def test_the_games_of_later_steps_are_removed_whatever_rank_played_them(tmp_path
 
 
 def test_the_seconds_of_a_phase_add_up_until_they_are_logged(tmp_path):
-    log = Log(tmp_path, first=True)
+    log = Log(tmp_path)
     log.seconds["rollout"] = 100.0
     with log.phase("rollout"):
         pass
@@ -87,9 +87,9 @@ def test_a_run_folder_that_is_deleted_during_the_run_is_named_and_not_made_again
     """The run went on in a new folder, and ended with "there is no metrics.jsonl"."""
     folder = tmp_path / "run"
     folder.mkdir()
-    log = Log(folder, first=True)
+    log = Log(folder)
     folder.rmdir()
-    for write in (lambda: log.write_metrics({"step": 1}), lambda: log.write_games("step-000001-rank0", [])):
+    for write in (lambda: log.write_metrics({"step": 1}), lambda: log.write_games("step-000001", [])):
         with pytest.raises(FileNotFoundError):
             write()
     with pytest.raises(FileNotFoundError):
@@ -128,7 +128,7 @@ def test_wandb_gets_each_line_and_a_resumed_run_continues_the_same_run(tmp_path,
 
     wandb.init = init
     for steps in ([0, 1], [2]):  # the second time resumed
-        log = Log(tmp_path, first=True, wandb=True)
+        log = Log(tmp_path, wandb=True)
         for step in steps:
             log.write_metrics({"step": step, "em": 0.5})
         log.close()
@@ -143,7 +143,7 @@ def test_only_a_closed_terminal_is_no_error_of_a_message(number, is_raised, tmp_
     def fail(text: str, **options: object) -> None:
         raise OSError(number, "no such place")
 
-    log = Log(tmp_path, first=True)
+    log = Log(tmp_path)
     monkeypatch.setattr("prompt_r1.training.log.tqdm.write", fail)
     with pytest.raises(OSError, match="no such place") if is_raised else nullcontext():
         log.say("hello")

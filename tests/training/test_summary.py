@@ -53,7 +53,7 @@ def test_numbers_are_right_aligned_with_their_labels(priced):
 
 
 def test_the_labels_are_repeated_every_25_rows(tmp_path, capsys):
-    log = Log(tmp_path, first=True)
+    log = Log(tmp_path)
     for step in range(51):
         log.write_metrics({"step": step})
     printed = capsys.readouterr().out.splitlines()

@@ -51,4 +51,4 @@ def test_after_a_share_of_games_the_cache_of_the_agent_holds_none_of_them():
         log=SimpleNamespace(write_games=lambda name, games_PG: events.append(f"write {name}")),
     )
     assert play_share(run, SimpleNamespace(engine=engine), [], name="test-trained") == []
-    assert events == ["play", "drop", "write test-trained-rank0"]
+    assert events == ["play", "drop", "write test-trained"]

@@ -260,7 +260,7 @@ def test_a_game_of_a_run_is_learned_with_the_tokens_that_were_played(tmp_path, t
     question = Question("7", "own", "Who?", ("Anna",))
     game = play_game(ScriptedAgent(texts), ScriptedEnvironment(replies), question=question, game=rules)
     assert game.stop == stop
-    Log(tmp_path, first=True).write_games("step-000001-rank0", [[ScoredGame(game, None, None)]])
+    Log(tmp_path).write_games("step-000001", [[ScoredGame(game, None, None)]])
     games = list(read_games(tmp_path / "trajectories" / "step-000001-rank0.jsonl"))
     codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
     [learned] = encode(games, codec, max_reply_tokens=rules.max_reply_tokens)
