@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from prompt_r1.data.questions import find_questions, training_and_validation
 from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.environment import LONG_REPLY
 from prompt_r1.environments.sources import limit_in
@@ -29,7 +28,7 @@ from prompt_r1.environments.specs import parse_fields
 from prompt_r1.pair.asking import request_of
 from prompt_r1.programs.tables import text_table
 from prompt_r1.settings.train import TrainConfig
-from prompt_r1.training.run import repetition_note, with_steps
+from prompt_r1.training.run import RunQuestions, repetition_note, with_steps
 from prompt_r1.types import GameSettings, Question, Spending
 
 SHORT_PROMPT = 10  # tokens
@@ -107,11 +106,9 @@ def cases_of(
 
 def estimate(config: TrainConfig) -> str:
     """The text of train.py --dry-run. Reads the questions, and no weights."""
-    training, validation = training_and_validation(
-        config.data, config.val_data, seed=config.seed, limit=config.val_limit
-    )
+    questions = RunQuestions.read(config)
+    training, validation, test = questions.training, questions.validation, questions.test
     config = with_steps(config, len(training))
-    test = find_questions(config.test_data, "test", config.seed)
     prices = list(parse_prices(config.env_price, config.env.split(",")).values())
     fields = parse_fields(config.env_args)
     cases = cases_of(config.game, mean_bytes(training), fields, prices)

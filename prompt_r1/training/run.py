@@ -19,8 +19,7 @@ from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.lora import adapters_removed
 from prompt_r1.model.packing import Packed
 from prompt_r1.model.policy import Policy
-from prompt_r1.pair.agent import Agent, check_question_lengths
-from prompt_r1.protocol import Codec
+from prompt_r1.pair.agent import Agent
 from prompt_r1.reward import OwnReward, Rule
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.batches import Batch, games_to_learn_from, micro_batches_of, mini_batches_of
@@ -44,14 +43,18 @@ class RunQuestions:
     seed: int
 
     @classmethod
-    def load(cls, config: TrainConfig, codec: Codec) -> "RunQuestions":
-        """Read the questions. Raises UsageError, also for a question that leaves the agent no room."""
+    def read(cls, config: TrainConfig) -> "RunQuestions":
+        """Read the questions of a run."""
         training, validation = training_and_validation(
             config.data, config.val_data, seed=config.seed, limit=config.val_limit
         )
         test = find_questions(config.test_data, "test", config.seed)
-        check_question_lengths([*training, *validation, *test], codec, config.game)
-        return cls(training, validation, test, config.questions, config.seed)
+        return cls(training, validation, test, per_step=config.questions, seed=config.seed)
+
+    @property
+    def all(self) -> list[Question]:
+        """The questions of all three kinds."""
+        return [*self.training, *self.validation, *self.test]
 
     def epoch(self, step: int, number: int) -> int:
         """How often the run has drawn question `number` of this step before."""

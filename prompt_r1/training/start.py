@@ -15,7 +15,7 @@ from prompt_r1.model.distributed import Ranks, errors_as_rank_lost, start_ranks,
 from prompt_r1.model.forked_ranks import forked_ranks
 from prompt_r1.model.lora import ADAPTER_ALPHA
 from prompt_r1.model.policy import Policy
-from prompt_r1.pair.agent import load_agent
+from prompt_r1.pair.agent import check_question_lengths, load_agent
 from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.programs.launcher import launcher_number
 from prompt_r1.settings.functions import import_advantages, import_reward
@@ -93,7 +93,8 @@ def open_parts(
     if config.checkpointing:
         policy.checkpoint_activations()
 
-    questions = RunQuestions.load(config, agent.codec)
+    questions = RunQuestions.read(config)
+    check_question_lengths(questions.all, agent.codec, config.game)
     # Now the number of questions is known, so --epochs becomes a number of steps.
     config = with_steps(config, len(questions.training))
     # This rank plays the same number of games in every step. The progress bar counts them.

@@ -8,6 +8,7 @@ import pytest
 from prompt_r1.data.files import write_questions
 from prompt_r1.data.sampler import questions_of_step
 from prompt_r1.errors import QuestionTooLong
+from prompt_r1.pair.agent import check_question_lengths
 from prompt_r1.protocol import Codec
 from prompt_r1.settings.agent import INSTRUCTIONS
 from prompt_r1.settings.train import PRESETS, TrainConfig
@@ -89,8 +90,9 @@ def test_a_question_that_is_too_long_is_found_before_the_run_begins(tmp_path, pa
     write_questions(path, [Question("long", "own", "why " * 500, ("a",))])
     files = {"data": ("mini:ood",), "val_data": ("mini",), "test_data": ("mini",)} | {part: (str(path),)}
     codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
+    config = TrainConfig(max_tokens=1000, **files)
     with pytest.raises(QuestionTooLong, match=r"question 'long' .* takes"):
-        RunQuestions.load(TrainConfig(max_tokens=1000, **files), codec)
+        check_question_lengths(RunQuestions.read(config).all, codec, config.game)
 
 
 def test_every_rank_plays_its_own_questions_of_a_step():
