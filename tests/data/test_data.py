@@ -213,6 +213,14 @@ def test_layouts_that_can_be_read_in_one_way_only_are_read(tmp_path, name, conte
     assert (question.text, question.answers) == ("Q?", ("a",))
 
 
+def test_a_single_row_may_have_a_column_whose_name_is_data(tmp_path: Path) -> None:
+    """A bug: the value of the column was taken for the rows, and refused."""
+    row = {"question": "Q?", "answer": "a", "data": "of 2020"}
+    (tmp_path / "own.json").write_text(json.dumps(row))
+    [question] = load_questions(tmp_path / "own.json")
+    assert question.extra == {"data": "of 2020"}
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "json", "parquet"])
 def test_a_table_with_the_usual_columns_needs_no_conversion(tmp_path: Path, suffix: str) -> None:
     rows = [{"question": 'Who, "then"?', "answer": "Anna", "kind": "math", "day": datetime.date(1, 2, 3)}]
