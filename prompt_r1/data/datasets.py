@@ -9,22 +9,9 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from prompt_r1.data.rows import (
-    BadRow,
-    Fields,
-    NumberedRows,
-    describe,
-    fields_of,
-    gold_answers,
-    read_rows,
-    text_field,
-    text_of,
-    text_or_number,
-)
-from prompt_r1.errors import UsageError
+from prompt_r1.data.rows import BadRow, Fields, describe, fields_of, gold_answers, text_field, text_or_number
 from prompt_r1.types import Kind
 
 Draft = tuple[str, tuple[str, ...]]  # a question and its gold answers
@@ -125,24 +112,6 @@ def writingprompts(row: Fields) -> Draft:
     if not prompt or not story:
         raise LeftOut("empty prompt or story")
     return f"Please write a short article based on the given title: '{prompt}'", (story,)
-
-
-def prompts_and_stories(path: Path) -> NumberedRows:
-    """The rows of WritingPrompts: line n of X.wp_source is the prompt, line n of X.wp_target its story."""
-    stories_path = path.with_suffix(".wp_target")
-    if not stories_path.is_file():
-        raise UsageError(f"{path}: its stories are missing, which belong in {stories_path}")
-    prompts = text_of(path).strip("\n").split("\n")
-    stories = text_of(stories_path).strip("\n").split("\n")
-    if len(prompts) != len(stories):
-        raise UsageError(f"{path} and {stories_path.name} have different numbers of lines")
-    for number, (prompt, story) in enumerate(zip(prompts, stories, strict=True), start=1):
-        yield number, {"prompt": prompt, "story": story}
-
-
-def rows_of_dump(source: str) -> NumberedRows:
-    """The rows of a raw file. Only WritingPrompts has a format of its own."""
-    return prompts_and_stories(Path(source)) if source.endswith(".wp_source") else read_rows(source)
 
 
 def mathqa(row: Fields) -> Draft:

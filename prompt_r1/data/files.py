@@ -9,14 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 
-from prompt_r1.data.datasets import (
-    DATASETS,
-    LeftOut,
-    dataset_name,
-    kind_of,
-    rows_of_dump,
-    without_dapo_wrapper,
-)
+from prompt_r1.data.datasets import DATASETS, LeftOut, dataset_name, kind_of, without_dapo_wrapper
 from prompt_r1.data.rows import (
     HUB_NAME,
     BadRow,
@@ -152,7 +145,7 @@ def convert(name: str, sources: Sequence[str]) -> tuple[list[Question], Counter[
     questions: dict[str, Question] = {}  # question_key → question
     left_out: Counter[str] = Counter()
     for source in sources:
-        for number, row in rows_of_dump(source):
+        for number, row in read_rows(source):
             try:
                 text, golds = dataset.convert(fields_of(row))
             except LeftOut as reason:

@@ -1,4 +1,4 @@
-"""Read the rows of a file (JSON lines, JSON, CSV, TSV, parquet) or of the Hugging Face Hub."""
+"""Read the rows of a file (JSON lines, JSON, CSV, TSV, parquet, WritingPrompts) or of the Hub."""
 
 import csv
 import json
@@ -45,7 +45,7 @@ def read_rows(source: Path | str) -> NumberedRows:
     return read(path)
 
 
-def text_of(path: Path) -> str:
+def _text_of(path: Path) -> str:
     """The text of a file, without a byte order mark. Raises UsageError if it is not UTF-8."""
     content = path.read_bytes()
     try:
@@ -58,14 +58,14 @@ def text_of(path: Path) -> str:
 def _json_lines(path: Path) -> NumberedRows:
     """The rows of a .jsonl file. Blank lines have a number, but are no rows."""
     # Only "\n" ends a line. str.splitlines would also split at U+2028 inside a text.
-    for number, line in enumerate(text_of(path).split("\n"), start=1):
+    for number, line in enumerate(_text_of(path).split("\n"), start=1):
         if line.strip():
             yield number, _json_value(line, f"{path}, row {number}")
 
 
 def _json(path: Path) -> NumberedRows:
     """The rows of a JSON file: a list, an object with a list as `data`, a single row, or JSON lines."""
-    text = text_of(path)
+    text = _text_of(path)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -98,7 +98,7 @@ def _table(path: Path) -> NumberedRows:
     """The rows of a CSV or TSV file, whose cells are texts."""
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
-    lines = StringIO(text_of(path), newline="")
+    lines = StringIO(_text_of(path), newline="")
     reader = csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=True)
     filled = (cells for cells in reader if cells)  # A blank line has no cells.
     number = 0  # the number of the last row
@@ -180,12 +180,26 @@ def _rows_of_batch(batch: Any) -> list[dict[str, Any]]:
     return rows
 
 
+def _prompts_and_stories(path: Path) -> NumberedRows:
+    """The rows of WritingPrompts: line n of X.wp_source is the prompt, line n of X.wp_target its story."""
+    stories_path = path.with_suffix(".wp_target")
+    if not stories_path.is_file():
+        raise UsageError(f"{path}: its stories are missing, which belong in {stories_path}")
+    prompts = _text_of(path).strip("\n").split("\n")
+    stories = _text_of(stories_path).strip("\n").split("\n")
+    if len(prompts) != len(stories):
+        raise UsageError(f"{path} and {stories_path.name} have different numbers of lines")
+    for number, (prompt, story) in enumerate(zip(prompts, stories, strict=True), start=1):
+        yield number, {"prompt": prompt, "story": story}
+
+
 READERS: dict[str, Callable[[Path], NumberedRows]] = {
     ".jsonl": _json_lines,
     ".json": _json,
     ".csv": _table,
     ".tsv": _table,
     ".parquet": _parquet,
+    ".wp_source": _prompts_and_stories,
 }
 
 

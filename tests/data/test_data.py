@@ -15,7 +15,6 @@ import pytest
 
 from prompt_r1.data import questions as questions_module
 from prompt_r1.data.__main__ import main as data_main
-from prompt_r1.data.datasets import rows_of_dump
 from prompt_r1.data.files import load_questions, question_key, write_questions
 from prompt_r1.data.questions import find_questions, sample_questions, training_and_validation
 from prompt_r1.data.rows import read_rows
@@ -180,7 +179,7 @@ def test_a_file_that_is_not_utf_8_is_refused_with_its_line_and_advice(tmp_path, 
     path.with_suffix(".wp_target").write_text("One story.\n")
     line = 2 if encoding == "latin-1" else 1
     with pytest.raises(UsageError, match=rf"own\.{suffix}, line {line}: .*not UTF-8: .*UTF-8"):
-        list(rows_of_dump(str(path)))
+        list(read_rows(path))
 
 
 @pytest.mark.parametrize(
