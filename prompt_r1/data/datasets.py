@@ -79,10 +79,11 @@ def dapo(row: Fields) -> Draft:
     """DAPO-Math-17k, and its processed form, in which the prompt is a text. The wrapper is removed."""
     prompt = _value(row, "prompt")
     if isinstance(prompt, list) and len(prompt) == 1:
-        prompt = fields_of(prompt[0]).get("content")
+        text = _question(fields_of(prompt[0]), "content")
+    else:
+        text = _question(row, "prompt")
     gold = fields_of(_value(row, "reward_model")).get("ground_truth")
-    text = without_dapo_wrapper(_question({"prompt": prompt}, "prompt"))
-    return text, gold_answers(gold, "ground_truth")
+    return without_dapo_wrapper(text), gold_answers(gold, "ground_truth")
 
 
 def without_dapo_wrapper(text: str) -> str:
@@ -189,7 +190,7 @@ def _text_or_blank(row: Fields, field: str) -> str:
 
 
 def _value(row: Fields, field: str) -> Any:
-    """The value of a field. Raises BadRow if a row lacks it, which all rows of the dataset have."""
+    """The value of a field that all rows of the dataset have. Raises BadRow if this row lacks it."""
     if field not in row:
         raise BadRow(f"the field {field} is missing, which all rows of this dataset have")
     return row[field]
@@ -205,7 +206,7 @@ def _list(value: object, field: str) -> list[object]:
 def _filled_golds(values: Sequence[object], field: str) -> tuple[str, ...]:
     """The gold answers among the values of a field, without blank answers and repeats.
 
-    Raises LeftOut if no answer is left, as in test splits.
+    Raises LeftOut if no answer is left, as in test splits. There TriviaQA has "<unk>" in place of an answer.
     """
     filled = [value for value in values if value not in (None, "<unk>") and str(value).strip()]
     if not filled:
