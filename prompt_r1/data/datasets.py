@@ -225,7 +225,7 @@ class Dataset:
     is_trained: bool = True  # False: the paper only tests on it.
 
 
-# By the names for --from.
+# The keys are the names for --from.
 DATASETS = {
     "2wiki": Dataset("2WikiMultihopQA", "2WikiMultihopQA", "qa", hotpotqa),
     "hotpotqa": Dataset("HotpotQA", "hotpot", "qa", hotpotqa),
@@ -244,27 +244,37 @@ TRAINED = tuple(dataset.name for dataset in DATASETS.values() if dataset.is_trai
 OUT_OF_DISTRIBUTION = tuple(dataset.name for dataset in DATASETS.values() if not dataset.is_trained)
 
 
-# By the names in the published files. In the training and validation files, all rows say hotpot_qa.
-PAPER_NAMES = {dataset.published_as: dataset.name for dataset in DATASETS.values()}
-PAPER_NAMES["hotpotqa/hotpot_qa"] = "mixed"
-
-
-def dataset_name(data_source: str) -> str:
-    """The paper's name of a dataset in a published file: hotpot-256-test → HotpotQA; others unchanged."""
-    return PAPER_NAMES.get(re.sub(r"(-\d+)+-\w+$", "", data_source), data_source)
-
-
 def _plain(name: str) -> str:
     """A name in lower case, without signs."""
     return re.sub("[^a-z0-9]", "", name.lower())
 
 
-KINDS = {_plain(dataset.name): dataset.kind for dataset in DATASETS.values()}
+# The datasets by all of their names: for --from, in the paper, and in the published files.
+NAMED = {
+    _plain(name): dataset
+    for option, dataset in DATASETS.items()
+    for name in (option, dataset.name, dataset.published_as)
+}
 
 
-def kind_of(dataset: str) -> Kind:
+def find_dataset(name: str) -> Dataset | None:
+    """The paper's dataset of this name, in any spelling. Sizes may follow it, as in hotpot-256-test."""
+    return NAMED.get(_plain(re.sub(r"(-\d+)+-\w+$", "", name)))
+
+
+def name_in_paper(data_source: str) -> str:
+    """The paper's name of the dataset that a published row names; other names stay as they are."""
+    if data_source == "hotpotqa/hotpot_qa":  # All rows of the training and validation files say so.
+        return "mixed"
+    dataset = find_dataset(data_source)
+    return dataset.name if dataset else data_source
+
+
+def kind_of(name: str) -> Kind:
     """The kind of a dataset's questions: math (the answer is a number), text (a long text) or qa (a name)."""
-    name = _plain(dataset)
-    if name in ("math", "math500") or name.startswith("dapo"):  # DAPO-Math has several names.
-        return "math"
-    return KINDS.get(name, "qa")
+    dataset = find_dataset(name)
+    if dataset:
+        return dataset.kind
+    # DAPO-Math has more names, such as DAPO-Math-17k. MATH and MATH-500 are not among the paper's datasets.
+    is_math = _plain(name).startswith("dapo") or _plain(name) in ("math", "math500")
+    return "math" if is_math else "qa"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 
-from prompt_r1.data.datasets import DATASETS, LeftOut, dataset_name, kind_of, without_dapo_wrapper
+from prompt_r1.data.datasets import DATASETS, LeftOut, kind_of, name_in_paper, without_dapo_wrapper
 from prompt_r1.data.rows import (
     HUB_NAME,
     BadRow,
@@ -82,7 +82,7 @@ def _question(row: Fields, dataset: str) -> Question:
     if "dataset" in row:
         dataset = text_field(row, "dataset")
     elif "data_source" in row:
-        dataset = dataset_name(text_field(row, "data_source"))
+        dataset = name_in_paper(text_field(row, "data_source"))
     kind = cast(Kind, row.get("kind", kind_of(dataset)))
     if kind not in get_args(Kind):
         raise BadRow(f"kind is {kind!r}; choose one of {', '.join(get_args(Kind))}")
@@ -98,7 +98,7 @@ def _question(row: Fields, dataset: str) -> Question:
 
 
 def _id_of(row: Fields, text: str) -> str:
-    """The id of a row as text, or without one an id that is made from the question's text."""
+    """The id of a row as text. If the row has none, it is made from the text of the question."""
     return text_or_number(row["id"], "id") if "id" in row else id_from_text(text)
 
 
@@ -121,7 +121,7 @@ def _published_question(row: Fields) -> Question:
             f"`{CONVERT}` reads the raw files of the datasets"
         )
     text = text_or_number(found[1], "question")
-    dataset = dataset_name(text_field(row, "data_source"))
+    dataset = name_in_paper(text_field(row, "data_source"))
     golds = gold_answers(truth, "ground_truth")
     return Question(_id_of(row, text), dataset, text, golds, kind_of(dataset))
 
