@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from prompt_r1.miniworld.agent import demonstrations
+from prompt_r1.miniworld.demonstrations import demonstrations
 from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.settings.agent import SMOLLM2
 from studies.cities import CITIES, COUNTRY, NAMES, OTHER, Case, case_of, cities_in

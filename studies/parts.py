@@ -28,8 +28,8 @@ from pathlib import Path
 
 import torch
 
-from prompt_r1.miniworld.agent import build_agent, demonstrations
-from prompt_r1.miniworld.demonstrations import ask_clearly, decompose, guess, perform
+from prompt_r1.miniworld.agent import build_agent
+from prompt_r1.miniworld.demonstrations import ask_clearly, decompose, demonstrations, guess, perform
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import OWNERS, SIGNS, THINGS, Problem, Slots
 from prompt_r1.miniworld.world import CREW, PERSON_RELATIONS, YEARS, World

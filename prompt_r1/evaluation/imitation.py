@@ -20,7 +20,7 @@ import torch
 
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
-from prompt_r1.miniworld.agent import demonstrations
+from prompt_r1.miniworld.demonstrations import demonstrations
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, with_threads_of_this_machine
 from prompt_r1.pair.named_agent import NamedAgent, find_agent, preset_config, teaching_command, trained_config
 from prompt_r1.protocol import Codec

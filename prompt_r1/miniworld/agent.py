@@ -20,10 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from prompt_r1.miniworld.demonstrations import play_demonstration
-from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.questions import Slots, make_questions
-from prompt_r1.miniworld.world import make_world
+from prompt_r1.miniworld.demonstrations import GAMES, WORLDS, Demonstrator, demonstrations, play_demonstration
 from prompt_r1.model.fine_tuning import fine_tune
 from prompt_r1.programs.progress import progress_bar
 from prompt_r1.programs.sealed_folders import build_folder
@@ -34,8 +31,6 @@ from prompt_r1.types import Question, Trajectory, Turn
 
 INSTRUCTION = INSTRUCTIONS["short"]
 EMBEDDED = Path(__file__).parent / "agents"  # the agents that come with the package
-WORLDS = 30  # the number of worlds that demonstrations are played in
-GAMES = 400  # demonstrations in each world
 BATCH = 8  # demonstrations in a step of the warm start
 LEARNING_RATE = 3e-3  # the highest learning rate of the warm start
 SHOWN_TO_TOKENIZER = 5000  # The tokenizer is trained on so many demonstrations.
@@ -53,9 +48,6 @@ CHAT_TEMPLATE = """\
 {{ '<|im_start|>assistant\\n' }}
 {%- endif -%}"""
 
-Demonstration = tuple[Question, list[Turn]]
-Demonstrator = Callable[[Slots, Question, MiniEnvironment, random.Random], Demonstration]
-"""Plays one demonstration. It may replace the given question by another, so it returns the question too."""
 MiniAgent = tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]
 
 
@@ -195,24 +187,6 @@ def plain_text(question: Question, turns: list[Turn]) -> str:
     parts = [f"user\nQuestion: {question.text}\n{INSTRUCTION}"]
     parts += [f"assistant\n{turn.text}\nuser\n{turn.reply or ''}" for turn in turns]
     return re.sub("|".join(TAGS), "\n", "\n".join(parts))
-
-
-def demonstrations(
-    seed: int,
-    worlds: int = WORLDS,
-    games: int = GAMES,
-    *,
-    kinds: Sequence[str] | None = None,
-    demonstrator: Demonstrator = play_demonstration,
-) -> Iterator[Demonstration]:
-    """Yield `games` demonstrations in each of the worlds, on questions of these kinds (default: all)."""
-    for number in range(worlds):
-        world_seed = f"warm start {seed} world {number}"
-        world = make_world(world_seed)
-        environment = MiniEnvironment(world, seed=world_seed)
-        rng = random.Random(f"demonstrations {world_seed}")
-        for slots, question in make_questions(world, "train", games, world_seed, kinds=kinds):
-            yield demonstrator(slots, question, environment, rng)
 
 
 def _batches(

@@ -7,15 +7,28 @@ Reinforcement learning has to find them.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from prompt_r1.miniworld.environment import MiniEnvironment
-from prompt_r1.miniworld.questions import Bridge, Compare, Gen, Pop, Problem, Slots, question_word, summary
-from prompt_r1.miniworld.world import CREW, GENRES, HEROES, World
+from prompt_r1.miniworld.questions import (
+    Bridge,
+    Compare,
+    Gen,
+    Pop,
+    Problem,
+    Slots,
+    make_questions,
+    question_word,
+    summary,
+)
+from prompt_r1.miniworld.world import CREW, GENRES, HEROES, World, make_world
 from prompt_r1.protocol import parse
 from prompt_r1.types import Question, Turn
+
+WORLDS = 30  # the worlds that demonstrations are played in
+GAMES = 400  # demonstrations in each world
 
 # Strategy → its share of all demonstrations. "mixed up" is "decompose" with a wrong relation, film or number.
 STRATEGIES = {
@@ -32,12 +45,15 @@ DAMAGES = ("no think", "unclosed think", "no tag")
 
 Plan = list[tuple[str, str]]
 """The thought and the prompt of each turn that asks. "{value}" stands for the value of the previous reply."""
+Demonstration = tuple[Question, list[Turn]]
+Demonstrator = Callable[[Slots, Question, MiniEnvironment, random.Random], Demonstration]
+"""Plays one demonstration. It may replace the given question by another, so it returns the question too."""
 
 
 def play_demonstration(
     slots: Slots, question: Question, environment: MiniEnvironment, rng: random.Random
-) -> tuple[Question, list[Turn]]:
-    """Play a game with a strategy that is drawn at random, as a `Demonstrator` (agent.py)."""
+) -> Demonstration:
+    """Play a game with a strategy that is drawn at random."""
     shares = MATH_STRATEGIES if isinstance(slots, Problem) else STRATEGIES
     strategy = rng.choices(list(shares), list(shares.values()))[0]
     steps = decompose(slots)
@@ -58,6 +74,24 @@ def play_demonstration(
             plan = []
     guessed = partial(guess, slots, environment.world, rng)
     return question, perform(plan, environment, rng, fallback=guessed)
+
+
+def demonstrations(
+    seed: int,
+    worlds: int = WORLDS,
+    games: int = GAMES,
+    *,
+    kinds: Sequence[str] | None = None,
+    demonstrator: Demonstrator = play_demonstration,
+) -> Iterator[Demonstration]:
+    """Yield `games` demonstrations in each of the worlds, on questions of these kinds (default: all)."""
+    for number in range(worlds):
+        world_seed = f"warm start {seed} world {number}"
+        world = make_world(world_seed)
+        environment = MiniEnvironment(world, seed=world_seed)
+        rng = random.Random(f"demonstrations {world_seed}")
+        for slots, question in make_questions(world, "train", games, world_seed, kinds=kinds):
+            yield demonstrator(slots, question, environment, rng)
 
 
 def perform(

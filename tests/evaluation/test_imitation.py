@@ -16,7 +16,7 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.evaluation import imitation
 from prompt_r1.f1 import f1
-from prompt_r1.miniworld.agent import demonstrations
+from prompt_r1.miniworld.demonstrations import demonstrations
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import make_questions
 from prompt_r1.miniworld.world import make_world

@@ -16,7 +16,7 @@ import pytest
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE, Prediction, System, to_row
 from prompt_r1.f1 import exact_match
-from prompt_r1.miniworld.agent import demonstrations
+from prompt_r1.miniworld.demonstrations import demonstrations
 from prompt_r1.miniworld.questions import TRAINING_MIX
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import RULES, score
