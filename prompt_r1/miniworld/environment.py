@@ -161,6 +161,8 @@ def understand(prompt: str, world: World) -> Request | None:
 
 def _is_known(request: Request, world: World) -> bool:
     """Whether the world has the facts that a request is about."""
+    if isinstance(request, Vague):
+        return request.subject.lower() in world.names
     try:
         truth_of(request, world)
     except KeyError:
@@ -180,7 +182,7 @@ def _slots(found: re.Match[str], world: World) -> dict[str, str]:
     return slots
 
 
-def truth_of(request: Request, world: World) -> str:
+def truth_of(request: LiteralRequest | Pop, world: World) -> str:
     """The right answer. Raises KeyError for what the world has no fact about."""
     match request:
         case Lookup(subject, relation):
@@ -190,8 +192,6 @@ def truth_of(request: Request, world: World) -> str:
         case Sum(left, sign, right):
             change = int(right) if sign == "plus" else -int(right)
             return str(int(left) + change)
-        case Vague(subject):  # It has no answer; its name only shows that the world knows the subject.
-            return world.names[subject.lower()]
     return answer_of(request, world)
 
 
