@@ -164,16 +164,15 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UsageError(f"--device {name}: this machine has no usable GPU; choose cpu")
-    if ":" in name:
-        count = torch.cuda.device_count()
-        if int(name.partition(":")[2]) >= count:
-            raise UsageError(
-                f"--device {name}: there is no such GPU: this machine has {count}, from cuda:0 on"
-            )
-        return torch.device(name)
     # Batches vary in size: expandable segments fragment less of the allocator's memory.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     visible = torch.cuda.device_count()
+    if ":" in name:
+        if int(name.partition(":")[2]) >= visible:
+            raise UsageError(
+                f"--device {name}: there is no such GPU: this machine has {visible}, from cuda:0 on"
+            )
+        return torch.device(name)
     if visible == 1:
         return torch.device("cuda", 0)
     if has_other_ranks() and not os.environ.get("LOCAL_RANK"):

@@ -458,8 +458,19 @@ def test_a_missing_gpu_is_named(monkeypatch):
         pick_device("cuda")
 
 
+@pytest.mark.parametrize("name", ["auto", "cuda", "cuda:0"])
+def test_the_memory_of_a_gpu_has_expandable_segments_however_the_gpu_is_named(name, monkeypatch):
+    """A bug: with `--device cuda:0` it had none."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(os, "environ", {})
+    pick_device(name)
+    assert os.environ == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
 def test_a_gpu_with_a_number_that_does_not_exist_is_named(monkeypatch):
     """A bug: `--device cuda:7` was a traceback of torch."""
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert pick_device("cuda:1") == torch.device("cuda:1")
