@@ -43,7 +43,7 @@ class Range:
 ANY = Range()
 POSITIVE = Range(above=0)
 NOT_NEGATIVE = Range(at_least=0)  # A setting that names no range has this one.
-THREADS = Range(at_least=0, below=1025)  # With many more, libraries crash.
+THREADS = Range(at_least=0, at_most=1024)  # With many more, libraries crash.
 LEARNING_RATE = Range(above=0, below=1000)  # Much larger rates overflow float32 inside AdamW.
 
 

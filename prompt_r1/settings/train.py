@@ -48,9 +48,9 @@ class TrainConfig(AgentConfig):
     epochs: int = run_setting(0, "passes over the questions", default_text="--steps decides")
     dry_run: bool = run_setting(False, "estimate calls, tokens and dollars, then exit")
     questions: int = algorithm_setting(
-        128, "questions per step, over all ranks", Range(above=0, below=100_001), everyday=True
+        128, "questions per step, over all ranks", Range(above=0, at_most=100_000), everyday=True
     )
-    group_size: int = algorithm_setting(5, "games per question", Range(at_least=2, below=10_001))
+    group_size: int = algorithm_setting(5, "games per question", Range(at_least=2, at_most=10_000))
     mini_batch: int = algorithm_setting(64, "games per optimiser step, over all ranks", POSITIVE)
     lr: float = algorithm_setting(1e-6, "learning rate of AdamW, constant", LEARNING_RATE, everyday=True)
     beta2: float = algorithm_setting(0.999, "AdamW", Range(at_least=0, below=1))
@@ -79,7 +79,7 @@ class TrainConfig(AgentConfig):
     ranks: int = machine_setting(
         1,
         "processes on a CPU; 0: one per core, and at least 4 questions for each",
-        Range(at_least=0, below=257),
+        Range(at_least=0, at_most=256),
     )
     parallel: str = machine_setting(
         "auto",
