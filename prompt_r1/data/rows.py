@@ -27,7 +27,7 @@ def read_rows(source: Path | str) -> NumberedRows:
     """The rows of a file, or of hf:ORG/NAME:SPLIT, with their numbers from 1.
 
     The rows of a .jsonl file are numbered by line; a table's header has no number. Raises UsageError with the
-    file, the row and the reason, also while the rows are read.
+    file, the row and the reason: when it is called, or while the rows are read.
     """
     if str(source).startswith("hf:"):
         return enumerate(_hub_rows(str(source)), start=1)

@@ -26,8 +26,8 @@ class TokenScores(NamedTuple):
     inside a dataclass.
     """
 
-    logprobs: Tensor  # (N,) float32, in nats: of each token, given all tokens before it
-    entropy: Tensor  # (N,) in nats, without gradient: of the distribution that the token was sampled from
+    logprobs: Tensor  # (N,) float32: the log-probability of each token, given all tokens before it, in nats
+    entropy: Tensor  # (N,) the entropy of the distribution behind each token, in nats, without gradient
 
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
