@@ -40,7 +40,7 @@ from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.evaluation.similarity import SentenceEncoder, load_encoder
 from prompt_r1.evaluation.systems import digests_of_systems, trained_on
 from prompt_r1.evaluation.tables import RESULTS, TABLES, terminal_table, write_results
-from prompt_r1.model.forked_ranks import limit_threads
+from prompt_r1.model.machine import limit_threads
 from prompt_r1.pair.agent import check_question_lengths, load_codec
 from prompt_r1.pair.named_agent import NamedAgent, trained_config
 from prompt_r1.programs.command_line import command, run_program

@@ -29,7 +29,7 @@ from prompt_r1.engine.paged_attention import PagedBatch, _flash, _sequence_by_se
 from prompt_r1.model import attention
 from prompt_r1.model.compiling import can_compile, compile_norms_and_mlps
 from prompt_r1.model.distributed import Ranks, start_ranks, stop_ranks
-from prompt_r1.model.loading import free_memory
+from prompt_r1.model.machine import free_memory
 from prompt_r1.model.packing import pack
 from prompt_r1.model.policy import Policy
 from prompt_r1.programs.launcher import launcher_number

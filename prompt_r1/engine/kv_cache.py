@@ -16,7 +16,7 @@ import torch
 from transformers import PretrainedConfig
 
 from prompt_r1.errors import UsageError
-from prompt_r1.model.loading import free_memory
+from prompt_r1.model.machine import free_memory
 from prompt_r1.model.policy import Policy
 
 # Tokens of a block. On a CPU a block holds a whole game, because attention can read one block as a view. A

@@ -11,19 +11,15 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TextIO
-
-import torch
 
 from prompt_r1.errors import UsageError
 from prompt_r1.model.distributed import RankLost, pick_device
+from prompt_r1.model.machine import limit_threads, usable_cores
 
 # Without --ranks, each rank gets at least this many questions of a step, because a rank that plays few
 # games at once decodes them slowly.
 QUESTIONS_PER_RANK = 4
-# The file has two numbers, both in microseconds: the CPU time (or "max") per period, and the period.
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 
 @contextmanager
@@ -76,26 +72,6 @@ def rank_count(wanted: int, *, device: str, questions: int) -> int:
     if sys.platform != "linux":  # Elsewhere a fork of a process with torch may crash.
         return 1
     return max(1, min(usable_cores(), questions // QUESTIONS_PER_RANK))
-
-
-def limit_threads(*, ranks: int = 1) -> None:
-    """Let torch compute in no more threads than there are cores for each of `ranks` ranks.
-
-    The number that torch chooses follows affinity and OMP_NUM_THREADS, but not the limit of a container. With
-    more threads than that, the container would stop all of them for most of each period.
-    """
-    torch.set_num_threads(max(1, min(torch.get_num_threads(), usable_cores() // ranks)))
-
-
-def usable_cores() -> int:
-    """The number of cores for this process: by its affinity, its container, and OMP_NUM_THREADS."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    if CONTAINER_LIMIT.exists():
-        time, _, period = CONTAINER_LIMIT.read_text().partition(" ")
-        if time != "max":
-            cores = min(cores, max(1, int(time) // int(period)))
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    return min(cores, int(threads)) if threads.isdecimal() and int(threads) else cores
 
 
 def fork(count: int) -> dict[int, TextIO]:

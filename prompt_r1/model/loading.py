@@ -1,7 +1,6 @@
 """Load a Hugging Face model or tokenizer, or refuse it."""
 
 import gc
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -25,13 +24,12 @@ from transformers.utils import logging as transformers_logging
 from prompt_r1.errors import UsageError, first_line, is_out_of_memory
 from prompt_r1.model import attention
 from prompt_r1.model.compiling import can_compile, compile_norms_and_mlps
+from prompt_r1.model.machine import free_memory
 from prompt_r1.model.policy import Policy
-from prompt_r1.programs.launcher import launcher_number
 
 # The kinds of RoPE whose frequencies depend on the length of the row.
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
 LAYER_TYPES = {"full_attention", "sliding_attention"}  # the kinds of layers that we support
-CONTAINER = Path("/sys/fs/cgroup")  # the limits of a container and its usage (cgroup v2)
 
 
 def load_policy(
@@ -46,8 +44,10 @@ def load_policy(
 ) -> Policy:
     """Load the Hugging Face causal model of a folder or hub id, with our attention, in evaluation mode.
 
-        vocabulary   the tokens of the tokenizer; 0: as many as the model has
-        max_tokens   the tokens of the longest game; 0: not known
+        compute_dtype   the dtype of matrix products
+        weights         the dtype of the weights in memory
+        vocabulary      the tokens of the tokenizer; 0: as many as the model has
+        max_tokens      the tokens of the longest game; 0: not known
 
     The caller must compare the loaded model with the unmodified model (`engine.model_check`), unless the same
     model was checked before. Raises UsageError if there is no such model, or if its files are broken. Code
@@ -247,43 +247,6 @@ def _ask_hub_once(name: str) -> None:
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> int:
     """The number of token ids of a tokenizer: the largest id plus one."""
     return max(tokenizer.get_vocab().values()) + 1
-
-
-def free_memory(device: torch.device) -> int:
-    """The bytes that this process can still allocate on a device.
-
-    The ranks of one machine load their models at the same time, so each has its share of the memory that the
-    host and the limit of a container leave.
-    """
-    if device.type == "cuda":
-        # This process can use `free + reserved` in all, because torch keeps `reserved` for it. Of this, the
-        # next update may need as much as the `peak` since the last model was loaded.
-        free, _ = torch.cuda.mem_get_info(device)
-        reserved = torch.cuda.memory_reserved(device)
-        peak = torch.cuda.max_memory_allocated(device)
-        return free + reserved - peak
-    try:  # MemAvailable counts the memory that the page cache can give back (see proc(5)).
-        meminfo = Path("/proc/meminfo").read_text()
-        available = 1024 * int(meminfo.split("MemAvailable:")[1].split()[0])
-    except (OSError, IndexError):
-        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    available = min(available, left_in_container())
-    return available // launcher_number("LOCAL_WORLD_SIZE", default=1)
-
-
-def left_in_container() -> int:
-    """The bytes that this process's container can still allocate; sys.maxsize if it has no limit.
-
-    The kernel gives the page cache of a container back before the container exceeds its limit.
-    """
-    limit = CONTAINER / "memory.max"
-    if not limit.exists() or limit.read_text() == "max\n":
-        return sys.maxsize
-    used = int((CONTAINER / "memory.current").read_text())
-    lines = (CONTAINER / "memory.stat").read_text().splitlines()
-    parts = dict(line.split() for line in lines)
-    page_cache = int(parts["active_file"]) + int(parts["inactive_file"])
-    return int(limit.read_text()) - used + page_cache
 
 
 def unsupported(config: PretrainedConfig, cause: str) -> UsageError:

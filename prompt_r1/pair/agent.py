@@ -15,8 +15,8 @@ from prompt_r1.engine.model_check import check_model
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Bill, Caller
 from prompt_r1.errors import LimitReached, QuestionTooLong
-from prompt_r1.model.forked_ranks import usable_cores
 from prompt_r1.model.loading import load_policy, load_tokenizer, vocabulary_of
+from prompt_r1.model.machine import usable_cores
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.dialogue import Pieces
 from prompt_r1.protocol import Codec

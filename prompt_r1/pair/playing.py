@@ -10,7 +10,7 @@ from prompt_r1.environments.own import Answering
 from prompt_r1.environments.specs import open_environment, open_own
 from prompt_r1.errors import EnvError
 from prompt_r1.model.distributed import pick_device
-from prompt_r1.model.forked_ranks import limit_threads
+from prompt_r1.model.machine import limit_threads
 from prompt_r1.pair.agent import (
     NO_LIMITS,
     Agent,

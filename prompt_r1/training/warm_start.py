@@ -30,7 +30,7 @@ from pathlib import Path
 from prompt_r1.data.rows import BadRow, fields_of, read_rows, text_field
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.demonstrations import demonstrations
-from prompt_r1.model.forked_ranks import limit_threads
+from prompt_r1.model.machine import limit_threads
 from prompt_r1.pair.named_agent import preset_config
 from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.protocol import Codec, parse

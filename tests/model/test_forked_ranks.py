@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.errors import UsageError
-from prompt_r1.model import forked_ranks
+from prompt_r1.model import forked_ranks, machine
 from prompt_r1.model.distributed import RankLost
-from prompt_r1.model.forked_ranks import limit_threads, rank_count, usable_cores
+from prompt_r1.model.forked_ranks import rank_count
+from prompt_r1.model.machine import limit_threads, usable_cores
 from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.pair.playing import open_pair
 from prompt_r1.pair.settings import PairConfig
@@ -28,7 +29,7 @@ from tests.support.programs import SMALL, CallHere, call, run_here
 def four_cores(monkeypatch, tmp_path):
     """A machine of four cores, which no container and no launcher limits."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
-    monkeypatch.setattr(forked_ranks, "CONTAINER_LIMIT", tmp_path / "cpu.max")
+    monkeypatch.setattr(machine, "CONTAINER", tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     return tmp_path

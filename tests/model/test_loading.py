@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from prompt_r1.errors import UsageError, is_out_of_memory
-from prompt_r1.model import loading
-from prompt_r1.model.loading import check_memory, free_memory, load_policy, load_tokenizer
+from prompt_r1.model import loading, machine
+from prompt_r1.model.loading import check_memory, load_policy, load_tokenizer
+from prompt_r1.model.machine import free_memory
 from prompt_r1.pair.agent import load_agent, load_codec
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.train import PRESETS, TrainConfig
@@ -307,14 +308,14 @@ def test_a_tokenizer_whose_longest_text_is_no_number_encodes(tmp_path):
 def test_the_ranks_of_a_machine_share_its_memory(monkeypatch):
     """Eight ranks compared their models with all of the memory at the same moment, and could exhaust it."""
     monkeypatch.setattr("pathlib.Path.read_text", lambda path: "MemTotal: 9\nMemAvailable:   8000 kB\n")
-    monkeypatch.setattr(loading, "CONTAINER", Path("no container"))
+    monkeypatch.setattr(machine, "CONTAINER", Path("no container"))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert free_memory(CPU) == 1000 * 1024
 
 
 def test_the_memory_of_a_container_ends_at_its_limit(tmp_path, monkeypatch):
     """A bug: the free memory of the host counted, so a model was loaded until the kernel killed the run."""
-    monkeypatch.setattr(loading, "CONTAINER", tmp_path)
+    monkeypatch.setattr(machine, "CONTAINER", tmp_path)
     (tmp_path / "memory.current").write_text("6000000\n")
     (tmp_path / "memory.stat").write_text(
         "anon 4000000\nfile 2500000\ninactive_file 700000\nactive_file 300000\n"
