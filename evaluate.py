@@ -31,7 +31,7 @@ from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.evaluation.dry_run import estimate
 from prompt_r1.evaluation.evaluation import Evaluation, Repeat, prepare_evaluation
 from prompt_r1.evaluation.folder_settings import keep_settings
-from prompt_r1.evaluation.making import Maker
+from prompt_r1.evaluation.making import make_method
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE, Prediction, PredictionFile, System
 from prompt_r1.evaluation.scores import score_predictions
@@ -151,8 +151,7 @@ async def ask_system(
         if optimizer is not None:
             opened.push_async_callback(optimizer.close)
             await check_servers(optimizer)
-        maker = Maker(evaluation, system, preparation, environment, optimizer)
-        answer = await METHODS[system.method].make(maker)
+        answer = await make_method(evaluation, system, preparation, environment, optimizer)
 
         with progress_bar(name=str(system), total=len(unanswered)) as bar:
 

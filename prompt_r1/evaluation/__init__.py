@@ -5,7 +5,7 @@
     games.py              methods that play games
     searches.py           what the prompt optimisers share; opro.py, textgrad.py and gepa.py are their loops
     imitation.py          `sft`, `bc` and `rft`: agents that are fine-tuned first
-    methods.py            METHODS: how each method is made, what it costs, and what it needs
+    methods.py            METHODS: what each method needs
     settings.py           the flags of evaluate.py
     preflight.py          what is checked before an evaluation starts
     systems.py            which methods, environments and agents an evaluation compares

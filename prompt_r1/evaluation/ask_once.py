@@ -24,9 +24,6 @@ from prompt_r1.types import Message, Question
 STEP_BY_STEP = "Let's think step by step."
 EXTRACT = "Therefore, the answer is …"
 
-Ask = Callable[[Environment, str, Question, int], Awaitable[Prediction]]
-"""Asks an environment, with `request`, a question. The number is that of its repeat."""
-
 ReadyMethod = Callable[[Question, int], Awaitable[Prediction]]
 """A method that is ready: a question and the number of its repeat → a prediction. Calls may overlap."""
 

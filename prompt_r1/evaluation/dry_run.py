@@ -52,9 +52,8 @@ def estimate(evaluation: Evaluation) -> str:
     names = short_names(evaluation.systems)
     parts: dict[str, Estimate] = {}
     for system in evaluation.systems:
-        cost = METHODS[system.method].cost
         cases = cases_of_system(evaluation, system)
-        parts[names[system]] = {case.name: cost(Costs(evaluation, system, data, case)) for case in cases}
+        parts[names[system]] = {case.name: cost_of(evaluation, system, data, case) for case in cases}
     limits = [limit_in(parse_fields(settings.env_args)) for settings in evaluation.environments.values()]
     return shown_estimate(parts, priced=any(evaluation.config.env_price), limited=None not in limits)
 
@@ -67,58 +66,54 @@ def cases_of_system(evaluation: Evaluation, system: System) -> list[Case]:
     return cases_of(game, mean_bytes(evaluation.questions), evaluation.fields_of(system), prices)
 
 
-@dataclass(frozen=True)
-class Costs:
-    """What a system costs in one case. The row of its method calls one of the functions."""
+def cost_of(evaluation: Evaluation, system: System, data: Data, case: Case) -> Spending:
+    """What the answers of a system cost in one case, with the preparation of its method by `data`."""
+    method = METHODS[system.method]
+    if not method.needs_environment:
+        return Spending()
+    answers = len(evaluation.repeats)
+    system_message = evaluation.environments[system.environment].env_system
+    request = request_of(system.environment)
 
-    evaluation: Evaluation
-    system: System
-    data: Data  # the questions that prepare the method
-    case: Case
-
-    @property
-    def message(self) -> str:
-        """The system message of the environment."""
-        return self.evaluation.environments[self.system.environment].env_system
-
-    def direct(self) -> Spending:
-        """The cost of a call for each answer."""
-        return self._calls(self.message + request_of(self.system.environment))
-
-    def cot(self) -> Spending:
-        """The cost of two calls for each answer. The second sends the first reply again."""
-        thoughts = self._calls(self.message + STEP_BY_STEP)
-        second = self.message + STEP_BY_STEP + EXTRACT + request_of(self.system.environment)
-        return thoughts + self._calls(second, more=self.case.reply)
-
-    def games(self, more: int = 0) -> Spending:
-        """The cost of a game for each answer, and of `more` games."""
-        return self.case.game(self.message) * (len(self.evaluation.repeats) + more)
-
-    def rft(self) -> Spending:
-        """The cost of a game for each answer, and of the games that the agent learns from."""
-        calls = self.evaluation.config.optimize_calls or CALLS
-        return self.games(more=math.ceil(calls / max(self.case.calls, 1)))
-
-    def search(self, algorithm: Algorithm) -> Spending:
-        """The cost of a search for each dataset, and of a call under its prompt for each answer."""
-        evaluation, case, texts = self.evaluation, self.case, SEARCH_TEXTS[self.case.name]
-        request = request_of(self.system.environment)
-        spent = self._calls(request, more=texts.prompt)
-        if case.name == "low":
-            return spent
-        optimizer = evaluation.config.optimizer_env or self.system.environment
-        price_of_optimizer = evaluation.prices[optimizer.split(",")[0]]
-        calls = evaluation.config.optimize_calls or algorithm.authors_calls
-        share = algorithm.optimizer_share if case.name == "likely" else HIGHEST_SHARE
-        of_optimizer = round(calls * share)
-        for name in searched(evaluation.datasets, self.data):
-            questions = self.data.of_dataset(name).train
-            spent += case.direct_call(questions, request, more=texts.prompt) * (calls - of_optimizer)
-            spent += price_of_optimizer.of_call(texts.request, texts.reply) * of_optimizer
-        return spent
-
-    def _calls(self, text: str, *, more: int = 0) -> Spending:
+    def calls(text: str, *, more: int = 0) -> Spending:
         """The cost of a call for each answer, with the question, `text`, and `more` tokens."""
-        call = self.case.direct_call(self.evaluation.questions, text, more=more)
-        return call * len(self.evaluation.repeats)
+        return case.direct_call(evaluation.questions, text, more=more) * answers
+
+    if method.algorithm is not None:
+        prompt = SEARCH_TEXTS[case.name].prompt  # It takes the place of the system message.
+        searches = cost_of_searches(evaluation, system, data, case, method.algorithm)
+        return calls(request, more=prompt) + searches
+    match system.method:
+        case "direct":
+            return calls(system_message + request)
+        case "cot":
+            thoughts = calls(system_message + STEP_BY_STEP)
+            second = system_message + STEP_BY_STEP + EXTRACT + request
+            return thoughts + calls(second, more=case.reply)  # It sends the first reply again.
+        case "rft":
+            calls_to_learn_from = evaluation.config.optimize_calls or CALLS
+            games_to_learn_from = math.ceil(calls_to_learn_from / max(case.calls, 1))
+            return case.game(system_message) * (answers + games_to_learn_from)
+        case _:  # untrained, bc and prompt-r1 play a game for each answer.
+            return case.game(system_message) * answers
+
+
+def cost_of_searches(
+    evaluation: Evaluation, system: System, data: Data, case: Case, algorithm: Algorithm
+) -> Spending:
+    """What the searches of a system cost in one case."""
+    spent = Spending()
+    if case.name == "low":
+        return spent
+    texts = SEARCH_TEXTS[case.name]
+    request = request_of(system.environment)
+    optimizer = evaluation.config.optimizer_env or system.environment
+    price_of_optimizer = evaluation.prices[optimizer.split(",")[0]]
+    calls = evaluation.config.optimize_calls or algorithm.authors_calls
+    share = algorithm.optimizer_share if case.name == "likely" else HIGHEST_SHARE
+    of_optimizer = round(calls * share)
+    for name in searched(evaluation.datasets, data):
+        questions = data.of_dataset(name).train
+        spent += case.direct_call(questions, request, more=texts.prompt) * (calls - of_optimizer)
+        spent += price_of_optimizer.of_call(texts.request, texts.reply) * of_optimizer
+    return spent

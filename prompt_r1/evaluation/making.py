@@ -1,122 +1,131 @@
 """Make a method: get the function that answers its questions (`ReadyMethod`) ready."""
 
-from dataclasses import dataclass, replace
+import hashlib
+import logging
+import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from prompt_r1.environments.environment import Environment
-from prompt_r1.evaluation.ask_once import Ask, ReadyMethod
+from prompt_r1.evaluation.ask_once import ReadyMethod, direct, think_then_answer
 from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.games import answer_by_games
 from prompt_r1.evaluation.imitation import bc_agent, rft_agent, sft_agent
 from prompt_r1.evaluation.methods import METHODS
-from prompt_r1.evaluation.predictions import System
-from prompt_r1.evaluation.searches import (
-    Algorithm,
-    Calls,
-    Data,
-    PromptSearch,
-    answer_under,
-    file_name,
-    find_prompts,
-)
+from prompt_r1.evaluation.predictions import Prediction, System
+from prompt_r1.evaluation.searches import ALL, SEED_PROMPT, Calls, Data, PromptSearch, searched
 from prompt_r1.pair.agent import Sampling, load_agent, with_threads_of_this_machine
 from prompt_r1.pair.asking import request_of
-from prompt_r1.pair.named_agent import NamedAgent, find_agent
+from prompt_r1.pair.named_agent import find_agent
+from prompt_r1.types import Question
+
+logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Maker:
-    """Makes the method of a system. Each row of METHODS calls one of its functions."""
+async def make_method(
+    evaluation: Evaluation,
+    system: System,
+    data: Data,
+    environment: Environment,
+    optimizer: Environment | None,
+) -> ReadyMethod:
+    """Make the method of a system: search for its prompts, or fine-tune and load its agent.
 
-    evaluation: Evaluation
-    system: System
-    data: Data  # the questions that prepare the method
-    environment: Environment  # mute for a method that needs none
-    optimizer: Environment | None  # None for a method that searches for no prompts
-
-    @property
-    def agent(self) -> NamedAgent:
-        """The agent that the user gave for the system."""
-        return self.evaluation.systems[self.system]
-
-    @property
-    def folder(self) -> Path:
-        """Where the method keeps the prompts that it finds, or the agent that it fine-tunes.
-
-        It is OUT/ENVIRONMENT/METHOD or, for a method that begins with an untrained agent,
-        OUT/ENVIRONMENT/METHOD/START. A method without an environment takes the one of its agent's training.
-        """
-        spec = self.system.environment or self.agent.config.env
-        folder = self.evaluation.folder / file_name(spec) / self.system.method
-        if METHODS[self.system.method].agent == "start":
-            return folder / file_name(self.agent.start)
-        return folder
-
-    async def ask(self, ask: Ask) -> ReadyMethod:
-        """Ask the environment each question."""
-        return partial(ask, self.environment, request_of(self.system.environment))
-
-    async def search(self, algorithm: Algorithm) -> ReadyMethod:
-        """Search for prompts. Then each question gets one call under the prompt of its dataset."""
-        evaluation, environment, optimizer = self.evaluation, self.environment, self.optimizer
-        assert optimizer is not None, "a search needs a model that writes prompts"
-        request = request_of(self.system.environment)
-
-        def new_search(dataset: str) -> PromptSearch:
-            return PromptSearch(
-                f"{self.system.method} ({dataset})",
+    `data` has the questions that prepare the method. `environment` is mute for a method that needs none, and
+    `optimizer` is None for a method that is no search.
+    """
+    config, seed, device = evaluation.config, evaluation.seed, evaluation.device
+    agent = evaluation.systems[system]
+    folder = folder_of(evaluation, system)
+    match system.method:
+        case "direct":
+            return partial(direct, environment, request_of(system.environment))
+        case "cot":
+            return partial(think_then_answer, environment, request_of(system.environment))
+        case "opro" | "textgrad" | "gepa":
+            assert optimizer is not None, f"{system.method} needs a model that writes prompts"
+            return await search_prompts(evaluation, system, data, environment, optimizer)
+        case "sft":
+            player = sft_agent(agent, data.train, seed=seed, device=device, folder=folder)
+        case "bc":
+            player = bc_agent(agent, seed=seed, device=device, folder=folder)
+        case "rft":
+            player = await rft_agent(
+                agent,
                 environment,
-                optimizer,
-                request,
-                Calls(evaluation.config.optimize_calls),
-                examples=evaluation.config.optimize_examples,
-                seed=evaluation.seed,
+                data.train,
+                seed=seed,
+                device=device,
+                folder=folder,
+                calls=config.optimize_calls,
             )
+        case "untrained":
+            player = replace(agent, path=find_agent(agent.start, agent.config.seed))
+        case _:  # grpo-only, agent-only and prompt-r1 play with the user's agent.
+            player = agent
+    return answer_by_games(
+        load_agent(player.path, with_threads_of_this_machine(player.config), device),
+        environment,
+        player.config.base_rule,
+        Sampling(f"evaluation/{seed}", config.temperature, config.top_p),
+        is_mute=not METHODS[system.method].needs_environment,
+        thinks=system.method != "sft",
+    )
 
-        prompts = await find_prompts(algorithm, new_search, evaluation.datasets, self.data, self.folder)
-        return answer_under(prompts, environment, request)
 
-    async def as_it_is(self) -> ReadyMethod:
-        """Let the agent play as it is."""
-        return self._play(self.agent)
+async def search_prompts(
+    evaluation: Evaluation, system: System, data: Data, environment: Environment, optimizer: Environment
+) -> ReadyMethod:
+    """Search for the prompt of each dataset (see `searched`), and write the prompts to the system's folder.
 
-    async def untrained(self) -> ReadyMethod:
-        """Let the agent play as it was before its training."""
-        return self._play(replace(self.agent, path=find_agent(self.agent.start, self.agent.config.seed)))
-
-    async def sft(self) -> ReadyMethod:
-        """Fine-tune the agent on gold answers, and let it play."""
-        seed, device = self.evaluation.seed, self.evaluation.device
-        agent = sft_agent(self.agent, self.data.train, seed=seed, device=device, folder=self.folder)
-        return self._play(agent, thinks=False)
-
-    async def bc(self) -> ReadyMethod:
-        """Fine-tune the agent on demonstrations, and let it play."""
-        seed, device = self.evaluation.seed, self.evaluation.device
-        return self._play(bc_agent(self.agent, seed=seed, device=device, folder=self.folder))
-
-    async def rft(self) -> ReadyMethod:
-        """Fine-tune the agent on its own games that ended right, and let it play."""
-        agent = await rft_agent(
-            self.agent,
-            self.environment,
-            self.data.train,
-            seed=self.evaluation.seed,
-            device=self.evaluation.device,
-            folder=self.folder,
-            calls=self.evaluation.config.optimize_calls,
+    The method then asks each question once, under the prompt of its dataset.
+    """
+    algorithm = METHODS[system.method].algorithm
+    assert algorithm is not None, f"{system.method} is no search"
+    config = evaluation.config
+    request = request_of(system.environment)
+    folder = folder_of(evaluation, system)
+    folder.mkdir(parents=True, exist_ok=True)
+    prompts: dict[str, str] = {}
+    for name in searched(evaluation.datasets, data):
+        search = PromptSearch(
+            f"{system.method} ({name})",
+            environment,
+            optimizer,
+            request,
+            Calls(config.optimize_calls),
+            examples=config.optimize_examples,
+            seed=evaluation.seed,
         )
-        return self._play(agent)
+        found = await algorithm.search(search, data.of_dataset(name))
+        if found == SEED_PROMPT:
+            made = search.calls.made
+            logger.warning("%s found no better prompt than its seed in %d calls", search.name, made)
+        (folder / f"{file_name(name)}.txt").write_text(found, "utf-8", "replace")
+        prompts[name] = found
 
-    def _play(self, agent: NamedAgent, *, thinks: bool = True) -> ReadyMethod:
-        """Load an agent, which answers each question by a game. `thinks`: see `prediction_of`."""
-        evaluation, config = self.evaluation, self.evaluation.config
-        return answer_by_games(
-            load_agent(agent.path, with_threads_of_this_machine(agent.config), evaluation.device),
-            self.environment,
-            agent.config.base_rule,
-            Sampling(f"evaluation/{evaluation.seed}", config.temperature, config.top_p),
-            is_mute=not METHODS[self.system.method].needs_environment,
-            thinks=thinks,
-        )
+    async def answer(question: Question, sample: int) -> Prediction:
+        name = question.dataset if question.dataset in prompts else ALL
+        return await direct(environment, request, question, sample, prompt=prompts[name])
+
+    return answer
+
+
+def folder_of(evaluation: Evaluation, system: System) -> Path:
+    """Where a method keeps the prompts that it finds, or the agent that it fine-tunes.
+
+    It is OUT/ENVIRONMENT/METHOD or, for a method that begins with an untrained agent,
+    OUT/ENVIRONMENT/METHOD/START. A method without an environment takes the one of its agent's training.
+    """
+    agent = evaluation.systems[system]
+    folder = evaluation.folder / file_name(system.environment or agent.config.env) / system.method
+    if METHODS[system.method].agent == "start":
+        return folder / file_name(agent.start)
+    return folder
+
+
+def file_name(text: str) -> str:
+    """A text as the name of a file. Other texts have other names."""
+    name = re.sub(r"[^\w.-]+", "-", text)
+    return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"

@@ -10,24 +10,18 @@ first step that might exceed the limit. A search also ends if the optimiser has 
 prompt can score higher.
 """
 
-import hashlib
-import logging
 import random
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean
 
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
-from prompt_r1.evaluation.ask_once import ReadyMethod, direct, task_score
+from prompt_r1.evaluation.ask_once import direct, task_score
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.rollout import run_together
 from prompt_r1.types import Message, Question
-
-logger = logging.getLogger(__name__)
 
 SEED_PROMPT = "Answer the question as well as you can."  # A search starts from this system message.
 VALIDATED_ON = 50  # the number of validation questions of textgrad and gepa
@@ -192,41 +186,6 @@ class Algorithm:
     optimizer_fields: RequestFields  # fields of each request to the optimiser
 
 
-async def find_prompts(
-    algorithm: Algorithm,
-    new_search: Callable[[str], PromptSearch],
-    datasets: Sequence[str],
-    data: Data,
-    folder: Path,
-) -> dict[str, str]:
-    """Search for the prompt of each dataset (see `searched`).
-
-    Writes the prompts to `folder`, and returns them by dataset. `datasets` are the datasets of the questions
-    that will be answered. `new_search` begins the search of a dataset.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    prompts: dict[str, str] = {}
-    for name in searched(datasets, data):
-        search = new_search(name)
-        found = await algorithm.search(search, data.of_dataset(name))
-        if found == SEED_PROMPT:
-            made = search.calls.made
-            logger.warning("%s found no better prompt than its seed in %d calls", search.name, made)
-        (folder / f"{file_name(name)}.txt").write_text(found, "utf-8", "replace")
-        prompts[name] = found
-    return prompts
-
-
-def answer_under(prompts: Mapping[str, str], environment: Environment, request: str) -> ReadyMethod:
-    """The method that asks each question once, under the prompt of its dataset."""
-
-    async def answer(question: Question, sample: int) -> Prediction:
-        search_name = question.dataset if question.dataset in prompts else ALL
-        return await direct(environment, request, question, sample, prompt=prompts[search_name])
-
-    return answer
-
-
 def searched(datasets: Sequence[str], data: Data) -> list[str]:
     """The datasets that get a search of their own, and ALL if there are others.
 
@@ -239,12 +198,6 @@ def searched(datasets: Sequence[str], data: Data) -> list[str]:
         if of_dataset.train and (of_dataset.validation or not data.validation):
             own.append(name)
     return own if len(own) == len(datasets) else [*own, ALL]
-
-
-def file_name(text: str) -> str:
-    """A text as the name of a file. Other texts have other names."""
-    name = re.sub(r"[^\w.-]+", "-", text)
-    return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 def text_between(text: str, opening: str, closing: str) -> str:

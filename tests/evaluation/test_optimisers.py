@@ -9,7 +9,7 @@ import asyncio
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -20,21 +20,14 @@ from prompt_r1.environments.sources import Caller, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.evaluation import making
 from prompt_r1.evaluation.gepa import GEPA, draw_parent, filled_batches, mean_score, read_fenced_prompt
+from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.opro import OPRO, is_usable, meta_prompt, read_instruction
-from prompt_r1.evaluation.searches import (
-    SEED_PROMPT,
-    Calls,
-    Data,
-    PromptSearch,
-    answer_under,
-    find_prompts,
-    text_between,
-)
+from prompt_r1.evaluation.searches import SEED_PROMPT, Calls, Data, PromptSearch, text_between
 from prompt_r1.evaluation.textgrad import TEXTGRAD, first_batches, rewrite
 from prompt_r1.pair.asking import IN_TAGS
 from prompt_r1.types import Message, Question
 from tests.support.json_server import JsonHandler, serving
-from tests.support.methods import PricedSource, priced
+from tests.support.methods import PricedSource, method, priced
 from tests.support.programs import run_here
 from tests.support.providers import body_of
 
@@ -198,12 +191,18 @@ def test_a_repeated_search_makes_no_new_calls(name, tmp_path):
     for _ in range(2):
         sources = [answering_task(), new_writer()]
         pools = [priced(source, tmp_path / f"journal-{n}") for n, source in enumerate(sources)]
-        search = PromptSearch(name, *pools, IN_TAGS, Calls(budget(name)), examples=20)
-        finding = find_prompts(
-            ALGORITHMS[name], lambda _, search=search: search, ["a"], Data(TRAIN, VALIDATION), tmp_path
+        method(
+            name,
+            pools[0],
+            optimizer=pools[1],
+            folder=tmp_path,
+            questions=TEST,
+            train=TRAIN,
+            validation=VALIDATION,
+            calls=budget(name),
+            examples=20,
         )
-        asyncio.run(finding)
-        runs.append((tmp_path / "a.txt").read_text())
+        runs.append((tmp_path / "large" / name / "a.txt").read_text())
     assert runs[0] == runs[1] != SEED_PROMPT
     assert not sources[0].asked and not sources[1].asked
 
@@ -359,10 +358,16 @@ def questions(*datasets: str, count: int = 4) -> list[Question]:
     return [Question(f"{name}{n}", name, f"{name} {n}?", ("x",)) for name in datasets for n in range(count)]
 
 
-def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_training_questions(tmp_path):
+def replace_search(monkeypatch, search: Callable[..., Awaitable[str]]) -> None:
+    """Let `opro` search by another function."""
+    monkeypatch.setitem(METHODS, "opro", replace(METHODS["opro"], algorithm=replace(OPRO, search=search)))
+
+
+def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_training_questions(
+    tmp_path, monkeypatch
+):
     """A bug: one prompt was searched for the whole mixture; the authors optimise for each task."""
     source = PricedSource(lambda _: "<answer>x</answer>")
-    environment = priced(source)
 
     async def name_datasets(search, data) -> str:
         await search.ask_optimizer("", "write", sample=0)
@@ -370,19 +375,22 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
         await search.score("shared by all", data.train)
         return " and ".join(sorted({question.dataset for question in data.train}))
 
-    def new_search(dataset: str) -> PromptSearch:
-        return PromptSearch(dataset, environment, environment, IN_TAGS, Calls())
-
-    data, datasets = Data(questions("a", "b", "c"), questions("a", "b")), ["a", "b", "ood"]
-    algorithm = replace(OPRO, search=name_datasets)
-    prompts = asyncio.run(find_prompts(algorithm, new_search, datasets, data, tmp_path))
-    answer = answer_under(prompts, environment, IN_TAGS)
+    replace_search(monkeypatch, name_datasets)
+    datasets = ["a", "b", "ood"]
+    answer = method(
+        "opro",
+        priced(source),
+        folder=tmp_path,
+        questions=questions(*datasets),
+        train=questions("a", "b", "c"),
+        validation=questions("a", "b"),
+    )
     assert [messages[-1]["content"] for messages in source.asked].count("write") == 3
     source.asked.clear()
     for dataset in datasets:
         asyncio.run(answer(questions(dataset)[0], 0))
     assert [messages[0]["content"] for messages in source.asked] == ["a", "b", "a and b and c"]
-    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    written = {path.name: path.read_text() for path in (tmp_path / "large/opro").iterdir()}
     assert written == {"a.txt": "a", "b.txt": "b", "all-questions.txt": "a and b and c"}
 
 
@@ -394,19 +402,16 @@ def test_a_prompt_is_searched_for_each_dataset_and_one_for_the_datasets_without_
     ],
 )
 def test_a_dataset_needs_training_and_validation_questions_for_a_search_of_its_own(
-    validation, searched, tmp_path
+    validation, searched, tmp_path, monkeypatch
 ):
     async def find(search, data) -> str:
         return "found \ud83d"  # JSON may hold half a character, which no file in UTF-8 can
 
-    unasked = priced(PricedSource(str))
-
-    def new_search(dataset: str) -> PromptSearch:
-        return PromptSearch(dataset, unasked, unasked, IN_TAGS, Calls())
-
-    data = Data(questions("a", "b"), questions(*validation))
-    asyncio.run(find_prompts(replace(OPRO, search=find), new_search, ["a", "b"], data, tmp_path))
-    assert {path.stem for path in tmp_path.iterdir()} == searched
+    replace_search(monkeypatch, find)
+    trained_on = questions("a", "b")
+    settings = {"questions": trained_on, "train": trained_on, "validation": questions(*validation)}
+    method("opro", priced(PricedSource(str)), folder=tmp_path, **settings)
+    assert {path.stem for path in (tmp_path / "large/opro").iterdir()} == searched
 
 
 @pytest.fixture

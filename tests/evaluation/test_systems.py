@@ -25,12 +25,10 @@ from prompt_r1.errors import FatalEnvError, UsageError
 from prompt_r1.evaluation import tables
 from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.folder_settings import digests_of, keep_settings
-from prompt_r1.evaluation.games import mute_environment
-from prompt_r1.evaluation.making import Maker
+from prompt_r1.evaluation.making import folder_of
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.preflight import read_evaluate_config
-from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.evaluation.systems import (
     choose_systems,
@@ -189,7 +187,7 @@ def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(agent
     def folder(agent: NamedAgent) -> Path:
         system = System(name)
         evaluation = evaluation_of(system, agent, EvaluateConfig(out=str(tmp_path)))
-        return Maker(evaluation, system, Data([], []), mute_environment(), optimizer=None).folder
+        return folder_of(evaluation, system)
 
     first, same = agents.values()
     starts = ["runs/a-b", "runs/a/b", "mini", str(tmp_path / "start")]

@@ -14,7 +14,7 @@ from prompt_r1.environments.sources import Caller, Reply, Source
 from prompt_r1.evaluation.ask_once import ReadyMethod
 from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.games import mute_environment
-from prompt_r1.evaluation.making import Maker
+from prompt_r1.evaluation.making import make_method
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import Prediction, System
 from prompt_r1.evaluation.searches import Data
@@ -55,40 +55,52 @@ def method(
     name: str,
     environment: Environment,
     *,
+    optimizer: Environment | None = None,
     agent: NamedAgent | Path | str = "",
     spec: str = "large",
     folder: Path = Path("unused"),
+    questions: Sequence[Question] = (ANNA,),
     train: Sequence[Question] = (),
+    validation: Sequence[Question] = (),
     seed: int = 0,
     calls: int = 0,
+    examples: int = 0,
     temperature: float = 1.0,
     top_p: float = 1.0,
 ) -> ReadyMethod:
-    """A method with a tiny agent, prepared with `train`; `calls` limits the calls of its preparation."""
+    """A method with a tiny agent, ready for `questions`; `calls` limits the calls of its preparation.
+
+    Without an `optimizer`, the environment writes the prompts.
+    """
     played_by = agent if isinstance(agent, NamedAgent) else NamedAgent(agent, CONFIG, start=str(agent))
     config = EvaluateConfig(
-        out=str(folder), optimize_calls=calls, temperature=temperature, top_p=top_p, env=(spec,)
+        out=str(folder),
+        optimize_calls=calls,
+        optimize_examples=examples,
+        temperature=temperature,
+        top_p=top_p,
+        env=(spec,),
     )
     system = System(name, spec)
     evaluation = Evaluation(
         config,
         torch.device("cpu"),
         seed,
-        questions=[ANNA],
+        questions=questions,
         agents={},
         systems={system: played_by},
         environments={spec: config},
         prices={},
     )
     needed = METHODS[name]
-    maker = Maker(
+    making = make_method(
         evaluation,
         system,
-        Data(train, []),
+        Data(train, validation),
         environment=environment if needed.needs_environment else mute_environment(),
-        optimizer=environment if needed.algorithm else None,
+        optimizer=(optimizer or environment) if needed.algorithm else None,
     )
-    return asyncio.run(needed.make(maker))
+    return asyncio.run(making)
 
 
 def answer(name: str, environment: Environment, **options: object) -> Prediction:
