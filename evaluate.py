@@ -13,10 +13,10 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
     from prompt_r1.programs.installation import check_installation
 
     check_installation()
-    from prompt_r1.evaluation.preflight import read_evaluate_config
+    from prompt_r1.evaluation.preflight import read_evaluation
     from prompt_r1.programs.command_line import read_settings
 
-    settings = read_settings(read_evaluate_config)
+    evaluation = read_settings(read_evaluation)
 
 import asyncio
 import sys
@@ -28,21 +28,20 @@ from dataclasses import replace
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.specs import Account, open_account
 from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.evaluation.agent_notes import lines_about
 from prompt_r1.evaluation.dry_run import estimate
-from prompt_r1.evaluation.evaluation import Evaluation, Repeat, prepare_evaluation
-from prompt_r1.evaluation.folder_settings import keep_settings
+from prompt_r1.evaluation.evaluation import Evaluation, Repeat
+from prompt_r1.evaluation.folder_settings import digests_of_systems, keep_settings
 from prompt_r1.evaluation.making import make_method
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE, Prediction, PredictionFile, System
 from prompt_r1.evaluation.scores import score_predictions
 from prompt_r1.evaluation.searches import Data
-from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.evaluation.similarity import SentenceEncoder, load_encoder
-from prompt_r1.evaluation.systems import digests_of_systems, trained_on
-from prompt_r1.evaluation.tables import RESULTS, TABLES, terminal_table, write_results
+from prompt_r1.evaluation.tables import TABLES, terminal_table, write_results
 from prompt_r1.model.machine import limit_threads
 from prompt_r1.pair.agent import check_question_lengths, load_codec
-from prompt_r1.pair.named_agent import NamedAgent, trained_config
+from prompt_r1.pair.named_agent import trained_config
 from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.programs.progress import progress_bar
 from prompt_r1.programs.text import printable
@@ -52,22 +51,23 @@ from prompt_r1.settings.functions import import_metric
 from prompt_r1.types import Question
 
 
-def main(config: EvaluateConfig) -> None:
+def main(evaluation: Evaluation) -> None:
     """Ask for the answers that are missing, and write the tables."""
+    config = evaluation.config
     limit_threads()
-    evaluation = prepare_evaluation(config)
     # The encoder is loaded first: if its files are missing, no call has been paid for.
     encoder = load_encoder(config.ssim_model, evaluation.device)
     for agent in evaluation.agents.values():
         for line in lines_about(agent, evaluation):
             print(printable(line), file=sys.stderr, flush=True)
-        codec = load_codec(agent.path, agent.config)
+        codec = load_codec(agent.built().path, agent.config)
         check_question_lengths(evaluation.questions, codec, agent.config.game)
     if config.dry_run:
         print(estimate(evaluation))
         return
     with closing(PredictionFile(evaluation.folder / FILE)) as file:
-        keep_experiment(evaluation)
+        experiment = experiment_values(config) | {"seed": evaluation.seed}
+        keep_settings(evaluation.folder, experiment, digests_of_systems(config, evaluation.systems))
         try:
             ask_missing(evaluation, file)
         except BaseException:
@@ -82,32 +82,6 @@ def main(config: EvaluateConfig) -> None:
         print_left_out(evaluation)
     print(f"\nIn {evaluation.folder / TABLES}: each dataset, also in the form of the paper's tables")
     raise_for_failed_calls(evaluation, answers)
-
-
-def lines_about(agent: NamedAgent, evaluation: Evaluation) -> list[str]:
-    """Which agent plays, and notes on how it was trained."""
-    environments = ",".join(evaluation.environments)
-    lines = [agent.describe(environment=environments, seed=evaluation.seed)]
-    known = trained_on(agent, evaluation.questions)
-    if known:
-        lines.append(
-            f"Note: the agent was trained on {known:,} of these {len(evaluation.questions):,} questions, as "
-            "far as its question files are here; `python -m prompt_r1.data split` holds some out"
-        )
-    if agent.config.reward:
-        # MODULE:FUNCTION was read from the agent's folder, which may come from anyone, so it is not imported.
-        lines.append(
-            f"Note: the agent was trained with --reward {agent.config.reward}. `reward` in {FILE} and "
-            f"{RESULTS} is the reward of eq. 15 under --rule, not this one"
-        )
-    return lines
-
-
-def keep_experiment(evaluation: Evaluation) -> None:
-    """Write config.yaml. Raises UsageError if the folder's answers have other settings, files or agents."""
-    experiment = experiment_values(evaluation.config) | {"seed": evaluation.seed}
-    digests = digests_of_systems(evaluation.config, evaluation.systems)
-    keep_settings(evaluation.folder, experiment, digests)
 
 
 def ask_missing(evaluation: Evaluation, file: PredictionFile) -> None:
@@ -176,8 +150,11 @@ def show_results(
         encoder=encoder,
         own_metrics={name: import_metric(name) for name in evaluation.config.metric},
     )
-    agents = evaluation.agents.items()
-    trained_with = {name: agent.config.env for name, agent in agents if trained_config(agent.path)}
+    trained_with = {}
+    for name in evaluation.config.agent:
+        agent = evaluation.agents[name]
+        if trained_config(agent.path):
+            trained_with[name] = agent.config.env
     print(terminal_table(results))  # Printed first, because the disk may be full.
     write_results(evaluation.folder, results, trained_with)
     return answers
@@ -207,4 +184,4 @@ def raise_for_failed_calls(evaluation: Evaluation, answers: Sequence[Prediction]
 
 
 if __name__ == "__main__":
-    run_program(main, settings, then="asks for the missing answers")
+    run_program(main, evaluation, then="asks for the missing answers")

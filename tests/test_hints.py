@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.data.__main__ import main as data_main
-from prompt_r1.evaluation.preflight import read_evaluate_config
+from prompt_r1.evaluation.preflight import read_evaluation
 from prompt_r1.pair.named_agent import teaching_command
 from prompt_r1.pair.preflight import read_infer_config
 from prompt_r1.programs.command_line import command
@@ -26,7 +26,7 @@ FOLDER = "Anna's runs"  # needs quotes
 TAKES = {
     "train.py": read_train_config,
     "infer.py": read_infer_config,
-    "evaluate.py": read_evaluate_config,
+    "evaluate.py": read_evaluation,
     "prompt_r1.training.warm_start": read_warm_start_config,
     "prompt_r1.data": data_main,
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.preflight import read_evaluate_config
+from prompt_r1.evaluation.preflight import read_evaluation
 from prompt_r1.pair.preflight import read_infer_config
 from prompt_r1.programs.command_line import read_settings
 from prompt_r1.programs.sealed_folders import seal
@@ -26,7 +26,7 @@ from tests.support.paths import ROOT
 READERS = {
     "train.py": read_train_config,
     "infer.py": read_infer_config,
-    "evaluate.py": read_evaluate_config,
+    "evaluate.py": read_evaluation,
     "sft.py": read_warm_start_config,
 }
 SEEN_BEFORE_TORCH = [
@@ -292,14 +292,14 @@ def test_an_evaluation_that_has_begun_needs_no_key_to_write_its_tables_again(fol
     """It did without --out, though the folder is the same."""
     line = ["--method", "direct", "--data", "good.jsonl", "--env", "gpt-4o-mini"]
     with pytest.raises(UsageError, match="needs a key"):
-        read_evaluate_config(line)
+        read_evaluation(line)
     (folder / "runs/eval-environment").mkdir(parents=True)
     (folder / "runs/eval-environment/predictions.jsonl").touch()
-    read_evaluate_config(line)
+    read_evaluation(line)
 
 
 def test_an_agent_that_answers_alone_needs_no_key_of_its_training(folder):
-    read_evaluate_config(["--agent", "own", "--data", "good.jsonl", "--method", "agent-only"])
+    read_evaluation(["--agent", "own", "--data", "good.jsonl", "--method", "agent-only"])
 
 
 def test_a_rank_that_would_wait_in_vain_is_refused_at_once(folder, monkeypatch):

@@ -1,29 +1,32 @@
-"""What an evaluation compares, and the environments that it asks."""
+"""What an evaluation compares, and the environments that it asks.
+
+This file does not import torch, because an `Evaluation` is made before torch is imported (preflight.py).
+"""
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from prompt_r1.data.questions import find_questions, sample_questions
 from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.environment import Environment
+from prompt_r1.environments.own import MuteEnvironment, OwnSource
 from prompt_r1.environments.sources import limit_in
 from prompt_r1.environments.specs import Account, open_environment, parse_fields
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.games import mute_environment
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.searches import Data, RequestFields
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.evaluation.systems import choose_systems, common_seed, environments_of, resolve_agents
-from prompt_r1.model.distributed import pick_device
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.settings.agent import all_mini_data
 from prompt_r1.types import Question
+
+if TYPE_CHECKING:
+    import torch
 
 OPTIMIZER_REPLY = 2000  # tokens of what an optimiser writes, if nothing else limits it
 
@@ -36,10 +39,9 @@ class Evaluation:
     """What an evaluation compares."""
 
     config: EvaluateConfig
-    device: torch.device
     seed: int
     questions: Sequence[Question]
-    agents: Mapping[str, NamedAgent]  # the agents of --agent, by their names
+    agents: Mapping[str, NamedAgent]  # the agents of --agent and --grpo-agent, by their names
     systems: Mapping[System, NamedAgent]  # each system, and the agent that the user gave for it
     environments: Mapping[str, EvaluateConfig]  # each SPEC, and the settings by which it is asked
     prices: Mapping[str, Price]  # the price of each environment and optimiser, by its name
@@ -48,6 +50,13 @@ class Evaluation:
     def folder(self) -> Path:
         """Where the answers and the tables are."""
         return Path(self.config.out)
+
+    @property
+    def device(self) -> "torch.device":
+        """The device of the models in this process."""
+        from prompt_r1.model.distributed import pick_device  # It imports torch.
+
+        return pick_device(self.config.device)
 
     @property
     def datasets(self) -> list[str]:
@@ -120,21 +129,9 @@ class Evaluation:
         )
 
 
-def prepare_evaluation(config: EvaluateConfig) -> Evaluation:
-    """Choose the questions and the systems. Raises UsageError for systems that cannot be compared."""
-    agents = resolve_agents(config)
-    seed = common_seed(config, agents)
-    environments = environments_of(config, {name: agent.config for name, agent in agents.items()})
-    return Evaluation(
-        config,
-        pick_device(config.device),
-        seed,
-        questions=questions_of(config, seed),
-        agents=agents,
-        systems=choose_systems(config, environments, agents),
-        environments=environments,
-        prices=prices_of(config, environments),
-    )
+def mute_environment() -> Environment:
+    """The environment of a method that needs none."""
+    return Environment([OwnSource(MuteEnvironment(), seed=0)])
 
 
 def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
@@ -154,5 +151,7 @@ def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
 
 def prices_of(config: EvaluateConfig, environments: Iterable[str]) -> dict[str, Price]:
     """The price of each environment by its name, and last of --optimizer-env."""
-    specs = [*environments, config.optimizer_env] if config.optimizer_env else environments
-    return parse_prices(config.env_price, [name for spec in specs for name in spec.split(",")])
+    names = []
+    for spec in [*environments, config.optimizer_env]:
+        names += spec.split(",") if spec else []
+    return parse_prices(config.env_price, names)

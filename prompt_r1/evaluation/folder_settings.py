@@ -13,7 +13,11 @@ from typing import Any
 import yaml
 
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.predictions import FILE
+from prompt_r1.evaluation.methods import METHODS
+from prompt_r1.evaluation.predictions import FILE, System
+from prompt_r1.evaluation.settings import EvaluateConfig
+from prompt_r1.evaluation.systems import game_of_start
+from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.programs.files import replace_file
 from prompt_r1.settings.fields import flag_of, read_mapping
 
@@ -46,6 +50,23 @@ def keep_settings(folder: Path, settings: Mapping[str, object], digests: Mapping
     replace_file(folder / SETTINGS, text.encode())
 
 
+def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, NamedAgent]) -> dict[str, str]:
+    """Digests of three things that the answers depend on.
+
+    - the question files that prepare methods
+    - the environments and agents that are on this machine
+    - the games of the agents' starts
+    """
+    specs = [config.optimizer_env, *(system.environment for system in systems)]
+    agents = [str(agent.path) for agent in systems.values()]
+    agents += [system.agent for system in systems]  # the path of a start, if it is a folder
+    games = {}
+    for system, agent in systems.items():
+        if METHODS[system.method].agent == "start":
+            games[f"game of {system.agent}"] = game_of_start(agent)
+    return {**digests_of([*config.train_data, *config.val_data], specs, agents), **games}
+
+
 def digests_of(files: Iterable[str], specs: Iterable[str], agents: Iterable[str]) -> dict[str, str]:
     """Digests of the files, environments and agents that exist on this machine, by name.
 
@@ -54,7 +75,7 @@ def digests_of(files: Iterable[str], specs: Iterable[str], agents: Iterable[str]
     names = [*files, *agents]
     for spec in specs:
         names += [part.removeprefix("hf:") for part in spec.split(",")]
-    # An agent is named for each of its systems, by its folder or by its run. Its weights are read only once.
+    # An agent may occur several times, by its folder and by its run. Its weights are read only once.
     here = dict.fromkeys(_agent_folder(name) for name in names if name and Path(name).exists())
     return {f"digest of {name}": _digest(Path(name)) for name in here}
 

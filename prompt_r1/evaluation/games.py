@@ -14,17 +14,11 @@ They differ in the agent, and in whether there is an environment:
 from dataclasses import replace
 
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.own import MuteEnvironment, OwnSource
 from prompt_r1.evaluation.ask_once import ReadyMethod
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.pair.agent import Agent, Sampling, play_question
 from prompt_r1.reward import Rule, score_games, well_formed
 from prompt_r1.types import Question, Reward, Spending, Trajectory
-
-
-def mute_environment() -> Environment:
-    """The environment of a method that needs none."""
-    return Environment([OwnSource(MuteEnvironment(), seed=0)])
 
 
 def answer_by_games(
@@ -39,7 +33,7 @@ def answer_by_games(
     """The method that answers each question by a game of this agent.
 
     Each game has its own seed, which begins with the seed of `sampling`. `is_mute`: whether the environment
-    is mute, so that its calls do not count. `thinks`: see `prediction_of`.
+    is mute. Its calls do not count. `thinks`: see `prediction_of`.
     """
 
     async def answer(question: Question, sample: int) -> Prediction:
@@ -55,7 +49,8 @@ def answer_by_games(
 def prediction_of(game: Trajectory, reward: Reward | None, *, thinks: bool = True) -> Prediction:
     """The answer of a game. `reward` is None if the environment broke the game.
 
-    `thinks`: whether a turn needs a think block to be well formed. The agent of `sft` writes none.
+    `thinks`: whether the agent should write think blocks. If not, every game with an answer has the right
+    format.
     """
     prediction = Prediction(
         game.question,

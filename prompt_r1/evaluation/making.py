@@ -62,8 +62,8 @@ async def make_method(
             )
         case "untrained":
             player = replace(agent, path=find_agent(agent.start, agent.config.seed))
-        case _:  # grpo-only, agent-only and prompt-r1 play with the user's agent.
-            player = agent
+        case _:  # grpo-only, agent-only and prompt-r1: the user's agent plays.
+            player = agent.built()
     return answer_by_games(
         load_agent(player.path, with_threads_of_this_machine(player.config), device),
         environment,

@@ -25,7 +25,7 @@ from prompt_r1.types import Message, Question
 
 SEED_PROMPT = "Answer the question as well as you can."  # A search starts from this system message.
 VALIDATED_ON = 50  # the number of validation questions of textgrad and gepa
-PATIENCE = 50  # A search ends after so many calls without a new prompt.
+PATIENCE = 50  # A search ends after this many calls without a new prompt.
 ALL = "all-questions"  # names the search over all questions
 
 RequestFields = Mapping[str, object]
@@ -109,26 +109,18 @@ class PromptSearch:
     def may_go_on(self, step_calls: int, *, authors_stop: bool) -> bool:
         """Whether to take another step.
 
-        `step_calls`: the most calls that a step makes until it has scored its first new prompt. If the limit
-        does not allow them, the step is not begun. `authors_stop`: whether the authors' search would end
-        here. Ours ends there too, unless --optimize-calls gives a limit.
+        `step_calls`: the most calls that a step makes until it has scored its first new prompt. A step is not
+        begun if the limit of calls does not allow them. `authors_stop`: whether the authors' code ends the
+        search here. This counts only if there is no limit of calls.
         """
         if not self.calls.are_left(step_calls):
             return False
         if authors_stop and not self.calls.limit:
             return False
-        return not self.repeats_itself and not self.is_perfect
-
-    @property
-    def repeats_itself(self) -> bool:
-        """Whether the last PATIENCE calls have tried no new prompt."""
-        return self.calls.made >= self.calls_at_new_prompt + PATIENCE
-
-    @property
-    def is_perfect(self) -> bool:
-        """Whether the best prompt is right on every question, so that no prompt can score higher."""
         assert self.scores, "`begin` needs fewer calls than a step, so it has scored the seed prompt"
-        return all(score == 1 for score in self.scores[self.best()])
+        is_perfect = all(score == 1 for score in self.scores[self.best()])
+        repeats_itself = self.calls.made >= self.calls_at_new_prompt + PATIENCE
+        return not is_perfect and not repeats_itself
 
     async def score(self, prompt: str, questions: Sequence[Question]) -> float:
         """The mean score of a prompt. It is scored only once, so `questions` must always be the same."""
@@ -201,7 +193,7 @@ def searched(datasets: Sequence[str], data: Data) -> list[str]:
 
 
 def text_between(text: str, opening: str, closing: str) -> str:
-    """The text in the last pair of `opening` and `closing`; "" if there is none, or an unpaired opening.
+    """The text in the last pair of `opening` and `closing`; "" if no pair is there, or an opening follows it.
 
     The last pair counts, because a model may write about the tags before its proposal.
     """

@@ -1,20 +1,16 @@
 """The systems (methods × environments × agents) that an evaluation compares, and their seed."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
-from prompt_r1.data.files import question_key
-from prompt_r1.data.questions import find_questions, hold_out_a_tenth
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.folder_settings import digests_of
 from prompt_r1.evaluation.methods import DEFAULT_METHODS, EXTRA_METHODS, METHODS, TRANSFER_METHODS
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.pair.named_agent import NamedAgent, resolve_agent, trained_config
+from prompt_r1.pair.named_agent import NamedAgent, resolve_agent
 from prompt_r1.pair.settings import settings_of_training
-from prompt_r1.settings.agent import HELD_OUT, MINI_AGENT, AgentConfig, is_mini, is_mini_data
+from prompt_r1.programs.command_line import command
+from prompt_r1.settings.agent import MINI_AGENT, AgentConfig, is_mini, is_mini_data
 from prompt_r1.settings.functions import OBJECT_PREFIX
-from prompt_r1.types import Question
 
 NO_AGENT = NamedAgent("", AgentConfig(), "")
 
@@ -34,31 +30,43 @@ def methods_of(config: EvaluateConfig) -> Sequence[str]:
     return in_paper
 
 
-def resolve_agents(config: EvaluateConfig) -> dict[str, NamedAgent]:
-    """The agents of --agent, by their names."""
-    agents = {}
-    for name in config.agent:
-        agents[name] = resolve_agent(name, max_turns=config.max_turns, max_new=config.max_new).built()
+def find_agents(config: EvaluateConfig) -> dict[str, NamedAgent]:
+    """The agents of --agent and, if grpo-only is compared, of --grpo-agent, by their names.
+
+    Raises UsageError if there is no such agent, or if --grpo-agent was not trained without an environment.
+    """
+
+    def find(name: str) -> NamedAgent:
+        return resolve_agent(name, max_turns=config.max_turns, max_new=config.max_new)
+
+    agents = {name: find(name) for name in config.agent}
+    if "grpo-only" in methods_of(config):
+        alone = find(config.grpo_agent) if config.grpo_agent else NO_AGENT
+        if not alone.config.without_environment:
+            raise UsageError(
+                "grpo-only needs an agent that was trained without environment: run "
+                f"`{command('train.py', '--env', 'none')}` and give --grpo-agent RUN"
+            )
+        agents[config.grpo_agent] = alone
     return agents
 
 
-def environments_of(config: EvaluateConfig, trained: Mapping[str, AgentConfig]) -> dict[str, EvaluateConfig]:
-    """The environments of --env, or of the agents' training, each with the settings by which it is asked.
+def environments_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[str, EvaluateConfig]:
+    """The environments of --env, or of the training of --agent, each with the settings by which it is asked.
 
-    `trained` has the settings of each agent's training, by the agent's name. Raises UsageError if agents were
-    trained with the same environment, but with other settings of it.
+    Raises UsageError if agents were trained with the same environment, but with other settings of it.
     """
     if config.env:
         return dict.fromkeys(config.env, config)
     environments: dict[str, EvaluateConfig] = {}
-    for name, training in trained.items():
-        spec = training.env
+    for name in config.agent:
+        training = agents[name].config
         settings = settings_of_training(config, training)
-        if environments.setdefault(spec, settings) != settings:
+        if environments.setdefault(training.env, settings) != settings:
             raise UsageError(
-                f"{name} was trained with the environment {spec}, and so was another --agent, but with "
-                f"other --env-args, --env-system or --route: give --env {spec} and these flags, or evaluate "
-                "the agents one by one"
+                f"{name} was trained with the environment {training.env}, and so was another --agent, but "
+                f"with other --env-args, --env-system or --route: give --env {training.env} and these flags, "
+                "or evaluate the agents one by one"
             )
     return environments
 
@@ -69,58 +77,52 @@ def choose_systems(
     """The systems to evaluate, in the order of METHODS, each with the agent that the user gave for it.
 
     --tables runs the methods of Table 5 with all environments and agents, and other methods with the first
-    environment and the first agent. Searches need a model that writes prompts, which the mini world cannot
-    do, and with `none` there is no environment that answers alone. A method that an environment cannot serve
-    is left out or, if --method names it, raises UsageError.
+    environment and the first agent. A method that an environment cannot serve (see `_problem_with`) is left
+    out or, if --method names it, raises UsageError.
     """
     systems: dict[System, NamedAgent] = {}
-    for name in methods_of(config):
-        method = METHODS[name]
+    for method_name in methods_of(config):
+        method = METHODS[method_name]
         specs = list(environments) if method.needs_environment else [""]
-        if method.agent == "grpo":
-            named_agents = [(config.grpo_agent, resolve_agent(config.grpo_agent))]
-        elif method.agent:
-            named_agents = list(agents.items())
-        else:
-            named_agents = [("", NO_AGENT)]
-        if config.tables and name not in TRANSFER_METHODS:
-            specs, named_agents = specs[:1], named_agents[:1]
+        names = {"": [""], "grpo": [config.grpo_agent]}.get(method.agent, list(config.agent))
+        if config.tables and method_name not in TRANSFER_METHODS:
+            specs, names = specs[:1], names[:1]
         for spec in specs:
-            problem = _problem_with(name, spec, config)
+            problem = _problem_with(method_name, spec, config)
             if problem and config.method:
                 raise UsageError(problem)
-            if not problem:
-                for agent_name, agent in named_agents:
-                    shown_as = agent.start if method.agent == "start" else agent_name
-                    _add(systems, System(name, spec, shown_as), agent, agent_name)
+            if problem:
+                continue
+            for name in names:
+                agent = agents.get(name, NO_AGENT)
+                if method.agent != "start":
+                    systems[System(method_name, spec, name)] = agent
+                    continue
+                # Two --agent that started from one model have one start, which is evaluated once.
+                first = systems.setdefault(System(method_name, spec, agent.start), agent)
+                if game_of_start(first) != game_of_start(agent):
+                    raise UsageError(
+                        f"{name} begins with the agent {agent.start}, and so does another --agent, but "
+                        "their games differ: evaluate them one by one, each with its own --out"
+                    )
     return systems
 
 
-def _add(systems: dict[System, NamedAgent], system: System, agent: NamedAgent, agent_name: str) -> None:
-    """Add a system with the agent that the user gave for it.
+def _problem_with(method_name: str, environment: str, config: EvaluateConfig) -> str:
+    """Why a method cannot answer with an environment; "" if it can.
 
-    Two --agent from one untrained model give one system, because it is evaluated once. If their games differ,
-    one evaluation cannot stand for both, and UsageError is raised.
+    With `none` there is no environment that answers alone. Searches need a model that writes prompts, which
+    the mini world cannot do.
     """
-    first = systems.setdefault(system, agent)
-    if METHODS[system.method].agent == "start" and game_of_start(first) != game_of_start(agent):
-        raise UsageError(
-            f"{agent_name} begins with the agent {system.agent}, and so does another --agent, but "
-            "their games differ: evaluate them one by one, each with its own --out"
-        )
-
-
-def _problem_with(name: str, environment: str, config: EvaluateConfig) -> str:
-    """Why a method cannot answer with an environment; "" if it can."""
-    method = METHODS[name]
+    method = METHODS[method_name]
     if environment == "none" and not method.agent:
         return (
-            f"--method {name} asks the environment without an agent, and there is no environment (none): "
-            "name one by --env"
+            f"--method {method_name} asks the environment without an agent, and there is no environment "
+            "(none): name one by --env"
         )
     if method.algorithm and is_mini(environment) and not config.optimizer_env:
         return (
-            f"--method {name}: the mini world writes no prompts: name what does, such as "
+            f"--method {method_name}: the mini world writes no prompts: name what does, such as "
             "--optimizer-env py:studies.advice:MiniOptimizer"
         )
     return ""
@@ -153,39 +155,3 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> int
             "--seed, or evaluate them one by one"
         )
     return next(iter(seeds))
-
-
-def trained_on(agent: NamedAgent, questions: Sequence[Question]) -> int:
-    """How many of the questions the agent was trained on, as far as its question files are here.
-
-    This is an estimate if the run held out a tenth of its data, and some of it is not here: what was held out
-    depends on all of it.
-    """
-    if trained_config(agent.path) is None:
-        return 0
-    # The folder of an agent may come from anyone, so no code is run that it names.
-    files = [name for name in agent.config.data if is_mini_data(name) or Path(name).is_file()]
-    trained = find_questions(files, "train", agent.config.seed)
-    if tuple(agent.config.val_data) == (HELD_OUT,):
-        trained, _ = hold_out_a_tenth(trained, agent.config.val_limit)
-    keys = {question_key(question.text) for question in trained}
-    return sum(question_key(question.text) in keys for question in questions)
-
-
-def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, NamedAgent]) -> dict[str, str]:
-    """Digests of three things that the answers depend on.
-
-    - the question files that prepare methods
-    - the environments and agents that are on this machine
-    - the games of the agents' starts
-    """
-    specs = [config.optimizer_env, *(system.environment for system in systems)]
-    # Both paths of an agent are digested: `path` has the weights that answer, and its name in the system may
-    # be another path, of its run or of its start.
-    agents = [str(agent.path) for agent in systems.values()]
-    agents += [system.agent for system in systems]
-    games = {}
-    for system, agent in systems.items():
-        if METHODS[system.method].agent == "start":
-            games[f"game of {system.agent}"] = game_of_start(agent)
-    return {**digests_of([*config.train_data, *config.val_data], specs, agents), **games}

@@ -17,26 +17,19 @@ from typing import ClassVar
 from unittest.mock import Mock
 
 import pytest
-import torch
 
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import open_account
 from prompt_r1.errors import FatalEnvError, UsageError
 from prompt_r1.evaluation import tables
 from prompt_r1.evaluation.evaluation import Evaluation
-from prompt_r1.evaluation.folder_settings import digests_of, keep_settings
+from prompt_r1.evaluation.folder_settings import digests_of, digests_of_systems, keep_settings
 from prompt_r1.evaluation.making import folder_of
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE, System
-from prompt_r1.evaluation.preflight import read_evaluate_config
+from prompt_r1.evaluation.preflight import read_evaluation
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.evaluation.systems import (
-    choose_systems,
-    common_seed,
-    digests_of_systems,
-    environments_of,
-    resolve_agents,
-)
+from prompt_r1.evaluation.systems import choose_systems, common_seed, environments_of, find_agents
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM, GAME_FILE
 from prompt_r1.settings.train import TrainConfig
@@ -58,8 +51,8 @@ def agents(tmp_path) -> dict[str, NamedAgent]:
 
 def systems_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[System, NamedAgent]:
     """The systems of an evaluation of these agents."""
-    trained = {name: agent.config for name, agent in agents.items()}
-    return choose_systems(config, environments_of(config, trained), agents)
+    config = replace(config, agent=tuple(agents))
+    return choose_systems(config, environments_of(config, agents), agents)
 
 
 def test_tables_runs_the_methods_of_table_5_with_every_environment_and_agent(agents):
@@ -125,14 +118,7 @@ def evaluation_of(
 ) -> Evaluation:
     """An evaluation of one system, without questions."""
     return Evaluation(
-        config,
-        torch.device("cpu"),
-        seed=0,
-        questions=[],
-        agents={},
-        systems={system: agent},
-        environments=environments,
-        prices={},
+        config, seed=0, questions=[], agents={}, systems={system: agent}, environments=environments, prices={}
     )
 
 
@@ -242,11 +228,38 @@ def test_the_newest_run_stays_the_agent_if_a_training_exports_another(tmp_path, 
     """It was looked up again at each use, so answers and prompts could go to two folders."""
     monkeypatch.chdir(tmp_path)
     save_run(Path("runs/old"), seed=0, step=1, saved=1)
-    config = read_evaluate_config([])
+    evaluation = read_evaluation([])
     save_run(Path("runs/new"), seed=0, step=1, saved=2)
-    [(name, agent)] = resolve_agents(config).items()
-    assert (name, config.out) == ("runs/old", "runs/eval-old")
+    [(name, agent)] = evaluation.agents.items()
+    assert (name, evaluation.config.out) == ("runs/old", "runs/eval-old")
     assert agent.path == Path("runs/old/agent")
+
+
+@pytest.fixture
+def two_runs(tmp_path, monkeypatch) -> None:
+    """A run in the mini world, and a run without an environment and with another seed."""
+    monkeypatch.chdir(tmp_path)
+    save_run(Path("runs/mini"), seed=0, step=1, saved=1)
+    save_run(Path("runs/none"), seed=3, step=1, saved=1, env="none")
+
+
+def test_grpo_only_needs_no_agent_but_its_own(two_runs):
+    """A bug: it took folder and seed of the newest mini run, and was refused if there was none."""
+    line = ["--method", "grpo-only", "--grpo-agent", "runs/none", "--max-new", "9"]
+    evaluation = read_evaluation(line)
+    assert [*evaluation.agents] == ["runs/none"]
+    assert (evaluation.seed, evaluation.config.out) == (3, "runs/eval-none")
+    [system] = evaluation.systems
+    assert evaluation.systems[system].config.max_new == 9, "a bug: it had the limit of its training"
+    shutil.rmtree("runs/mini")
+    assert [*read_evaluation(line).agents] == ["runs/none"]
+
+
+def test_the_agent_of_grpo_only_is_asked_about_the_world_of_its_training(two_runs):
+    """A bug: it was asked about the world of --agent, of which it had seen nothing."""
+    line = ["--method", "prompt-r1", "grpo-only", "--agent", "runs/mini", "--grpo-agent", "runs/none"]
+    with pytest.raises(UsageError, match="runs/mini and runs/none were trained with other seeds"):
+        read_evaluation(line)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +276,7 @@ def test_agents_of_two_runs_have_their_answers_in_two_folders(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     save_run(Path("runs/old"), seed=0, step=1, saved=1)
     shutil.copytree("runs/old/agent", "agent")
-    assert read_evaluate_config(["--agent", name]).out == out
+    assert read_evaluation(["--agent", name]).config.out == out
 
 
 @pytest.fixture
@@ -355,7 +368,7 @@ def test_an_agent_that_is_named_by_its_run_is_read_once_for_its_digest(tmp_path,
     run = tmp_path / "run"
     save_run(run, seed=0, step=1, saved=1)
     config = EvaluateConfig(agent=(str(run),), method=("prompt-r1",))
-    digests = digests_of_systems(config, systems_of(config, resolve_agents(config)))
+    digests = digests_of_systems(config, systems_of(config, find_agents(config)))
     assert digests.keys() == {f"digest of {run}/agent"}
     assert digested.count("model.safetensors") == 1
 
@@ -589,7 +602,7 @@ def test_questions_that_prepare_methods_are_read_only_if_a_method_needs_them(age
     missing = str(tmp_path / "missing.jsonl")
     config = EvaluateConfig(env=("large",), train_data=(missing,))
     systems = systems_of(config, agents)
-    evaluation = Evaluation(config, torch.device("cpu"), 0, [], agents, systems, {}, {})
+    evaluation = Evaluation(config, 0, [], agents, systems, {}, {})
     ready = evaluation.data_for([System("direct", "large"), System("cot", "large")])
     assert not ready.train and not ready.validation
     with pytest.raises(UsageError, match="missing"):

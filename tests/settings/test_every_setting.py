@@ -123,6 +123,8 @@ def config_of(program: str, arguments: list[str]) -> Any:
     if program == "infer.py":
         config, _agent = read(arguments)
         return config
+    if program == "evaluate.py":
+        return read(arguments).config
     return read(arguments)
 
 

@@ -5,15 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Caller, Reply, Source
 from prompt_r1.evaluation.ask_once import ReadyMethod
-from prompt_r1.evaluation.evaluation import Evaluation
-from prompt_r1.evaluation.games import mute_environment
+from prompt_r1.evaluation.evaluation import Evaluation, mute_environment
 from prompt_r1.evaluation.making import make_method
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import Prediction, System
@@ -80,11 +77,11 @@ def method(
         temperature=temperature,
         top_p=top_p,
         env=(spec,),
+        device="cpu",
     )
     system = System(name, spec)
     evaluation = Evaluation(
         config,
-        torch.device("cpu"),
         seed,
         questions=questions,
         agents={},

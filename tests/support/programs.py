@@ -11,7 +11,7 @@ from typing import Any
 import evaluate
 import infer
 import train
-from prompt_r1.evaluation.preflight import read_evaluate_config
+from prompt_r1.evaluation.preflight import read_evaluation
 from prompt_r1.pair.preflight import read_infer_config
 from prompt_r1.training import report, warm_start
 from prompt_r1.training.preflight import read_train_config, read_warm_start_config
@@ -31,7 +31,7 @@ FOUR_STEPS = [
 PROGRAMS: dict[str, tuple[Callable[[list[str]], Any], Callable[[Any], None]]] = {
     "train.py": (read_train_config, train.main),
     "infer.py": (read_infer_config, infer.main),
-    "evaluate.py": (read_evaluate_config, evaluate.main),
+    "evaluate.py": (read_evaluation, evaluate.main),
     "report.py": (list, report.main),
     "warm_start.py": (read_warm_start_config, warm_start.main),
 }

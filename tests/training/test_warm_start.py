@@ -12,7 +12,7 @@ import torch
 
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.evaluation.imitation import example_of, one_turn_config
-from prompt_r1.evaluation.preflight import read_evaluate_config
+from prompt_r1.evaluation.preflight import read_evaluation
 from prompt_r1.model.lora import adapters_removed, add_lora
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
@@ -322,7 +322,7 @@ def test_grpo_only_without_an_agent_that_was_trained_alone_says_how_to_train_one
     agent = str(tiny.save_agent(tmp_path))
     for given in ([], ["--grpo-agent", agent]):
         with pytest.raises(UsageError, match="--env none"):
-            read_evaluate_config(["--method", "grpo-only", "--agent", agent, *given])
+            read_evaluation(["--method", "grpo-only", "--agent", agent, *given])
 
 
 @pytest.mark.parametrize(
