@@ -2,17 +2,16 @@
 
     predictions.py        an answer, and the file of answers that a repeated evaluation completes
     ask_once.py           `direct` and `cot`
-    games.py              methods that play games
     searches.py           what the prompt optimisers share; opro.py, textgrad.py and gepa.py are their loops
     imitation.py          `sft`, `bc` and `rft`: agents that are fine-tuned first
     methods.py            METHODS: what each method needs
     settings.py           the flags of evaluate.py
-    systems.py            which methods, environments and agents an evaluation compares
-    evaluation.py         an evaluation: its questions, its systems and the environments that they ask
+    systems.py            choose which methods, environments, agents and questions are compared
+    evaluation.py         what was chosen, and the environments that it asks
     folder_settings.py    what all answers in a folder have in common
     preflight.py          read an evaluation from the flags, and check it before it starts
     agent_notes.py        what is printed about the agents
-    making.py             make a method: search for prompts, or fine-tune and load an agent
+    making.py             make a method: search for prompts, or fine-tune and load an agent that plays
     dry_run.py            estimate what an evaluation will cost
     scores.py             EM, SM, F1 and SSim (similarity.py), and means with intervals (intervals.py)
     tables.py             the tables and files of results; paper_numbers.py has the paper's numbers

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from prompt_r1.environments.environment import Environment
 from prompt_r1.evaluation.ask_once import direct
-from prompt_r1.evaluation.games import prediction_of
-from prompt_r1.evaluation.predictions import Prediction, System
+from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
 from prompt_r1.evaluation.scores import Means, score_predictions
 from prompt_r1.evaluation.tables import UNKNOWN, datasets_table, rate_text
 from prompt_r1.pair.agent import load_agent

@@ -1,4 +1,15 @@
-"""Make a method: get the function that answers its questions (`ReadyMethod`) ready."""
+"""Make a method: get the function that answers its questions (`ReadyMethod`) ready.
+
+Methods without an agent are in ask_once.py. An agent answers by playing a game:
+
+    prompt-r1    the trained agent
+    untrained    the agent before training, in the same game (the paper's "w/o RL")
+    agent-only   the trained agent in the same game without an environment ("w/o Env"). Every prompt gets the
+                 same sentence in reply, so the answers show what the agent itself knows
+    grpo-only    an agent that was trained without an environment (train.py --env none), in games of one turn
+    sft          an agent that was fine-tuned on gold answers, in games of one turn
+    bc, rft      an agent that was fine-tuned on games that ended right
+"""
 
 import hashlib
 import logging
@@ -10,15 +21,15 @@ from pathlib import Path
 from prompt_r1.environments.environment import Environment
 from prompt_r1.evaluation.ask_once import ReadyMethod, direct, think_then_answer
 from prompt_r1.evaluation.evaluation import Evaluation
-from prompt_r1.evaluation.games import answer_by_games
 from prompt_r1.evaluation.imitation import bc_agent, rft_agent, sft_agent
 from prompt_r1.evaluation.methods import METHODS
-from prompt_r1.evaluation.predictions import Prediction, System
+from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
 from prompt_r1.evaluation.searches import ALL, SEED_PROMPT, Calls, Data, PromptSearch, searched
-from prompt_r1.pair.agent import Sampling, load_agent, with_threads_of_this_machine
+from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, with_threads_of_this_machine
 from prompt_r1.pair.asking import request_of
 from prompt_r1.pair.named_agent import find_agent
-from prompt_r1.types import Question
+from prompt_r1.reward import Rule, score_games
+from prompt_r1.types import Question, Spending
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +83,31 @@ async def make_method(
         is_mute=not METHODS[system.method].needs_environment,
         thinks=system.method != "sft",
     )
+
+
+def answer_by_games(
+    agent: Agent,
+    environment: Environment,
+    rule: Rule,
+    sampling: Sampling,
+    *,
+    is_mute: bool = False,
+    thinks: bool = True,
+) -> ReadyMethod:
+    """The method that answers each question by a game of this agent.
+
+    Each game has its own seed, which begins with the seed of `sampling`. `is_mute`: whether the environment
+    is mute. Its calls do not count. `thinks`: see `prediction_of`.
+    """
+
+    async def answer(question: Question, sample: int) -> Prediction:
+        of_game = replace(sampling, seed=f"{sampling.seed}/{question.id}/{sample}")
+        game = await play_question(agent, environment, question, of_game, sample=sample)
+        [reward] = score_games([game], rule=rule)
+        prediction = prediction_of(game, reward, thinks=thinks)
+        return replace(prediction, spent=Spending()) if is_mute else prediction
+
+    return answer
 
 
 async def search_prompts(

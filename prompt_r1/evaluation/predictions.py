@@ -11,7 +11,8 @@ from typing import Any
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.files import append_line, lock, make_folder
 from prompt_r1.programs.text import printable_line
-from prompt_r1.types import Question, Spending
+from prompt_r1.reward import well_formed
+from prompt_r1.types import Question, Reward, Spending, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,36 @@ class Prediction:
     # evaluate.py fills in `system` and `sample`, and scores.py fills in `metrics`.
     system: System = System("")
     metrics: dict[str, float] = field(default_factory=dict)  # metric → 0 to 1; empty after an error
+
+
+def prediction_of(game: Trajectory, reward: Reward | None, *, thinks: bool = True) -> Prediction:
+    """The answer of a game. `reward` is None if the environment broke the game.
+
+    `thinks`: whether the agent should write think blocks. If not, every game with an answer has the right
+    format.
+    """
+    prediction = Prediction(
+        game.question,
+        game.answer,
+        _dialogue(game),
+        stop=str(game.stop),
+        turns=len(game.turns),
+        spent=game.spent,
+    )
+    if reward is None:
+        return replace(prediction, error=game.error or "the environment failed")
+    formatted = well_formed(game) if thinks else game.answer is not None
+    return replace(prediction, format=float(formatted), reward=reward.total)
+
+
+def _dialogue(game: Trajectory) -> str:
+    """What the agent wrote and what the environment replied, line by line."""
+    lines = []
+    for turn in game.turns:
+        lines.append(turn.text)
+        if turn.reply is not None:
+            lines.append(turn.reply)
+    return "\n".join(lines)
 
 
 def to_row(prediction: Prediction) -> dict[str, object]:

@@ -8,7 +8,7 @@ import pytest
 from prompt_r1.environments.own import OwnSource
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.evaluation.evaluation import mute_environment
-from prompt_r1.evaluation.games import answer_by_games
+from prompt_r1.evaluation.making import answer_by_games
 from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import make_world
