@@ -41,7 +41,6 @@ from prompt_r1.evaluation.similarity import SentenceEncoder, load_encoder
 from prompt_r1.evaluation.tables import TABLES, terminal_table, write_results
 from prompt_r1.model.machine import limit_threads
 from prompt_r1.pair.agent import check_question_lengths, load_codec
-from prompt_r1.pair.named_agent import trained_config
 from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.programs.progress import progress_bar
 from prompt_r1.programs.text import printable
@@ -150,13 +149,8 @@ def show_results(
         encoder=encoder,
         own_metrics={name: import_metric(name) for name in evaluation.config.metric},
     )
-    trained_with = {}
-    for name in evaluation.config.agent:
-        agent = evaluation.agents[name]
-        if trained_config(agent.path):
-            trained_with[name] = agent.config.env
     print(terminal_table(results))  # Printed first, because the disk may be full.
-    write_results(evaluation.folder, results, trained_with)
+    write_results(evaluation.folder, results, evaluation.trained_with)
     return answers
 
 

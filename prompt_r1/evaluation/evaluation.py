@@ -4,24 +4,22 @@ This file does not import torch, because an `Evaluation` is made before torch is
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_r1.data.questions import find_questions, sample_questions
-from prompt_r1.environments.budget import Price, parse_prices
+from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import MuteEnvironment, OwnSource
 from prompt_r1.environments.sources import limit_in
 from prompt_r1.environments.specs import Account, open_environment, parse_fields
-from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.searches import Data, RequestFields
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.pair.named_agent import NamedAgent
+from prompt_r1.pair.named_agent import NamedAgent, trained_config
 from prompt_r1.settings.agent import all_mini_data
 from prompt_r1.types import Question
 
@@ -62,6 +60,12 @@ class Evaluation:
     def datasets(self) -> list[str]:
         """The datasets of the questions."""
         return list(dict.fromkeys(question.dataset for question in self.questions))
+
+    @property
+    def trained_with(self) -> dict[str, str]:
+        """The environment of the training of each --agent that was trained here, by the agent's name."""
+        trained = [name for name in self.config.agent if trained_config(self.agents[name].path)]
+        return {name: self.agents[name].config.env for name in trained}
 
     @property
     def repeats(self) -> list[Repeat]:
@@ -132,26 +136,3 @@ class Evaluation:
 def mute_environment() -> Environment:
     """The environment of a method that needs none."""
     return Environment([OwnSource(MuteEnvironment(), seed=0)])
-
-
-def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
-    """The questions of --data. With --tables, the mini world also has its questions out of distribution."""
-    names = list(config.data)
-    if config.tables and names == ["mini"]:
-        names.append("mini:ood")
-    questions: list[Question] = []
-    for name in names:
-        questions += sample_questions([name], "test", seed, config.limit)
-    counts = Counter((question.dataset, question.id) for question in questions)
-    for (dataset, identity), count in counts.items():
-        if count > 1:
-            raise UsageError(f"--data: question {identity!r} of {dataset} occurs twice; give each file once")
-    return questions
-
-
-def prices_of(config: EvaluateConfig, environments: Iterable[str]) -> dict[str, Price]:
-    """The price of each environment by its name, and last of --optimizer-env."""
-    names = []
-    for spec in [*environments, config.optimizer_env]:
-        names += spec.split(",") if spec else []
-    return parse_prices(config.env_price, names)

@@ -57,9 +57,8 @@ def sft_agent(
 
 
 def bc_agent(agent: NamedAgent, *, seed: int, device: torch.device, folder: Path) -> NamedAgent:
-    """Fine-tune the mini agent on the demonstrations that ended right. Raises UsageError for other agents."""
-    if agent.start != MINI_AGENT:
-        raise UsageError("bc imitates the demonstrations of the mini agent: leave it out with other agents")
+    """Fine-tune the mini agent on the demonstrations that ended right."""
+    assert agent.start == MINI_AGENT, f"bc has no demonstrations for {agent.start}"
     config = agent.config
     if not _is_done(folder):
         settings = _settings(agent, seed=seed, device=device, rank=IMITATION_RANK)

@@ -10,12 +10,20 @@ from pathlib import Path
 from prompt_r1.data.questions import check_data
 from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.evaluation import Evaluation, prices_of, questions_of
+from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.folder_settings import check_same_settings
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.evaluation.systems import choose_systems, common_seed, environments_of, find_agents, methods_of
+from prompt_r1.evaluation.systems import (
+    choose_systems,
+    common_seed,
+    environments_of,
+    find_agents,
+    methods_of,
+    prices_of,
+    questions_of,
+)
 from prompt_r1.pair.named_agent import newest_mini_run, run_of
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.launcher import check_device

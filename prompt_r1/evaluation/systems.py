@@ -1,7 +1,10 @@
-"""The systems (methods × environments × agents) that an evaluation compares, and their seed."""
+"""Choose what an evaluation compares: its systems (methods × environments × agents), and its questions."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from prompt_r1.data.questions import sample_questions
+from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.methods import DEFAULT_METHODS, EXTRA_METHODS, METHODS, TRANSFER_METHODS
 from prompt_r1.evaluation.predictions import System
@@ -11,6 +14,7 @@ from prompt_r1.pair.settings import settings_of_training
 from prompt_r1.programs.command_line import command
 from prompt_r1.settings.agent import MINI_AGENT, AgentConfig, is_mini, is_mini_data
 from prompt_r1.settings.functions import OBJECT_PREFIX
+from prompt_r1.types import Question
 
 NO_AGENT = NamedAgent("", AgentConfig(), "")
 
@@ -77,35 +81,65 @@ def choose_systems(
     """The systems to evaluate, in the order of METHODS, each with the agent that the user gave for it.
 
     --tables runs the methods of Table 5 with all environments and agents, and other methods with the first
-    environment and the first agent. A method that an environment cannot serve (see `_problem_with`) is left
-    out or, if --method names it, raises UsageError.
+    environment and the first agent. Raises UsageError for a method that --method names, but that an
+    environment or an agent cannot serve.
     """
     systems: dict[System, NamedAgent] = {}
     for method_name in methods_of(config):
         method = METHODS[method_name]
-        specs = list(environments) if method.needs_environment else [""]
-        names = {"": [""], "grpo": [config.grpo_agent]}.get(method.agent, list(config.agent))
-        if config.tables and method_name not in TRANSFER_METHODS:
-            specs, names = specs[:1], names[:1]
-        for spec in specs:
-            problem = _problem_with(method_name, spec, config)
-            if problem and config.method:
-                raise UsageError(problem)
-            if problem:
-                continue
-            for name in names:
+        for spec in _environments_for(method_name, config, environments):
+            for name in _agents_for(method_name, config):
                 agent = agents.get(name, NO_AGENT)
                 if method.agent != "start":
                     systems[System(method_name, spec, name)] = agent
                     continue
-                # Two --agent that started from one model have one start, which is evaluated once.
+                # If two agents started from one model, the model is evaluated once, for the first of them.
                 first = systems.setdefault(System(method_name, spec, agent.start), agent)
-                if game_of_start(first) != game_of_start(agent):
-                    raise UsageError(
-                        f"{name} begins with the agent {agent.start}, and so does another --agent, but "
-                        "their games differ: evaluate them one by one, each with its own --out"
-                    )
+                _check_start(method_name, name, agent, first)
     return systems
+
+
+def _environments_for(method_name: str, config: EvaluateConfig, environments: Iterable[str]) -> list[str]:
+    """The environments that a method asks, without those that cannot serve it; [""] if it needs none."""
+    if not METHODS[method_name].needs_environment:
+        return [""]
+    specs = list(environments)
+    if config.tables and method_name not in TRANSFER_METHODS:
+        specs = specs[:1]
+    serving = []
+    for spec in specs:
+        problem = _problem_with(method_name, spec, config)
+        if problem and config.method:
+            raise UsageError(problem)
+        if not problem:
+            serving.append(spec)
+    return serving
+
+
+def _agents_for(method_name: str, config: EvaluateConfig) -> list[str]:
+    """The names of the agents that a method takes; [""] if it takes none."""
+    match METHODS[method_name].agent:
+        case "":
+            return [""]
+        case "grpo":
+            return [config.grpo_agent]
+    if config.tables and method_name not in TRANSFER_METHODS:
+        return list(config.agent[:1])
+    return list(config.agent)
+
+
+def _check_start(method_name: str, name: str, agent: NamedAgent, first: NamedAgent) -> None:
+    """Raise UsageError if a method cannot begin with the start of an agent, or not for two agents at once.
+
+    `first` is the first agent with this start.
+    """
+    if method_name == "bc" and agent.start != MINI_AGENT:
+        raise UsageError("bc imitates the demonstrations of the mini agent: leave it out with other agents")
+    if game_of_start(first) != game_of_start(agent):
+        raise UsageError(
+            f"{name} begins with the agent {agent.start}, and so does another --agent, but their games "
+            "differ: evaluate them one by one, each with its own --out"
+        )
 
 
 def _problem_with(method_name: str, environment: str, config: EvaluateConfig) -> str:
@@ -155,3 +189,26 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> int
             "--seed, or evaluate them one by one"
         )
     return next(iter(seeds))
+
+
+def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
+    """The questions of --data. With --tables, the mini world also has its questions out of distribution."""
+    names = list(config.data)
+    if config.tables and names == ["mini"]:
+        names.append("mini:ood")
+    questions: list[Question] = []
+    for name in names:
+        questions += sample_questions([name], "test", seed, config.limit)
+    counts = Counter((question.dataset, question.id) for question in questions)
+    for (dataset, identity), count in counts.items():
+        if count > 1:
+            raise UsageError(f"--data: question {identity!r} of {dataset} occurs twice; give each file once")
+    return questions
+
+
+def prices_of(config: EvaluateConfig, environments: Iterable[str]) -> dict[str, Price]:
+    """The price of each environment by its name, and last of --optimizer-env."""
+    names = []
+    for spec in [*environments, config.optimizer_env]:
+        names += spec.split(",") if spec else []
+    return parse_prices(config.env_price, names)

@@ -187,11 +187,6 @@ def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, learne
     assert len(games) == right and 0.2 < right / 120 < 0.5
 
 
-def test_bc_needs_the_weights_of_the_mini_agent():
-    with pytest.raises(UsageError, match=r"bc .*mini agent"):
-        method("bc", priced(PricedSource(str)), agent="other")
-
-
 @pytest.mark.parametrize("name", ["sft", "bc"])
 def test_an_agent_that_has_been_fine_tuned_is_not_fine_tuned_again(name, tmp_path, monkeypatch):
     """The same command of an evaluation that was stopped would repeat minutes or hours of training."""

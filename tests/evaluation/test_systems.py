@@ -96,11 +96,10 @@ def test_each_method_is_answered_by_its_own_agent(agents, tmp_path):
     alone = str(tmp_path / "alone")
     save_run(tmp_path / "alone", seed=0, step=1, saved=1, env="none")
     config = EvaluateConfig(method=tuple(METHODS), grpo_agent=alone)
-    first = dict(list(agents.items())[:1])
+    first = {"runs/a": replace(agents["runs/a"], start="mini")}
     answering = {system.method: system.agent for system in systems_of(config, first)}
-    start = str(tmp_path / "start")
     own = {"grpo-only": alone, "agent-only": "runs/a", "prompt-r1": "runs/a"}
-    own |= dict.fromkeys(("sft", "untrained", "bc", "rft"), start)
+    own |= dict.fromkeys(("sft", "untrained", "bc", "rft"), "mini")
     assert answering == {name: own.get(name, "") for name in METHODS}
 
 
@@ -155,6 +154,12 @@ def test_runs_share_the_answers_of_their_start_only_if_it_plays_the_same_game(ag
     other = digests_of_systems(config, systems_of(config, {"runs/b": changed}))
     with pytest.raises(UsageError, match=r"game of .* has changed"):
         keep_settings(tmp_path, {}, other)
+
+
+def test_bc_with_another_agent_than_the_mini_agent_is_refused_before_anything_is_asked(agents):
+    """It was refused when its turn came, after the calls of the methods before it."""
+    with pytest.raises(UsageError, match=r"bc .*mini agent"):
+        systems_of(EvaluateConfig(method=("direct", "bc")), agents)
 
 
 def test_mini_agents_of_other_seeds_are_other_starts(agents):
