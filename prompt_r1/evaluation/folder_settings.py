@@ -51,19 +51,21 @@ def keep_settings(folder: Path, settings: Mapping[str, object], digests: Mapping
 
 
 def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, NamedAgent]) -> dict[str, str]:
-    """Digests of three things that the answers depend on.
+    """Digests of what the answers depend on.
 
     - the question files that prepare methods
-    - the environments and agents that are on this machine
-    - the games of the agents' starts
+    - the environments and agents that are on this machine; of an agent whose start answers, only the start
+    - the games of these starts
     """
     specs = [config.optimizer_env, *(system.environment for system in systems)]
-    agents = [str(agent.path) for agent in systems.values()]
-    agents += [system.agent for system in systems]  # the path of a start, if it is a folder
+    agents = []
     games = {}
     for system, agent in systems.items():
         if METHODS[system.method].agent == "start":
-            games[f"game of {system.agent}"] = game_of_start(agent)
+            agents.append(agent.start)
+            games[f"game of {agent.start}"] = game_of_start(agent)
+        else:
+            agents.append(str(agent.path))
     return {**digests_of([*config.train_data, *config.val_data], specs, agents), **games}
 
 

@@ -109,6 +109,13 @@ def test_answers_of_the_environment_alone_depend_on_no_agent(agents):
     assert digests_of_systems(config, systems_of(config, agents)) == {}
 
 
+def test_answers_of_a_start_do_not_depend_on_what_became_of_it(agents, tmp_path):
+    """A bug: a folder with answers of `untrained` was refused after the training had gone on."""
+    config = EvaluateConfig(method=("untrained",))
+    digests = digests_of_systems(config, systems_of(config, agents))
+    assert digests.keys() == {f"digest of {tmp_path}/start", f"game of {tmp_path}/start"}
+
+
 def evaluation_of(
     system: System,
     agent: NamedAgent,
