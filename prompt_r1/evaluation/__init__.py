@@ -4,7 +4,7 @@
     ask_once.py           `direct` and `cot`
     searches.py           what the prompt optimisers share; opro.py, textgrad.py and gepa.py are their loops
     imitation.py          `sft`, `bc` and `rft`: agents that are fine-tuned first
-    methods.py            METHODS: what each method needs
+    methods.py            METHODS: what each method is, and what it needs
     settings.py           the flags of evaluate.py
     systems.py            choose which methods, environments, agents and questions are compared
     evaluation.py         what was chosen, and the environments that it asks

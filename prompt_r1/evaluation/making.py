@@ -1,14 +1,6 @@
 """Make a method: get the function that answers its questions (`ReadyMethod`) ready.
 
-Methods without an agent are in ask_once.py. An agent answers by playing a game:
-
-    prompt-r1    the trained agent
-    untrained    the agent before training, in the same game (the paper's "w/o RL")
-    agent-only   the trained agent in the same game without an environment ("w/o Env"). Every prompt gets the
-                 same sentence in reply, so the answers show what the agent itself knows
-    grpo-only    an agent that was trained without an environment (train.py --env none), in games of one turn
-    sft          an agent that was fine-tuned on gold answers, in games of one turn
-    bc, rft      an agent that was fine-tuned on games that ended right
+methods.py says what each method is.
 """
 
 import hashlib

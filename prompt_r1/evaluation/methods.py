@@ -1,5 +1,22 @@
 """The methods of a comparison, and what each of them needs.
 
+These methods ask the environment each question without an agent:
+
+    direct       the question itself, in one call
+    cot          first for reasoning, and then for the answer that it leads to
+    opro, textgrad, gepa
+                 the question under a prompt, for which the method has searched
+
+With the other methods, an agent plays a game of each question:
+
+    prompt-r1    the trained agent
+    untrained    the agent before training, in the same game (the paper's "w/o RL")
+    agent-only   the trained agent in the same game without an environment ("w/o Env"). Every prompt gets the
+                 same sentence in reply, so the answers show what the agent itself knows
+    grpo-only    an agent that was trained without an environment (train.py --env none), in games of one turn
+    sft          an agent that was fine-tuned on gold answers, in games of one turn
+    bc, rft      an agent that was fine-tuned on games that ended right
+
 `make_method` (making.py) makes a method, and `cost_of` (dry_run.py) estimates what it costs. This file does
 not import torch, so that a wrong command line is reported at once.
 """
