@@ -3,7 +3,6 @@
 This file does not import torch, so that a wrong command line is reported at once.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,15 +46,14 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
         raise UsageError(f"--ssim-model {config.ssim_model}: not a folder with a config.json")
     agents = find_agents(config)
     environments = environments_of(config, agents)
-    if not environments and _asks_environments(config):
-        raise UsageError("no environment to ask: give --env SPEC, or an --agent that was trained with one")
     systems = choose_systems(config, environments, agents)
     seed = common_seed(config, agents)
     questions = questions_of(config, seed)
     _check_preparation(config)
-    _check_folder_and_environments(config, environments)
     prices = prices_of(config, environments)
-    return Evaluation(config, seed, questions, agents, systems, environments, prices)
+    evaluation = Evaluation(config, seed, questions, agents, systems, environments, prices)
+    _check_folder_and_environments(evaluation)
+    return evaluation
 
 
 def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:
@@ -72,11 +70,6 @@ def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:
     return config
 
 
-def _asks_environments(config: EvaluateConfig) -> bool:
-    """Whether any method asks an environment."""
-    return any(METHODS[name].needs_environment for name in methods_of(config))
-
-
 def _check_preparation(config: EvaluateConfig) -> None:
     """Raise UsageError if the questions that prepare methods are missing, or cannot be read."""
     check_data([*config.train_data, *config.val_data])
@@ -89,11 +82,9 @@ def _check_preparation(config: EvaluateConfig) -> None:
             raise UsageError(f"{method} needs validation questions: give --val-data")
 
 
-def _check_folder_and_environments(
-    config: EvaluateConfig, environments: Mapping[str, EvaluateConfig]
-) -> None:
+def _check_folder_and_environments(evaluation: Evaluation) -> None:
     """Raise UsageError for a folder with answers of another experiment, and for a wrong environment."""
-    folder = Path(config.out)
+    config, folder = evaluation.config, evaluation.folder
     begun = (folder / FILE).exists()
     if folder.exists():
         # The folder exists, so this only checks what is in it. An evaluation that cannot start makes none.
@@ -102,14 +93,16 @@ def _check_folder_and_environments(
     # A folder with answers may be complete. Then nothing is asked, and no key is needed. Nor does an estimate
     # need one.
     if not begun and not config.dry_run:
-        _check_environments(config, environments)
+        _check_environments(evaluation)
 
 
-def _check_environments(config: EvaluateConfig, environments: Mapping[str, EvaluateConfig]) -> None:
+def _check_environments(evaluation: Evaluation) -> None:
     """Raise UsageError for an environment that cannot be opened, also for one of the agents' training."""
+    config = evaluation.config
     typed = [spec for spec in [*config.env, config.optimizer_env] if spec]
     asked = dict.fromkeys(typed, config)
-    if _asks_environments(config):
-        asked = {**environments, **asked}
+    for system in evaluation.systems:
+        if system.environment:
+            asked.setdefault(system.environment, evaluation.environments[system.environment])
     for spec, settings in asked.items():
         check_environment(spec, settings, typed=typed, others=asked.keys())

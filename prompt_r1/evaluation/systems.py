@@ -58,7 +58,8 @@ def find_agents(config: EvaluateConfig) -> dict[str, NamedAgent]:
 def environments_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[str, EvaluateConfig]:
     """The environments of --env, or of the training of --agent, each with the settings by which it is asked.
 
-    Raises UsageError if agents were trained with the same environment, but with other settings of it.
+    Raises UsageError if a method needs an environment and there is none, and if agents were trained with the
+    same environment, but with other settings of it.
     """
     if config.env:
         return dict.fromkeys(config.env, config)
@@ -72,6 +73,8 @@ def environments_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) ->
                 f"with other --env-args, --env-system or --route: give --env {training.env} and these flags, "
                 "or evaluate the agents one by one"
             )
+    if not environments and any(METHODS[name].needs_environment for name in methods_of(config)):
+        raise UsageError("no environment to ask: give --env SPEC, or an --agent that was trained with one")
     return environments
 
 
