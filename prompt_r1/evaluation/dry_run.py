@@ -41,13 +41,13 @@ SEARCH_TEXTS = {
     "likely": SearchTexts(100, 1000, 250),
     "high": SearchTexts(2000, 20_000, 2000),
 }
-# In the high estimate, half of all calls go to the optimiser: a proposal that cannot be used costs a call,
-# and the environment is not asked.
+# In the high estimate, half of all calls go to the optimiser. This happens if most of its proposals cannot be
+# used, because then the environment is not asked.
 HIGHEST_SHARE = 0.5
 
 
 def estimate(evaluation: Evaluation) -> str:
-    """The text of --dry-run. Reads the questions, and no model."""
+    """The text of --dry-run. No model is loaded."""
     data = evaluation.data_for(evaluation.systems)
     names = short_names(evaluation.systems)
     parts: dict[str, Estimate] = {}

@@ -34,7 +34,7 @@ Repeat = tuple[Question, int]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation compares."""
+    """What an evaluation compares. `read_evaluation` (preflight.py) makes it."""
 
     config: EvaluateConfig
     seed: int
@@ -75,7 +75,7 @@ class Evaluation:
     def data_for(self, systems: Iterable[System]) -> Data:
         """The questions that prepare the methods of these systems, or none if no method needs them.
 
-        The mini world has its own.
+        They are the mini world's own, if it is asked about and no files are given.
         """
         if not any(METHODS[system.method].needs_training for system in systems):
             return Data([], [])

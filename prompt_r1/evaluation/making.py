@@ -143,8 +143,8 @@ async def search_prompts(
 def folder_of(evaluation: Evaluation, system: System) -> Path:
     """Where a method keeps the prompts that it finds, or the agent that it fine-tunes.
 
-    It is OUT/ENVIRONMENT/METHOD or, for a method that begins with an untrained agent,
-    OUT/ENVIRONMENT/METHOD/START. A method without an environment takes the one of its agent's training.
+    It is OUT/ENVIRONMENT/METHOD, and OUT/ENVIRONMENT/METHOD/START for a method that begins with the start of
+    an agent. For a method without an environment, ENVIRONMENT is the one of the agent's training.
     """
     agent = evaluation.systems[system]
     folder = evaluation.folder / file_name(system.environment or agent.config.env) / system.method

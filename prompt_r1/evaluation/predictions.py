@@ -58,7 +58,7 @@ class Prediction:
     answer: str | None  # None: no answer could be read, or the environment failed.
     raw: str = ""  # the reply, the replies or the dialogue that the answer was taken from
     sample: int = 0  # the number of the repeat (--repeats)
-    stop: str = "answered"  # how a game ended (types.Stop); after a failed call "env_error", by any method
+    stop: str = "answered"  # how a game ended (types.Stop); with any method "env_error" after a failed call
     error: str = ""  # why the environment failed
     turns: int = 1  # turns of the agent; 1 for a method without an agent
     spent: Spending = field(default_factory=Spending)  # calls of the environment

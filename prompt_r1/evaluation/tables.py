@@ -141,8 +141,8 @@ class PaperTable:
     """A table in the paper's form, with the paper's numbers below ours."""
 
     results: Results
-    # The columns: system → the environment whose numbers in the paper stand below ours. It is the system's
-    # environment or, for a system without one, the environment of the table.
+    # The columns: each system, and the environment for which the paper's numbers are looked up. It is the
+    # environment of the system or, if the system has none, of the table.
     systems: Mapping[System, str]
     trained_with: Mapping[str, str]  # agent → environment
 
