@@ -58,9 +58,11 @@ def find_agents(config: EvaluateConfig) -> dict[str, NamedAgent]:
 def environments_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[str, EvaluateConfig]:
     """The environments of --env, or of the training of --agent, each with the settings by which it is asked.
 
-    Raises UsageError if a method needs an environment and there is none, and if agents were trained with the
-    same environment, but with other settings of it.
+    There are none if no method asks an environment. Raises UsageError if a method does and there is none, and
+    if agents were trained with the same environment, but with other settings of it.
     """
+    if not any(METHODS[name].needs_environment for name in methods_of(config)):
+        return {}
     if config.env:
         return dict.fromkeys(config.env, config)
     environments: dict[str, EvaluateConfig] = {}
@@ -73,7 +75,7 @@ def environments_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) ->
                 f"with other --env-args, --env-system or --route: give --env {training.env} and these flags, "
                 "or evaluate the agents one by one"
             )
-    if not environments and any(METHODS[name].needs_environment for name in methods_of(config)):
+    if not environments:
         raise UsageError("no environment to ask: give --env SPEC, or an --agent that was trained with one")
     return environments
 

@@ -224,6 +224,8 @@ def test_agents_with_other_settings_of_one_environment_are_not_compared(agents):
     with pytest.raises(UsageError, match=r"runs/b .*environment large"):
         systems_of(EvaluateConfig(), agents)
     assert systems_of(EvaluateConfig(env=("large",)), agents)
+    # A bug: they were refused also if nothing is asked.
+    assert len(systems_of(EvaluateConfig(method=("agent-only",)), agents)) == 2
 
 
 @pytest.mark.parametrize("name", ["mini", "py:own_sums:sums"])
