@@ -22,11 +22,11 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.demonstrations import demonstrations
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, with_threads_of_this_machine
-from prompt_r1.pair.named_agent import NamedAgent, find_agent, preset_config, teaching_command, trained_config
+from prompt_r1.pair.named_agent import NamedAgent, find_agent, teaching_command, trained_config
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
 from prompt_r1.rollout import play_groups, trajectory_of
-from prompt_r1.settings.agent import MINI_AGENT, AgentConfig
+from prompt_r1.settings.agent import MINI_AGENT
 from prompt_r1.training.settings import FineTuningConfig
 from prompt_r1.training.supervised import fine_tune_agent
 from prompt_r1.types import Completion, Question, Trajectory
@@ -46,8 +46,7 @@ def sft_agent(
     agent: NamedAgent, train: Sequence[Question], *, seed: int, device: torch.device, folder: Path
 ) -> NamedAgent:
     """Fine-tune an agent on the gold answers to training questions, for a game of one turn."""
-    # If the start is `mini`, it is the mini agent of the run's seed, not of the evaluation's `seed`.
-    one_turn = one_turn_config(agent.start, seed=agent.config.seed)
+    one_turn = replace(agent.config, agent=agent.start, env="none", instruction="answer")
     if not _is_done(folder):
         settings = _settings(agent, seed=seed, device=device, rank=SFT_RANK)
         fine_tune_agent(
@@ -140,11 +139,6 @@ def _settings(agent: NamedAgent, *, seed: int, device: torch.device, rank: int) 
 def _is_done(folder: Path) -> bool:
     """Whether a fine-tuning has saved its agent."""
     return trained_config(folder / "agent") is not None
-
-
-def one_turn_config(start: str, *, seed: int) -> AgentConfig:
-    """The settings of an agent that answers in one turn, without an environment."""
-    return replace(preset_config(start), env="none", instruction="answer", agent=start, seed=seed)
 
 
 def example_of(question: Question, codec: Codec) -> Trajectory:

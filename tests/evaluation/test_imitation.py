@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import weakref
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -200,3 +201,11 @@ def test_an_agent_that_has_been_fine_tuned_is_not_fine_tuned_again(name, tmp_pat
             (tmp_path / "agent").mkdir()
         made = make(seed=0, device=CPU, folder=tmp_path)
         assert made.path == tmp_path / "agent" and fine_tune.call_count == 1
+
+
+def test_the_agent_of_sft_plays_by_the_limits_of_the_users_agent(tmp_path, monkeypatch):
+    """A bug: it had those of a preset, so a question that was not too long for the others got no answer."""
+    monkeypatch.setattr(imitation, "fine_tune_agent", Mock())
+    agent = NamedAgent("mini", replace(CONFIG, max_new=9, max_tokens=5000), start="mini")
+    game = imitation.sft_agent(agent, [], seed=0, device=CPU, folder=tmp_path).config.game
+    assert (game.max_turns, game.max_new, game.max_tokens) == (1, 9, 5000)

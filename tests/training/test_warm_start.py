@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from prompt_r1.errors import EnvError, UsageError
-from prompt_r1.evaluation.imitation import example_of, one_turn_config
+from prompt_r1.evaluation.imitation import example_of
 from prompt_r1.evaluation.preflight import read_evaluation
 from prompt_r1.model.lora import adapters_removed, add_lora
 from prompt_r1.model.policy import Policy
@@ -19,7 +19,7 @@ from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question
 from prompt_r1.pair.named_agent import resolve_agent, trained_config
 from prompt_r1.protocol import Codec, parse
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
-from prompt_r1.settings.agent import INSTRUCTIONS
+from prompt_r1.settings.agent import INSTRUCTIONS, AgentConfig
 from prompt_r1.training.log import Log
 from prompt_r1.training.settings import FineTuningConfig
 from prompt_r1.training.supervised import (
@@ -44,8 +44,13 @@ QUESTIONS = [Question(str(n), "a", f"Number {n}?", (f"it is {n}",)) for n in ran
 SMALL = FineTuningConfig(agent="", lr=1e-2, epochs=8, batch_size=4, micro_batch=2, device="cpu")
 
 
+def one_turn_config(start: str) -> AgentConfig:
+    """The settings of an agent that answers in one turn, without an environment."""
+    return AgentConfig(agent=start, env="none", instruction="answer")
+
+
 def tiny_agent() -> Agent:
-    game = replace(one_turn_config("", seed=0).game, max_tokens=400)
+    game = replace(one_turn_config("").game, max_tokens=400)
     codec = Codec(tiny.tokenizer(), "Answer.")
     return Agent(tiny.policy(), codec, game)
 
@@ -337,7 +342,7 @@ def test_threads_are_those_of_the_flag_or_of_the_game_but_no_more_than_cores(
     """
     monkeypatch.setattr("prompt_r1.pair.agent.usable_cores", lambda: 2)
     monkeypatch.setattr(torch, "set_num_threads", set_threads := Mock())
-    trained_as = replace(one_turn_config(str(start), seed=0), threads=of_the_game)
+    trained_as = replace(one_turn_config(str(start)), threads=of_the_game)
 
     def examples_of(codec: Codec) -> list[Trajectory]:
         return [example_of(question, codec) for question in QUESTIONS]
@@ -357,7 +362,7 @@ def test_the_metrics_of_each_step_can_be_read_while_the_next_one_is_taken(start,
             yield {"step": step, "loss": 0.5}
 
     monkeypatch.setattr("prompt_r1.training.supervised.train_weights", take_steps)
-    trained_as = one_turn_config(str(start), seed=0)
+    trained_as = one_turn_config(str(start))
     fine_tune_agent(lambda codec: [], replace(SMALL, agent=str(start)), trained_as, tmp_path / "out")
     assert lines_in_file == [0, 1, 2]
 
@@ -373,7 +378,7 @@ def test_an_agent_that_was_trained_at_another_temperature_is_fitted_at_temperatu
         return iter([])
 
     monkeypatch.setattr("prompt_r1.training.supervised.train_weights", note)
-    trained_as = replace(one_turn_config(str(start), seed=0), temperature=1.3)
+    trained_as = replace(one_turn_config(str(start)), temperature=1.3)
     folder = fine_tune_agent(lambda codec: [], replace(SMALL, agent=str(start)), trained_as, tmp_path / "out")
     assert fitted == [1.0]
     assert trained_config(folder).temperature == 1.3, "its settings stay"
@@ -384,4 +389,4 @@ def test_a_folder_with_other_files_is_refused(start, tmp_path):
     config = replace(SMALL, agent=str(start))
     (tmp_path / "config.yaml").touch()
     with pytest.raises(UsageError, match="empty folder"):
-        fine_tune_agent(lambda codec: [], config, one_turn_config(str(start), seed=0), tmp_path)
+        fine_tune_agent(lambda codec: [], config, one_turn_config(str(start)), tmp_path)
