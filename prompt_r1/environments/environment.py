@@ -187,10 +187,12 @@ class Environment:
                     member.counts["reused"] += 1
                     reply, cost = recorded
         except EnvError as error:
-            equal_calls.failure = error
             call.bill.spent += ONE_FREE_CALL
             member.counts["errors"] += 1
-            self._failed_calls.add_failure(error)
+            # The equal calls that wait have sent nothing, so their failure says nothing new of the server.
+            if equal_calls.failure is None:
+                equal_calls.failure = error
+                self._failed_calls.add_failure(error)
             raise
         self._failed_calls.add_success()
         member.is_wait_reported = False

@@ -87,6 +87,13 @@ def test_calls_that_wait_for_an_equal_call_share_its_failure_and_a_later_call_is
     assert asked.take_metrics()["env/failed_requests"] == 2
 
 
+def test_a_failure_that_equal_calls_share_counts_once(tmp_path: Path) -> None:
+    """A bug: one refused question with 32 games at temperature 0 was 32 failed calls, and ended the run."""
+    asked = environment(CountingSource(EnvError("refused")), folder=tmp_path)
+    ended = at_once((reply(asked) for _ in range(32)), return_exceptions=True)
+    assert [type(error) for error in ended] == [EnvError] * 32
+
+
 def test_a_call_that_has_ended_leaves_no_lock_in_memory(tmp_path: Path) -> None:
     """A run makes hundreds of thousands of different calls, and each has a lock while it is made."""
     asked = environment(CountingSource(), folder=tmp_path)
