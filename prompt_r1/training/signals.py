@@ -1,6 +1,7 @@
 """Signals that stop a run: which they are, what they cancel, and how they reach all ranks."""
 
 import asyncio
+import math
 import os
 import signal
 import threading
@@ -32,7 +33,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.stop: Resumable | None = None  # The error that ends the run; None: no signal has been received.
-        self.received_at = 0.0  # monotonic seconds of the first signal
+        self.first_ctrl_c = math.inf  # monotonic seconds of the first Ctrl-C
         self.training_began = False  # Set by the run. From then on there is something to save.
         self._cancel: Callable[[], object] = lambda: None
 
@@ -65,15 +66,17 @@ class Interrupt:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.stop and number == signal.SIGINT and now - self.received_at > SAME_CTRL_C:
+        is_ctrl_c = number == signal.SIGINT
+        if is_ctrl_c and now - self.first_ctrl_c > SAME_CTRL_C:
             raise KeyboardInterrupt
+        if is_ctrl_c:
+            self.first_ctrl_c = min(self.first_ctrl_c, now)
         reason = f"{signal.Signals(number).name} was received"
         if not self.training_began:
-            exit_code = 130 if number == signal.SIGINT else 75
+            exit_code = 130 if is_ctrl_c else 75
             raise SignalBeforeTraining(f"{reason} before training began", exit_code=exit_code)
         if not self.stop:
-            self.stop = Interrupted(reason) if number == signal.SIGINT else Resumable(reason)
-            self.received_at = now
+            self.stop = Interrupted(reason) if is_ctrl_c else Resumable(reason)
         self._cancel()
 
 

@@ -109,7 +109,7 @@ def test_the_first_ctrl_c_saves_with_its_own_exit_code_and_the_second_one_ends_t
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)  # torchrun sends the same Ctrl-C again
         assert isinstance(interrupt.stop, Interrupted) and str(interrupt.stop) == "SIGINT was received"
-        interrupt.received_at -= 2
+        interrupt.first_ctrl_c -= 2
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -260,3 +260,15 @@ def test_an_alarm_of_a_users_function_reaches_no_rank(handled):
             other.wait(timeout=0.3)
         assert handled == [signal.SIGALRM]
         other.kill()
+
+
+def test_a_ctrl_c_after_another_signal_still_saves(monkeypatch):
+    """A bug: one second after SIGTERM, the first Ctrl-C ended the run without saving."""
+    monkeypatch.setattr("prompt_r1.training.signals.SAME_CTRL_C", -1.0)
+    with Interrupt() as interrupt:
+        interrupt.training_began = True
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert str(interrupt.stop) == "SIGTERM was received"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
