@@ -5,6 +5,7 @@ from pathlib import Path
 
 from prompt_r1.data.files import question_key
 from prompt_r1.data.questions import find_questions, hold_out_a_tenth
+from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.predictions import FILE
 from prompt_r1.evaluation.tables import RESULTS
@@ -42,7 +43,10 @@ def trained_on(agent: NamedAgent, questions: Sequence[Question]) -> int:
         return 0
     # The folder of an agent may come from anyone, so no code is run that it names.
     files = [name for name in agent.config.data if is_mini_data(name) or Path(name).is_file()]
-    trained = find_questions(files, "train", agent.config.seed)
+    try:
+        trained = find_questions(files, "train", agent.config.seed)
+    except UsageError:  # The files have changed since the training.
+        return 0
     if tuple(agent.config.val_data) == (HELD_OUT,):
         trained, _ = hold_out_a_tenth(trained, agent.config.val_limit)
     keys = {question_key(question.text) for question in trained}

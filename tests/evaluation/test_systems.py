@@ -589,6 +589,19 @@ def test_a_note_says_which_questions_the_agent_was_trained_on(
     assert f"trained on {known} of these 20 questions" in capsys.readouterr().err
 
 
+def test_an_agent_whose_question_files_have_changed_is_evaluated(asking_agent, tmp_path):
+    """The note on its training read the old file, and ended the evaluation of other questions."""
+    for file in asking_agent.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "old.csv").write_text("topic,answer\nabc,Anna\n")
+    (tmp_path / "new.jsonl").write_text('{"question": "abc?", "answer": "Anna"}\n')
+    settings = f"env: mini\ndata: ['{tmp_path}/old.csv']\nmax_tokens: 900\ninstruction: short\n"
+    (tmp_path / GAME_FILE).write_text(settings)
+    line = ["--agent", tmp_path, "--data", tmp_path / "new.jsonl", "--method", "direct", "--device", "cpu"]
+    run_here("evaluate.py", *line, "--out", tmp_path / "out")
+    assert (tmp_path / "out/results.json").is_file()
+
+
 @pytest.mark.parametrize("reward", ["", "os:abort"])
 def test_a_note_says_that_the_reward_is_not_the_one_of_the_training(asking_agent, tmp_path, capsys, reward):
     """The test after a training scored by --reward, evaluate.py by eq. 15, and both called it `reward`."""
