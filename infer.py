@@ -33,7 +33,7 @@ from prompt_r1.programs.reading import json_object
 from prompt_r1.programs.text import printable
 from prompt_r1.types import Spending, Trajectory
 
-# An agent that knows the format begins an action with one of these tags, even if its turn is cut off later.
+# An agent that knows the format begins an action with one of these tags, unless its turn is cut off before.
 ACTION_TAGS = ("<interaction_prompt>", "<answer>")
 
 
@@ -132,9 +132,10 @@ async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig
     if game.turns and not has_action_tag(game):
         teach = teaching_command(config.agent or pair.path)
         tags = " nor ".join(ACTION_TAGS)
-        view.note(
-            "format", f"the agent wrote neither {tags}: it does not know the format; `{teach}` teaches it"
-        )
+        reason = f"it does not know the format; `{teach}` teaches it"
+        if game.stop == "max_tokens":
+            reason = f"it was cut off before (give a larger --max-new), or {reason}"
+        view.note("format", f"the agent wrote neither {tags}: {reason}")
     view.note("cost", f"{game.spent}, {game.seconds:.1f} s")
     return game
 
