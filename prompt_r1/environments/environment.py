@@ -178,7 +178,8 @@ class Environment:
             async with equal_calls.lock:
                 if equal_calls.failure:
                     raise equal_calls.failure
-                # This start may not have learned yet that the server samples.
+                # Before the last stop, the server may have rejected temperature 0. Then its replies are under
+                # the keys of sampled calls, and this start of the run does not know it yet.
                 recorded = self.journal.reply(call.key) or self.journal.reply(call.key_if_sampled)
                 if recorded is None:
                     reply = await self._send(call)

@@ -54,7 +54,8 @@ def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, NamedAge
     """Digests of what the answers depend on.
 
     - the question files that prepare methods
-    - the environments and agents that are on this machine; of an agent whose start answers, only the start
+    - the environments and agents that are on this machine; for methods that begin with an agent's start, the
+      start in place of the agent
     - the games of these starts
     """
     specs = [config.optimizer_env, *(system.environment for system in systems)]

@@ -86,15 +86,16 @@ def draw_parent(pool: Mapping[str, Sequence[float]], rng: random.Random) -> str:
     """Draw from the Pareto front, in proportion to the validation questions on which a prompt is best.
 
     `pool`: prompt → its scores, one per validation question. Each question has a front: the prompts that are
-    best on it. Then go through the prompts, the worst first, and remove a prompt from all fronts if every
-    front keeps another prompt. The parent is drawn from what remains, one entry per front.
+    best on it. Then go through the prompts, the worst first, and remove a prompt that is nowhere the only
+    best one. The parent is drawn from what remains in the fronts.
     """
     fronts = []
     for number in range(len(next(iter(pool.values())))):
         highest = max(scores[number] for scores in pool.values())
         fronts.append([prompt for prompt, scores in pool.items() if scores[number] == highest])
     for prompt in sorted(pool, key=lambda prompt: sum(pool[prompt])):
-        if [prompt] not in fronts:
+        is_only_best = any(front == [prompt] for front in fronts)
+        if not is_only_best:
             fronts = [[other for other in front if other != prompt] for front in fronts]
     return rng.choice([prompt for front in fronts for prompt in front])
 

@@ -2,10 +2,9 @@
 
     sft    LoRA on gold answers
     bc     LoRA on recorded games that ended right: the demonstrations of the mini world's warm start
-    rft    LoRA on the agent's own games that ended right, in two rounds. In each round the agent of the round
-           before plays training questions, and then a fresh copy of the agent before its training (its start)
-           is fine-tuned on all right games so far (STaR, Zelikman et al. 2022, arXiv 2203.14465; ReST,
-           Gulcehre et al. 2023, arXiv 2308.08998)
+    rft    LoRA on the agent's own games that ended right, in two rounds. In each round the newest agent plays
+           training questions. Then a fresh copy of the start is fine-tuned on all right games so far (STaR,
+           Zelikman et al. 2022, arXiv 2203.14465; ReST, Gulcehre et al. 2023, arXiv 2308.08998)
 
 Each fine-tuning begins with the start of the user's agent: the agent before its training. It is done once,
 and later evaluations use the agent in the folder.

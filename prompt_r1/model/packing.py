@@ -1,7 +1,7 @@
-"""Pack games into one row without padding.
+r"""Pack games into one row without padding.
 
     tokens      [opening | game 1 | game 2 | … ][opening | game 1 | … ]      one row of T tokens
-                 \\__________ group __________/
+                 \__________ group __________/
 
 A group has games with the same opening. Each token attends to the opening of its group, and to the earlier
 tokens of its own game. The last token of a game is only a target, so it is not in the row. A *column* is a

@@ -112,8 +112,10 @@ class Alarms:
             # "kl" and "entropy" are in nats per token.
             case "kl" if now > 1.0:
                 return "the text loses the language of the start model"
-            case "entropy" if now < 1e-3 or now > max(1.0, 3 * before[0]):
-                return "if it is low, all games of a group are the same; if it is high, the text is noise"
+            case "entropy" if now < 1e-3:
+                return "all games of a group are the same"
+            case "entropy" if now > max(1.0, 3 * before[0]):
+                return "the text is noise"
             case "grad_norm" if now > 10 * median(before) > 0:
                 return "the gradient is over ten times as large as usual"
             case "groups/no_spread" if now >= 1.0:

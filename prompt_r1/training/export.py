@@ -51,9 +51,11 @@ def export_agent(
     """Write the agent as a Hugging Face folder, which replaces an older one when it is complete.
 
     The weights are written in 16 bits if both the base model and the agent's matrix products have 16 bits,
-    else in float32. So they are the weights with which validation played, with two exceptions: if the base is
-    in float16, so is the agent, though --dtype bfloat16 played in bfloat16; and adapters are merged into the
-    weights, which rounds once more. The folder `adapter` has the adapters in float32, for peft.
+    else in float32. The folder `adapter` has the adapters in float32, for peft. The weights are those with
+    which validation played, except in two cases:
+
+    - If the base is in float16, so is the agent, though --dtype bfloat16 played in bfloat16.
+    - Adapters are merged into the weights, which rounds once more.
 
     `base` is the folder or hub id of the base model. `metrics` is the metric line of the agent's step.
     Raises Resumable if a file cannot be written.
