@@ -89,7 +89,7 @@ class PromptSearch:
     seed: int = 0
     # The state of the search.
     steps: int = 0
-    calls_without_new_prompt: int = 0  # the optimiser's calls since a new prompt was tried
+    calls_without_new_prompt: int = 0  # the optimiser's calls, or right batches, since a new prompt was tried
     tried: set[str] = field(default_factory=set)  # the prompts that were tried on any question
     scores: dict[str, list[float]] = field(default_factory=dict)  # prompt → score per question
 
