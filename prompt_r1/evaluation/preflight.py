@@ -48,12 +48,13 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
     environments = environments_of(config, agents)
     systems = choose_systems(config, environments, agents)
     seed = common_seed(config, agents)
-    questions = questions_of(config, seed)
+    check_data(config.data)
     _check_preparation(config)
     prices = prices_of(config, environments)
-    evaluation = Evaluation(config, seed, questions, agents, systems, environments, prices)
+    evaluation = Evaluation(config, seed, [], agents, systems, environments, prices)
     _check_folder_and_environments(evaluation)
-    return evaluation
+    # A function of the user or the Hub may take minutes to give its questions, so mistakes are found before.
+    return replace(evaluation, questions=questions_of(config, seed))
 
 
 def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:

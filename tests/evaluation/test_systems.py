@@ -387,6 +387,22 @@ def test_an_agent_that_is_named_by_its_run_is_read_once_for_its_digest(tmp_path,
     assert digested.count("model.safetensors") == 1
 
 
+def test_the_agent_mini_has_a_digest():
+    """A bug: its name is no folder, so a folder was resumed after the mini agent had been rebuilt."""
+    config = EvaluateConfig(agent=("mini",), method=("prompt-r1",))
+    [digest] = digests_of_systems(config, systems_of(config, find_agents(config)))
+    assert "mini" in digest and digest.startswith("digest of /")
+
+
+def test_a_users_function_is_asked_for_questions_after_all_other_checks(tmp_path, monkeypatch):
+    """A bug: with `--env hf:nosuch`, a function that took minutes ran before the mistake was reported."""
+    (tmp_path / "slow_questions.py").write_text("def questions():\n    raise SystemExit('it was asked')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    line = ["--data", "py:slow_questions:questions", "--env", "hf:nosuch", "--method", "direct"]
+    with pytest.raises(UsageError, match="nosuch"):
+        read_evaluation([*line, "--out", str(tmp_path / "out")])
+
+
 def test_a_changed_model_that_writes_prompts_is_noticed(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     config = EvaluateConfig(optimizer_env=f"hf:{tmp_path}")
