@@ -15,7 +15,7 @@ from prompt_r1.environments.budget import FREE, Budget
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Bill, Caller, Refused, Reply
-from prompt_r1.errors import EnvError, UsageError
+from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.programs import files
 from prompt_r1.types import Message, Spending
 from tests.support.at_once import at_once
@@ -92,6 +92,15 @@ def test_a_failure_that_equal_calls_share_counts_once(tmp_path: Path) -> None:
     asked = environment(CountingSource(EnvError("refused")), folder=tmp_path)
     ended = at_once((reply(asked) for _ in range(32)), return_exceptions=True)
     assert [type(error) for error in ended] == [EnvError] * 32
+
+
+def test_calls_that_wait_for_an_equal_call_share_that_the_server_accepts_no_calls(tmp_path: Path) -> None:
+    """Each of eight equal calls was sent to a server that had rejected the key, and none was on a bill."""
+    source = CountingSource(Refused("HTTP 401", status=401, concerns_all=True))
+    asked = environment(source, folder=tmp_path)
+    ended = at_once((reply(asked) for _ in range(8)), return_exceptions=True)
+    assert [type(error) for error in ended] == [Resumable] * 8
+    assert source.calls == 1
 
 
 def test_a_call_that_has_ended_leaves_no_lock_in_memory(tmp_path: Path) -> None:
