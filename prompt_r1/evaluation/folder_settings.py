@@ -19,7 +19,6 @@ from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.evaluation.systems import game_of_start
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.programs.files import replace_file
-from prompt_r1.settings.agent import MINI_AGENT
 from prompt_r1.settings.fields import flag_of, read_mapping
 
 SETTINGS = "config.yaml"
@@ -66,10 +65,8 @@ def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, NamedAge
         if METHODS[system.method].agent == "start":
             agents.append(agent.start)
             games[f"game of {agent.start}"] = game_of_start(agent)
-        elif str(agent.path) == MINI_AGENT:
+        elif METHODS[system.method].agent:
             agents.append(str(agent.built().path))
-        else:
-            agents.append(str(agent.path))
     return {**digests_of([*config.train_data, *config.val_data], specs, agents), **games}
 
 

@@ -53,7 +53,7 @@ async def gepa(search: PromptSearch, data: Data) -> str:
         batch = next(batches)
         before = await search.try_prompt(parent, batch)
         if mean_score(before) == 1:
-            search.calls_without_new_prompt += 1  # Otherwise right batches alone could use up all calls.
+            search.attempts_without_new_prompt += 1
             continue
         reply = await search.ask_optimizer(ROLE, reflection(parent, before), sample=search.steps)
         child = read_fenced_prompt(reply.text)

@@ -3,6 +3,7 @@
 This file does not import torch, so that a wrong command line is reported at once.
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,13 +49,12 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
     environments = environments_of(config, agents)
     systems = choose_systems(config, environments, agents)
     seed = common_seed(config, agents)
-    check_data(config.data)
-    _check_preparation(config)
+    _check_questions(config)
     prices = prices_of(config, environments)
-    evaluation = Evaluation(config, seed, [], agents, systems, environments, prices)
-    _check_folder_and_environments(evaluation)
-    # A function of the user or the Hub may take minutes to give its questions, so mistakes are found before.
-    return replace(evaluation, questions=questions_of(config, seed))
+    _check_folder_and_environments(config, {system.environment for system in systems}, environments)
+    # A function of the user or the Hub may take minutes to give its questions, so it is asked last.
+    questions = questions_of(config, seed)
+    return Evaluation(config, seed, questions, agents, systems, environments, prices)
 
 
 def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:
@@ -71,9 +71,9 @@ def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:
     return config
 
 
-def _check_preparation(config: EvaluateConfig) -> None:
-    """Raise UsageError if the questions that prepare methods are missing, or cannot be read."""
-    check_data([*config.train_data, *config.val_data])
+def _check_questions(config: EvaluateConfig) -> None:
+    """Raise UsageError for files that cannot be read, and for methods that lack questions."""
+    check_data([*config.data, *config.train_data, *config.val_data])
     if all_mini_data(config.data):  # The mini world has questions for every method.
         return
     for method in methods_of(config):
@@ -83,9 +83,14 @@ def _check_preparation(config: EvaluateConfig) -> None:
             raise UsageError(f"{method} needs validation questions: give --val-data")
 
 
-def _check_folder_and_environments(evaluation: Evaluation) -> None:
-    """Raise UsageError for a folder with answers of another experiment, and for a wrong environment."""
-    config, folder = evaluation.config, evaluation.folder
+def _check_folder_and_environments(
+    config: EvaluateConfig, asked: Collection[str], environments: Mapping[str, EvaluateConfig]
+) -> None:
+    """Raise UsageError for a folder with answers of another experiment, and for a wrong environment.
+
+    `asked` are the environments that the systems ask, and "" if a system asks none.
+    """
+    folder = Path(config.out)
     begun = (folder / FILE).exists()
     if folder.exists():
         # The folder exists, so this only checks what is in it. An evaluation that cannot start makes none.
@@ -94,16 +99,10 @@ def _check_folder_and_environments(evaluation: Evaluation) -> None:
     # A folder with answers may be complete. Then nothing is asked, and no key is needed. Nor does an estimate
     # need one.
     if not begun and not config.dry_run:
-        _check_environments(evaluation)
-
-
-def _check_environments(evaluation: Evaluation) -> None:
-    """Raise UsageError for an environment that cannot be opened, also for one of the agents' training."""
-    config = evaluation.config
-    typed = [spec for spec in [*config.env, config.optimizer_env] if spec]
-    asked = dict.fromkeys(typed, config)
-    for system in evaluation.systems:
-        if system.environment:
-            asked.setdefault(system.environment, evaluation.environments[system.environment])
-    for spec, settings in asked.items():
-        check_environment(spec, settings, typed=typed, others=asked.keys())
+        typed = [spec for spec in [*config.env, config.optimizer_env] if spec]
+        settings_of = dict.fromkeys(typed, config)
+        for spec in asked:
+            if spec:  # It may be the environment of an agent's training.
+                settings_of.setdefault(spec, environments[spec])
+        for spec, settings in settings_of.items():
+            check_environment(spec, settings, typed=typed, others=settings_of.keys())

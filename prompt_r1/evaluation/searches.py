@@ -25,7 +25,9 @@ from prompt_r1.types import Message, Question
 
 SEED_PROMPT = "Answer the question as well as you can."  # A search starts from this system message.
 VALIDATED_ON = 50  # the number of validation questions of textgrad and gepa
-PATIENCE = 50  # A search ends after this many calls of the optimiser without a new prompt.
+# A search ends after this many attempts without a new prompt. An attempt is a call of the optimiser, or a
+# batch of gepa that gives the optimiser nothing to improve.
+PATIENCE = 50
 ALL = "all-questions"  # names the search over all questions
 
 RequestFields = Mapping[str, object]
@@ -89,7 +91,7 @@ class PromptSearch:
     seed: int = 0
     # The state of the search.
     steps: int = 0
-    calls_without_new_prompt: int = 0  # the optimiser's calls, or right batches, since a new prompt was tried
+    attempts_without_new_prompt: int = 0  # since a new prompt was last tried
     tried: set[str] = field(default_factory=set)  # the prompts that were tried on any question
     scores: dict[str, list[float]] = field(default_factory=dict)  # prompt → score per question
 
@@ -119,7 +121,7 @@ class PromptSearch:
             return False
         assert self.scores, "`begin` needs fewer calls than a step, so it has scored the seed prompt"
         is_perfect = all(score == 1 for score in self.scores[self.best()])
-        return not is_perfect and self.calls_without_new_prompt < PATIENCE
+        return not is_perfect and self.attempts_without_new_prompt < PATIENCE
 
     async def score(self, prompt: str, questions: Sequence[Question]) -> float:
         """The mean score of a prompt. It is scored only once, so `questions` must always be the same."""
@@ -141,7 +143,7 @@ class PromptSearch:
         self.calls.begin(environment=len(questions))
         if prompt not in self.tried:
             self.tried.add(prompt)
-            self.calls_without_new_prompt = 0
+            self.attempts_without_new_prompt = 0
         asked = [direct(self.environment, self.request, question, 0, prompt=prompt) for question in questions]
         predictions = await run_together(asked)
         for prediction in predictions:
@@ -156,7 +158,7 @@ class PromptSearch:
         the recorded reply from the journal, and not a new reply.
         """
         self.calls.begin(optimizer=1)
-        self.calls_without_new_prompt += 1
+        self.attempts_without_new_prompt += 1
         messages: list[Message] = [
             {"role": "system", "content": system},
             {"role": "user", "content": request},

@@ -22,7 +22,7 @@ from prompt_r1.evaluation import making
 from prompt_r1.evaluation.gepa import GEPA, draw_parent, filled_batches, mean_score, read_fenced_prompt
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.opro import OPRO, is_usable, meta_prompt, read_instruction
-from prompt_r1.evaluation.searches import SEED_PROMPT, Calls, Data, PromptSearch, text_between
+from prompt_r1.evaluation.searches import PATIENCE, SEED_PROMPT, Calls, Data, PromptSearch, text_between
 from prompt_r1.evaluation.textgrad import TEXTGRAD, first_batches, rewrite
 from prompt_r1.pair.asking import IN_TAGS
 from prompt_r1.types import Message, Question
@@ -190,6 +190,19 @@ def test_gepa_goes_on_after_it_has_validated_a_child_on_fifty_questions():
     search.examples = 50
     asyncio.run(GEPA.search(search, Data(TRAIN, QUESTIONS[40:100])))
     assert 600 - (2 * 3 + 1 + 50) < search.calls.made <= 600
+
+
+def test_gepa_ends_if_its_batches_are_right_and_give_nothing_to_improve():
+    """With right training answers and wrong validation answers, it spent all calls on such batches."""
+
+    def reply(messages: list[Message]) -> str:
+        asked = messages[-1]["content"]
+        is_held_out = any(question.text in asked for question in VALIDATION)
+        return "<answer>wrong</answer>" if is_held_out else right_answer(messages)
+
+    search = new_search(PricedSource(reply), max_calls=3000)
+    find("gepa", search)
+    assert (search.calls.optimizer, search.calls.environment) == (0, 20 + 3 * PATIENCE)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
