@@ -123,7 +123,8 @@ async def ask_system(
         optimizer = evaluation.open_optimizer(system, account)
         if optimizer is not None:
             opened.push_async_callback(optimizer.close)
-            await check_servers(optimizer)
+            if evaluation.config.optimizer_env:  # Otherwise the environment writes the prompts, too.
+                await check_servers(optimizer)
         answer = await make_method(evaluation, system, preparation, environment, optimizer)
 
         with progress_bar(name=str(system), total=len(unanswered)) as bar:
