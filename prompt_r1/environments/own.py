@@ -8,7 +8,6 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 from prompt_r1.environments.reply_text import reply_of
@@ -87,11 +86,15 @@ class OwnSource(Source):
 
     async def _call(self, messages: list[Message], **arguments: object) -> object:
         """Call the user's `ask`. Raises UsageError for an error in the user's code."""
-        with user_code(f"the environment {self.name}"):
-            if inspect.iscoroutinefunction(self._function):
-                return await self._function(messages, **arguments)
-            reply = await in_daemon_thread(partial(self._function, messages, **arguments))
-            # A decorated or partial async function does not look like one.
+        what = f"the environment {self.name}"
+
+        def ask() -> object:
+            with user_code(what):  # It stands inside the thread, because no future holds a StopIteration.
+                return self._function(messages, **arguments)
+
+        reply = ask() if inspect.iscoroutinefunction(self._function) else await in_daemon_thread(ask)
+        # A decorated or partial async function does not look like one, so a thread may return a coroutine.
+        with user_code(what):
             return await reply if inspect.isawaitable(reply) else reply
 
 

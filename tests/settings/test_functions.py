@@ -30,6 +30,10 @@ class Leaves:
     def ask(self, messages):
         raise SystemExit(3)
 
+class Exhausted:
+    def ask(self, messages):
+        return next(iter(()))
+
 class Silent:
     def ask(self):
         return "Yes."
@@ -167,6 +171,13 @@ def test_an_error_in_the_users_environment_is_one_sentence(own):
         asyncio.run(attempt(open_environment("py:own_code:Leaves").members[0].source))
     with pytest.raises(UsageError, match=r"own_code:Broken raised TypeError: .*own_code.py, line"):
         asyncio.run(attempt(open_environment("py:own_code:Broken").members[0].source))
+
+
+def test_a_stop_iteration_in_the_users_environment_is_an_error_like_others(own):
+    """A bug: no future holds a StopIteration, so the call waited for its deadline of ten minutes."""
+    source = open_environment("py:own_code:Exhausted").members[0].source
+    with pytest.raises(UsageError, match=r"own_code:Exhausted raised StopIteration: .*own_code.py, line"):
+        asyncio.run(asyncio.wait_for(attempt(source), timeout=10))
 
 
 def two_games() -> list[ScoredGame]:
