@@ -29,9 +29,9 @@ async def check_servers(environment: Environment) -> None:
 
 
 async def _check(environment: Environment, member: Member) -> None:
-    """Send a request, and charge it. Its reply is not used again: a key may expire before the next start."""
+    """Send a request, and charge it. Every start sends it anew, because a key may have expired."""
     source = member.source
-    call = Call(member, [Message(role="user", content="Hi")], NO_GAME, Bill(), is_check=True)
+    call = Call(member, [Message(role="user", content="Hi")], NO_GAME, Bill())
     try:
         async with asyncio.timeout(CHECK_SECONDS):
             reply = await environment.request(call)

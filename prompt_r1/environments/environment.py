@@ -27,7 +27,6 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from weakref import WeakValueDictionary
 
 from prompt_r1.environments.budget import FREE, Budget, Price
@@ -102,7 +101,6 @@ class Call:
     messages: list[Message]
     caller: Caller
     bill: Bill
-    is_check: bool = False
 
     @property
     def key(self) -> str:
@@ -110,20 +108,11 @@ class Call:
 
         A server that rejects temperature 0 samples. Then the key of the call changes while it is sent.
         """
-        if self.is_check:
-            return "check"
-        return self.key_if_sampled if self.member.source.samples else self.key_if_not_sampled
+        return self.key_if(samples=self.member.source.samples)
 
-    # Each key is kept, because the whole dialogue is hashed.
-    @cached_property
-    def key_if_sampled(self) -> str:
-        """The key if equal calls may get different replies."""
-        return call_key(self.member.source, self.messages, self.caller, samples=True)
-
-    @cached_property
-    def key_if_not_sampled(self) -> str:
-        """The key if equal calls get equal replies."""
-        return call_key(self.member.source, self.messages, self.caller, samples=False)
+    def key_if(self, *, samples: bool) -> str:
+        """The key if the source samples its replies, or if it does not."""
+        return call_key(self.member.source, self.messages, self.caller, samples=samples)
 
 
 @dataclass(eq=False)
@@ -180,7 +169,7 @@ class Environment:
                     raise equal_calls.failure
                 # Before the last stop, the server may have rejected temperature 0. Then its replies are under
                 # the keys of sampled calls, and this start of the run does not know it yet.
-                recorded = self.journal.reply(call.key) or self.journal.reply(call.key_if_sampled)
+                recorded = self.journal.reply(call.key) or self.journal.reply(call.key_if(samples=True))
                 if recorded is None:
                     reply = await self._send(call)
                     cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
