@@ -120,7 +120,7 @@ class EqualCalls:
     """Calls with the same key that are made at the same time: all wait for the one that is sent."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    failure: EnvError | Refused | None = None  # Why the call that was sent has failed, if it has.
+    failure: EnvError | Resumable | None = None  # Why the call that was sent has failed, if it has.
 
 
 class Environment:
@@ -176,15 +176,13 @@ class Environment:
                 else:
                     member.counts["reused"] += 1
                     reply, cost = recorded
-        except (EnvError, Refused) as failure:
+        except (EnvError, Resumable) as failure:
             call.bill.spent += ONE_FREE_CALL
             member.counts["errors"] += 1
-            was_sent = equal_calls.failure is None  # The equal calls that wait fail with it.
-            equal_calls.failure = failure
-            if isinstance(failure, Refused):
-                raise Resumable(f"{member.source.name} accepts no calls: {failure.reason}") from None
-            if was_sent:
-                self._failed_calls.add_failure(failure)
+            if equal_calls.failure is None:  # This call was sent. The equal calls that wait fail with it.
+                equal_calls.failure = failure
+                if isinstance(failure, EnvError):
+                    self._failed_calls.add_failure(failure)
             raise
         self._failed_calls.add_success()
         member.is_wait_reported = False
@@ -202,8 +200,8 @@ class Environment:
     async def _send(self, call: Call) -> Reply:
         """Send the request of a call until there is a reply, for at most CALL_DEADLINE seconds.
 
-        Raises EnvError if the call failed, Refused if the server accepts no calls, and what `request` raises
-        before a request.
+        Raises EnvError if the call failed, Resumable if the server accepts no calls, and what `request`
+        raises before a request.
         """
         member = call.member
         name = member.source.name
@@ -223,7 +221,7 @@ class Environment:
                     return await self.request(call, failures=failures)
                 except Refused as refused:
                     if refused.concerns_all:
-                        raise
+                        raise Resumable(f"{name} accepts no calls: {refused.reason}") from None
                     raise EnvError(f"{name} refused the dialogue: {refused.reason}") from None
                 except Busy as busy:
                     failures += 1
