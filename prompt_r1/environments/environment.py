@@ -263,14 +263,12 @@ class Environment:
         raises.
         """
         member, messages = call.member, call.messages
-        self.journal.check_room()
         estimate = member.estimate(messages)
         call.bill.check(estimate)
         await self.budget.reserve(estimate)
-        number = next(self.journal.numbers)
         cost_if_lost = replace(estimate, lost_usd=estimate.usd)
         try:
-            self.journal.write(number, call.key, cost_if_lost)
+            number = self.journal.begin(call.key, cost_if_lost)
         except OSError:
             self.budget.settle(estimate, Spending())  # The request is not sent, so it costs nothing.
             raise
@@ -307,7 +305,7 @@ class Environment:
             call.bill.charged_usd += cost.usd
             self.budget.settle(estimate, cost)
             prompt = messages[-1]["content"]
-            self.journal.write(number, call.key, cost, reply, source=member.source.name, prompt=prompt)
+            self.journal.end(number, call.key, cost, reply, source=member.source.name, prompt=prompt)
 
     async def close(self) -> None:
         """Close the connections. Another call opens new ones."""

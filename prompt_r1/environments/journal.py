@@ -3,9 +3,10 @@
 Each rank appends JSON lines to a file of its own; at the start it reads the files of all ranks. So a resumed
 run repeats no call, but ranks that make equal calls in the same run pay for each of them.
 
-A call may need several requests, and each request has a number. Before it is sent, a line with its number
-says what it costs if the process is killed now. When it has ended, a line with the same number says what it
-has cost. So the last line of a number counts. If a line has a `reply`, the call is never sent again.
+A call may need several requests. Each request has a number, which is the field "call" of its lines. Before it
+is sent, a line says what it costs if the process is killed now. When it has ended, a line with the same
+number says what it has cost. So the last line of a number counts. If a line has a `reply`, the call is never
+sent again.
 
 If the disk becomes full, replies that have been paid must still be written. So each rank keeps a reserve, a
 file that is removed then, and no further request is sent.
@@ -59,7 +60,7 @@ class Journal:
         # Call key → the file with its reply, and where the line begins. The replies themselves stay on the
         # disk: those of a long run would take more than a gigabyte of memory on each rank.
         self.places: dict[str, tuple[Path, int]] = {}
-        self.numbers = count(1)  # the numbers of new requests in this rank's file
+        self._numbers = count(1)  # the numbers of new requests in this rank's file
         if folder is None:
             return
         own = folder / f"rank{rank}.jsonl"
@@ -71,36 +72,51 @@ class Journal:
             # the reply that this rank had.
             charges = self._read(own)
             last_number = max(charges, default=0)
-            self.numbers = count(last_number + 1)
+            self._numbers = count(last_number + 1)
         folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(own, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o644)
         self._own = own
         self._reserve = folder / f".reserve-rank{rank}"
         self._reserve.write_bytes(os.urandom(RESERVE_BYTES))  # Some file systems store zeros in no room.
 
-    def write(
+    def begin(self, key: str, cost_if_lost: Spending) -> int:
+        """Write what a request costs if the process is killed now. Returns the number of the request.
+
+        Raises OSError if the line cannot be written, or if the disk was full before: no request is sent then.
+        """
+        number = next(self._numbers)
+        if self.records:
+            if not self._reserve.exists():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._own))
+            self._append({"key": key, "call": number, "charged": cost_if_lost.amounts})
+        return number
+
+    def end(
         self, number: int, key: str, charged: Spending, reply: Reply | None = None, **shown: object
     ) -> None:
-        """Append a line: what a request is charged, and the reply to its call if there is one.
+        """Write what a request has cost, and the reply to its call if there is one.
 
         `shown` is added to the line of a reply, for people who read the file.
         """
         if not self.records:
             return
-        # "call" has the number of the request. A repeated request of the same call has another number.
         line: dict[str, object] = {"key": key, "call": number, "charged": charged.amounts}
-        if reply is not None:
+        if reply is None:
+            self._append(line)
+        else:
             line |= {"reply": asdict(reply), "time": round(time.time(), 3), "usd": charged.usd, **shown}
+            self.places[key] = (self._own, self._append(line))
+
+    def _append(self, line: dict[str, object]) -> int:
+        """Append a line to this rank's file. Returns the place where it begins."""
         text = json.dumps(line)
         try:
-            offset = append_line(self._file, text)
+            return append_line(self._file, text)
         except OSError as error:
             if error.errno not in DISK_IS_FULL or not self._reserve.exists():
                 raise
             self._reserve.unlink()
-            offset = append_line(self._file, text)
-        if reply is not None:
-            self.places[key] = (self._own, offset)
+            return append_line(self._file, text)
 
     def reply(self, key: str) -> tuple[Reply, Spending] | None:
         """Read the recorded reply of a call, and what it was charged; None if there is none."""
@@ -112,11 +128,6 @@ class Journal:
             line = json.loads(file.readline())
         assert line["key"] == key, f"{path} has changed at byte {offset} since it was read"
         return Reply(**line["reply"]), Spending(*line["charged"])
-
-    def check_room(self) -> None:
-        """Raise OSError if the disk has become full, so that no more requests are sent."""
-        if self.records and not self._reserve.exists():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._own))
 
     def _read(self, path: Path) -> dict[int, Spending]:
         """Note where a file has its replies, and add up its charges. Returns the charges by request number.
