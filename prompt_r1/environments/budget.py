@@ -1,14 +1,14 @@
-"""The price of calls, and hard limits on calls and dollars.
+"""The price of calls, and hard limits on calls and dollars, of a run (Budget) and of a game (Bill).
 
-A request starts only if its estimated cost fits into what is left of the budget.
+A request starts only if its estimated cost fits into what is left.
 """
 
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from prompt_r1.errors import Resumable, UsageError
+from prompt_r1.errors import LimitReached, Resumable, UsageError
 from prompt_r1.types import Spending
 
 ROUNDING = 1e-9  # tolerance of sums of dollars
@@ -117,3 +117,20 @@ class Budget:
             if getattr(total, name) > ceiling + ROUNDING:
                 return name
         return ""
+
+
+@dataclass
+class Bill:
+    """What the calls of a game cost, and a limit. environment.py says how the two sums differ."""
+
+    max_usd: float = math.inf  # No request starts that may take `charged_usd` above this limit.
+    charged_usd: float = 0.0  # what the requests may have cost, also without a reply
+    reply_cost: Spending = field(default_factory=Spending)  # what the replies cost, also from the journal
+
+    def check(self, estimate: Spending) -> None:
+        """Raise LimitReached if a request with this estimated cost may exceed the limit."""
+        if self.charged_usd + estimate.usd > self.max_usd:
+            raise LimitReached(
+                "usd",
+                f"the next request may exceed the limit of ${self.max_usd:g}; spent: ${self.charged_usd:.6f}",
+            )

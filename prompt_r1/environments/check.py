@@ -3,9 +3,9 @@
 import asyncio
 import logging
 
-from prompt_r1.environments.budget import OutOfBudget
+from prompt_r1.environments.budget import Bill, OutOfBudget
 from prompt_r1.environments.environment import NO_GAME, Call, Environment, Member
-from prompt_r1.environments.sources import Bill, Busy, NoServer, NoText, Refused
+from prompt_r1.environments.sources import Busy, NoServer, NoText, Refused
 from prompt_r1.errors import FatalEnvError, UsageError
 from prompt_r1.types import Message
 

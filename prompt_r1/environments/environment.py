@@ -8,17 +8,12 @@ A call has three steps. Each step calls the next:
 
 A source is a server (endpoint.py), a model in this process (local.py) or an object of the user (own.py).
 
-What calls cost is added up in four sums. A request is *lost* if it got no reply, but may have been billed.
+Two sums hold limits: `budget.spent` of the run, which begins with what its journal holds, and
+`bill.charged_usd` of a game. Both count each request that may have been billed, also if its reply was lost.
 
-    sum                counts                                       lost requests   replies from the journal
-    journal.spent      the run, up to this start                    yes             no
-    budget.spent       the run, up to this start, and this rank     yes             no
-                       since then: for the limits of the run
-    bill.charged_usd   a game, in dollars: for a question's limit   yes             no
-    bill.spent         the replies of a game                        no              yes, with what they cost
-
-A user's reward may depend on `bill.spent`, so it must be the same when a resumed run plays a game again from
-its journal. A failed call counts there as a call without tokens.
+A third sum is what a game costs, `bill.reply_cost`. It counts the replies alone, also those that were paid
+before and are in the journal. A user's reward may depend on it, so it must be the same when a resumed run
+plays the game again. A failed call counts as a call without tokens.
 """
 
 import asyncio
@@ -29,12 +24,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
-from prompt_r1.environments.budget import FREE, Budget, Price
+from prompt_r1.environments.budget import FREE, Bill, Budget, Price
 from prompt_r1.environments.failed_calls import FailedCalls
 from prompt_r1.environments.journal import Journal, call_key
 from prompt_r1.environments.sources import (
     CALL_DEADLINE,
-    Bill,
     Busy,
     Caller,
     NoText,
@@ -177,7 +171,7 @@ class Environment:
                     member.counts["reused"] += 1
                     reply, cost = recorded
         except (EnvError, Resumable) as failure:
-            call.bill.spent += ONE_FREE_CALL
+            call.bill.reply_cost += ONE_FREE_CALL
             member.counts["errors"] += 1
             if equal_calls.failure is None:  # This call was sent. The equal calls that wait fail with it.
                 equal_calls.failure = failure
@@ -188,7 +182,7 @@ class Environment:
         member.is_wait_reported = False
         if reply.label:
             member.counts[f"outcomes/{reply.label}"] += 1
-        call.bill.spent += cost
+        call.bill.reply_cost += cost
         return reply
 
     def _draw(self, caller: Caller) -> Member:

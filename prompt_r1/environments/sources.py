@@ -4,14 +4,12 @@ A source makes one attempt. It returns a `Reply`, or raises `Busy` (the same req
 `Refused` (it will not). environment.py repeats attempts, keeps the budget and writes the journal.
 """
 
-import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from prompt_r1.errors import LimitReached
-from prompt_r1.types import Message, Spending
+from prompt_r1.types import Message
 
 # The fields of a request that limit the tokens of its reply: OpenAI's newer models take only the second.
 REPLY_LIMITS = ("max_tokens", "max_completion_tokens")
@@ -28,23 +26,6 @@ class Caller:
     question: str = ""  # the question's id
     sample: int = 0  # the number of the game among the games of its question
     epoch: int = 0  # how often the run has drawn the question before
-
-
-@dataclass
-class Bill:
-    """What the calls of a game have cost, and a limit. environment.py says how the two sums differ."""
-
-    max_usd: float = math.inf  # No request starts that may take `charged_usd` above this limit.
-    spent: Spending = field(default_factory=Spending)  # the cost of the replies, also from the journal
-    charged_usd: float = 0.0  # what the requests were charged, also without a reply
-
-    def check(self, estimate: Spending) -> None:
-        """Raise LimitReached if a request with this estimated cost may exceed the limit."""
-        if self.charged_usd + estimate.usd > self.max_usd:
-            raise LimitReached(
-                "usd",
-                f"the next request may exceed the limit of ${self.max_usd:g}; spent: ${self.charged_usd:.6f}",
-            )
 
 
 @dataclass(frozen=True)

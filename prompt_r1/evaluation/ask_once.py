@@ -12,8 +12,9 @@ There are two:
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from prompt_r1.environments.budget import Bill
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.sources import Bill, Caller
+from prompt_r1.environments.sources import Caller
 from prompt_r1.errors import EnvError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.f1 import exact_match, f1
@@ -36,9 +37,9 @@ async def ask_once(
     try:
         reply = await environment.ask(messages, Caller(question.id, sample), bill)
     except EnvError as error:
-        return Prediction(question, None, stop="env_error", error=str(error), spent=bill.spent)
+        return Prediction(question, None, stop="env_error", error=str(error), spent=bill.reply_cost)
     answer, formatted = read_answer(reply.text, request)
-    return Prediction(question, answer, reply.text, format=formatted, spent=bill.spent)
+    return Prediction(question, answer, reply.text, format=formatted, spent=bill.reply_cost)
 
 
 async def direct(

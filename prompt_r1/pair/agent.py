@@ -12,8 +12,9 @@ import torch
 
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.model_check import check_model
+from prompt_r1.environments.budget import Bill
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.sources import Bill, Caller
+from prompt_r1.environments.sources import Caller
 from prompt_r1.errors import LimitReached, QuestionTooLong
 from prompt_r1.model.loading import load_policy, load_tokenizer, vocabulary_of
 from prompt_r1.model.machine import usable_cores
@@ -184,6 +185,6 @@ async def play_question(
         raise LimitReached("seconds", f"no answer within the limit of {limits.seconds:g} s") from None
     if pieces is not None:
         pieces.end_turn()
-    trajectory.spent = bill.spent
+    trajectory.spent = bill.reply_cost
     trajectory.seconds = time.perf_counter() - begin
     return trajectory

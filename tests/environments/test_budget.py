@@ -7,11 +7,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from prompt_r1.environments.budget import Budget, OutOfBudget, Price, parse_prices
+from prompt_r1.environments.budget import Bill, Budget, OutOfBudget, Price, parse_prices
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import LONG_REPLY, Environment
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Bill, Busy, Caller, Refused, Reply
+from prompt_r1.environments.sources import Busy, Caller, Refused, Reply
 from prompt_r1.errors import EnvError, LimitReached, Resumable, UsageError
 from prompt_r1.types import Message, Spending
 from tests.support.at_once import at_once

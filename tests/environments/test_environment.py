@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from prompt_r1.environments.budget import Price
+from prompt_r1.environments.budget import Bill, Price
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.sources import Bill, Caller, Refused, Reply
+from prompt_r1.environments.sources import Caller, Refused, Reply
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
 from prompt_r1.types import Message
 from tests.support.counting import CountingSource, environment
@@ -77,7 +77,7 @@ def test_a_reply_costs_a_game_and_the_run_the_price_of_its_own_environment() -> 
     for route, price in zip(("1,0", "0,1"), prices, strict=True):
         asked, bill = Environment([Named("a"), Named("b")], prices=prices, route=route), Bill()
         asyncio.run(asked.ask(HELLO, Caller("q"), bill))
-        assert bill.spent == asked.budget.spent == price.of_call(3, 5)
+        assert bill.reply_cost == asked.budget.spent == price.of_call(3, 5)
 
 
 def test_each_of_several_environments_has_metrics_of_its_own() -> None:

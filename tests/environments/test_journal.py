@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from prompt_r1.environments.budget import FREE, Budget
+from prompt_r1.environments.budget import FREE, Bill, Budget
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
-from prompt_r1.environments.sources import Bill, Caller, Refused, Reply
+from prompt_r1.environments.sources import Caller, Refused, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.programs import files
 from prompt_r1.types import Message, Spending
@@ -348,6 +348,6 @@ def test_a_game_costs_what_its_replies_cost_also_from_the_journal(tmp_path) -> N
         asked, bill = environment(CountingSource(), folder=tmp_path, price=price), Bill()
         for dialogue in dialogues:
             asyncio.run(asked.ask(dialogue, Caller("q"), bill))
-        costs.append(bill.spent)
+        costs.append(bill.reply_cost)
     assert costs == [PRICE.of_call(10, 5) * 2] * 2
     assert asked.take_metrics()["env/reused"] == 2

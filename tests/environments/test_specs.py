@@ -8,9 +8,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from prompt_r1.environments.budget import Price
+from prompt_r1.environments.budget import Bill, Price
 from prompt_r1.environments.endpoint import Endpoint
-from prompt_r1.environments.sources import Bill, Caller
+from prompt_r1.environments.sources import Caller
 from prompt_r1.environments.specs import open_account
 from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.errors import Resumable, UsageError
@@ -196,7 +196,7 @@ def test_an_object_of_the_users_gets_the_seed_and_has_the_price_of_its_character
     assert asyncio.run(environment.ask(dialogue, Caller(), bill)).text == "seed 007"
     assert dialogue == [{"role": "user", "content": "Who?"}]
     usd = (tokens[0] + 2 * tokens[1]) / 1e6
-    assert bill.spent == environment.budget.spent == Spending(1, *tokens, usd=usd)
+    assert bill.reply_cost == environment.budget.spent == Spending(1, *tokens, usd=usd)
 
 
 def test_an_object_of_the_users_that_takes_the_question_replies_to_each_of_them(tmp_path):
