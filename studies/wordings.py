@@ -211,7 +211,7 @@ async def ask_environment(plan: Plan, fold: Fold, out: Path) -> None:
     settings = EnvironmentConfig(env_args=plan.env_args, env_system="")
     account = open_account(settings, out)
     environment = open_environment(
-        plan.env, settings, typed=(plan.env,), account=account, device=torch.device("cpu")
+        plan.env, settings, trusted=(plan.env,), account=account, device=torch.device("cpu")
     )
     replies: Replies = {}
 

@@ -1,18 +1,13 @@
 """Open environments by `--env SPEC`. A new kind of name begins in `kind_of`.
 
-A SPEC is one or several names, separated by commas. Two arguments of the functions here decide whether its
-code may run, and which names get the key:
-
-    typed    the SPECs that the user typed on the command line. A SPEC that is read from a file may come from
-             anyone: its object is not imported, and its URL does not get OPENAI_API_KEY.
-    others   the other SPECs of the run. If one of them is a MODEL without URL, the key is meant for this
-             model, so no URL gets it.
+A SPEC is one or several names, separated by commas. A SPEC that is read from a file may come from anyone, so
+`trusted_names` decides which code may run, and which servers get the key.
 """
 
 import json
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -55,6 +50,25 @@ def kind_of(name: str) -> Kind:
     return "url" if "@http" in name else "model"
 
 
+def trusted_names(*, typed: Iterable[str], opened: Iterable[str]) -> set[str]:
+    """The names whose object is imported, or whose server gets OPENAI_API_KEY.
+
+    `typed` are the SPECs on the command line, and `opened` are all that the run opens. An object is trusted
+    if the user typed its name. If the run opens any MODEL without URL, the key is meant for these MODELs
+    alone. Otherwise the URLs that the user typed get it.
+    """
+    typed_names = _names(typed)
+    objects = {name for name in typed_names if kind_of(name) == "own"}
+    urls = {name for name in typed_names if kind_of(name) == "url"}
+    models = {name for name in _names(opened) if kind_of(name) == "model"}
+    return objects | (models or urls)
+
+
+def _names(specs: Iterable[str]) -> set[str]:
+    """The names in SPECs."""
+    return {name for spec in specs for name in spec.split(",") if name}
+
+
 @dataclass(frozen=True)
 class Account:
     """The journal and the budget that all environments of a run share."""
@@ -91,13 +105,11 @@ class Opener(Protocol):
     def __call__(self, *, seed: int, device: "torch.device | None", priced: bool) -> Source: ...
 
 
-def check_environment(
-    spec: str, config: EnvironmentConfig, *, typed: Collection[str], others: Collection[str] = ()
-) -> None:
+def check_environment(spec: str, config: EnvironmentConfig, *, trusted: Collection[str]) -> None:
     """Raise UsageError for what is wrong with a SPEC and its settings, before anything is loaded."""
     for price in config.env_price:
         parse_price(price)
-    resolve(spec, config, typed=typed, others=others)
+    resolve(spec, config, trusted=trusted)
     for name in spec.split(","):
         if kind_of(name) == "url":
             from prompt_r1.environments.endpoint import check_listening
@@ -109,20 +121,19 @@ def open_environment(
     spec: str,
     config: EnvironmentConfig,
     *,
-    typed: Collection[str],
-    others: Collection[str] = (),
+    trusted: Collection[str] = (),
     account: Account | None = None,
     seed: int = 0,
     device: "torch.device | None" = None,
     prices: Mapping[str, Price] | None = None,
 ) -> Environment:
-    """Open the environments of a SPEC.
+    """Open the environments of a SPEC. `trusted` are the names that `trusted_names` returns.
 
     `seed` is the seed of the mini world, of the user's objects, and of local models, which are on `device`.
     `prices`, by the names of environments, replaces --env-price. The caller closes the environment. Raises
     UsageError for a SPEC that cannot be opened with these settings.
     """
-    openers = resolve(spec, config, typed=typed, others=others)
+    openers = resolve(spec, config, trusted=trusted)
     price_of = parse_prices(config.env_price, list(openers)) if prices is None else prices
     names = spec.split(",")
     account = account or open_account(config)
@@ -150,9 +161,7 @@ def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environ
     return Environment([source], budget=open_account(config).budget, prices=[price])
 
 
-def resolve(
-    spec: str, config: EnvironmentConfig, *, typed: Collection[str], others: Collection[str] = ()
-) -> dict[str, Opener]:
+def resolve(spec: str, config: EnvironmentConfig, *, trusted: Collection[str]) -> dict[str, Opener]:
     """Find out what each name in a SPEC stands for, and how it is opened. Nothing is loaded yet.
 
     Raises UsageError for names that stand for no environment, and for settings that are wrong.
@@ -162,23 +171,18 @@ def resolve(
         check_usd_limit("--max-env-usd", config)
     names = spec.split(",")
     parse_weights(config.route, len(names))
-    with_key = _names_with_key([spec, *others], typed)
-    openers: dict[str, Opener] = {}
-    for name in names:
-        key = os.environ.get("OPENAI_API_KEY", "") if name in with_key else ""
-        openers[name] = _opener(name, config, fields, key=key, is_typed=name in _names(typed))
-    return openers
+    return {name: _opener(name, config, fields, is_trusted=name in trusted) for name in names}
 
 
 def _opener(
-    name: str, config: EnvironmentConfig, fields: Mapping[str, object], *, key: str, is_typed: bool
+    name: str, config: EnvironmentConfig, fields: Mapping[str, object], *, is_trusted: bool
 ) -> Opener:
     """How one name is opened. Raises UsageError for a name that stands for no environment."""
     limit = limit_in(fields)
     system, concurrency = config.env_system, config.env_concurrency
     match kind_of(name):
         case ("built-in" | "own") as kind:
-            own = _object_of(name, is_typed=is_typed)
+            own = _object_of(name, is_trusted=is_trusted)
             # What is built in replies at once, so its calls need no limit.
             most_calls = concurrency if kind == "own" else sys.maxsize
             return lambda *, seed, device, priced: OwnSource(
@@ -208,17 +212,18 @@ def _opener(
             # It is imported here, because other environments need no HTTP.
             from prompt_r1.environments.endpoint import endpoint_of
 
+            key = os.environ.get("OPENAI_API_KEY", "") if is_trusted else ""
             endpoint = endpoint_of(name, key=key, fields=fields, system=system, concurrency=concurrency)
             return lambda *, seed, device, priced: endpoint
 
 
-def _object_of(name: str, *, is_typed: bool) -> Any:
+def _object_of(name: str, *, is_trusted: bool) -> Any:
     """The object with `ask`, or its class, that a built-in name or py:MODULE:NAME stands for.
 
     Importing a py: name runs the user's code.
     """
     if name.startswith(OBJECT_PREFIX):
-        if not is_typed:
+        if not is_trusted:
             raise UsageError(f"a file names {name!r}, which runs code: give it as --env")
         return import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
     if name in ("mini-mute", "none"):
@@ -227,21 +232,6 @@ def _object_of(name: str, *, is_typed: bool) -> Any:
     from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
 
     return {"mini": MiniEnvironment, "mini-b": MiniEnvironmentB}[name]
-
-
-def _names(specs: Collection[str]) -> set[str]:
-    """The names in SPECs."""
-    return {name for spec in specs for name in spec.split(",") if name}
-
-
-def _names_with_key(specs: Collection[str], typed: Collection[str]) -> set[str]:
-    """The names that OPENAI_API_KEY is sent to.
-
-    If a run opens any MODEL without URL, only these MODELs get the key. Otherwise the URLs that the user
-    typed get it.
-    """
-    models = {name for name in _names(specs) if kind_of(name) == "model"}
-    return models or {name for name in _names(typed) if kind_of(name) == "url"}
 
 
 def parse_fields(text: str) -> dict[str, object]:

@@ -14,7 +14,7 @@ from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import MuteEnvironment, OwnSource
 from prompt_r1.environments.sources import limit_in
-from prompt_r1.environments.specs import Account, open_environment, parse_fields
+from prompt_r1.environments.specs import Account, open_environment, parse_fields, trusted_names
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.searches import Data, RequestFields
@@ -120,12 +120,12 @@ class Evaluation:
 
         Its calls are in the journal and the budget of `account`.
         """
+        typed = [*self.config.env, self.config.optimizer_env]
+        opened = [self.config.optimizer_env, *(system.environment for system in self.systems)]
         return open_environment(
             spec,
             replace(settings, env_args=json.dumps(fields)),
-            # Only specs that the user typed may get the key.
-            typed=[*self.config.env, self.config.optimizer_env],
-            others={self.config.optimizer_env, *(system.environment for system in self.systems)},
+            trusted=trusted_names(typed=typed, opened=opened),
             account=account,
             seed=self.seed,
             device=self.device,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from prompt_r1.data.questions import check_data
-from prompt_r1.environments.specs import check_environment
+from prompt_r1.environments.specs import check_environment, trusted_names
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.folder_settings import check_same_settings
@@ -104,5 +104,6 @@ def _check_folder_and_environments(
         for spec in asked:
             if spec:  # It may be the environment of an agent's training.
                 settings_of.setdefault(spec, environments[spec])
+        trusted = trusted_names(typed=typed, opened=settings_of)
         for spec, settings in settings_of.items():
-            check_environment(spec, settings, typed=typed, others=settings_of.keys())
+            check_environment(spec, settings, trusted=trusted)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import Answering
-from prompt_r1.environments.specs import open_environment, open_own
+from prompt_r1.environments.specs import open_environment, open_own, trusted_names
 from prompt_r1.errors import EnvError
 from prompt_r1.model.distributed import pick_device
 from prompt_r1.model.machine import limit_threads
@@ -96,7 +96,8 @@ async def open_pair(config: PairConfig, named: NamedAgent, own: Answering | None
     load_codec(named.path, named.config)
     if own is None:
         settings = with_environment(config, named.config)
-        environment = open_environment(settings.env, settings, typed=[config.env], seed=seed, device=device)
+        trusted = trusted_names(typed=[config.env], opened=[settings.env])
+        environment = open_environment(settings.env, settings, trusted=trusted, seed=seed, device=device)
     else:
         environment = open_own(own, config, seed=seed)
     await check_servers(environment)

@@ -1,6 +1,6 @@
 """Check the settings of infer.py and of the server before torch is imported."""
 
-from prompt_r1.environments.specs import check_environment
+from prompt_r1.environments.specs import check_environment, trusted_names
 from prompt_r1.pair.named_agent import NamedAgent, resolve_agent
 from prompt_r1.pair.settings import InferConfig, PairConfig, with_environment
 from prompt_r1.programs.launcher import check_device
@@ -21,5 +21,6 @@ def check_pair(config: PairConfig) -> NamedAgent:
     check_device(config.device)
     agent = resolve_agent(config.agent, max_turns=config.max_turns, max_new=config.max_new)
     settings = with_environment(config, agent.config)
-    check_environment(settings.env, settings, typed=[config.env])
+    trusted = trusted_names(typed=[config.env], opened=[settings.env])
+    check_environment(settings.env, settings, trusted=trusted)
     return agent

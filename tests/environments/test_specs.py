@@ -11,7 +11,7 @@ import torch
 from prompt_r1.environments.budget import Bill, Price
 from prompt_r1.environments.endpoint import Endpoint
 from prompt_r1.environments.sources import Caller
-from prompt_r1.environments.specs import open_account
+from prompt_r1.environments.specs import open_account, trusted_names
 from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.pair.settings import PairConfig, with_environment
@@ -91,7 +91,8 @@ def test_a_url_that_was_read_from_a_file_does_not_get_the_key(typed, keys, monke
     """A bug: the URL of a YAML file from a stranger got it."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     spec = "llama@http://gpu7:8000/v1,oss@http://gpu8:8000/v1"
-    members = open_spec(spec, EnvironmentConfig(), typed=typed).members
+    trusted = trusted_names(typed=typed, opened=[spec])
+    members = open_spec(spec, EnvironmentConfig(), trusted=trusted).members
     assert [member.source.key for member in members] == keys
 
 
@@ -123,7 +124,7 @@ def test_the_settings_of_the_command_line_reach_the_source(asking_agent, monkeyp
     assert source.parameters["temperature"] == 0.7 and "helpful assistant" in str(source.parameters["system"])
     monkeypatch.setattr("prompt_r1.environments.local.load_local", local := Mock(return_value=source))
     calls = EnvironmentConfig(env_system="Own.", env_concurrency=3)
-    open_spec(f"hf:{asking_agent}", calls, typed=[], seed=7, device=torch.device("cpu"))
+    open_spec(f"hf:{asking_agent}", calls, seed=7, device=torch.device("cpu"))
     assert {"system": "Own.", "slots": 3, "seed": 7}.items() <= local.call_args.kwargs.items()
 
 
@@ -143,14 +144,14 @@ def test_settings_of_the_training_are_sent_to_its_own_environment_only(spec, giv
     """A bug: fields of the training were sent to an environment that the user named, which refused them."""
     trained = AgentConfig(env=LARGE, env_system="As trained.", env_args='{"top_p": 0.5}')
     settings = with_environment(PairConfig(env=spec, **given), trained)
-    [member] = open_spec(settings.env, settings, typed=[spec]).members
+    [member] = open_spec(settings.env, settings).members
     shown = {name: member.source.parameters.get(name) for name in ("system", "top_p", "seed")}
     assert shown == {"top_p": None, "seed": None} | sent
 
 
 def test_prices_of_one_environment_replace_those_of_the_run() -> None:
     spec = "large@http://localhost:8000/v1"
-    opened = partial(open_spec, spec, EnvironmentConfig(env_price=("1,2",)), typed=[])
+    opened = partial(open_spec, spec, EnvironmentConfig(env_price=("1,2",)))
     [plain] = opened().members
     [other] = opened(prices={spec: Price(3, 4)}).members
     assert (plain.price, other.price) == (Price(1, 2), Price(3, 4))
@@ -158,7 +159,7 @@ def test_prices_of_one_environment_replace_those_of_the_run() -> None:
 
 def test_all_environments_of_a_run_share_one_journal_and_one_budget(tmp_path: Path) -> None:
     config = EnvironmentConfig(max_env_calls=2)
-    opened = partial(open_spec, config=config, typed=[], account=open_account(config, tmp_path))
+    opened = partial(open_spec, config=config, account=open_account(config, tmp_path))
 
     async def calls() -> None:
         first, second = opened("mini"), opened("mini-b")
@@ -201,7 +202,7 @@ def test_an_object_of_the_users_gets_the_seed_and_has_the_price_of_its_character
 
 def test_an_object_of_the_users_that_takes_the_question_replies_to_each_of_them(tmp_path):
     config, spec = EnvironmentConfig(), "py:tests.environments.test_specs:Secretive"
-    asked = open_spec(spec, config, typed=[spec], account=open_account(config, tmp_path))
+    asked = open_spec(spec, config, trusted=[spec], account=open_account(config, tmp_path))
     replies = [asyncio.run(asked.ask(HELLO, Caller(question))).text for question in ("q1", "q2", "q1")]
     assert replies == ["about q1", "about q2", "about q1"]
 
