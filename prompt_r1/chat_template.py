@@ -8,10 +8,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from prompt_r1.errors import UsageError
-from prompt_r1.types import Message
+from prompt_r1.types import Message, Role
 
 if TYPE_CHECKING:  # `--help` reads this file, and the import takes seconds.
     from transformers import PreTrainedTokenizerBase
@@ -63,13 +63,28 @@ def render(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) ->
     return text
 
 
+def parts_of(
+    tokenizer: "PreTrainedTokenizerBase", roles: Sequence[Role]
+) -> tuple[str, list[tuple[int, str]]]:
+    """What a chat template writes around the messages of a dialogue with these roles.
+
+    Returns the text before the first message, and for each message, in the order of the template, its number
+    and the text up to the next message.
+    """
+    # No template writes the characters ␂ and ␃ itself.
+    marked: list[Message] = [{"role": role, "content": f"␂{number}␃"} for number, role in enumerate(roles)]
+    opening, *rest = re.split("␂(\\d+)␃", render(tokenizer, marked))
+    numbers, texts = rest[::2], rest[1::2]
+    return opening, [(int(number), text) for number, text in zip(numbers, texts, strict=True)]
+
+
 def name_of(tokenizer: "PreTrainedTokenizerBase") -> str:
     """How error messages name a tokenizer."""
     return f"the tokenizer {tokenizer.name_or_path!r}"
 
 
 def frame_of(tokenizer: "PreTrainedTokenizerBase", first_message: str) -> Frame:
-    """Find the frame of a chat template by rendering a dialogue of five marks.
+    """Find the frame of a chat template by rendering a dialogue of five messages.
 
     The frame must also fit a dialogue that has only the user's `first_message`. Raises UsageError for a
     template that has no frame, because it does not write the same text around every message, or changes a
@@ -84,17 +99,11 @@ def frame_of(tokenizer: "PreTrainedTokenizerBase", first_message: str) -> Frame:
         f"the chat template of {where} does not write the same text around every message, or changes the "
         "messages: not supported"
     )
-    marks = [f"␂{letter}␂" for letter in "abcde"]  # No template writes the character ␂ itself.
-    roles: list[Literal["user", "assistant"]] = ["user", "assistant", "user", "assistant", "user"]
-    messages: list[Message] = [
-        {"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)
-    ]
-    text = render(tokenizer, messages)
-    mark = re.compile("␂.␂")
-    if mark.findall(text) != marks:
+    before_user, parts = parts_of(tokenizer, ["user", "assistant", "user", "assistant", "user"])
+    if [number for number, _ in parts] != [0, 1, 2, 3, 4]:
         raise no_frame
-    # The text around the marks: before_user [a] _ [b] between [c] _ [d] between [e] generation
-    before_user, _, between, _, second_between, generation = mark.split(text)
+    # The dialogue is: before_user [0] _ [1] between [2] _ [3] between [4] generation
+    _, between, _, second_between, generation = [text for _, text in parts]
     rendered = render(tokenizer, [{"role": "user", "content": first_message}])
     if between != second_between or rendered != before_user + first_message + generation:
         raise no_frame

@@ -19,12 +19,13 @@ Stop = Literal["answered", "max_turns", "max_tokens", "malformed", "env_error"]
 # The kind of a question decides how evaluations compare answers. The gold answer is a name (qa), a number
 # (math), or a long text such as a summary (text).
 Kind = Literal["qa", "math", "text"]
+Role = Literal["system", "user", "assistant"]
 
 
 class Message(TypedDict):
     """One chat message, in the form that chat templates and chat-completions endpoints take."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Role
     content: str
 
 

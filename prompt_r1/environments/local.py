@@ -5,7 +5,6 @@ one forward pass at a time. The texts of the dialogue are encoded separately fro
 no prompt of the agent can become a control token.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from prompt_r1.chat_template import PieceEncoder, opened_think, render
+from prompt_r1.chat_template import PieceEncoder, opened_think, parts_of, render
 from prompt_r1.engine.engine import Engine
 from prompt_r1.engine.model_check import check_model
 from prompt_r1.environments.reply_text import THINK_TAG, reply_of
@@ -45,13 +44,11 @@ class Template:
 
 def read_template(tokenizer: PreTrainedTokenizerBase) -> Template:
     """Find out how a template treats messages. Raises UsageError if it cannot render a user message."""
-    # The tab at the end shows whether the template trims. No template contains the character "\u2402", so it
-    # shows whether the template writes the system message.
-    user: Message = {"role": "user", "content": "b\t"}
-    system: Message = {"role": "system", "content": "\u2402"}
+    user: Message = {"role": "user", "content": "b\t"}  # The tab shows whether the template trims.
     rendered = render(tokenizer, [user])
     try:
-        accepts_system = system["content"] in render(tokenizer, [system, user])
+        _, parts = parts_of(tokenizer, ["system", "user"])
+        accepts_system = len(parts) == 2
     except UsageError:
         accepts_system = False
     return Template(accepts_system, trims=user["content"] not in rendered, opened=opened_think(rendered))
@@ -145,17 +142,11 @@ class LocalSource(Source):
             messages = [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *others]
         if self._template.trims:
             messages = [{**message, "content": message["content"].strip()} for message in messages]
-        # Render the template with placeholders, and encode each text where its placeholder is. The order of
-        # the placeholders may differ: some templates write the system message before the last message.
-        marked: list[Message] = [
-            {**message, "content": f"\u2402{number}\u2403"} for number, message in enumerate(messages)
-        ]
-        rendered = render(self.tokenizer, marked)
-        opening = rendered.partition("\u2402")[0]
+        # Some templates write the system message before the last message, so the order is the template's.
+        opening, parts = parts_of(self.tokenizer, [message["role"] for message in messages])
         tokens = self._encoder.start(opening)
-        # The number of each text, and the template up to the next text.
-        for number, frame in re.findall("\u2402(\\d+)\u2403([^\u2402]*)", rendered):
-            tokens += self._encoder.untrusted(messages[int(number)]["content"])
+        for number, frame in parts:
+            tokens += self._encoder.untrusted(messages[number]["content"])
             tokens += self._encoder.trusted(frame)
         return tokens
 
