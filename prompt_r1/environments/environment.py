@@ -231,22 +231,16 @@ class Environment:
                     self._note_wait(member, busy, wait)
 
     async def _wait(self, member: Member, seconds: float, deadline: float) -> bool:
-        """Wait for `seconds`, and until the server's pause is over.
-
-        False, without waiting on, if that would take longer than until the deadline.
-        """
+        """Wait for `seconds`, and until the server's pause is over. False if that is after the deadline."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
-        while True:
-            paused_until = member.paused_until
-            until = max(until, paused_until)
-            if until > deadline:
-                return False
+        until = max(loop.time() + seconds, member.paused_until)
+        while until <= deadline:
             if until > loop.time():
                 await self._sleep(until - loop.time())
-            # Meanwhile the response to another call may have asked for a longer pause.
-            if member.paused_until == paused_until:
+            if member.paused_until <= until:
                 return True
+            until = member.paused_until  # Meanwhile the response to another call asked for a longer pause.
+        return False
 
     async def request(self, call: Call, *, failures: int = 0) -> Reply:
         """Send one request of a call, after `failures` requests that got no reply.

@@ -75,7 +75,6 @@ class LocalSource(Source):
         seed: int = 0,
         system: str = "",
     ) -> None:
-        self.policy = policy
         self.tokenizer = tokenizer
         self.name = name
         self.capacity = capacity
