@@ -31,7 +31,8 @@ from prompt_r1.pair.settings import InferConfig
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.reading import json_object
 from prompt_r1.programs.text import printable
-from prompt_r1.types import Spending, Trajectory
+from prompt_r1.spending import Spending
+from prompt_r1.types import Trajectory
 
 # An agent that knows the format begins an action with one of these tags, unless its turn is cut off before.
 ACTION_TAGS = ("<interaction_prompt>", "<answer>")

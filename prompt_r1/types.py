@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypedDict
 
+from prompt_r1.spending import Spending
+
 # Why a game ended. "max_tokens": the game or its last turn became too long. "malformed": the agent's turn had
 # neither a prompt nor an answer. "env_error": a call of the environment failed.
 Stop = Literal["answered", "max_turns", "max_tokens", "malformed", "env_error"]
@@ -40,67 +42,6 @@ class Question:
     kind: Kind = "qa"
     # The row's other columns, for a user's own reward or metric.
     extra: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
-
-
-def dollars(usd: float) -> str:
-    """Write an amount with four decimals, or six below a cent: a call of a small model costs $0.000031."""
-    return f"${usd:,.4f}" if usd >= 0.01 else f"${usd:.6f}"
-
-
-@dataclass(frozen=True)
-class Spending:
-    """Calls with their tokens and dollars.
-
-    If an attempt got no reply but may have been billed, it counts as a call with its estimated cost.
-    """
-
-    calls: int = 0
-    tokens_in: int = 0
-    tokens_out: int = 0
-    usd: float = 0.0
-    lost_usd: float = 0.0  # The part of `usd` that attempts without a reply may have cost.
-
-    def __add__(self, other: "Spending") -> "Spending":
-        return Spending(
-            calls=self.calls + other.calls,
-            tokens_in=self.tokens_in + other.tokens_in,
-            tokens_out=self.tokens_out + other.tokens_out,
-            usd=self.usd + other.usd,
-            lost_usd=self.lost_usd + other.lost_usd,
-        )
-
-    def __mul__(self, count: int) -> "Spending":
-        return Spending(
-            calls=self.calls * count,
-            tokens_in=self.tokens_in * count,
-            tokens_out=self.tokens_out * count,
-            usd=self.usd * count,
-            lost_usd=self.lost_usd * count,
-        )
-
-    def __sub__(self, other: "Spending") -> "Spending":
-        return self + other * -1
-
-    def __str__(self) -> str:
-        parts = ["1 call" if self.calls == 1 else f"{self.calls:,} calls"]
-        if self.tokens:
-            parts.append(f"{self.tokens_in:,} + {self.tokens_out:,} tokens")
-        if self.usd:
-            parts.append(dollars(self.usd))
-        text = ", ".join(parts)
-        if self.lost_usd:
-            text += f" ({dollars(self.lost_usd)} of it estimated, for lost attempts)"
-        return text
-
-    @property
-    def amounts(self) -> list[float]:
-        """All fields, in their order. `dataclasses.astuple` would copy each of them deeply."""
-        return [self.calls, self.tokens_in, self.tokens_out, self.usd, self.lost_usd]
-
-    @property
-    def tokens(self) -> int:
-        """Tokens in both directions."""
-        return self.tokens_in + self.tokens_out
 
 
 @dataclass(frozen=True)

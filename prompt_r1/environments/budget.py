@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from prompt_r1.errors import LimitReached, Resumable, UsageError
-from prompt_r1.types import Spending
+from prompt_r1.spending import Spending
 
 ROUNDING = 1e-9  # tolerance of sums of dollars
 

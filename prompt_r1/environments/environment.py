@@ -39,7 +39,8 @@ from prompt_r1.environments.sources import (
 )
 from prompt_r1.environments.time_limit import TimeLimit
 from prompt_r1.errors import EnvError, Resumable, UsageError
-from prompt_r1.types import Message, Spending
+from prompt_r1.spending import Spending
+from prompt_r1.types import Message
 
 logger = logging.getLogger(__name__)
 

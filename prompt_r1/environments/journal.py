@@ -26,7 +26,8 @@ from prompt_r1.environments.sources import Caller, Reply, Source
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.files import append_line
 from prompt_r1.programs.reading import check_values, json_object
-from prompt_r1.types import Message, Spending
+from prompt_r1.spending import Spending
+from prompt_r1.types import Message
 
 RESERVE_BYTES = 2**18  # room for the replies of the requests that run when the disk becomes full
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)

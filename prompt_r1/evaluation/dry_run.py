@@ -23,8 +23,8 @@ from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System, short_names
 from prompt_r1.evaluation.searches import Algorithm, Data, searched
 from prompt_r1.pair.asking import request_of
+from prompt_r1.spending import Spending
 from prompt_r1.training.dry_run import Case, Estimate, cases_of, mean_bytes, shown_estimate
-from prompt_r1.types import Spending
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, wit
 from prompt_r1.pair.asking import request_of
 from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.reward import Rule, score_games
-from prompt_r1.types import Question, Spending
+from prompt_r1.spending import Spending
+from prompt_r1.types import Question
 
 logger = logging.getLogger(__name__)
 

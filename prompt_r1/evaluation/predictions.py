@@ -12,7 +12,8 @@ from prompt_r1.errors import UsageError
 from prompt_r1.programs.files import append_line, lock, make_folder
 from prompt_r1.programs.text import printable_line
 from prompt_r1.reward import well_formed
-from prompt_r1.types import Question, Reward, Spending, Trajectory
+from prompt_r1.spending import Spending
+from prompt_r1.types import Question, Reward, Trajectory
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,9 @@ from prompt_r1.environments.specs import parse_fields
 from prompt_r1.pair.asking import request_of
 from prompt_r1.programs.tables import text_table
 from prompt_r1.settings.train import TrainConfig
+from prompt_r1.spending import Spending
 from prompt_r1.training.run import RunQuestions, repetition_note, with_steps
-from prompt_r1.types import GameSettings, Question, Spending
+from prompt_r1.types import GameSettings, Question
 
 SHORT_PROMPT = 10  # tokens
 SHORT_REPLY = 20  # tokens

@@ -14,7 +14,8 @@ from prompt_r1.environments.environment import Environment
 from prompt_r1.f1 import exact_match, f1
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.reward import well_formed
-from prompt_r1.types import Reward, ScoredGame, Spending, Stop
+from prompt_r1.spending import Spending
+from prompt_r1.types import Reward, ScoredGame, Stop
 
 
 @dataclass(frozen=True)

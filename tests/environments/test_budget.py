@@ -13,7 +13,8 @@ from prompt_r1.environments.environment import LONG_REPLY, Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Busy, Caller, Refused, Reply
 from prompt_r1.errors import EnvError, LimitReached, Resumable, UsageError
-from prompt_r1.types import Message, Spending
+from prompt_r1.spending import Spending
+from prompt_r1.types import Message
 from tests.support.at_once import at_once
 from tests.support.counting import PRICE, CountingSource, environment
 from tests.support.providers import HELLO, Provider, ask, body_of, endpoint, error_of, open_environment, reply

@@ -17,7 +17,7 @@ from prompt_r1.environments.environment import MAX_EMPTY_RESPONSES, Environment,
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import NoText
 from prompt_r1.errors import EnvError, FatalEnvError, Resumable, UsageError
-from prompt_r1.types import Spending
+from prompt_r1.spending import Spending
 from tests.support.at_once import at_once
 from tests.support.json_server import JsonHandler, serving
 from tests.support.providers import (

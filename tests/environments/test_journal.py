@@ -17,7 +17,8 @@ from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import Caller, Refused, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
 from prompt_r1.programs import files
-from prompt_r1.types import Message, Spending
+from prompt_r1.spending import Spending
+from prompt_r1.types import Message
 from tests.support.at_once import at_once
 from tests.support.counting import PRICE, CountingSource, environment
 from tests.support.exports import file_size_limit

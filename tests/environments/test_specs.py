@@ -16,7 +16,8 @@ from prompt_r1.environments.specs import open_environment as open_spec
 from prompt_r1.errors import Resumable, UsageError
 from prompt_r1.pair.settings import PairConfig, with_environment
 from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM, AgentConfig, EnvironmentConfig
-from prompt_r1.types import Message, Spending
+from prompt_r1.spending import Spending
+from prompt_r1.types import Message
 from tests.support.providers import HELLO, KEY, open_environment
 
 

@@ -17,7 +17,7 @@ from prompt_r1.evaluation.predictions import (
     short_names,
     to_row,
 )
-from prompt_r1.types import Spending
+from prompt_r1.spending import Spending
 from tests.support.predictions import DIRECT, predict, question_of
 
 

@@ -16,7 +16,7 @@ from prompt_r1.evaluation.paper_numbers import PaperColumn, load_numbers
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.scores import score_predictions
 from prompt_r1.evaluation.tables import paper_tables, terminal_table, write_results
-from prompt_r1.types import Spending
+from prompt_r1.spending import Spending
 from tests.support.paths import SHARED
 from tests.support.predictions import DIRECT, predict, predict_all, question_of
 

@@ -12,7 +12,8 @@ from prompt_r1.chat_template import PieceEncoder, decode
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.dialogue import Dialogue, Piece, Pieces, game_as_json
 from prompt_r1.programs.tables import markdown_table
-from prompt_r1.types import Action, Question, Spending, Trajectory, Turn
+from prompt_r1.spending import Spending
+from prompt_r1.types import Action, Question, Trajectory, Turn
 from tests.support.templates import KINDS, TOKENIZERS, tokenizer_of
 
 GAME = Trajectory(

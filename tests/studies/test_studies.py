@@ -21,9 +21,10 @@ from prompt_r1.miniworld.questions import TRAINING_MIX
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import RULES, score
 from prompt_r1.settings.agent import INSTRUCTIONS
+from prompt_r1.spending import Spending
 from prompt_r1.training.log import Log
 from prompt_r1.training.warm_start import read_games
-from prompt_r1.types import GameSettings, Question, ScoredGame, Spending
+from prompt_r1.types import GameSettings, Question, ScoredGame
 from studies import chain, cities, parts, rules, seeds, turns
 from studies.cities import CITIES, SPLITS, WORDINGS, cases_of, names_only
 from studies.parts import show_part

@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 
 from prompt_r1.evaluation.predictions import FILE, Prediction, System, to_row
+from prompt_r1.spending import Spending
 from prompt_r1.training.log import Log
 from prompt_r1.training.warm_start import read_games
-from prompt_r1.types import Question, Spending
+from prompt_r1.types import Question
 from studies import wordings
 from studies.cities import CITIES, Case, write_lines
 from studies.lookups import WORDINGS, demonstration, fold_of, lookups, prompt_of

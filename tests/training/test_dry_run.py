@@ -11,8 +11,9 @@ import train
 from prompt_r1.environments.budget import Price
 from prompt_r1.miniworld.questions import mini_questions
 from prompt_r1.settings.train import PRESETS, TrainConfig
+from prompt_r1.spending import Spending
 from prompt_r1.training.dry_run import Case, cases_of, estimate, shown_estimate
-from prompt_r1.types import GameSettings, Spending
+from prompt_r1.types import GameSettings
 
 SPLITS = {"val_data": ("mini",), "test_data": ("mini",)}
 

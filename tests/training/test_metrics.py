@@ -8,6 +8,7 @@ import pytest
 from prompt_r1.errors import EnvError
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.reward import RULES, OwnReward
+from prompt_r1.spending import Spending
 from prompt_r1.training.metrics import (
     GameMetrics,
     Score,
@@ -16,7 +17,7 @@ from prompt_r1.training.metrics import (
     metrics_of_game,
     step_metrics,
 )
-from prompt_r1.types import Question, Reward, ScoredGame, Spending, Trajectory
+from prompt_r1.types import Question, Reward, ScoredGame, Trajectory
 from tests.support.games import GOOD, HALF, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
 from tests.support.played import play_script
 from tests.support.thread_ranks import on_each_rank

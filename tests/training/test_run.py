@@ -23,6 +23,7 @@ from prompt_r1.pair.named_agent import exported_step
 from prompt_r1.programs import sealed_folders
 from prompt_r1.reward import RULES
 from prompt_r1.settings.train import TrainConfig
+from prompt_r1.spending import Spending
 from prompt_r1.training import record as record_file
 from prompt_r1.training.checkpoint import State, begin_states, tensors_of
 from prompt_r1.training.log import Log, read_metrics
@@ -32,7 +33,7 @@ from prompt_r1.training.run_folder import checkpoints_of
 from prompt_r1.training.signals import Interrupt
 from prompt_r1.training.start import warm_up
 from prompt_r1.training.update import StepStats
-from prompt_r1.types import Question, Spending
+from prompt_r1.types import Question
 from tests.support import tiny
 from tests.support.exports import file_size_limit
 from tests.support.games import GOOD, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare

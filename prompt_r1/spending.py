@@ -1,0 +1,64 @@
+"""What calls of the environment cost."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Calls with their tokens and dollars.
+
+    If an attempt got no reply but may have been billed, it counts as a call with its estimated cost.
+    """
+
+    calls: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    usd: float = 0.0
+    lost_usd: float = 0.0  # The part of `usd` that attempts without a reply may have cost.
+
+    def __add__(self, other: "Spending") -> "Spending":
+        return Spending(
+            calls=self.calls + other.calls,
+            tokens_in=self.tokens_in + other.tokens_in,
+            tokens_out=self.tokens_out + other.tokens_out,
+            usd=self.usd + other.usd,
+            lost_usd=self.lost_usd + other.lost_usd,
+        )
+
+    def __mul__(self, count: int) -> "Spending":
+        return Spending(
+            calls=self.calls * count,
+            tokens_in=self.tokens_in * count,
+            tokens_out=self.tokens_out * count,
+            usd=self.usd * count,
+            lost_usd=self.lost_usd * count,
+        )
+
+    def __sub__(self, other: "Spending") -> "Spending":
+        return self + other * -1
+
+    def __str__(self) -> str:
+        parts = ["1 call" if self.calls == 1 else f"{self.calls:,} calls"]
+        if self.tokens:
+            parts.append(f"{self.tokens_in:,} + {self.tokens_out:,} tokens")
+        if self.usd:
+            parts.append(dollars(self.usd))
+        text = ", ".join(parts)
+        if self.lost_usd:
+            text += f" ({dollars(self.lost_usd)} of it estimated, for lost attempts)"
+        return text
+
+    @property
+    def amounts(self) -> list[float]:
+        """All fields, in their order. `dataclasses.astuple` would copy each of them deeply."""
+        return [self.calls, self.tokens_in, self.tokens_out, self.usd, self.lost_usd]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in both directions."""
+        return self.tokens_in + self.tokens_out
+
+
+def dollars(usd: float) -> str:
+    """Write an amount with four decimals, or six below a cent: a call of a small model costs $0.000031."""
+    return f"${usd:,.4f}" if usd >= 0.01 else f"${usd:.6f}"
