@@ -17,6 +17,8 @@ plays the game again. A failed call counts as a call without tokens.
 """
 
 import asyncio
+import hashlib
+import json
 import logging
 import random
 from collections import Counter
@@ -26,7 +28,7 @@ from weakref import WeakValueDictionary
 
 from prompt_r1.environments.budget import FREE, Bill, Budget, Price
 from prompt_r1.environments.failed_calls import FailedCalls
-from prompt_r1.environments.journal import Journal, call_key
+from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.sources import (
     CALL_DEADLINE,
     Busy,
@@ -106,8 +108,18 @@ class Call:
         return self.key_if(samples=self.member.source.samples)
 
     def key_if(self, *, samples: bool) -> str:
-        """The key if the source samples its replies, or if it does not."""
-        return call_key(self.member.source, self.messages, self.caller, samples=samples)
+        """The key for a source that samples its replies, or for one that does not.
+
+        Games never share a sampled reply.
+        """
+        source, caller = self.member.source, self.caller
+        asked_by: list[object] = []
+        if samples:
+            asked_by = [caller.question, caller.sample, caller.epoch]
+        elif source.by_question:
+            asked_by = [caller.question]
+        text = json.dumps([source.name, source.parameters, self.messages, asked_by], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @dataclass(eq=False)

@@ -13,39 +13,21 @@ file that is removed then, and no further request is sent.
 """
 
 import errno
-import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 
-from prompt_r1.environments.sources import Caller, Reply, Source
+from prompt_r1.environments.sources import Reply
 from prompt_r1.errors import UsageError
 from prompt_r1.programs.files import append_line
 from prompt_r1.programs.reading import check_values, json_object
 from prompt_r1.spending import Spending
-from prompt_r1.types import Message
 
 RESERVE_BYTES = 2**18  # room for the replies of the requests that run when the disk becomes full
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def call_key(source: Source, messages: Sequence[Message], caller: Caller, *, samples: bool) -> str:
-    """The key of a call. Two calls with the same key share a reply.
-
-    If the source `samples` its replies, the calls of different games never share a reply.
-    """
-    asked_by: list[object] = []
-    if samples:
-        asked_by = [caller.question, caller.sample, caller.epoch]
-    elif source.by_question:
-        asked_by = [caller.question]
-    parts = [source.name, source.parameters, messages, asked_by]
-    text = json.dumps(parts, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class Journal:
