@@ -277,17 +277,11 @@ class Environment:
             member.counts["paid"] += 1
         cost = cost_if_lost  # This stays the cost if the request is cancelled.
         reply: Reply | None = None
-        limit = member.time_limit.seconds(failures)
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
         try:
-            async with asyncio.timeout(limit):
+            async with member.time_limit.of_request(failures):
                 reply = await member.source.attempt(messages, call.caller)
-            member.time_limit.add_reply(loop.time() - begin)
             cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
             return reply
-        except TimeoutError:
-            raise Busy(f"no complete response within {limit:g} s", may_be_billed=True) from None
         except Busy as busy:
             if not busy.may_be_billed:
                 cost = Spending()

@@ -5,10 +5,13 @@ sent again. But a server may be slow because of load, which more requests increa
 each request of a call that got no reply.
 """
 
+import asyncio
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from statistics import median
 
-from prompt_r1.environments.sources import Source
+from prompt_r1.environments.sources import Busy, Source
 
 # Much longer than usual is four times the median time of the last 200 replies, and at least 10 seconds. With
 # fewer than 50 replies, nothing is known about the usual time.
@@ -23,12 +26,24 @@ class TimeLimit:
         self._source = source
         self._reply_seconds: deque[float] = deque(maxlen=WINDOW)
 
-    def add_reply(self, seconds: float) -> None:
-        """Add how long a reply took."""
-        self._reply_seconds.append(seconds)
+    @asynccontextmanager
+    async def of_request(self, failures: int) -> AsyncIterator[None]:
+        """Limit the time of a request inside `async with`. It follows `failures` requests without a reply.
 
-    def seconds(self, failures: int) -> float | None:
-        """The limit in seconds, after `failures` requests of the call without a reply. None: no limit."""
+        Raises Busy if the request takes longer.
+        """
+        limit = self._seconds(failures)
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        try:
+            async with asyncio.timeout(limit):
+                yield
+        except TimeoutError:
+            raise Busy(f"no complete response within {limit:g} s", may_be_billed=True) from None
+        self._reply_seconds.append(loop.time() - begin)
+
+    def _seconds(self, failures: int) -> float | None:
+        """The limit in seconds; None: no limit."""
         longest = self._source.timeout
         if longest is None or not self._source.resends_slow or len(self._reply_seconds) < MIN_REPLIES:
             return longest
