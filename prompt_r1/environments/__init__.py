@@ -3,6 +3,7 @@
 In reading order:
 
     environment      `ask`: draws the environment of a question, and sends the request until there is a reply
+    route            which of several environments a question asks
     time_limit       gives up a request that takes much longer than usual
     failed_calls     warns of many failed calls, and ends the run if there are too many
     check            finds a wrong URL, key, model or setting by one request at the start

@@ -29,6 +29,7 @@ from weakref import WeakValueDictionary
 from prompt_r1.environments.budget import FREE, Bill, Budget, Price
 from prompt_r1.environments.failed_calls import FailedCalls
 from prompt_r1.environments.journal import Journal
+from prompt_r1.environments.route import Route
 from prompt_r1.environments.sources import (
     CALL_DEADLINE,
     Busy,
@@ -40,7 +41,7 @@ from prompt_r1.environments.sources import (
     byte_count,
 )
 from prompt_r1.environments.time_limit import TimeLimit
-from prompt_r1.errors import EnvError, Resumable, UsageError
+from prompt_r1.errors import EnvError, Resumable
 from prompt_r1.spending import Spending
 from prompt_r1.types import Message
 
@@ -150,8 +151,7 @@ class Environment:
         for source, price in zip(sources, prices or [FREE] * len(sources), strict=True):
             slots = asyncio.Semaphore(source.concurrency)
             self.members.append(Member(source, price, slots, TimeLimit(source)))
-        self._route = route
-        self._weights = parse_weights(route, len(sources))
+        self._route = Route(route, len(sources))
         self._sleep = sleep
         # The calls that are being made, by their key. When they have ended, their entry vanishes.
         self._equal_calls = WeakValueDictionary[str, EqualCalls]()
@@ -165,8 +165,8 @@ class Environment:
         Raises LimitReached before a request that may exceed the limit of the bill. What the code of a user's
         object raises passes unchanged.
         """
-        call = Call(self._draw(caller), messages, caller, bill or Bill())
-        member = call.member
+        member = self.members[self._route.draw(caller)]
+        call = Call(member, messages, caller, bill or Bill())
         equal_calls = self._equal_calls_of(call.key)
         try:
             # If games make the same call at once, the first one sends it. The others wait, and find its reply
@@ -197,12 +197,6 @@ class Environment:
             member.counts[f"outcomes/{reply.label}"] += 1
         call.bill.reply_cost += cost
         return reply
-
-    def _draw(self, caller: Caller) -> Member:
-        """The environment of the caller's question."""
-        # The run's seed is no part of this seed, so a question gets the same environment in every run.
-        seed = caller.question if self._route == "session" else f"{caller.question}/{caller.epoch}"
-        return random.Random(seed).choices(self.members, self._weights)[0]
 
     async def _send(self, call: Call) -> Reply:
         """Send the request of a call until there is a reply, for at most CALL_DEADLINE seconds.
@@ -347,24 +341,3 @@ def back_off(failures: int) -> float:
     """Seconds to wait after this many failures: exponential back-off with full jitter."""
     longest = min(MAX_BACK_OFF, MIN_BACK_OFF * 2.0 ** min(failures - 1, 10))
     return random.uniform(0, longest)
-
-
-def parse_weights(route: str, count: int) -> list[float]:
-    """The weight of each of `count` environments in a route. Raises UsageError for any but these routes:
-
-        session   draw an environment for each question, the same in every epoch
-        uniform   draw an environment for each question anew in each epoch, all with the same probability
-        3,1,…     like uniform, with these weights
-
-    All games of a group ask the same environment (eqs 18-19), because training compares them. So a game is
-    never moved to another environment. A resumed run draws the same environments again.
-    """
-    if route in ("session", "uniform"):
-        return [1.0] * count
-    try:
-        weights = [float(part) for part in route.split(",")]
-    except ValueError:
-        weights = []
-    if len(weights) != count or min(weights) < 0 or not 0 < sum(weights) < float("inf"):
-        raise UsageError(f"--route takes session, uniform or {count} weights (such as 3,1), not {route!r}")
-    return weights

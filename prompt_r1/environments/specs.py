@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from prompt_r1.environments.budget import FREE, Budget, Price, parse_price, parse_prices
-from prompt_r1.environments.environment import Environment, parse_weights
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.journal import Journal
 from prompt_r1.environments.own import Answering, MuteEnvironment, OwnSource
+from prompt_r1.environments.route import Route
 from prompt_r1.environments.sources import Source, limit_in
 from prompt_r1.errors import UsageError
 from prompt_r1.model.gguf import gguf_file, is_gguf
@@ -170,7 +171,7 @@ def resolve(spec: str, config: EnvironmentConfig, *, trusted: Collection[str]) -
     if config.max_env_usd:
         check_usd_limit("--max-env-usd", config)
     names = spec.split(",")
-    parse_weights(config.route, len(names))
+    Route(config.route, len(names))  # This raises UsageError for a wrong route.
     return {name: _opener(name, config, fields, is_trusted=name in trusted) for name in names}
 
 
