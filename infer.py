@@ -24,9 +24,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from prompt_r1.errors import NoAnswer, QuestionTooLong, Resumable, UsageError
+from prompt_r1.pair.api import AsyncPair, asked_question, open_pair
 from prompt_r1.pair.dialogue import Dialogue, game_as_json
 from prompt_r1.pair.named_agent import NamedAgent, teaching_command
-from prompt_r1.pair.playing import OpenPair, asked_question, open_pair
 from prompt_r1.pair.settings import InferConfig
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.reading import json_object
@@ -106,7 +106,7 @@ def read_line(prompt: str) -> str:
     return input()
 
 
-async def ask(question: str, pair: OpenPair, view: Dialogue, config: InferConfig) -> Trajectory:
+async def ask(question: str, pair: AsyncPair, view: Dialogue, config: InferConfig) -> Trajectory:
     """Play one game, and print it while it is played, or as JSON.
 
     For a question that is too long, the game has no turns, and its `error` says so.

@@ -8,8 +8,7 @@ In reading order:
     dialogue         show a game as text while it is played, or as JSON
     agent            a loaded agent; `play_question`, by which training, evaluation and people play games
     asking           how an environment is asked for the answer itself, and how the answer is read
-    playing          open a pair of agent and environment; play one question for a person
-    api              `prompt_r1.load(…).ask("…")` and `stream`
+    api              open a pair of agent and environment: `prompt_r1.load(…).ask("…")` and `stream`
     chat_format      OpenAI's chat completions: read a request, write a game or an error
     server           answer them over HTTP; chat.html is its page to chat with
     __main__         the program, `python -m prompt_r1.pair`

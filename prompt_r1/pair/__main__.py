@@ -58,7 +58,7 @@ def _serve(config: ServeConfig, listener: socket.socket) -> None:
         check_usd_limit("--request-usd", with_environment(config, named.config))
     # These import torch, which `--help` does not need.
     from prompt_r1.pair.agent import Limits
-    from prompt_r1.pair.playing import open_pair
+    from prompt_r1.pair.api import open_pair
     from prompt_r1.pair.server import ChatServer, uvicorn_server
 
     pair = asyncio.run(open_pair(config, named))

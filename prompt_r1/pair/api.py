@@ -1,7 +1,9 @@
-"""A trained agent and its environment, from Python: `prompt_r1.load(…).ask("…")`.
+"""Open a pair of agent and environment, and play one question for a person.
 
-All games of a pair run in one event loop, which has its own thread. A notebook already runs a loop, which
-cannot be entered again. And questions from several threads must share the engine's batch.
+`prompt_r1.load(…).ask("…")` takes these steps:
+
+    load: `load` → `open_pair` → `load_agent` (agent.py)
+    ask:  `Pair.ask` → `AsyncPair.play` → `play_question` (agent.py) → `rollout.play`
 """
 
 import asyncio
@@ -9,31 +11,123 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from prompt_r1.environments.budget import FREE
+from prompt_r1.environments.check import check_servers
+from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import Answering
-from prompt_r1.errors import UsageError
-from prompt_r1.pair.agent import NO_LIMITS, Limits
-from prompt_r1.pair.dialogue import Piece
-from prompt_r1.pair.named_agent import resolve_agent
-from prompt_r1.pair.playing import OpenPair, open_pair, raise_for_env_error
-from prompt_r1.pair.settings import PairConfig
-from prompt_r1.types import Trajectory
+from prompt_r1.environments.specs import open_environment, open_own, trusted_names
+from prompt_r1.errors import EnvError, UsageError
+from prompt_r1.model.distributed import pick_device
+from prompt_r1.model.machine import limit_threads
+from prompt_r1.pair.agent import (
+    NO_LIMITS,
+    Agent,
+    Limits,
+    Sampling,
+    check_question_length,
+    load_agent,
+    load_codec,
+    play_question,
+    with_threads_of_this_machine,
+)
+from prompt_r1.pair.dialogue import Piece, Pieces
+from prompt_r1.pair.named_agent import NamedAgent, resolve_agent
+from prompt_r1.pair.settings import PairConfig, with_environment
+from prompt_r1.types import Question, Trajectory
 
 T = TypeVar("T")
 
-CLOSED = "this pair is closed: load it again"
+
+@dataclass(frozen=True)
+class AsyncPair:
+    """A loaded agent, and the environment that it questions: the pair of infer.py and of the server."""
+
+    agent: Agent
+    environment: Environment
+    seed: int
+    temperature: float
+    path: str = ""  # folder or hub id of the agent
+    about: str = ""  # one line: which agent plays with which environment
+
+    async def play(
+        self,
+        text: str,
+        *,
+        limits: Limits = NO_LIMITS,
+        seed: int | None = None,
+        temperature: float | None = None,
+        on_piece: Callable[[Piece], object] | None = None,
+    ) -> Trajectory:
+        """Play one game within limits, with the pair's seed and temperature unless others are given.
+
+        `on_piece` gets the dialogue while it is played. Raises QuestionTooLong, LimitReached, and what
+        `Environment.ask` raises except EnvError: after a failed call, the game's `stop` is "env_error".
+        """
+        agent = self.agent
+        text = text.encode("utf-8", "replace").decode()  # A lone surrogate has no UTF-8 and becomes "?".
+        # In a thread, because a long text takes seconds to encode, and other games wait for this event loop.
+        await asyncio.to_thread(check_question_length, text, agent.codec, agent.game)
+        return await play_question(
+            agent,
+            self.environment,
+            asked_question(text),
+            Sampling(
+                seed=str(self.seed if seed is None else seed),
+                temperature=self.temperature if temperature is None else temperature,
+            ),
+            limits=limits,
+            pieces=None if on_piece is None else Pieces(agent.codec.turn_text, on_piece),
+        )
+
+
+def asked_question(text: str) -> Question:
+    """The question that a person asks. It has no gold answers, and its text is its id."""
+    return Question(id=text, dataset="asked", text=text, answers=())
+
+
+def raise_for_env_error(game: Trajectory) -> None:
+    """Raise EnvError if the environment failed in a game."""
+    if game.stop == "env_error":
+        raise EnvError(game.error)
+
+
+async def open_pair(config: PairConfig, named: NamedAgent, own: Answering | None = None) -> AsyncPair:
+    """Open an agent and its environment, and check both before a large agent is loaded.
+
+    `named` is the agent that `resolve_agent` found for these settings. `own` is an object of the user that
+    replaces the environment of a SPEC. Loading the agent blocks the event loop. From now on torch computes in
+    no more threads than this process has cores. Raises UsageError or FatalEnvError if the pair cannot play.
+    """
+    named = named.built()
+    seed = named.config.seed if config.seed is None else config.seed
+    device = pick_device(config.device)
+    limit_threads()
+    # The tokenizer is loaded first, so that a missing agent is reported before a missing key.
+    load_codec(named.path, named.config)
+    if own is None:
+        settings = with_environment(config, named.config)
+        trusted = trusted_names(typed=[config.env], opened=[settings.env])
+        environment = open_environment(settings.env, settings, trusted=trusted, seed=seed, device=device)
+    else:
+        environment = open_own(own, config, seed=seed)
+    await check_servers(environment)
+    agent = load_agent(named.path, with_threads_of_this_machine(named.config), device)
+    about = named.describe(environment=environment.name, seed=seed)
+    return AsyncPair(agent, environment, seed, config.temperature, str(named.path), about)
 
 
 class Pair:
-    """A loaded agent and the environment that it questions. As a context manager, it closes itself.
+    """An `AsyncPair` for code that is not asynchronous. As a context manager, it closes itself.
 
-    Its methods may be called from several threads at once, and while an event loop runs.
+    All its games run in one event loop, which has a thread of its own. So its methods may be called while
+    another loop runs, as in a notebook, and the games of several threads share the batch of the engine.
     """
 
-    def __init__(self, pair: OpenPair, loop: "LoopThread") -> None:
+    def __init__(self, pair: AsyncPair, loop: "LoopThread") -> None:
         self.environment = pair.environment.name
         self._pair = pair
         self._loop = loop
@@ -52,18 +146,29 @@ class Pair:
     def stream(self, question: str, *, limits: Limits = NO_LIMITS) -> Iterator[Piece | Trajectory]:
         """Yield the dialogue in pieces while it is played, and at last the game. Raises what `ask` raises.
 
-        Closing the iterator cancels the game.
+        The game begins with the first piece that is read. Closing the iterator cancels the game.
         """
         self._check(question, limits)
-        self._loop.check_open()
-        return self._stream(question, limits)
+        pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
+        playing = self._loop.start(self._pair.play(question, limits=limits, on_piece=pieces.put))
+        playing.add_done_callback(lambda _: pieces.put(None))
+        try:
+            while (piece := pieces.get()) is not None:
+                yield piece
+            game = _result_of(playing)
+            raise_for_env_error(game)
+            yield game
+        finally:
+            playing.cancel()  # has no effect on a game that has ended
 
     def _check(self, question: object, limits: Limits) -> None:
-        """Raise UsageError for an empty question, and for a limit of dollars that cannot be kept."""
+        """Raise UsageError for an empty question, and for limits that no game can keep."""
         if not isinstance(question, str):
             raise UsageError(f"the question must be a text, not {type(question).__name__}")
         if not question.strip():
             raise UsageError("the question is empty")
+        if limits.turns is not None and limits.turns < 1:
+            raise UsageError("Limits(turns=…) must be 1 or more")
         if limits.usd is None:
             return
         members = self._pair.environment.members
@@ -77,19 +182,6 @@ class Pair:
                 "`load`: without it, nobody knows what the next call will cost"
             )
 
-    def _stream(self, question: str, limits: Limits) -> Iterator[Piece | Trajectory]:
-        pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
-        playing = self._loop.start(self._pair.play(question, limits=limits, on_piece=pieces.put))
-        playing.add_done_callback(lambda _: pieces.put(None))
-        try:
-            while (piece := pieces.get()) is not None:
-                yield piece
-            game = _result_of(playing)
-            raise_for_env_error(game)
-            yield game
-        finally:
-            playing.cancel()  # has no effect on a game that has ended
-
     def close(self) -> None:
         """Cancel the games, close the connections, and end the thread. The pair cannot be used afterwards."""
         ending = self._loop.close(self._pair.environment.close)
@@ -101,71 +193,6 @@ class Pair:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-class LoopThread:
-    """An event loop in a daemon thread: a program does not wait for this thread at its end."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._is_closed = False
-        self._starting = threading.Lock()
-        threading.Thread(target=self._run, name="prompt-r1", daemon=True).start()
-
-    def _run(self) -> None:
-        self._loop.run_forever()
-        self._loop.close()
-
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start work in the loop. Raises UsageError if the loop has been closed."""
-        # Locked, because work that starts after the loop has stopped would never end.
-        with self._starting:
-            if not self._is_closed:
-                return asyncio.run_coroutine_threadsafe(work, self._loop)
-        work.close()
-        raise UsageError(CLOSED)
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of work. Ctrl-C cancels it."""
-        future = self.start(work)
-        try:
-            return _result_of(future)
-        finally:
-            future.cancel()  # has no effect on work that has ended
-
-    def check_open(self) -> None:
-        """Raise UsageError if the loop has been closed."""
-        if self._is_closed:
-            raise UsageError(CLOSED)
-
-    def close(self, disconnect: Callable[[], Awaitable[None]] | None = None) -> Future[None] | None:
-        """Cancel the work that runs, then call `disconnect`, and end the thread.
-
-        Returns a future that is done when the connections are closed; None if the loop was closed before.
-        """
-        with self._starting:
-            if self._is_closed:
-                return None
-            self._is_closed = True
-            ending = asyncio.run_coroutine_threadsafe(self._cancel_all(disconnect), self._loop)
-        ending.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
-        return ending
-
-    async def _cancel_all(self, disconnect: Callable[[], Awaitable[None]] | None) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        # No call runs any more, so the connections can be closed.
-        if disconnect is not None:
-            await disconnect()
-
-
-def _result_of(future: Future[T]) -> T:
-    try:
-        return future.result()
-    except CancelledError:
-        raise UsageError("the pair was closed while it played this question") from None
 
 
 def load(
@@ -208,3 +235,63 @@ def load(
     except BaseException:
         loop.close()
         raise
+
+
+class LoopThread:
+    """An event loop in a daemon thread: a program does not wait for this thread at its end."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._is_closed = False
+        self._starting = threading.Lock()
+        threading.Thread(target=self._run, name="prompt-r1", daemon=True).start()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start work in the loop. Raises UsageError if the loop has been closed."""
+        # Locked, because work that starts after the loop has stopped would never end.
+        with self._starting:
+            if not self._is_closed:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise UsageError("this pair is closed: load it again")
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of work. Ctrl-C cancels it."""
+        future = self.start(work)
+        try:
+            return _result_of(future)
+        finally:
+            future.cancel()  # has no effect on work that has ended
+
+    def close(self, disconnect: Callable[[], Awaitable[None]] | None = None) -> Future[None] | None:
+        """Cancel the work that runs, then call `disconnect`, and end the thread.
+
+        Returns a future that is done when the connections are closed; None if the loop was closed before.
+        """
+        with self._starting:
+            if self._is_closed:
+                return None
+            self._is_closed = True
+            ending = asyncio.run_coroutine_threadsafe(self._cancel_all(disconnect), self._loop)
+        ending.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
+        return ending
+
+    async def _cancel_all(self, disconnect: Callable[[], Awaitable[None]] | None) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # No call runs any more, so the connections can be closed.
+        if disconnect is not None:
+            await disconnect()
+
+
+def _result_of(future: Future[T]) -> T:
+    try:
+        return future.result()
+    except CancelledError:
+        raise UsageError("the pair was closed while it played this question") from None

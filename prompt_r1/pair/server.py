@@ -5,7 +5,7 @@
     GET  /                       a page to chat with (chat.html)
     GET  /health                 whether the server runs, and how many questions it plays
 
-A request takes these steps: `ChatServer.answer` → `read_request` → `OpenPair.play` → `play_question` →
+A request takes these steps: `ChatServer.answer` → `read_request` → `AsyncPair.play` → `play_question` →
 `rollout.play`; then `completion` or `chunk` writes the game (chat_format.py). All games run in the server's
 event loop and share the batch of the agent's engine. A game whose client has gone is cancelled. Each request
 is logged as one line; only a bug of ours logs a traceback.
@@ -37,6 +37,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from prompt_r1.pair.agent import Limits
+from prompt_r1.pair.api import AsyncPair, raise_for_env_error
 from prompt_r1.pair.chat_format import (
     Body,
     ChatRequest,
@@ -50,7 +51,6 @@ from prompt_r1.pair.chat_format import (
     read_request,
 )
 from prompt_r1.pair.dialogue import Piece
-from prompt_r1.pair.playing import OpenPair, raise_for_env_error
 from prompt_r1.programs.keys import without_keys
 from prompt_r1.programs.text import printable, printable_line
 from prompt_r1.types import Trajectory
@@ -81,7 +81,7 @@ MAX_PATH = 100  # characters of a path in the log
 class ChatServer:
     """Admits requests, plays their games with one pair, and writes the responses."""
 
-    pair: OpenPair
+    pair: AsyncPair
     model_name: str
     limits: Limits  # what one question may cost
     max_sessions: int

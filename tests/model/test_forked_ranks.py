@@ -16,8 +16,8 @@ from prompt_r1.model import forked_ranks, machine
 from prompt_r1.model.distributed import RankLost
 from prompt_r1.model.forked_ranks import rank_count
 from prompt_r1.model.machine import limit_threads, usable_cores
+from prompt_r1.pair.api import open_pair
 from prompt_r1.pair.named_agent import resolve_agent
-from prompt_r1.pair.playing import open_pair
 from prompt_r1.pair.settings import PairConfig
 from prompt_r1.settings.agent import GAME_FILE
 from prompt_r1.training.log import read_metrics

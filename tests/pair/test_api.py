@@ -145,7 +145,7 @@ def test_a_limit_in_dollars_without_a_price_is_refused(pair):
     with pytest.raises(prompt_r1.UsageError, match="needs env_price"):
         pair.ask(QUESTION, limits=prompt_r1.Limits(usd=0.01))
     with pytest.raises(prompt_r1.UsageError, match="needs env_price"):
-        pair.stream(QUESTION, limits=prompt_r1.Limits(usd=0.01))
+        list(pair.stream(QUESTION, limits=prompt_r1.Limits(usd=0.01)))
 
 
 def test_a_limit_in_dollars_without_a_limit_of_each_reply_is_refused():
@@ -348,7 +348,15 @@ def test_games_are_cancelled_before_the_connections_of_their_calls_are_closed():
     assert source.running_at_close == 0
 
 
-@pytest.mark.parametrize("method", ["ask", "stream"])
+def ask(pair: Pair, question: object, **options: object) -> None:
+    pair.ask(question, **options)
+
+
+def stream(pair: Pair, question: object, **options: object) -> None:
+    list(pair.stream(question, **options))
+
+
+@pytest.mark.parametrize("asked", [ask, stream])
 @pytest.mark.parametrize(
     ("question", "sentence"),
     [
@@ -358,18 +366,23 @@ def test_games_are_cancelled_before_the_connections_of_their_calls_are_closed():
         (b"Who?", "must be a text, not bytes"),
     ],
 )
-def test_what_is_no_question_is_refused(method, question, sentence, pair):
+def test_what_is_no_question_is_refused(asked, question, sentence, pair):
     """An empty question was played, and None was an AttributeError."""
     with pytest.raises(prompt_r1.UsageError, match=sentence):
-        getattr(pair, method)(question)
+        asked(pair, question)
 
 
-@pytest.mark.parametrize("method", ["ask", "stream"])
-def test_a_closed_pair_says_so(method):
+@pytest.mark.parametrize("asked", [ask, stream])
+def test_a_limit_of_no_turns_is_refused(asked, pair):
+    """A bug: the game ended without a turn and without a reason (`stop` was None)."""
+    with pytest.raises(prompt_r1.UsageError, match="must be 1 or more"):
+        asked(pair, QUESTION, limits=prompt_r1.Limits(turns=0))
+
+
+@pytest.mark.parametrize("asked", [ask, stream])
+def test_a_closed_pair_says_so(asked):
     """It raised a CancelledError without a text."""
     with pair_of() as pair:
-        begun = pair.stream(QUESTION)
+        pass
     with pytest.raises(prompt_r1.UsageError, match="is closed"):
-        getattr(pair, method)(QUESTION)
-    with pytest.raises(prompt_r1.UsageError, match="is closed"):
-        next(begun)
+        asked(pair, QUESTION)

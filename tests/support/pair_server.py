@@ -10,7 +10,7 @@ from typing import cast
 
 from prompt_r1.environments.environment import Environment
 from prompt_r1.pair.agent import Agent, Limits
-from prompt_r1.pair.playing import OpenPair
+from prompt_r1.pair.api import AsyncPair
 from prompt_r1.pair.server import ARRIVAL_SECONDS, ChatServer, uvicorn_server
 from tests.support.echo_agent import EchoAgent, Shouting
 from tests.support.providers import environment_of
@@ -22,9 +22,9 @@ def echo_pair(
     *,
     seed: int = 0,
     temperature: float = 0.0,
-) -> OpenPair:
+) -> AsyncPair:
     """An echoing agent with a shouting environment, unless others are given."""
-    return OpenPair(
+    return AsyncPair(
         agent=cast(Agent, agent or EchoAgent()),
         environment=environment or environment_of(Shouting()),
         seed=seed,
@@ -33,7 +33,7 @@ def echo_pair(
 
 
 def chat_server(
-    pair: OpenPair | None = None,
+    pair: AsyncPair | None = None,
     *,
     limits: Limits | None = None,
     max_sessions: int = 64,
