@@ -11,7 +11,7 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
     from prompt_r1.programs.installation import check_installation
 
     check_installation()
-    from prompt_r1.pair.preflight import read_infer_config
+    from prompt_r1.pair.settings import read_infer_config
     from prompt_r1.programs.command_line import read_settings
 
     settings = read_settings(read_infer_config)

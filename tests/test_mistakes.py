@@ -13,7 +13,7 @@ import pytest
 
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.preflight import read_evaluation
-from prompt_r1.pair.preflight import read_infer_config
+from prompt_r1.pair.settings import read_infer_config
 from prompt_r1.programs.command_line import read_settings
 from prompt_r1.programs.sealed_folders import seal
 from prompt_r1.settings.agent import GAME_FILE

@@ -3,8 +3,7 @@
 In reading order:
 
     named_agent      from the name of an agent to its folder, and to the settings by which it plays
-    settings         the settings of infer.py and of the server
-    preflight        their checks before torch is imported
+    settings         the settings of infer.py and of the server, and their checks before torch is imported
     dialogue         show a game as text while it is played, or as JSON
     agent            a loaded agent; `play_question`, by which training, evaluation and people play games
     asking           how an environment is asked for the answer itself, and how the answer is read

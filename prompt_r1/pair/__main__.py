@@ -15,8 +15,7 @@ from ipaddress import ip_address
 
 from prompt_r1.environments.specs import check_usd_limit
 from prompt_r1.errors import UsageError
-from prompt_r1.pair.preflight import check_pair
-from prompt_r1.pair.settings import ServeConfig, with_environment
+from prompt_r1.pair.settings import ServeConfig, check_pair, with_environment
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.text import printable
 from prompt_r1.settings.flags import parse_arguments

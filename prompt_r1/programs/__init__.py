@@ -13,8 +13,8 @@ In reading order:
     sealed_folders write folders that are complete or absent, also for a cache
     launcher       what torchrun or Slurm tells a process; names of devices
 
-Importing torch takes seconds. So a program checks its settings without torch, by `preflight.py` of its room,
-and a function that these checks call imports torch inside.
+Importing torch takes seconds. So a program checks its settings before it imports torch, and a function that
+these checks call imports torch inside.
 
 This room imports no other room, and no torch.
 """

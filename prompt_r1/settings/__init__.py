@@ -12,8 +12,8 @@ Every program has a config of its settings. It stands in `settings.py` of the pr
 config of train.py, whose presets rooms below training read.
 
 Flags override a preset or a YAML file, which overrides the defaults. Here each value is checked alone. Files,
-folders and keys are checked in the rooms that use them: by `preflight.py` in `pair`, `training` and
-`evaluation`.
+folders and keys are checked in the rooms that use them: by `settings.py` in `pair`, and by `preflight.py` in
+`training` and `evaluation`.
 
 It may import programs and the root.
 """

@@ -15,7 +15,7 @@ import pytest
 from prompt_r1.errors import UsageError
 from prompt_r1.pair.__main__ import KEY, main
 from prompt_r1.pair.agent import Limits
-from prompt_r1.pair.preflight import check_pair
+from prompt_r1.pair.settings import check_pair
 from tests.support.exports import save_playable_run
 from tests.support.paths import ROOT
 

@@ -12,7 +12,7 @@ import evaluate
 import infer
 import train
 from prompt_r1.evaluation.preflight import read_evaluation
-from prompt_r1.pair.preflight import read_infer_config
+from prompt_r1.pair.settings import read_infer_config
 from prompt_r1.training import report, warm_start
 from prompt_r1.training.preflight import read_train_config, read_warm_start_config
 from tests.support.paths import ROOT
