@@ -16,6 +16,7 @@ In reading order:
     journal          which calls were made, what they cost, and their replies
     budget           prices, and limits on calls and dollars
     specs            opens environments by `--env SPEC`, and decides which of them gets the key
+    asking           how an environment is asked for the answer itself, without an agent
 
 It may import engine, miniworld, model, settings and programs.
 """

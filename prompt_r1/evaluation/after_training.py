@@ -6,13 +6,13 @@ It is a small evaluation in the process of train.py. Answers are read, scored an
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from prompt_r1.environments.asking import request_of
 from prompt_r1.environments.environment import Environment
 from prompt_r1.evaluation.ask_once import direct
 from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
 from prompt_r1.evaluation.scores import Means, score_predictions
 from prompt_r1.evaluation.tables import UNKNOWN, datasets_table, rate_text
 from prompt_r1.pair.agent import load_agent
-from prompt_r1.pair.asking import request_of
 from prompt_r1.programs.progress import progress_bar
 from prompt_r1.programs.tables import text_table
 from prompt_r1.rollout import run_together

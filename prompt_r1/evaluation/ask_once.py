@@ -12,13 +12,13 @@ There are two:
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from prompt_r1.environments.asking import read_answer
 from prompt_r1.environments.budget import Bill
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller
 from prompt_r1.errors import EnvError
 from prompt_r1.evaluation.predictions import Prediction
 from prompt_r1.f1 import exact_match, f1
-from prompt_r1.pair.asking import read_answer
 from prompt_r1.protocol import shown_reply
 from prompt_r1.types import Message, Question
 

@@ -13,6 +13,7 @@ Its texts are longer:
 import math
 from dataclasses import dataclass
 
+from prompt_r1.environments.asking import request_of
 from prompt_r1.environments.budget import FREE
 from prompt_r1.environments.sources import limit_in
 from prompt_r1.environments.specs import parse_fields
@@ -22,7 +23,6 @@ from prompt_r1.evaluation.imitation import CALLS
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System, short_names
 from prompt_r1.evaluation.searches import Algorithm, Data, searched
-from prompt_r1.pair.asking import request_of
 from prompt_r1.spending import Spending
 from prompt_r1.training.dry_run import Case, Estimate, cases_of, mean_bytes, shown_estimate
 

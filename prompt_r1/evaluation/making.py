@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from prompt_r1.environments.asking import request_of
 from prompt_r1.environments.environment import Environment
 from prompt_r1.evaluation.ask_once import ReadyMethod, direct, think_then_answer
 from prompt_r1.evaluation.evaluation import Evaluation
@@ -18,7 +19,6 @@ from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
 from prompt_r1.evaluation.searches import ALL, SEED_PROMPT, Calls, Data, PromptSearch, searched
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, with_threads_of_this_machine
-from prompt_r1.pair.asking import request_of
 from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.reward import Rule, score_games
 from prompt_r1.spending import Spending

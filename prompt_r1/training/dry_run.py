@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from prompt_r1.environments.asking import request_of
 from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.environment import LONG_REPLY
 from prompt_r1.environments.sources import limit_in
 from prompt_r1.environments.specs import parse_fields
-from prompt_r1.pair.asking import request_of
 from prompt_r1.programs.tables import text_table
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.spending import Spending

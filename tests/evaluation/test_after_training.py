@@ -13,13 +13,13 @@ from unittest.mock import Mock
 
 import pytest
 
+from prompt_r1.environments.asking import request_of
 from prompt_r1.environments.own import OwnSource
 from prompt_r1.errors import EnvError
 from prompt_r1.evaluation import after_training
 from prompt_r1.evaluation.after_training import ask_alone, compare_on_test, write_test
 from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
 from prompt_r1.f1 import f1
-from prompt_r1.pair.asking import request_of
 from prompt_r1.reward import RULES
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.metrics import metrics_of_game

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from prompt_r1.environments.asking import ANSWER_ONLY, IN_TAGS, read_answer, request_of
 from prompt_r1.environments.own import OwnSource
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.evaluation.evaluation import mute_environment
@@ -13,7 +14,6 @@ from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.world import make_world
 from prompt_r1.pair.agent import Sampling
-from prompt_r1.pair.asking import ANSWER_ONLY, IN_TAGS, read_answer, request_of
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.protocol import NO_REPLY, Codec
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT, RULES

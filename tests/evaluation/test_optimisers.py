@@ -15,6 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from prompt_r1.environments.asking import IN_TAGS
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.sources import Caller, Reply
 from prompt_r1.errors import EnvError, Resumable, UsageError
@@ -24,7 +25,6 @@ from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.opro import OPRO, is_usable, meta_prompt, read_instruction
 from prompt_r1.evaluation.searches import PATIENCE, SEED_PROMPT, Calls, Data, PromptSearch, text_between
 from prompt_r1.evaluation.textgrad import TEXTGRAD, first_batches, rewrite
-from prompt_r1.pair.asking import IN_TAGS
 from prompt_r1.types import Message, Question
 from tests.support.json_server import JsonHandler, serving
 from tests.support.methods import PricedSource, method, priced

@@ -6,11 +6,11 @@ from statistics import mean
 
 import pytest
 
+from prompt_r1.environments.asking import ANSWER_ONLY, IN_TAGS
 from prompt_r1.f1 import exact_match
 from prompt_r1.miniworld.environment import MiniEnvironment
 from prompt_r1.miniworld.questions import make_questions
 from prompt_r1.miniworld.world import make_world
-from prompt_r1.pair.asking import ANSWER_ONLY, IN_TAGS
 from prompt_r1.types import Message
 from studies.advice import ADVICE, MARKS, AdvisedEnvironment, MiniOptimizer, write_prompt
 
