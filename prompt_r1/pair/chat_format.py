@@ -48,8 +48,8 @@ class Failure(Exception):
         self.headers: dict[str, str] = {}
         if kind in FINAL:
             self.headers["x-should-retry"] = "false"
-        if status in (408, 413):
-            # On an open connection, the rest of the body would be read as the next request.
+        if status == 413:
+            # The client still sends its body. On an open connection, the server would have to read it all.
             self.headers["connection"] = "close"
 
 

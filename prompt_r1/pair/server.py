@@ -34,7 +34,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from prompt_r1.pair.agent import Limits
 from prompt_r1.pair.api import AsyncPair, raise_for_env_error
@@ -67,11 +66,10 @@ PAGE_POLICY = (
 PieceQueue = asyncio.Queue[Piece | None]  # the dialogue of a game; None ends it
 
 MAX_BYTES = 2_000_000  # the longest body of a request: more text than any game has room for
-# The body of a request must arrive within this time, and so must the next request on a connection.
-ARRIVAL_SECONDS = 30.0
 # This many connections may be open besides one for each session: for requests that are still arriving, and
 # for clients that keep their connection. If there are more, requests get status 503.
 SPARE_CONNECTIONS = 64
+KEEP_ALIVE_SECONDS = 30  # A connection is closed if the next request does not begin within this time.
 GONE = 499  # The status for a client that has disconnected, as in nginx's log. Nobody receives it.
 MAX_NOTE = 500  # characters of an error in the log
 MAX_PATH = 100  # characters of a path in the log
@@ -87,7 +85,6 @@ class ChatServer:
     max_sessions: int
     key: str = ""  # the key that requests must have; "": requests need no key
     is_local: bool = True  # whether only this machine reaches the server
-    arrival_seconds: float = ARRIVAL_SECONDS
     sessions: int = 0  # the number of games that run
 
     def app(self) -> ASGIApp:
@@ -105,7 +102,10 @@ class ChatServer:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """After the last request, close the environment and print what its calls have cost."""
+        """After the last request, close the environment and print what its calls have cost.
+
+        uvicorn calls this. After `serve`, it would be too late: uvicorn ends the process by its signal.
+        """
         yield
         await self.pair.environment.close()
         print(f"stopped; spent: {self.pair.environment.budget.spent}", flush=True)
@@ -136,7 +136,7 @@ class ChatServer:
         try:
             self._check_access(request)
             _check_content_type(request)
-            asked = read_request(await _read_body(request, self.arrival_seconds))
+            asked = read_request(await _read_body(request))
             self._check_model(asked.model)
             pieces = PieceQueue()
             playing = self._start(asked, pieces)
@@ -232,19 +232,13 @@ def _check_content_type(request: Request) -> None:
         raise bad_request("the request needs the header Content-Type: application/json")
 
 
-async def _read_body(request: Request, seconds: float) -> bytes:
-    """The body of a request. Raises Failure for a body that is too long or does not arrive in time."""
+async def _read_body(request: Request) -> bytes:
+    """The body of a request. Raises Failure for a body that is too long."""
     body = bytearray()
-    try:
-        async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BYTES:
-                    message = f"the body has more than {MAX_BYTES:,} bytes"
-                    raise Failure(413, "invalid_request_error", message)
-    except TimeoutError:
-        message = f"the body did not arrive within {seconds:g} s"
-        raise Failure(408, "invalid_request_error", message) from None
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BYTES:
+            raise Failure(413, "invalid_request_error", f"the body has more than {MAX_BYTES:,} bytes")
     return bytes(body)
 
 
@@ -365,27 +359,15 @@ class EndOfRequests:
 
 def uvicorn_server(chat: ChatServer) -> uvicorn.Server:
     """Make the HTTP server of a pair. At its end, the server waits for the games that run."""
-
-    class Connection(H11Protocol):
-        """uvicorn's connection, which is closed if the head of its first request does not arrive in time."""
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self.loop.call_later(chat.arrival_seconds, self.close_without_request)
-
-        def close_without_request(self) -> None:
-            if self.cycle is None:  # No request has begun.
-                self.transport.close()
-
     settings = uvicorn.Config(
         chat.app(),
-        http=Connection,
+        http="h11",
         ws="none",
         lifespan="on",
         log_level="warning",
         access_log=False,
         limit_concurrency=chat.max_sessions + SPARE_CONNECTIONS,
-        timeout_keep_alive=int(chat.arrival_seconds),
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(chat.limits.seconds or 0) + 5,
     )
     return uvicorn.Server(settings)

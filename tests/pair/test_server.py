@@ -301,35 +301,8 @@ BODY = json.dumps({"model": MODEL, "messages": HELLO}).encode()
 WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 
 
-def test_a_body_that_does_not_arrive_in_time_is_given_up():
-    """A bug: 150 of them held their connections without end, also with a byte from time to time."""
-    with serving_pair(chat_server(arrival_seconds=1)) as url, connect(url) as client:
-        client.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
-        while not (received := read_for_a_moment(client)):
-            client.sendall(b"x")
-        assert received.startswith(b"HTTP/1.1 408")
-        assert ask(url).status_code == 200
-
-
-@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat", HEAD], ids=["nothing", "half a line", "half a head"])
-def test_a_connection_without_a_whole_request_is_closed_in_time(sent):
-    """A bug: half-sent requests held 150 descriptors without end."""
-    with serving_pair(chat_server(arrival_seconds=1)) as url, connect(url) as client:
-        client.sendall(sent)
-        client.settimeout(20)
-        assert client.recv(10_000) == b"", "the connection was not closed"
-        assert ask(url).status_code == 200
-
-
 def test_two_requests_that_are_sent_at_once_are_both_answered():
-    """A bug: the connection was closed under the second game, because its request had arrived before.
-
-    A game has two turns, so it takes longer than a request may take to arrive.
-    """
-    with (
-        serving_pair(chat_server(echo_pair(EchoAgent(seconds=0.6)), arrival_seconds=1)) as url,
-        connect(url) as client,
-    ):
+    with serving_pair(chat_server()) as url, connect(url) as client:
         client.sendall(WHOLE * 2)
         received = b""
         client.settimeout(20)
@@ -356,13 +329,6 @@ def test_requests_beyond_the_most_connections_are_refused():
 def connect(url: str) -> socket.socket:
     """A connection on which a read waits for a tenth of a second."""
     return socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=0.1)
-
-
-def read_for_a_moment(client: socket.socket) -> bytes:
-    try:
-        return client.recv(10_000)
-    except TimeoutError:
-        return b""
 
 
 def test_no_question_makes_more_calls_than_the_server_allows():

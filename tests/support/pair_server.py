@@ -11,7 +11,7 @@ from typing import cast
 from prompt_r1.environments.environment import Environment
 from prompt_r1.pair.agent import Agent, Limits
 from prompt_r1.pair.api import AsyncPair
-from prompt_r1.pair.server import ARRIVAL_SECONDS, ChatServer, uvicorn_server
+from prompt_r1.pair.server import ChatServer, uvicorn_server
 from tests.support.echo_agent import EchoAgent, Shouting
 from tests.support.providers import environment_of
 
@@ -33,12 +33,7 @@ def echo_pair(
 
 
 def chat_server(
-    pair: AsyncPair | None = None,
-    *,
-    limits: Limits | None = None,
-    max_sessions: int = 64,
-    key: str = "",
-    arrival_seconds: float = ARRIVAL_SECONDS,
+    pair: AsyncPair | None = None, *, limits: Limits | None = None, max_sessions: int = 64, key: str = ""
 ) -> ChatServer:
     """A server of an echoing pair, unless another pair is given."""
     return ChatServer(
@@ -47,7 +42,6 @@ def chat_server(
         limits=limits or Limits(),
         max_sessions=max_sessions,
         key=key,
-        arrival_seconds=arrival_seconds,
     )
 
 
