@@ -127,12 +127,12 @@ def _question(messages: list[Any]) -> str:
         sent = [(message["role"], _text(message.get("content"))) for message in messages]
     except (TypeError, KeyError, AttributeError):
         raise bad_request("each of `messages` must have a role and content of text", "messages") from None
-    role, question = sent[-1] if sent else ("", "")
-    question = question.strip()
-    if role != "user" or not question:
+    *before, (last_role, last_text) = sent or [("", "")]
+    question = last_text.strip()
+    if last_role != "user" or not question:
         raise bad_request("the last of `messages` must be a question of the user", "messages")
-    system = [text for role, text in sent[:-1] if role in SYSTEM_ROLES and text.strip()]
-    earlier = [f"{role}: {text}" for role, text in sent[:-1] if role not in SYSTEM_ROLES]
+    system = [text for role, text in before if role in SYSTEM_ROLES and text.strip()]
+    earlier = [f"{role}: {text}" for role, text in before if role not in SYSTEM_ROLES]
     if earlier:
         question = "\n".join(["Earlier messages:", *earlier, "", f"The question now: {question}"])
     return "\n\n".join([*system, question])
