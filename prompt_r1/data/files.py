@@ -25,7 +25,7 @@ from prompt_r1.f1 import normalise
 from prompt_r1.programs.files import replace_file
 from prompt_r1.types import Kind, Question
 
-ANSWER_FIELDS = ("answers", "golden_answers", "answer")  # The first field that is not empty counts.
+ANSWER_FIELDS = ("answers", "golden_answers", "answer")  # The first field that a row has counts.
 COLUMNS = ("question", *ANSWER_FIELDS, "id", "dataset", "data_source", "kind")
 CONVERT = "python -m prompt_r1.data convert"
 
@@ -69,16 +69,14 @@ def as_questions(source: str | Path, rows: Iterable[tuple[int, object]], *, data
 
 def _question(row: Fields, dataset: str) -> Question:
     """The question of a row with the columns of a question file."""
-    answer_fields = [name for name in ANSWER_FIELDS if name in row]
-    if "question" not in row or not answer_fields:
+    answer_field = next((name for name in ANSWER_FIELDS if name in row), None)
+    if "question" not in row or answer_field is None:
         missing = "answers" if "question" in row else "question"
         columns = ", ".join(repr(name) for name in list(row)[:20]) or "none"
         raise BadRow(
             f"the field {missing} is missing (there are: {columns}): name the columns question and answer; "
             f"`{CONVERT}` reads the raw files of the datasets"
         )
-    # If all are empty, `gold_answers` says what is wrong with the first.
-    answer_field = next((name for name in answer_fields if not _is_empty(row[name])), answer_fields[0])
     if "dataset" in row:
         dataset = text_field(row, "dataset")
     elif "data_source" in row:
@@ -100,10 +98,6 @@ def _question(row: Fields, dataset: str) -> Question:
 def _id_of(row: Fields, text: str) -> str:
     """The id of a row as text. If the row has none, it is made from the text of the question."""
     return text_or_number(row["id"], "id") if "id" in row else id_from_text(text)
-
-
-def _is_empty(value: object) -> bool:
-    return value is None or (isinstance(value, str | list) and not value)
 
 
 def _published_question(row: Fields) -> Question:

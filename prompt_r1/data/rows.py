@@ -32,13 +32,9 @@ def read_rows(source: Path | str) -> NumberedRows:
     if str(source).startswith("hf:"):
         return enumerate(_hub_rows(str(source)), start=1)
     path = Path(source)
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder: name the files in it")
     if not path.exists():
         # The text of `source`, because `path` would show https://x as https:/x.
         raise UsageError(f"{source}: there is no such file")
-    if not path.is_file():  # A program may read its questions twice, which no pipe allows.
-        raise UsageError(f"{path} is a pipe or a device: save its rows in a file, and name that")
     read = READERS.get(path.suffix.lower())
     if read is None:
         raise UsageError(f"{path}: not a file of rows; give one that ends in {', '.join(READERS)}")
@@ -84,10 +80,6 @@ def _json_value(text: str, where: str) -> object:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         beginning = text.lstrip()[:40]
-        if beginning.startswith(("{'", "[{'")):
-            raise UsageError(
-                f"{where}: a Python dict, not JSON: write rows with json.dumps: {beginning!r}"
-            ) from None
         raise UsageError(
             f"{where}: not JSON ({error}), it begins with {beginning!r}: write one object in each line "
             "(.jsonl), or all in one list (.json)"

