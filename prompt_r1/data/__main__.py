@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from prompt_r1.data.datasets import DATASETS, TRAINED
+from prompt_r1.data.datasets import DATASETS
 from prompt_r1.data.files import check_ids, convert, load_questions, write_questions
 from prompt_r1.data.questions import hold_out
 from prompt_r1.data.sampler import mix
@@ -94,11 +94,13 @@ def mix_files(
     """Write a random draw of the questions to `out`, without the questions of the files in `exclude`."""
     _check_written(out, [*files, *exclude])
     check_number("--per-dataset", per_dataset, POSITIVE)
-    drawn = mix(_questions_of(files), per_dataset, seed=seed, exclude=_questions_of(exclude))
+    questions = _questions_of(files)
+    drawn = mix(questions, per_dataset, seed=seed, exclude=_questions_of(exclude))
     write_questions(out, drawn)
     print(f"{out}: {len(drawn):,} questions")
     counts = Counter(question.dataset for question in drawn)
-    for dataset in sorted({*counts, *TRAINED}):
+    # A dataset whose questions are all in `exclude` has a line, too, with 0.
+    for dataset in sorted({question.dataset for question in questions}):
         print(printable(f"  {dataset}: {counts[dataset]:,}"))
 
 
