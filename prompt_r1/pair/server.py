@@ -192,7 +192,11 @@ class ChatServer:
     def _check_access(self, request: Request) -> None:
         """Raise Failure for a wrong Host header, and for a wrong key."""
         self._check_host(request)
-        self._check_key(request)
+        given = request.headers.get("authorization", "").encode("latin-1")
+        expected = f"Bearer {self.key}".encode()
+        if self.key and not hmac.compare_digest(given, expected):
+            message = "the request needs the server's key"
+            raise Failure(401, "authentication_error", message, code="invalid_api_key")
 
     def _check_host(self, request: Request) -> None:
         """Raise Failure if a local server is asked under a name (Host header) that is not this machine's.
@@ -202,14 +206,6 @@ class ChatServer:
         """
         if self.is_local and not _is_this_machine(request.headers.get("host", "")):
             raise bad_request("the Host header must be localhost or a loopback address")
-
-    def _check_key(self, request: Request) -> None:
-        """Raise Failure for a wrong key."""
-        given = request.headers.get("authorization", "").encode("latin-1")
-        expected = f"Bearer {self.key}".encode()
-        if self.key and not hmac.compare_digest(given, expected):
-            message = "the request needs the server's key"
-            raise Failure(401, "authentication_error", message, code="invalid_api_key")
 
 
 def _is_this_machine(host: str) -> bool:
