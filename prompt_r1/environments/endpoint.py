@@ -30,8 +30,7 @@ from prompt_r1.environments.sources import (
     with_system,
 )
 from prompt_r1.errors import UsageError
-from prompt_r1.programs.keys import MIN_SECRET_LENGTH, scrub
-from prompt_r1.programs.text import printable
+from prompt_r1.programs.text import MIN_SECRET_LENGTH, printable, scrub
 from prompt_r1.types import Message
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import EnvError, FatalEnvError, LimitReached, QuestionTooLong, Resumable, UsageError
 from prompt_r1.pair.dialogue import LABELS, Piece
-from prompt_r1.programs.keys import without_keys
 from prompt_r1.programs.reading import is_finite_number, json_object
+from prompt_r1.programs.text import without_keys
 from prompt_r1.types import Trajectory
 
 Body = dict[str, object]

@@ -50,8 +50,7 @@ from prompt_r1.pair.chat_format import (
     read_request,
 )
 from prompt_r1.pair.dialogue import Piece
-from prompt_r1.programs.keys import without_keys
-from prompt_r1.programs.text import printable, printable_line
+from prompt_r1.programs.text import printable, printable_line, without_keys
 from prompt_r1.types import Trajectory
 
 logger = logging.getLogger(__name__)

@@ -23,9 +23,8 @@ from prompt_r1.errors import (
     first_line,
     is_out_of_memory,
 )
-from prompt_r1.programs.keys import without_keys
 from prompt_r1.programs.launcher import has_other_ranks
-from prompt_r1.programs.text import printable
+from prompt_r1.programs.text import printable, without_keys
 
 Settings = TypeVar("Settings")  # the config of a program, or its arguments
 PACKAGE = Path(__file__).parents[1]

@@ -7,11 +7,9 @@ import unicodedata
 
 import pytest
 
-from prompt_r1.programs import keys
 from prompt_r1.programs.command_line import prepare_standard_streams
-from prompt_r1.programs.keys import scrub
 from prompt_r1.programs.progress import progress_bar
-from prompt_r1.programs.text import printable, printable_line
+from prompt_r1.programs.text import MIN_SECRET_LENGTH, printable, printable_line, scrub
 
 # Such as the CSI of eight bits, right to left, and a line separator.
 ACTING = "\x1b\0\x7f\x9b\xad\u0600\u200b\u202e\u2028\u2029\ud800\ue000\uffff\U0001d173\U000f0000"
@@ -35,7 +33,7 @@ def test_a_key_is_replaced_wherever_it_stands_and_in_any_case():
     assert scrub("sk-AbC and SK-abc, twice", "sk-abc") == "[key] and [key], twice"
     assert scrub("a+b is no pattern: aab", "a+b") == "[key] is no pattern: aab"
     assert scrub("nothing to hide", "sk-abc") == scrub("nothing to hide", "") == "nothing to hide"
-    assert keys.MIN_SECRET_LENGTH == 12  # shorter ones are placeholders, such as EMPTY
+    assert MIN_SECRET_LENGTH == 12  # shorter ones are placeholders, such as EMPTY
 
 
 def test_output_that_its_encoding_lacks_is_escaped_and_not_an_error(monkeypatch):
