@@ -6,6 +6,7 @@ In reading order:
 
     world.py           films, people and cities, and the facts about them
     questions.py       seven kinds of questions about these facts, and their gold answers
+    prompts.py         what a prompt to the environment asks for
     environment.py     the environment, rules in place of a large language model, which often err
     wordings.py        the sentences of its replies
     demonstrations.py  imperfect games, from which the agent learns the format

@@ -48,7 +48,7 @@ POP_WORDINGS = {
 GEN_WORDINGS = ("Write a short summary of {film}.", "Summarize {film}.", "What is {film} about?")
 
 
-# The environment reads a question back into these classes (environment.py).
+# The environment reads a question back into these classes (prompts.py).
 @dataclass(frozen=True)
 class Bridge:
     """Who is the `second` of the `first` of `film`?"""
