@@ -14,16 +14,8 @@ the advice in the request. It does not read why replies were wrong.
 """
 
 import random
-from collections.abc import Sequence
 
-from prompt_r1.miniworld.environment import (
-    ANSWER_ONLY,
-    SKILLS,
-    MiniEnvironment,
-    MiniReply,
-    Skills,
-    generator_for,
-)
+from prompt_r1.miniworld.environment import ANSWER_ONLY, MiniEnvironment, MiniReply, Skills, generator_for
 from prompt_r1.settings.agent import ANSWER_IN_TAGS
 from prompt_r1.types import Message
 
@@ -51,26 +43,31 @@ class AdvisedEnvironment(MiniEnvironment):
 
     name = "mini-advice"
 
-    def skills(self, text: str) -> Skills:
-        probabilities = advised(text)
-        del probabilities["bare"]
-        return Skills(**probabilities)
+    instructions = ""  # the system messages of the request; `ask` never waits, so no other comes between
 
-    def reply(self, prompt: str, instructions: Sequence[str] = ()) -> MiniReply:
+    async def ask(self, messages: list[Message]) -> str:
+        """Reply to the last user message, with the advice in the system messages, too."""
+        systems = [message["content"] for message in messages if message["role"] == "system"]
+        self.instructions = "\n".join(systems)
+        return await super().ask(messages)
+
+    def reply(self, prompt: str) -> MiniReply:
         """Reply to a prompt. If it says "Answer only." and this is obeyed, the reply is the bare value."""
         # evaluate.py asks every environment for tags but the built-in mini world. These rules know no tags.
         prompt = prompt.replace(f"\n{ANSWER_IN_TAGS}", " Answer only.")
-        bare = advised("\n".join([*instructions, prompt]))["bare"]
+        probabilities = advised(f"{self.instructions}\n{prompt}")
+        bare = probabilities.pop("bare")
         if generator_for(f"form {self.seed}", prompt).random() >= bare:
             prompt = ANSWER_ONLY.sub("", prompt)
-        return super().reply(prompt, instructions)
+        self.skills = Skills(**probabilities)
+        return super().reply(prompt)
 
 
 def advised(text: str) -> dict[str, float]:
     """The skills and "bare" with the advice in a text, in any letter case. Losses are taken before gains."""
     words = " ".join(text.lower().split())
     effects = [effect for phrase in ADVICE if phrase in words for effect in ADVICE[phrase].items()]
-    probabilities = {**vars(SKILLS["A"]), "bare": BARE}
+    probabilities = {**vars(MiniEnvironment.skills), "bare": BARE}
     for name, share in effects:
         if share < 0:
             probabilities[name] += share * probabilities[name]

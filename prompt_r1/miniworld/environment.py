@@ -54,12 +54,6 @@ class Skills:
     details: float = 0.0  # a full summary for a question that does not name genre, hero and director
 
 
-SKILLS = {
-    "A": Skills(clear=0.99, sum=1.0, hops=0.15, casual=0.25, compare=0.3, problem=0.15),
-    "B": Skills(clear=0.93, sum=0.93, hops=0.3, casual=0.4, compare=0.45, problem=0.35),
-}
-
-
 @dataclass(frozen=True)
 class MiniReply:
     """A reply in words, and the value in it."""
@@ -73,6 +67,7 @@ class MiniEnvironment:
 
     name = "mini"
     style = "A"
+    skills = Skills(clear=0.99, sum=1.0, hops=0.15, casual=0.25, compare=0.3, problem=0.15)
     samples = False  # Equal prompts get equal replies, so the journal may reuse a reply.
 
     def __init__(self, world: World | None = None, *, seed: int | str = 0) -> None:
@@ -81,23 +76,14 @@ class MiniEnvironment:
 
     async def ask(self, messages: list[Message]) -> str:
         """Reply to the last user message."""
-        instructions = [message["content"] for message in messages if message["role"] == "system"]
         prompts = [message["content"] for message in messages if message["role"] == "user"]
         if len(prompts) > 1 and prompts[-1].lower().startswith(ASKS_FOR_ANSWER_BEFORE):
-            before = self.reply(prompts[-2], instructions)
+            before = self.reply(prompts[-2])
             return before.value or before.text
-        return self.reply(prompts[-1], instructions).text
+        return self.reply(prompts[-1]).text
 
-    def skills(self, text: str) -> Skills:
-        """The skills for a request. `text` is the instructions and the prompt of the request.
-
-        Here they are fixed. The subclass in studies/advice.py lets them depend on `text`.
-        """
-        return SKILLS[self.style]
-
-    def reply(self, prompt: str, instructions: Sequence[str] = ()) -> MiniReply:
+    def reply(self, prompt: str) -> MiniReply:
         """Reply to a prompt in a sentence, or with the bare value if the prompt ends with "Answer only."."""
-        skills = self.skills("\n".join([*instructions, prompt]))
         question = ANSWER_ONLY.sub("", prompt)
         wordings = WORDINGS[self.style]
         # "Answer only." is not part of the seed: it changes the form of the reply, not the value.
@@ -105,9 +91,9 @@ class MiniEnvironment:
         request = understand(question, self.world)
         if request is None:
             return MiniReply(rng.choice(wordings["confused"]), "")
-        request = interpret(request, self.world, skills, rng)
+        request = interpret(request, self.world, self.skills, rng)
         value = truth_of(request, self.world)
-        if rng.random() >= chance_of(request, skills):
+        if rng.random() >= chance_of(request, self.skills):
             value = self.wrong_answer(request, value, rng)
         asks_for_value_only = question != prompt
         if value and asks_for_value_only:
@@ -139,6 +125,7 @@ class MiniEnvironmentB(MiniEnvironment):
 
     name = "mini-b"
     style = "B"
+    skills = Skills(clear=0.93, sum=0.93, hops=0.3, casual=0.4, compare=0.45, problem=0.35)
 
     def wrong_answer(self, request: LiteralRequest, truth: str, rng: random.Random) -> str:
         match request:

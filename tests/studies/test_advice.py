@@ -18,20 +18,28 @@ WORLD = make_world(0)
 ENVIRONMENT = AdvisedEnvironment(WORLD, seed=0)
 
 
-def answers(kind: str, *instructions: str, count: int = 400) -> list[bool]:
+def reply(prompt: str, instruction: str = "") -> str:
+    """The reply to a prompt after a system message."""
+    messages: list[Message] = [
+        {"role": "system", "content": instruction},
+        {"role": "user", "content": prompt},
+    ]
+    return asyncio.run(ENVIRONMENT.ask(messages))
+
+
+def answers(kind: str, instruction: str = "", count: int = 400) -> list[bool]:
     """Whether the bare replies to questions of a kind are right."""
-    found = []
-    for _, question in make_questions(WORLD, "train", count, 0, kinds=[kind]):
-        reply = ENVIRONMENT.reply(f"{question.text} Answer only.", instructions)
-        found.append(exact_match(reply.text, question.answers) == 1)
-    return found
+    return [
+        exact_match(reply(f"{question.text} Answer only.", instruction), question.answers) == 1
+        for _, question in make_questions(WORLD, "train", count, 0, kinds=[kind])
+    ]
 
 
 def test_without_advice_it_replies_as_the_mini_environment_does():
     mini = MiniEnvironment(WORLD, seed=0)
     prompts = [question.text for _, question in make_questions(WORLD, "train", 200, 0)]
     prompts += ["Tell me about nothing.", "", "Who is the\ndirector of X?", "\ud800"]
-    assert [ENVIRONMENT.reply(prompt) for prompt in prompts] == [mini.reply(prompt) for prompt in prompts]
+    assert [reply(prompt) for prompt in prompts] == [mini.reply(prompt).text for prompt in prompts]
 
 
 @pytest.mark.parametrize(
@@ -59,15 +67,9 @@ def test_better_skills_never_lose_a_right_answer():
 
 
 def test_advice_is_read_in_system_messages_and_in_the_prompt():
-    question = "Who is the director of nobody?"
-    system: list[Message] = [
-        {"role": "system", "content": "Go step by step."},
-        {"role": "user", "content": question},
-    ]
-    assert asyncio.run(ENVIRONMENT.ask(system)) == ENVIRONMENT.reply(question, ["step by step"]).text
     for _, question in make_questions(WORLD, "train", 50, 0, kinds=["math"]):
         prompt = f"{question.text} Let's think step by step."
-        assert ENVIRONMENT.reply(prompt, ["Be kind."]) == ENVIRONMENT.reply(prompt)
+        assert reply(prompt, "Be kind.") == reply(prompt)
     inside = answers("math", count=200)
     assert sum(answers("math", "step by step", count=200)) > sum(inside)
     text = make_questions(WORLD, "train", 1, 0, kinds=["bridge"])[0][1].text
@@ -97,4 +99,4 @@ def test_a_new_prompt_keeps_most_of_the_old_advice_and_has_one_or_two_pieces_mor
 def test_the_tags_that_evaluations_ask_for_are_read_as_a_request_for_the_answer_only():
     """`evaluate.py` asks an environment that a user names for tags, which these rules cannot write."""
     for _, question in make_questions(WORLD, "train", 100, 0):
-        assert ENVIRONMENT.reply(question.text + IN_TAGS) == ENVIRONMENT.reply(question.text + ANSWER_ONLY)
+        assert reply(question.text + IN_TAGS) == reply(question.text + ANSWER_ONLY)
