@@ -1,6 +1,10 @@
 """From the name of an agent to its folder, and to the settings by which it plays.
 
 A name is a folder (of a model, or of a run that saved one), a GGUF file, a hub id, `mini` or `smollm2`.
+
+    check_agent     finds the folder or hub id, and makes nothing
+    resolve_agent   the same, and the settings by which the agent plays
+    find_agent      makes the folder if necessary: it builds `mini`, and converts a GGUF file
 """
 
 import difflib
