@@ -101,24 +101,21 @@ def read_request(content: bytes) -> ChatRequest:
     temperature = given.get("temperature")
     if temperature is not None and not (is_finite_number(temperature) and temperature >= 0):
         raise bad_request("`temperature` must be a number, and at least 0", "temperature")
-    seed = None if given.get("seed") is None else _field(given, "seed", 0)
     return ChatRequest(
-        model=_field(given, "model", ""),
-        question=_question(_field(given, "messages", [])),
-        stream=_field(given, "stream", False),
+        model=_field(given, "model", str) or "",
+        question=_question(_field(given, "messages", list) or []),
+        stream=_field(given, "stream", bool) or False,
         temperature=temperature,
-        seed=seed,
+        seed=_field(given, "seed", int),
     )
 
 
-def _field(given: Mapping[str, Any], name: str, default: T) -> T:
-    """The value of a field, or the default if it is absent or null. Raises Failure for another type."""
+def _field(given: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
+    """The value of a field; None if it is absent or null. Raises Failure if it has another type."""
     value = given.get(name)
-    if value is None:
-        return default
-    if type(value) is not type(default):
-        raise bad_request(f"`{name}` must be of type {type(default).__name__}", name)
-    return value
+    if value is None or type(value) is kind:  # isinstance() would take true for an int.
+        return value
+    raise bad_request(f"`{name}` must be of type {kind.__name__}", name)
 
 
 def _question(messages: list[Any]) -> str:
