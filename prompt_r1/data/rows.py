@@ -209,9 +209,9 @@ def text_field(row: Fields, field: str, *, may_be_blank: bool = False) -> str:
     value = row[field]
     if not isinstance(value, str):
         raise BadRow(f"the field {field} must be a text, not {describe(value)}")
-    if may_be_blank and not value.strip():
-        return value
-    return text_or_number(value, field)
+    if value.strip() or not may_be_blank:
+        _check_text(value, field)
+    return value
 
 
 def text_or_number(value: object, field: str) -> str:
@@ -220,6 +220,9 @@ def text_or_number(value: object, field: str) -> str:
     A person writes a number with at most 15 digits. More digits come from rounding, in arithmetic (0.1 + 0.2)
     or in a column of 32 bits, where 1.1 becomes 1.100000023841858. No agent would write them.
     """
+    if isinstance(value, str):
+        _check_text(value, field)
+        return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, float) and value.is_integer():
@@ -231,13 +234,15 @@ def text_or_number(value: object, field: str) -> str:
                 "text, with the digits that an answer should have"
             )
         return repr(float(value))
-    if not isinstance(value, str):
-        raise BadRow(f"the field {field} must contain texts or numbers, not {describe(value)}")
-    if not value.strip():
+    raise BadRow(f"the field {field} must contain texts or numbers, not {describe(value)}")
+
+
+def _check_text(text: str, field: str) -> None:
+    """Raise BadRow for a text that is blank, or that no tokenizer accepts."""
+    if not text.strip():
         raise BadRow(f"the field {field} contains an empty text")
-    if re.search("[\ud800-\udfff]", value):  # No tokenizer accepts it.
+    if re.search("[\ud800-\udfff]", text):
         raise BadRow(f"the field {field} contains half a character (a lone surrogate)")
-    return value
 
 
 def gold_answers(value: object, field: str) -> tuple[str, ...]:
