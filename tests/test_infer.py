@@ -134,7 +134,7 @@ def test_an_agent_that_knows_the_format_is_not_said_to_lack_it_after_one_malform
     async def play(text, **options):
         return game
 
-    pair = SimpleNamespace(play=play, path="agent", environment=Environment([]))
+    pair = SimpleNamespace(play=play, path="agent", environment=paid_environment())
     asyncio.run(infer.ask("Who?", pair, Dialogue(written.append), InferConfig()))
     assert "the game ended: malformed" in "".join(written) and "format;" not in "".join(written)
 
@@ -147,7 +147,7 @@ def test_only_a_dialogue_that_is_shown_is_decoded_token_by_token(capsys):
         watching.append(on_piece is not None)
         return Trajectory(Question("q", "asked", text, ()), stop="malformed")
 
-    pair = SimpleNamespace(play=play, path="agent", environment=Environment([]))
+    pair = SimpleNamespace(play=play, path="agent", environment=paid_environment())
     for as_json in (True, False):
         asyncio.run(infer.ask("Who?", pair, Dialogue(str), InferConfig(json=as_json)))
     assert watching == [False, True]
