@@ -12,8 +12,7 @@ from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent, resolve_agent
 from prompt_r1.pair.settings import settings_of_training
 from prompt_r1.programs.command_line import command
-from prompt_r1.settings.agent import MINI_AGENT, AgentConfig, is_mini, is_mini_data
-from prompt_r1.settings.functions import OBJECT_PREFIX
+from prompt_r1.settings.agent import MINI_AGENT, AgentConfig, has_own_splits, is_mini
 from prompt_r1.types import Question
 
 NO_AGENT = NamedAgent("", AgentConfig(), "")
@@ -187,8 +186,7 @@ def common_seed(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> int
     seeds = {agent.config.seed: name for name, agent in agents.items()}
     if not seeds:
         return 0
-    made = [name for name in config.data if is_mini_data(name) or name.startswith(OBJECT_PREFIX)]
-    if len(seeds) > 1 and made:
+    if len(seeds) > 1 and any(has_own_splits(name) for name in config.data):
         raise UsageError(
             f"{' and '.join(seeds.values())} were trained with other seeds, so on other questions: give "
             "--seed, or evaluate them one by one"

@@ -7,6 +7,7 @@ from functools import partial
 from prompt_r1.protocol import PAPER_INSTRUCTION
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT, RULES, Rule
 from prompt_r1.settings.fields import ANY, POSITIVE, THREADS, Range, setting
+from prompt_r1.settings.functions import OBJECT_PREFIX
 from prompt_r1.types import GameSettings
 
 MINI_AGENT = "mini"
@@ -49,6 +50,14 @@ def is_mini(spec: str) -> bool:
 def is_mini_data(name: str) -> bool:
     """Whether a name of --data stands for questions of the mini world."""
     return name.partition(":")[0] == "mini"
+
+
+def has_own_splits(name: str) -> bool:
+    """Whether a name of --data has different questions for training, validation and test, made from a seed.
+
+    The mini world and a user's function have them. A file or a dataset of the Hub has one set of questions.
+    """
+    return is_mini_data(name) or name.startswith(OBJECT_PREFIX)
 
 
 def all_mini_data(names: Sequence[str]) -> bool:

@@ -14,9 +14,9 @@ from prompt_r1.settings.agent import (
     SMOLLM2,
     AgentConfig,
     all_mini_data,
+    has_own_splits,
     instrument_setting,
     is_mini,
-    is_mini_data,
     machine_setting,
 )
 from prompt_r1.settings.fields import LEARNING_RATE, POSITIVE, Range, flag_of, read_yaml, setting
@@ -224,10 +224,10 @@ def merged(base: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
 def with_defaults(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
     """The config with the values that follow from other settings, unless they are `given`.
 
-    The mini world and a user's function have splits for validation and test. Of questions from files, a tenth
-    is held out for validation, and there is no test. "none" among the names means no questions.
+    Data with splits of its own is validated and tested on these. Of questions from files, a tenth is held out
+    for validation, and there is no test. "none" among the names means no questions.
     """
-    has_splits = all(is_mini_data(name) or name.startswith(OBJECT_PREFIX) for name in config.data)
+    has_splits = all(has_own_splits(name) for name in config.data)
     validation = given.get("val_data", config.data if has_splits else (HELD_OUT,))
     test = given.get("test_data", config.data if has_splits else ())
     max_new = config.max_new

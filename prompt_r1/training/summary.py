@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from prompt_r1.programs.command_line import command
-from prompt_r1.settings.agent import HELD_OUT, AgentConfig, is_mini_data
+from prompt_r1.settings.agent import HELD_OUT, AgentConfig, has_own_splits
 from prompt_r1.settings.functions import OBJECT_PREFIX
 from prompt_r1.training.run_folder import TEST_FILE
 
@@ -40,7 +40,7 @@ def unseen_data(config: AgentConfig) -> tuple[str, ...]:
     """The data with questions on which the agent was not trained; () if there is none."""
     if set(config.data) <= {"mini"}:
         return ("mini:ood",)
-    if all(is_mini_data(name) or name.startswith(OBJECT_PREFIX) for name in config.data):
+    if all(has_own_splits(name) for name in config.data):
         return config.data  # Its test questions are not its training questions.
     validated = tuple(name for name in config.val_data if name != HELD_OUT)
     return config.test_data or validated
