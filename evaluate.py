@@ -28,13 +28,13 @@ from dataclasses import replace
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.specs import Account, open_account
 from prompt_r1.errors import Resumable, UsageError
-from prompt_r1.evaluation.agent_notes import lines_about
 from prompt_r1.evaluation.dry_run import estimate
 from prompt_r1.evaluation.evaluation import Evaluation, Repeat
-from prompt_r1.evaluation.folder_settings import digests_of_systems, keep_settings
+from prompt_r1.evaluation.folder_settings import keep_settings
 from prompt_r1.evaluation.making import make_method
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE, Prediction, PredictionFile, System
+from prompt_r1.evaluation.preflight import lines_about
 from prompt_r1.evaluation.scores import score_predictions
 from prompt_r1.evaluation.searches import Data
 from prompt_r1.evaluation.similarity import SentenceEncoder, load_encoder
@@ -45,7 +45,6 @@ from prompt_r1.programs.command_line import command, run_program
 from prompt_r1.programs.progress import progress_bar
 from prompt_r1.programs.text import printable
 from prompt_r1.rollout import run_together
-from prompt_r1.settings.fields import experiment_values
 from prompt_r1.settings.functions import import_metric
 from prompt_r1.types import Question
 
@@ -65,8 +64,7 @@ def main(evaluation: Evaluation) -> None:
         print(estimate(evaluation))
         return
     with closing(PredictionFile(evaluation.folder / FILE)) as file:
-        experiment = experiment_values(config) | {"seed": evaluation.seed}
-        keep_settings(evaluation.folder, experiment, digests_of_systems(config, evaluation.systems))
+        keep_settings(evaluation)
         try:
             ask_missing(evaluation, file)
         except BaseException:

@@ -6,11 +6,9 @@
     imitation.py          `sft`, `bc` and `rft`: agents that are fine-tuned first
     methods.py            METHODS: what each method is, and what it needs
     settings.py           the flags of evaluate.py
-    systems.py            choose which methods, environments, agents and questions are compared
-    evaluation.py         what was chosen, and the environments that it asks
+    evaluation.py         what an evaluation compares, and the environments that it asks
     folder_settings.py    what all answers in a folder have in common
-    preflight.py          read an evaluation from the flags, and check it before it starts
-    agent_notes.py        what is printed about the agents
+    preflight.py          read the flags: choose what is compared, and check it before it starts
     making.py             make a method: search for prompts, or fine-tune and load an agent that plays
     dry_run.py            estimate what an evaluation will cost
     scores.py             EM, SM, F1 and SSim (similarity.py), and means with intervals (intervals.py)

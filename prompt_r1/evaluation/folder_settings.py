@@ -6,81 +6,89 @@ depend on.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.methods import METHODS
-from prompt_r1.evaluation.predictions import FILE, System
+from prompt_r1.evaluation.predictions import FILE
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.evaluation.systems import game_of_start
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.programs.files import replace_file
-from prompt_r1.settings.fields import flag_of, read_mapping
+from prompt_r1.settings.agent import MINI_AGENT
+from prompt_r1.settings.fields import experiment_values, flag_of, read_mapping
 
 SETTINGS = "config.yaml"
 
 
-def check_same_settings(folder: Path, settings: Mapping[str, object]) -> dict[str, Any]:
-    """The settings in a folder's config.yaml. Raises UsageError if they contradict `settings`."""
+def check_same_settings(folder: Path, config: EvaluateConfig, seed: int) -> dict[str, Any]:
+    """The contents of a folder's config.yaml. Raises UsageError if they contradict these settings."""
     path = folder / SETTINGS
     kept = read_mapping(path) if path.exists() else {}
-    given = json.loads(json.dumps(settings))  # Tuples become lists, which YAML has too.
-    for name in kept.keys() & given.keys():
-        if kept[name] != given[name]:
-            flag = f"{flag_of(name)} {kept[name]!r}, not {given[name]!r}"
+    for name, value in settings_in_common(config, seed).items():
+        if kept.get(name, value) != value:
+            flag = f"{flag_of(name)} {kept[name]!r}, not {value!r}"
             raise UsageError(f"--out {folder}: its answers have {flag}: give another --out")
     return kept
 
 
-def keep_settings(folder: Path, settings: Mapping[str, object], digests: Mapping[str, str]) -> None:
+def settings_in_common(config: EvaluateConfig, seed: int) -> dict[str, Any]:
+    """The settings that define the experiment, as YAML holds them."""
+    values = experiment_values(config) | {"seed": seed}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def keep_settings(evaluation: Evaluation) -> None:
     """Write config.yaml. Raises UsageError if the folder's answers have other settings or digests."""
+    folder = evaluation.folder
     has_answers = (folder / FILE).stat().st_size > 0
     if has_answers and not (folder / SETTINGS).exists():
         raise UsageError(f"--out {folder}: its answers are of an older version: give another --out")
-    kept = check_same_settings(folder, settings)
+    kept = check_same_settings(folder, evaluation.config, evaluation.seed)
+    digests = digests_of(evaluation)
     for name, digest in digests.items():
         if kept.get(name, digest) != digest:
             raise UsageError(f"--out {folder}: {name} has changed since its answers: give another --out")
-    values = {**kept, **settings, **digests}
+    values = {**kept, **settings_in_common(evaluation.config, evaluation.seed), **digests}
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     replace_file(folder / SETTINGS, text.encode())
 
 
-def digests_of_systems(config: EvaluateConfig, systems: Mapping[System, NamedAgent]) -> dict[str, str]:
-    """Digests of what the answers depend on.
+def digests_of(evaluation: Evaluation) -> dict[str, str]:
+    """Digests of what the answers depend on, by names.
 
     - the question files that prepare methods
     - the environments and agents that are on this machine; for methods that begin with an agent's start, the
       start in place of the agent
     - the games of these starts
     """
-    specs = [config.optimizer_env, *(system.environment for system in systems)]
-    agents = []
+    config = evaluation.config
+    names = [*config.train_data, *config.val_data]
+    for spec in [config.optimizer_env, *(system.environment for system in evaluation.systems)]:
+        # A SPEC may name several environments (hf:A,hf:B), and each of them may be a model on this machine.
+        names += [part.removeprefix("hf:") for part in spec.split(",")]
     games = {}
-    for system, agent in systems.items():
+    for system, agent in evaluation.systems.items():
         if METHODS[system.method].agent == "start":
-            agents.append(agent.start)
+            names.append(agent.start)
             games[f"game of {agent.start}"] = game_of_start(agent)
         elif METHODS[system.method].agent:
-            agents.append(str(agent.built().path))
-    return {**digests_of([*config.train_data, *config.val_data], specs, agents), **games}
-
-
-def digests_of(files: Iterable[str], specs: Iterable[str], agents: Iterable[str]) -> dict[str, str]:
-    """Digests of the files, environments and agents that exist on this machine, by name.
-
-    A SPEC may name several environments (hf:A,hf:B), and each of them may be a model on this machine.
-    """
-    names = [*files, *agents]
-    for spec in specs:
-        names += [part.removeprefix("hf:") for part in spec.split(",")]
+            names.append(str(agent.built().path))
     # An agent may occur several times, by its folder and by its run. Its weights are read only once.
     here = dict.fromkeys(_agent_folder(name) for name in names if name and Path(name).exists())
-    return {f"digest of {name}": _digest(Path(name)) for name in here}
+    return {f"digest of {name}": _digest(Path(name)) for name in here} | games
+
+
+def game_of_start(agent: NamedAgent) -> str:
+    """What an agent's start plays: the rules, the instruction and the reward, and which mini agent it is."""
+    config = agent.config
+    game: list[object] = [config.game, config.instruction_text, config.base_rule, config.reward]
+    if agent.start == MINI_AGENT:  # Each seed has its own mini agent.
+        game.append(config.seed)
+    return repr(game)
 
 
 def _agent_folder(name: str) -> str:

@@ -1,40 +1,47 @@
-"""What evaluate.py reads and checks before it starts: its flags, and what they compare.
+"""Read the flags of evaluate.py: choose what is compared, and check it before it starts.
 
-This file does not import torch, so that a wrong command line is reported at once.
+The functions below `read_evaluation` are its steps. This file does not import torch, so that a wrong command
+line is reported at once.
 """
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from prompt_r1.data.questions import check_data
+from prompt_r1.data.files import question_key
+from prompt_r1.data.questions import check_data, find_questions, hold_out_a_tenth, sample_questions
+from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.specs import check_environment, trusted_names
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.evaluation import Evaluation
-from prompt_r1.evaluation.folder_settings import check_same_settings
-from prompt_r1.evaluation.methods import METHODS
-from prompt_r1.evaluation.predictions import FILE
+from prompt_r1.evaluation.folder_settings import check_same_settings, game_of_start
+from prompt_r1.evaluation.methods import DEFAULT_METHODS, EXTRA_METHODS, METHODS, TRANSFER_METHODS
+from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.evaluation.systems import (
-    choose_systems,
-    common_seed,
-    environments_of,
-    find_agents,
-    methods_of,
-    prices_of,
-    questions_of,
-)
-from prompt_r1.pair.named_agent import newest_mini_run, run_of
+from prompt_r1.pair.named_agent import NamedAgent, newest_mini_run, resolve_agent, run_of, trained_config
+from prompt_r1.pair.settings import settings_of_training
+from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.launcher import check_device
-from prompt_r1.settings.agent import all_mini_data
-from prompt_r1.settings.fields import experiment_values
+from prompt_r1.settings.agent import (
+    HELD_OUT,
+    MINI_AGENT,
+    AgentConfig,
+    all_mini_data,
+    has_own_splits,
+    is_mini,
+    is_mini_data,
+)
 from prompt_r1.settings.flags import parse_arguments
 from prompt_r1.settings.functions import import_metric
+from prompt_r1.types import Question
+
+NO_AGENT = NamedAgent("", AgentConfig(), "")
 
 
 def read_evaluation(arguments: list[str]) -> Evaluation:
-    """Read the settings of evaluate.py, and find what they compare.
+    """Read the settings of evaluate.py, and choose what they compare.
 
     Raises UsageError for an evaluation that cannot start.
     """
@@ -49,12 +56,28 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
     environments = environments_of(config, agents)
     systems = choose_systems(config, environments, agents)
     seed = common_seed(config, agents)
-    _check_questions(config)
+    _check_question_files(config)
     prices = prices_of(config, environments)
-    _check_folder_and_environments(config, {system.environment for system in systems}, environments)
+    _check_folder(config, seed)
+    _check_environments(config, environments, systems)
     # A function of the user or the Hub may take minutes to give its questions, so it is asked last.
     questions = questions_of(config, seed)
     return Evaluation(config, seed, questions, agents, systems, environments, prices)
+
+
+def methods_of(config: EvaluateConfig) -> Sequence[str]:
+    """The methods of --method, in the order of METHODS.
+
+    Without --method there are three methods; with --tables the paper's (grpo-only needs --grpo-agent).
+    """
+    if config.method:
+        return [name for name in METHODS if name in config.method]
+    if not config.tables:
+        return DEFAULT_METHODS
+    in_paper = [name for name in METHODS if name not in EXTRA_METHODS]
+    if not config.grpo_agent:
+        in_paper.remove("grpo-only")
+    return in_paper
 
 
 def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:
@@ -71,7 +94,167 @@ def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:
     return config
 
 
-def _check_questions(config: EvaluateConfig) -> None:
+def find_agents(config: EvaluateConfig) -> dict[str, NamedAgent]:
+    """The agents of --agent and, if grpo-only is compared, of --grpo-agent, by their names.
+
+    Raises UsageError if there is no such agent, or if --grpo-agent was not trained without an environment.
+    """
+
+    def find(name: str) -> NamedAgent:
+        return resolve_agent(name, max_turns=config.max_turns, max_new=config.max_new)
+
+    agents = {name: find(name) for name in config.agent}
+    if "grpo-only" in methods_of(config):
+        alone = find(config.grpo_agent) if config.grpo_agent else NO_AGENT
+        if not alone.config.without_environment:
+            raise UsageError(
+                "grpo-only needs an agent that was trained without environment: run "
+                f"`{command('train.py', '--env', 'none')}` and give --grpo-agent RUN"
+            )
+        agents[config.grpo_agent] = alone
+    return agents
+
+
+def environments_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[str, EvaluateConfig]:
+    """The environments of --env, or of the training of --agent, each with the settings by which it is asked.
+
+    There are none if no method asks an environment. Raises UsageError if a method does and there is none, and
+    if agents were trained with the same environment, but with other settings of it.
+    """
+    if not any(METHODS[name].needs_environment for name in methods_of(config)):
+        return {}
+    if config.env:
+        return dict.fromkeys(config.env, config)
+    environments: dict[str, EvaluateConfig] = {}
+    for name in config.agent:
+        training = agents[name].config
+        settings = settings_of_training(config, training)
+        if environments.setdefault(training.env, settings) != settings:
+            raise UsageError(
+                f"{name} was trained with the environment {training.env}, and so was another --agent, but "
+                f"with other --env-args, --env-system or --route: give --env {training.env} and these flags, "
+                "or evaluate the agents one by one"
+            )
+    if not environments:
+        raise UsageError("no environment to ask: give --env SPEC, or an --agent that was trained with one")
+    return environments
+
+
+def choose_systems(
+    config: EvaluateConfig, environments: Iterable[str], agents: Mapping[str, NamedAgent]
+) -> dict[System, NamedAgent]:
+    """The systems to evaluate, in the order of METHODS, each with the agent that the user gave for it.
+
+    With --tables, the methods of Table 5 have all environments and agents, and other methods the first ones.
+    Raises UsageError for a method that --method names, but that an environment or an agent cannot serve.
+    """
+    systems: dict[System, NamedAgent] = {}
+    for method_name in methods_of(config):
+        method = METHODS[method_name]
+        specs = list(environments) if method.needs_environment else [""]
+        match method.agent:
+            case "":
+                names = [""]
+            case "grpo":
+                names = [config.grpo_agent]
+            case _:
+                names = list(config.agent)
+        if config.tables and method_name not in TRANSFER_METHODS:
+            specs, names = specs[:1], names[:1]
+        for spec in specs:
+            problem = _problem_with(method_name, spec, config)
+            if problem and config.method:
+                raise UsageError(problem)
+            if problem:  # --tables and the default leave out what an environment cannot serve.
+                continue
+            for name in names:
+                agent = agents.get(name, NO_AGENT)
+                if method.agent != "start":
+                    systems[System(method_name, spec, name)] = agent
+                    continue
+                # If two agents started from one model, the model is evaluated once, for the first of them.
+                first = systems.setdefault(System(method_name, spec, agent.start), agent)
+                _check_start(method_name, name, agent, first)
+    return systems
+
+
+def _problem_with(method_name: str, environment: str, config: EvaluateConfig) -> str:
+    """Why a method cannot answer with an environment; "" if it can.
+
+    With `none` there is no environment that answers alone. Searches need a model that writes prompts, which
+    the mini world cannot do.
+    """
+    method = METHODS[method_name]
+    if environment == "none" and not method.agent:
+        return (
+            f"--method {method_name} asks the environment without an agent, and there is no environment "
+            "(none): name one by --env"
+        )
+    if method.algorithm and is_mini(environment) and not config.optimizer_env:
+        return (
+            f"--method {method_name}: the mini world writes no prompts: name what does, such as "
+            "--optimizer-env py:studies.advice:MiniOptimizer"
+        )
+    return ""
+
+
+def _check_start(method_name: str, name: str, agent: NamedAgent, first: NamedAgent) -> None:
+    """Raise UsageError if a method cannot begin with the start of an agent, or not for two agents at once.
+
+    `first` is the first agent with this start.
+    """
+    if method_name == "bc" and agent.start != MINI_AGENT:
+        raise UsageError("bc imitates the demonstrations of the mini agent: leave it out with other agents")
+    if game_of_start(first) != game_of_start(agent):
+        raise UsageError(
+            f"{name} begins with the agent {agent.start}, and so does another --agent, but their games "
+            "differ: evaluate them one by one, each with its own --out"
+        )
+
+
+def common_seed(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> int:
+    """The seed of --seed, or the seed of the agents' runs.
+
+    Some questions are made from the seed, as in the mini world. Then all agents must have the same seed, or
+    UsageError is raised.
+    """
+    if config.seed is not None:
+        return config.seed
+    seeds = {agent.config.seed: name for name, agent in agents.items()}
+    if not seeds:
+        return 0
+    if len(seeds) > 1 and any(has_own_splits(name) for name in config.data):
+        raise UsageError(
+            f"{' and '.join(seeds.values())} were trained with other seeds, so on other questions: give "
+            "--seed, or evaluate them one by one"
+        )
+    return next(iter(seeds))
+
+
+def prices_of(config: EvaluateConfig, environments: Iterable[str]) -> dict[str, Price]:
+    """The price of each environment by its name, and last of --optimizer-env."""
+    names = []
+    for spec in [*environments, config.optimizer_env]:
+        names += spec.split(",") if spec else []
+    return parse_prices(config.env_price, names)
+
+
+def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
+    """The questions of --data. With --tables, the mini world also has its questions out of distribution."""
+    names = list(config.data)
+    if config.tables and names == ["mini"]:
+        names.append("mini:ood")
+    questions: list[Question] = []
+    for name in names:
+        questions += sample_questions([name], "test", seed, config.limit)
+    counts = Counter((question.dataset, question.id) for question in questions)
+    for (dataset, identity), count in counts.items():
+        if count > 1:
+            raise UsageError(f"--data: question {identity!r} of {dataset} occurs twice; give each file once")
+    return questions
+
+
+def _check_question_files(config: EvaluateConfig) -> None:
     """Raise UsageError for files that cannot be read, and for methods that lack questions."""
     check_data([*config.data, *config.train_data, *config.val_data])
     if all_mini_data(config.data):  # The mini world has questions for every method.
@@ -83,27 +266,65 @@ def _check_questions(config: EvaluateConfig) -> None:
             raise UsageError(f"{method} needs validation questions: give --val-data")
 
 
-def _check_folder_and_environments(
-    config: EvaluateConfig, asked: Collection[str], environments: Mapping[str, EvaluateConfig]
-) -> None:
-    """Raise UsageError for a folder with answers of another experiment, and for a wrong environment.
-
-    `asked` are the environments that the systems ask, and "" if a system asks none.
-    """
+def _check_folder(config: EvaluateConfig, seed: int) -> None:
+    """Raise UsageError for an --out with other files, or with answers of another experiment."""
     folder = Path(config.out)
-    begun = (folder / FILE).exists()
-    if folder.exists():
-        # The folder exists, so this only checks what is in it. An evaluation that cannot start makes none.
-        make_folder(folder, lambda folder: begun, "an evaluation")
-        check_same_settings(folder, experiment_values(config))
-    # A folder with answers may be complete. Then nothing is asked, and no key is needed. Nor does an estimate
-    # need one.
-    if not begun and not config.dry_run:
-        typed = [spec for spec in [*config.env, config.optimizer_env] if spec]
-        settings_of = dict.fromkeys(typed, config)
-        for spec in asked:
-            if spec:  # It may be the environment of an agent's training.
-                settings_of.setdefault(spec, environments[spec])
-        trusted = trusted_names(typed=typed, opened=settings_of)
-        for spec, settings in settings_of.items():
-            check_environment(spec, settings, trusted=trusted)
+    if folder.exists():  # Otherwise `make_folder` would make it. An evaluation that cannot start makes none.
+        make_folder(folder, lambda folder: (folder / FILE).exists(), "an evaluation")
+        check_same_settings(folder, config, seed)
+
+
+def _check_environments(
+    config: EvaluateConfig, environments: Mapping[str, EvaluateConfig], systems: Iterable[System]
+) -> None:
+    """Raise UsageError for an environment that systems ask, or an optimiser, that cannot be opened.
+
+    An estimate needs no keys and servers, and neither does a folder with answers: it may be complete.
+    """
+    if config.dry_run or (Path(config.out) / FILE).exists():
+        return
+    asked = {system.environment: environments[system.environment] for system in systems if system.environment}
+    if config.optimizer_env:
+        asked.setdefault(config.optimizer_env, config)
+    trusted = trusted_names(typed=[*config.env, config.optimizer_env], opened=asked)
+    for spec, settings in asked.items():
+        check_environment(spec, settings, trusted=trusted)
+
+
+def lines_about(agent: NamedAgent, evaluation: Evaluation) -> list[str]:
+    """Which agent plays, and notes on how it was trained."""
+    environments = ",".join(evaluation.environments) or "none"
+    lines = [agent.describe(environment=environments, seed=evaluation.seed)]
+    known = trained_on(agent, evaluation.questions)
+    if known:
+        lines.append(
+            f"Note: the agent was trained on {known:,} of these {len(evaluation.questions):,} questions, as "
+            "far as its question files are here; `python -m prompt_r1.data split` holds some out"
+        )
+    if agent.config.reward:
+        # MODULE:FUNCTION was read from the agent's folder, which may come from anyone, so it is not imported.
+        lines.append(
+            f"Note: the agent was trained with --reward {agent.config.reward}. `reward` in the "
+            "results is the reward of eq. 15 under --rule, not this one"
+        )
+    return lines
+
+
+def trained_on(agent: NamedAgent, questions: Sequence[Question]) -> int:
+    """How many of the questions the agent was trained on, as far as its question files are here.
+
+    This is an estimate if the run held out a tenth of its data, and some of it is not here: what was held out
+    depends on all of it.
+    """
+    if trained_config(agent.path) is None:
+        return 0
+    # The folder of an agent may come from anyone, so no code is run that it names.
+    files = [name for name in agent.config.data if is_mini_data(name) or Path(name).is_file()]
+    try:
+        trained = find_questions(files, "train", agent.config.seed)
+    except UsageError:  # The files have changed since the training.
+        return 0
+    if tuple(agent.config.val_data) == (HELD_OUT,):
+        trained, _ = hold_out_a_tenth(trained, agent.config.val_limit)
+    keys = {question_key(question.text) for question in trained}
+    return sum(question_key(question.text) in keys for question in questions)

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import ClassVar
 from unittest.mock import Mock
 
@@ -23,13 +22,18 @@ from prompt_r1.environments.specs import open_account
 from prompt_r1.errors import FatalEnvError, UsageError
 from prompt_r1.evaluation import tables
 from prompt_r1.evaluation.evaluation import Evaluation
-from prompt_r1.evaluation.folder_settings import digests_of, digests_of_systems, keep_settings
+from prompt_r1.evaluation.folder_settings import digests_of, keep_settings
 from prompt_r1.evaluation.making import folder_of
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE, System
-from prompt_r1.evaluation.preflight import read_evaluation
+from prompt_r1.evaluation.preflight import (
+    choose_systems,
+    common_seed,
+    environments_of,
+    find_agents,
+    read_evaluation,
+)
 from prompt_r1.evaluation.settings import EvaluateConfig
-from prompt_r1.evaluation.systems import choose_systems, common_seed, environments_of, find_agents
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM, GAME_FILE
 from prompt_r1.settings.train import TrainConfig
@@ -53,6 +57,16 @@ def systems_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict
     """The systems of an evaluation of these agents."""
     config = replace(config, agent=tuple(agents))
     return choose_systems(config, environments_of(config, agents), agents)
+
+
+def evaluation_of(config: EvaluateConfig, systems: Mapping[System, NamedAgent]) -> Evaluation:
+    """An evaluation of these systems, without questions."""
+    return Evaluation(config, 0, questions=[], agents={}, systems=systems, environments={}, prices={})
+
+
+def digests_with(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[str, str]:
+    """The digests of an evaluation of these agents."""
+    return digests_of(evaluation_of(config, systems_of(config, agents)))
 
 
 def test_tables_runs_the_methods_of_table_5_with_every_environment_and_agent(agents):
@@ -106,26 +120,14 @@ def test_each_method_is_answered_by_its_own_agent(agents, tmp_path):
 def test_answers_of_the_environment_alone_depend_on_no_agent(agents):
     """A folder with answers of `direct` was refused when an agent had changed that had answered nothing."""
     config = EvaluateConfig(method=("direct",))
-    assert digests_of_systems(config, systems_of(config, agents)) == {}
+    assert digests_with(config, agents) == {}
 
 
 def test_answers_of_a_start_do_not_depend_on_what_became_of_it(agents, tmp_path):
     """A bug: a folder with answers of `untrained` was refused after the training had gone on."""
     config = EvaluateConfig(method=("untrained",))
-    digests = digests_of_systems(config, systems_of(config, agents))
+    digests = digests_with(config, agents)
     assert digests.keys() == {f"digest of {tmp_path}/start", f"game of {tmp_path}/start"}
-
-
-def evaluation_of(
-    system: System,
-    agent: NamedAgent,
-    config: EvaluateConfig,
-    environments: Mapping[str, EvaluateConfig] = MappingProxyType({}),
-) -> Evaluation:
-    """An evaluation of one system, without questions."""
-    return Evaluation(
-        config, seed=0, questions=[], agents={}, systems={system: agent}, environments=environments, prices={}
-    )
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].needs_environment])
@@ -137,7 +139,8 @@ def test_a_method_without_environment_opens_none(agents, monkeypatch, name):
 
     monkeypatch.setattr("prompt_r1.evaluation.evaluation.open_environment", refuse)
     config, system = EvaluateConfig(), System(name)
-    opened = evaluation_of(system, agents["runs/a"], config).open_environment(system, open_account(config))
+    evaluation = evaluation_of(config, {system: agents["runs/a"]})
+    opened = evaluation.open_environment(system, open_account(config))
     assert opened.name == "nobody"
 
 
@@ -147,20 +150,17 @@ OTHER_GAMES = [{"max_turns": 1}, {"instruction": "short"}, {"rule": "release"}, 
 @pytest.mark.parametrize("change", OTHER_GAMES, ids=str)
 def test_runs_share_the_answers_of_their_start_only_if_it_plays_the_same_game(agents, change, tmp_path):
     """`untrained` of a run was answered by the game of another run, with other rules, without a word."""
-    config = EvaluateConfig(method=("untrained",))
+    config = EvaluateConfig(method=("untrained",), out=str(tmp_path))
     first, second = ({name: agents[name]} for name in ("runs/a", "runs/b"))
     changed = replace(agents["runs/b"], config=replace(agents["runs/b"].config, **change))
     with pytest.raises(UsageError, match=r"runs/b .*games differ"):
         systems_of(config, {**first, "runs/b": changed})
     # The same in two evaluations with one --out.
-    (tmp_path / FILE).write_text("{}")
-    keep = [digests_of_systems(config, systems_of(config, some)) for some in (first, second)]
-    (tmp_path / "config.yaml").write_text("{}")
-    keep_settings(tmp_path, {}, keep[0])
-    keep_settings(tmp_path, {}, keep[1])
-    other = digests_of_systems(config, systems_of(config, {"runs/b": changed}))
+    (tmp_path / FILE).touch()
+    for same in (first, second):
+        keep_settings(evaluation_of(config, systems_of(config, same)))
     with pytest.raises(UsageError, match=r"game of .* has changed"):
-        keep_settings(tmp_path, {}, other)
+        keep_settings(evaluation_of(config, systems_of(config, {"runs/b": changed})))
 
 
 def test_bc_with_another_agent_than_the_mini_agent_is_refused_before_anything_is_asked(agents):
@@ -184,7 +184,7 @@ def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(agent
 
     def folder(agent: NamedAgent) -> Path:
         system = System(name)
-        evaluation = evaluation_of(system, agent, EvaluateConfig(out=str(tmp_path)))
+        evaluation = evaluation_of(EvaluateConfig(out=str(tmp_path)), {system: agent})
         return folder_of(evaluation, system)
 
     first, same = agents.values()
@@ -350,10 +350,12 @@ def test_a_changed_model_of_a_pool_is_noticed(tmp_path, changed):
         (tmp_path / name / "model.safetensors").write_bytes(b"before")
     (tmp_path / FILE).touch()
     pool = f"hf:{tmp_path}/first,hf:{tmp_path}/second"
-    keep_settings(tmp_path, {"seed": 0}, digests_of([], [pool], []))
+    config = EvaluateConfig(env=(pool,), method=("direct",), out=str(tmp_path))
+    evaluation = evaluation_of(config, systems_of(config, {}))
+    keep_settings(evaluation)
     (tmp_path / changed / "model.safetensors").write_bytes(b"after")
     with pytest.raises(UsageError, match=f"{changed} has changed.*--out"):
-        keep_settings(tmp_path, {"seed": 0}, digests_of([], [pool], []))
+        keep_settings(evaluation)
 
 
 @pytest.fixture
@@ -373,7 +375,9 @@ def digested(monkeypatch) -> list[str]:
 def test_an_agent_of_several_systems_is_read_once_for_its_digest(tmp_path, digested):
     """A bug would only cost time: the weights of an agent take gigabytes."""
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    assert digests_of([], [f"hf:{tmp_path}"] * 2, [str(tmp_path)] * 3).keys() == {f"digest of {tmp_path}"}
+    agents = {"a": NamedAgent("trained", TrainConfig(), start=str(tmp_path))}
+    config = EvaluateConfig(env=(f"hf:{tmp_path}",), method=("sft", "untrained", "rft"))
+    assert digests_with(config, agents).keys() == {f"digest of {tmp_path}", f"game of {tmp_path}"}
     assert digested == ["model.safetensors"]
 
 
@@ -382,7 +386,7 @@ def test_an_agent_that_is_named_by_its_run_is_read_once_for_its_digest(tmp_path,
     run = tmp_path / "run"
     save_run(run, seed=0, step=1, saved=1)
     config = EvaluateConfig(agent=(str(run),), method=("prompt-r1",))
-    digests = digests_of_systems(config, systems_of(config, find_agents(config)))
+    digests = digests_with(config, find_agents(config))
     assert digests.keys() == {f"digest of {run}/agent"}
     assert digested.count("model.safetensors") == 1
 
@@ -390,7 +394,7 @@ def test_an_agent_that_is_named_by_its_run_is_read_once_for_its_digest(tmp_path,
 def test_the_agent_mini_has_a_digest():
     """A bug: its name is no folder, so a folder was resumed after the mini agent had been rebuilt."""
     config = EvaluateConfig(agent=("mini",), method=("prompt-r1",))
-    [digest] = digests_of_systems(config, systems_of(config, find_agents(config)))
+    [digest] = digests_with(config, find_agents(config))
     assert "mini" in digest and digest.startswith("digest of /")
 
 
@@ -406,7 +410,7 @@ def test_a_users_function_is_asked_for_questions_after_all_other_checks(tmp_path
 def test_a_changed_model_that_writes_prompts_is_noticed(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     config = EvaluateConfig(optimizer_env=f"hf:{tmp_path}")
-    assert digests_of_systems(config, {}).keys() == {f"digest of {tmp_path}"}
+    assert digests_of(evaluation_of(config, {})).keys() == {f"digest of {tmp_path}"}
 
 
 class Wordless:
@@ -525,10 +529,18 @@ def test_each_method_frees_its_environment_before_the_next_method_opens_one(tmp_
 
 def test_a_folder_remembers_the_contents_of_all_earlier_commands(tmp_path):
     (tmp_path / FILE).touch()
-    for contents in ({"runs/a": "1"}, {"runs/b": "1"}):
-        keep_settings(tmp_path, {"seed": 0}, contents)
-    with pytest.raises(UsageError, match="runs/a has changed"):
-        keep_settings(tmp_path, {"seed": 0}, {"runs/a": "2"})
+    evaluations = []
+    for name in ("a", "b"):
+        save_run(tmp_path / name, seed=0, step=1, saved=1)
+        config = EvaluateConfig(agent=(str(tmp_path / name),), method=("prompt-r1",), out=str(tmp_path))
+        evaluations.append(evaluation_of(config, systems_of(config, find_agents(config))))
+    first, second = evaluations
+    keep_settings(first)
+    keep_settings(second)
+    (tmp_path / "a/agent/more.safetensors").write_bytes(b"new weights")
+    keep_settings(second)
+    with pytest.raises(UsageError, match="a/agent has changed"):
+        keep_settings(first)
 
 
 def test_more_methods_and_questions_are_added_to_a_folder(evaluate_here):
@@ -636,7 +648,8 @@ def test_the_digest_of_an_agent_covers_every_file_of_its_folder(tmp_path):
     for changed in ("", "config.json", "model-1.safetensors", "model-2.safetensors"):
         for name in ("config.json", "model-1.safetensors", "model-2.safetensors"):
             (tmp_path / name).write_bytes(b"new" if name == changed else b"old")
-        digests += digests_of([], [], [str(tmp_path)]).values()
+        config = EvaluateConfig(env=(f"hf:{tmp_path}",), method=("direct",))
+        digests += digests_with(config, {}).values()
     assert len(set(digests)) == 4
 
 
