@@ -33,7 +33,7 @@ from prompt_r1.types import Completion, Question, Trajectory
 # The numbers of rft:
 ROUNDS = 2  # A round plays games, and then fine-tunes on all right games so far.
 CALLS = 10_000  # calls of the environment in all rounds together
-QUESTIONS_AT_ONCE = 20  # questions that are played before the calls are counted again
+QUESTIONS_AT_ONCE = 20  # the most questions that are played before the calls are counted again
 GROUP_SIZE = 5  # games of each question
 GAMES_WITHOUT_RIGHT = 100  # If none of this many games ended right, rft gives up.
 
@@ -79,13 +79,15 @@ async def rft_agent(
 ) -> NamedAgent:
     """Fine-tune an agent on its own games that ended right.
 
-    `calls`: how many calls of the environment the games of all rounds make; 0: CALLS. Raises UsageError if
-    none of the first games ended right.
+    `calls`: how many calls of the environment the games of all rounds make; 0: CALLS. A round may exceed its
+    share by the games of one question. Raises UsageError if none of the first games ended right.
     """
     if _is_done(folder):
         return replace(agent, path=folder / "agent")
     settings = _settings(agent, seed=seed, device=device, rank=IMITATION_RANK)
     rng = random.Random(f"rft {seed}")
+    calls_of_round = (calls or CALLS) / ROUNDS
+    most_of_question = GROUP_SIZE * max(1, agent.config.game.max_turns - 1)  # calls of one question's games
     right: list[Trajectory] = []  # the games of all rounds that ended right
     draws = 0
     path = find_agent(agent.start, agent.config.seed)
@@ -93,11 +95,12 @@ async def rft_agent(
         player = load_agent(path, with_threads_of_this_machine(agent.config), device)
         made = 0  # calls of this round
         tried = 0  # games of this round
-        while made < (calls or CALLS) / ROUNDS:
+        while made < calls_of_round:
             if not right and tried >= GAMES_WITHOUT_RIGHT:
                 break
             draws += 1
-            questions = rng.sample(train, min(QUESTIONS_AT_ONCE, len(train)))
+            fitting = max(1, int((calls_of_round - made) // most_of_question))  # whatever their games ask
+            questions = rng.sample(train, min(fitting, QUESTIONS_AT_ONCE, len(train)))
             seed_of_draw = f"rft {seed}/{number}/{made}"
             # The draw is the epoch. A question that is drawn again gets new sampled replies.
             games = await play_games(player, environment, questions, seed=seed_of_draw, epoch=draws)

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -26,7 +27,7 @@ from prompt_r1.pair.agent import load_agent, load_codec, play_question
 from prompt_r1.pair.named_agent import NamedAgent, find_agent
 from prompt_r1.protocol import Codec
 from prompt_r1.settings.agent import INSTRUCTIONS
-from prompt_r1.types import Trajectory
+from prompt_r1.types import Question, Trajectory
 from tests.support import tiny
 from tests.support.exports import load_tensors
 from tests.support.games import CPU
@@ -123,9 +124,17 @@ def test_rft_gives_up_after_a_hundred_games_if_none_ended_right(tmp_path):
 
 
 def play_a_round(
-    monkeypatch, texts: list[str], environment: Environment, *, calls: int
+    monkeypatch,
+    texts: list[str],
+    environment: Environment,
+    *,
+    calls: int,
+    train: Sequence[Question] = (ANNA,),
 ) -> tuple[list[Trajectory], int]:
-    """Play a round of rft with an agent that writes these texts: the right games, and the number of all."""
+    """Play a round of rft with an agent that writes these texts: the right games, and the number of all.
+
+    All questions of `train` have the same text.
+    """
     engine, codec = ScriptedAgent(texts), Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
     agent: Any = SimpleNamespace(engine=engine, codec=codec, game=GAME)
     right: list[Trajectory] = []
@@ -139,7 +148,7 @@ def play_a_round(
     monkeypatch.setattr(imitation, "find_agent", lambda *_: "start")
     monkeypatch.setattr(imitation, "fine_tune_agent", note)
     monkeypatch.setattr(imitation, "ROUNDS", 1)
-    method("rft", environment, agent="start", train=[ANNA], calls=calls)
+    method("rft", environment, agent="start", train=train, calls=calls)
     return right, engine.read.count(engine.read[0])  # Each game reads the question once.
 
 
@@ -150,6 +159,17 @@ def test_rft_ends_a_round_of_an_agent_that_has_stopped_asking(monkeypatch):
     right, tried = play_a_round(monkeypatch, texts, mini_world(), calls=25)
     assert (len(right), tried) == (3, 25)
     assert all(len(game.turns) == 2 for game in right)
+
+
+def test_rft_exceeds_its_calls_at_most_by_the_games_of_one_question(monkeypatch):
+    """A bug: its first draw of a hundred games made up to 300 calls, whatever --optimize-calls said."""
+    train = [replace(ANNA, id=str(number)) for number in range(50)]
+    asks, answers = think("so", prompt="Who?"), think("so", answer="Anna")
+    environment = mini_world()
+    _, tried = play_a_round(monkeypatch, [asks, answers] * 100, environment, calls=30, train=train)
+    most = imitation.GROUP_SIZE * (CONFIG.max_turns - 1)
+    assert 30 <= environment.budget.spent.calls < 30 + most
+    assert tried % imitation.GROUP_SIZE == 0
 
 
 def test_rft_does_not_learn_from_a_game_whose_call_failed(monkeypatch):
