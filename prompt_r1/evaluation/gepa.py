@@ -47,7 +47,7 @@ async def gepa(search: PromptSearch, data: Data) -> str:
     rng = random.Random(search.seed)
     batches = filled_batches(data.train, rng)
     step_calls = 2 * BATCH + 1 + len(held_out)
-    while search.may_go_on(step_calls, authors_stop=search.calls.environment >= METRIC_CALLS):
+    while search.may_go_on(step_calls, authors_stop=search.environment_calls >= METRIC_CALLS):
         search.steps += 1
         parent = draw_parent(search.scores, rng)
         batch = next(batches)

@@ -17,7 +17,7 @@ from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.imitation import bc_agent, rft_agent, sft_agent
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
-from prompt_r1.evaluation.searches import ALL, SEED_PROMPT, Calls, Data, PromptSearch, searched
+from prompt_r1.evaluation.searches import ALL, SEED_PROMPT, Data, PromptSearch, searched
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, with_threads_of_this_machine
 from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.reward import Rule, score_games
@@ -123,14 +123,13 @@ async def search_prompts(
             environment,
             optimizer,
             request,
-            Calls(config.optimize_calls),
+            limit=config.optimize_calls,
             examples=config.optimize_examples,
             seed=evaluation.seed,
         )
         found = await algorithm.search(search, data.of_dataset(name))
         if found == SEED_PROMPT:
-            made = search.calls.made
-            logger.warning("%s found no better prompt than its seed in %d calls", search.name, made)
+            logger.warning("%s found no better prompt than its seed in %d calls", search.name, search.calls)
         (folder / f"{file_name(name)}.txt").write_text(found, "utf-8", "replace")
         prompts[name] = found
 

@@ -57,7 +57,7 @@ async def opro(search: PromptSearch, data: Data) -> str:
                 continue
             instruction = read_instruction(reply.text)
             usable = is_usable(instruction, digits_allowed=digits_allowed)
-            if usable and instruction not in search.scores and search.calls.are_left(len(train)):
+            if usable and instruction not in search.scores and search.may_call(len(train)):
                 await search.score(instruction, train)
     return search.best()
 

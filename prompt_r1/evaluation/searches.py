@@ -51,31 +51,6 @@ class Data:
 
 
 @dataclass
-class Calls:
-    """Counts the calls of a search. A call counts when it begins, so also without a reply."""
-
-    limit: int = 0  # of the calls of both models; 0: no limit
-    environment: int = 0
-    optimizer: int = 0
-
-    @property
-    def made(self) -> int:
-        """How many calls of both models have begun."""
-        return self.environment + self.optimizer
-
-    def are_left(self, more: int) -> bool:
-        """Whether the limit allows this many more calls."""
-        return not self.limit or self.made + more <= self.limit
-
-    def begin(self, *, environment: int = 0, optimizer: int = 0) -> None:
-        """Count calls that begin now. The limit must allow them."""
-        more = environment + optimizer
-        assert self.are_left(more), f"{self.made} + {more} calls exceed the limit of {self.limit}"
-        self.environment += environment
-        self.optimizer += optimizer
-
-
-@dataclass
 class PromptSearch:
     """Tries prompts on an environment, and asks an optimiser for new ones.
 
@@ -86,14 +61,25 @@ class PromptSearch:
     environment: Environment
     optimizer: Environment
     request: str  # This text after a question requests the answer.
-    calls: Calls
+    limit: int = 0  # of the calls of both models; 0: no limit
     examples: int = 0  # how many questions score a prompt; 0: the authors' number
     seed: int = 0
-    # The state of the search.
+    # The state of the search. A call counts when it begins, so also without a reply.
     steps: int = 0
+    environment_calls: int = 0
+    optimizer_calls: int = 0
     attempts_without_new_prompt: int = 0  # since a new prompt was last tried
     tried: set[str] = field(default_factory=set)  # the prompts that were tried on any question
     scores: dict[str, list[float]] = field(default_factory=dict)  # prompt → score per question
+
+    @property
+    def calls(self) -> int:
+        """How many calls of both models have begun."""
+        return self.environment_calls + self.optimizer_calls
+
+    def may_call(self, more: int) -> bool:
+        """Whether the limit allows this many more calls."""
+        return not self.limit or self.calls + more <= self.limit
 
     async def begin(self, questions: Sequence[Question], authors_count: int) -> list[Question]:
         """Draw the questions that score prompts, and score the seed prompt if the limit of calls allows it.
@@ -104,7 +90,7 @@ class PromptSearch:
             raise UsageError("a prompt search needs more questions: give --train-data and --val-data")
         shuffled = random.Random(f"chosen {self.seed}").sample(list(questions), len(questions))
         drawn = shuffled[: self.examples or authors_count]
-        if self.calls.are_left(len(drawn)):
+        if self.may_call(len(drawn)):
             await self.score(SEED_PROMPT, drawn)
         return drawn
 
@@ -115,9 +101,9 @@ class PromptSearch:
         begun if the limit of calls does not allow them. `authors_stop`: whether the authors' code ends the
         search here. This counts only if there is no limit of calls.
         """
-        if not self.calls.are_left(step_calls):
+        if not self.may_call(step_calls):
             return False
-        if authors_stop and not self.calls.limit:
+        if authors_stop and not self.limit:
             return False
         assert self.scores, "`begin` needs fewer calls than a step, so it has scored the seed prompt"
         is_perfect = all(score == 1 for score in self.scores[self.best()])
@@ -140,7 +126,8 @@ class PromptSearch:
 
         Raises Resumable if a call fails: a score over fewer questions could select another prompt.
         """
-        self.calls.begin(environment=len(questions))
+        assert self.may_call(len(questions)), f"{self.calls} + {len(questions)} calls, limit {self.limit}"
+        self.environment_calls += len(questions)
         if prompt not in self.tried:
             self.tried.add(prompt)
             self.attempts_without_new_prompt = 0
@@ -157,7 +144,8 @@ class PromptSearch:
         `sample` is the number of the request in the search. If an equal request has the same number, it gets
         the recorded reply from the journal, and not a new reply.
         """
-        self.calls.begin(optimizer=1)
+        assert self.may_call(1), f"{self.calls} + 1 calls, limit {self.limit}"
+        self.optimizer_calls += 1
         self.attempts_without_new_prompt += 1
         messages: list[Message] = [
             {"role": "system", "content": system},

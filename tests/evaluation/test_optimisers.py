@@ -23,7 +23,7 @@ from prompt_r1.evaluation import making
 from prompt_r1.evaluation.gepa import GEPA, draw_parent, filled_batches, mean_score, read_fenced_prompt
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.opro import OPRO, is_usable, meta_prompt, read_instruction
-from prompt_r1.evaluation.searches import PATIENCE, SEED_PROMPT, Calls, Data, PromptSearch, text_between
+from prompt_r1.evaluation.searches import PATIENCE, SEED_PROMPT, Data, PromptSearch, text_between
 from prompt_r1.evaluation.textgrad import TEXTGRAD, first_batches, rewrite
 from prompt_r1.types import Message, Question
 from tests.support.json_server import JsonHandler, serving
@@ -75,8 +75,7 @@ def new_search(
 ) -> PromptSearch:
     """A search that scores prompts on 20 questions; a test may replace its parts."""
     environment, optimizer = priced(task or answering_task()), priced(writer or new_writer())
-    calls = Calls(limit=max_calls)
-    return PromptSearch("searched", environment, optimizer, IN_TAGS, calls, examples=20, seed=seed)
+    return PromptSearch("searched", environment, optimizer, IN_TAGS, max_calls, examples=20, seed=seed)
 
 
 def find(name: str, search: PromptSearch) -> str:
@@ -111,18 +110,18 @@ def test_opro_scores_each_new_instruction_once_and_makes_no_call_that_cannot_be_
     find("opro", search)
     tried = Counter(prompts_tried(task))
     assert set(tried.values()) == {20} and len(tried) > 20
-    assert search.calls.environment == len(task.asked) and search.calls.optimizer % 8 == 0
+    assert search.environment_calls == len(task.asked) and search.optimizer_calls % 8 == 0
     few = new_search(max_calls=2 * 20 + 15)  # the seed prompt, eight instructions, one of them scored
     find("opro", few)
-    assert (few.calls.made, few.calls.environment) == (48, 40)
+    assert (few.calls, few.environment_calls) == (48, 40)
 
 
 def test_textgrad_makes_ten_calls_per_update_and_validates_each_update():
     search = new_search()
     find("textgrad", search)
     updates = 3 * 4
-    assert search.calls.environment == 3 * updates + 20 * (1 + updates)
-    assert search.calls.optimizer == 2 * 3 * updates + updates
+    assert search.environment_calls == 3 * updates + 20 * (1 + updates)
+    assert search.optimizer_calls == 2 * 3 * updates + updates
 
 
 def test_textgrad_keeps_a_prompt_that_scores_as_high_and_rejects_a_lower_one():
@@ -148,7 +147,7 @@ def test_gepa_makes_seven_calls_per_iteration_and_validates_new_candidates(seed)
     task = answering_task()
     search = new_search(task, seed=seed)
     find("gepa", search)
-    rewrites, calls = search.calls.optimizer, search.calls.environment
+    rewrites, calls = search.optimizer_calls, search.environment_calls
     validated = sum(count >= 20 for count in Counter(prompts_tried(task)).values())
     perfect = calls - 20 * validated - 6 * rewrites  # 3 calls of each parent that needs no rewrite
     assert validated > 1 and perfect >= 0 and perfect % 3 == 0
@@ -172,7 +171,7 @@ def test_no_search_exceeds_its_limit_of_calls_whatever_the_limit(name, tagged):
         assert find(name, search)
         made = len(task.asked) + len(writer.asked)
         assert made <= limit
-        assert made == search.calls.made
+        assert made == search.calls
         assert made or limit < 20, "nothing is asked if no prompt can be scored"
 
 
@@ -181,7 +180,7 @@ def test_a_search_with_a_limit_goes_on_until_the_next_step_might_exceed_it(name)
     search = new_search(max_calls=600)
     find(name, search)
     most = {"opro": 20 + 8, "textgrad": 3 * 3 + 1 + 20, "gepa": 2 * 3 + 1 + 20}[name]
-    assert 600 - most < search.calls.made <= 600
+    assert 600 - most < search.calls <= 600
 
 
 def test_gepa_goes_on_after_it_has_validated_a_child_on_fifty_questions():
@@ -189,7 +188,7 @@ def test_gepa_goes_on_after_it_has_validated_a_child_on_fifty_questions():
     search = new_search(max_calls=600)
     search.examples = 50
     asyncio.run(GEPA.search(search, Data(TRAIN, QUESTIONS[40:100])))
-    assert 600 - (2 * 3 + 1 + 50) < search.calls.made <= 600
+    assert 600 - (2 * 3 + 1 + 50) < search.calls <= 600
 
 
 def test_gepa_ends_if_its_batches_are_right_and_give_nothing_to_improve():
@@ -202,7 +201,7 @@ def test_gepa_ends_if_its_batches_are_right_and_give_nothing_to_improve():
 
     search = new_search(PricedSource(reply), max_calls=3000)
     find("gepa", search)
-    assert (search.calls.optimizer, search.calls.environment) == (0, 20 + 3 * PATIENCE)
+    assert (search.optimizer_calls, search.environment_calls) == (0, 20 + 3 * PATIENCE)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -304,7 +303,7 @@ def test_no_optimiser_tries_a_prompt_of_a_reply_that_was_cut_by_its_length(name)
     writer = PricedSource(lambda _: f"{PHRASE} And answer with the na", finish="length")
     search = new_search(writer=writer, max_calls=budget(name))
     assert find(name, search) == SEED_PROMPT
-    assert search.calls.optimizer > 0 and search.tried == {SEED_PROMPT}
+    assert search.optimizer_calls > 0 and search.tried == {SEED_PROMPT}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -324,7 +323,7 @@ def test_opro_drops_instructions_that_are_empty_too_long_tagged_or_contain_digit
 def test_textgrad_keeps_the_prompt_if_the_rewrite_has_no_tags():
     search = new_search(writer=PricedSource(lambda _: "no tags here"), max_calls=60)
     assert find("textgrad", search) == SEED_PROMPT
-    assert search.calls.environment == 20 + 2 * 3, "a prompt is scored once"
+    assert search.environment_calls == 20 + 2 * 3, "a prompt is scored once"
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -332,9 +331,9 @@ def test_a_search_ends_when_no_prompt_is_new_or_none_can_score_higher(name):
     """A bug: the search continued until its limit, although it proposed and scored nothing more."""
     search = new_search(writer=PricedSource(lambda _: "<INS>Be quick.</INS>"), max_calls=5_000)
     find(name, search)
-    assert search.calls.made < 400, "one new prompt, scored once"
+    assert search.calls < 400, "one new prompt, scored once"
     search = new_search(PricedSource(right_answer), max_calls=5_000)
-    assert find(name, search) == SEED_PROMPT and search.calls.made == 20
+    assert find(name, search) == SEED_PROMPT and search.calls == 20
 
 
 def test_textgrad_shows_the_rewriter_the_prompt_and_each_conversation():
@@ -478,7 +477,7 @@ def test_the_requests_of_an_evaluation_carry_the_fields_of_their_method(
     if own:
         line += ["--max-env-usd", "9"]
     run_here("evaluate.py", *line)
-    assert search.call_args.args[-1].limit == 9
+    assert search.call_args.kwargs["limit"] == 9
     assert search.call_args.kwargs["examples"] == 1
     assert {body["model"] for body in bodies} == {"large", "writer"}
     sent = defaultdict(set)
