@@ -40,7 +40,8 @@ class Evaluation:
     seed: int
     questions: Sequence[Question]
     agents: Mapping[str, NamedAgent]  # the agents of --agent and --grpo-agent, by their names
-    systems: Mapping[System, NamedAgent]  # each system, and the agent that the user gave for it
+    # Each system, and the agent of --agent or --grpo-agent that plays, or with whose start the method begins.
+    systems: Mapping[System, NamedAgent]
     environments: Mapping[str, EvaluateConfig]  # each SPEC, and the settings by which it is asked
     prices: Mapping[str, Price]  # the price of each environment and optimiser, by its name
 

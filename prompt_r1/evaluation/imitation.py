@@ -95,9 +95,7 @@ async def rft_agent(
         player = load_agent(path, with_threads_of_this_machine(agent.config), device)
         made = 0  # calls of this round
         tried = 0  # games of this round
-        while made < calls_of_round:
-            if not right and tried >= GAMES_WITHOUT_RIGHT:
-                break
+        while made < calls_of_round and (right or tried < GAMES_WITHOUT_RIGHT):
             draws += 1
             fitting = max(1, int((calls_of_round - made) // most_of_question))  # whatever their games ask
             questions = rng.sample(train, min(fitting, QUESTIONS_AT_ONCE, len(train)))

@@ -105,8 +105,8 @@ def find_agents(config: EvaluateConfig) -> dict[str, NamedAgent]:
 
     agents = {name: find(name) for name in config.agent}
     if "grpo-only" in methods_of(config):
-        alone = find(config.grpo_agent) if config.grpo_agent else NO_AGENT
-        if not alone.config.without_environment:
+        alone = find(config.grpo_agent) if config.grpo_agent else None
+        if alone is None or not alone.config.without_environment:
             raise UsageError(
                 "grpo-only needs an agent that was trained without environment: run "
                 f"`{command('train.py', '--env', 'none')}` and give --grpo-agent RUN"
@@ -169,12 +169,12 @@ def choose_systems(
                 continue
             for name in names:
                 agent = agents.get(name, NO_AGENT)
-                if method.agent != "start":
-                    systems[System(method_name, spec, name)] = agent
-                    continue
-                # If two agents started from one model, the model is evaluated once, for the first of them.
-                first = systems.setdefault(System(method_name, spec, agent.start), agent)
-                _check_start(method_name, name, agent, first)
+                system = System(method_name, spec, name)
+                if method.agent == "start":
+                    # If several agents started from one model, it is evaluated once, for the first of them.
+                    system = System(method_name, spec, agent.start)
+                    _check_start(method_name, name, agent, systems.get(system, agent))
+                systems.setdefault(system, agent)
     return systems
 
 
