@@ -3,7 +3,9 @@
 This file does not import torch, because an `Evaluation` is made before torch is imported (preflight.py).
 """
 
+import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,6 +51,18 @@ class Evaluation:
     def folder(self) -> Path:
         """Where the answers and the tables are."""
         return Path(self.config.out)
+
+    def folder_of(self, system: System) -> Path:
+        """Where a method keeps the prompts that it finds, or the agent that it fine-tunes.
+
+        It is OUT/ENVIRONMENT/METHOD, and OUT/ENVIRONMENT/METHOD/START for a method that begins with the start
+        of an agent. For a method without an environment, ENVIRONMENT is the one of the agent's training.
+        """
+        agent = self.systems[system]
+        folder = self.folder / file_name(system.environment or agent.config.env) / system.method
+        if METHODS[system.method].agent == "start":
+            return folder / file_name(agent.start)
+        return folder
 
     @property
     def device(self) -> "torch.device":
@@ -137,3 +151,9 @@ class Evaluation:
 def mute_environment() -> Environment:
     """The environment of a method that needs none."""
     return Environment([OwnSource(MuteEnvironment(), seed=0)])
+
+
+def file_name(text: str) -> str:
+    """A text as the name of a file. Other texts have other names."""
+    name = re.sub(r"[^\w.-]+", "-", text)
+    return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"

@@ -19,13 +19,15 @@ import torch
 
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import UsageError
+from prompt_r1.evaluation.evaluation import Evaluation
+from prompt_r1.evaluation.predictions import System
 from prompt_r1.miniworld.demonstrations import demonstrations
 from prompt_r1.pair.agent import Agent, Sampling, load_agent, play_question, with_threads_of_this_machine
 from prompt_r1.pair.named_agent import NamedAgent, find_agent, teaching_command, trained_config
 from prompt_r1.protocol import Codec
 from prompt_r1.reward import Rule, score_games, well_formed
 from prompt_r1.rollout import play_groups, trajectory_of
-from prompt_r1.settings.agent import MINI_AGENT
+from prompt_r1.settings.agent import MINI_AGENT, AgentConfig
 from prompt_r1.training.settings import FineTuningConfig
 from prompt_r1.training.supervised import fine_tune_agent
 from prompt_r1.types import Completion, Question, Trajectory
@@ -41,58 +43,72 @@ SFT_RANK = 8
 IMITATION_RANK = 16
 
 
-def sft_agent(
-    agent: NamedAgent, train: Sequence[Question], *, seed: int, device: torch.device, folder: Path
+async def fine_tuned_agent(
+    evaluation: Evaluation, system: System, train: Sequence[Question], environment: Environment
 ) -> NamedAgent:
-    """Fine-tune an agent on the gold answers to training questions, for a game of one turn."""
-    one_turn = replace(agent.config, agent=agent.start, env="none", instruction="answer")
-    if not _is_done(folder):
-        settings = _settings(agent, seed=seed, device=device, rank=SFT_RANK)
-        fine_tune_agent(
-            lambda codec: [example_of(question, codec) for question in train], settings, one_turn, folder
-        )
-    return NamedAgent(folder / "agent", one_turn, agent.start)
+    """Fine-tune the agent of a system as its method says, or use the agent that is in its folder already.
 
-
-def bc_agent(agent: NamedAgent, *, seed: int, device: torch.device, folder: Path) -> NamedAgent:
-    """Fine-tune the mini agent on the demonstrations that ended right."""
-    assert agent.start == MINI_AGENT, f"bc has no demonstrations for {agent.start}"
+    `train` are the training questions, and `environment` replies to the games of rft.
+    """
+    agent = evaluation.systems[system]
+    folder = evaluation.folder_of(system)
     config = agent.config
-    if not _is_done(folder):
-        settings = _settings(agent, seed=seed, device=device, rank=IMITATION_RANK)
-        # The demonstrations of the mini agent that the run started from: each seed has its own.
-        fine_tune_agent(
-            lambda codec: right_demonstrations(config.seed, config.base_rule, codec), settings, config, folder
-        )
-    return replace(agent, path=folder / "agent")
+    if system.method == "sft":  # Its games have one turn, in which it answers.
+        config = replace(config, agent=agent.start, env="none", instruction="answer")
+    fine_tuned = NamedAgent(folder / "agent", config, agent.start)
+    if trained_config(fine_tuned.path) is not None:
+        return fine_tuned
+    settings = FineTuningConfig(
+        agent=agent.start,
+        seed=evaluation.seed,
+        # At LLaMA-Factory's learning rate the mini agent does not learn.
+        lr=3e-3 if agent.start == MINI_AGENT else 1e-4,
+        rank=SFT_RANK if system.method == "sft" else IMITATION_RANK,
+        device=str(evaluation.device),
+    )
+    match system.method:
+        case "sft":
+            fine_tune_agent(
+                lambda codec: [example_of(question, codec) for question in train], settings, config, folder
+            )
+        case "bc":
+            assert agent.start == MINI_AGENT, f"bc has no demonstrations for {agent.start}"
+            # The demonstrations of the mini agent that the run started from: each seed has its own.
+            fine_tune_agent(
+                lambda codec: right_demonstrations(config.seed, config.base_rule, codec),
+                settings,
+                config,
+                folder,
+            )
+        case "rft":
+            calls = evaluation.config.optimize_calls or CALLS
+            await fine_tune_on_own_games(config, environment, train, settings, folder, calls=calls)
+    return fine_tuned
 
 
-async def rft_agent(
-    agent: NamedAgent,
+async def fine_tune_on_own_games(
+    config: AgentConfig,
     environment: Environment,
     train: Sequence[Question],
-    *,
-    seed: int,
-    device: torch.device,
+    settings: FineTuningConfig,
     folder: Path,
+    *,
     calls: int,
-) -> NamedAgent:
-    """Fine-tune an agent on its own games that ended right.
+) -> None:
+    """Fine-tune an agent, which plays by `config`, on its own games that ended right.
 
-    `calls`: how many calls of the environment the games of all rounds make; 0: CALLS. A round may exceed its
-    share by the games of one question. Raises UsageError if none of the first games ended right.
+    `calls`: how many calls of the environment the games of all rounds make. A round may exceed its share by
+    the games of one question. Raises UsageError if none of the first games ended right.
     """
-    if _is_done(folder):
-        return replace(agent, path=folder / "agent")
-    settings = _settings(agent, seed=seed, device=device, rank=IMITATION_RANK)
+    start, seed, device = settings.agent, settings.seed, torch.device(settings.device)
     rng = random.Random(f"rft {seed}")
-    calls_of_round = (calls or CALLS) / ROUNDS
-    most_of_question = GROUP_SIZE * max(1, agent.config.game.max_turns - 1)  # calls of one question's games
+    calls_of_round = calls / ROUNDS
+    most_of_question = GROUP_SIZE * max(1, config.game.max_turns - 1)  # calls of one question's games
     right: list[Trajectory] = []  # the games of all rounds that ended right
     draws = 0
-    path = find_agent(agent.start, agent.config.seed)
+    path = find_agent(start, config.seed)
     for number in range(1, ROUNDS + 1):
-        player = load_agent(path, with_threads_of_this_machine(agent.config), device)
+        player = load_agent(path, with_threads_of_this_machine(config), device)
         made = 0  # calls of this round
         tried = 0  # games of this round
         while made < calls_of_round and (right or tried < GAMES_WITHOUT_RIGHT):
@@ -105,16 +121,15 @@ async def rft_agent(
             # A game without a call counts as one, so that the round of an agent that never asks ends, too.
             made += sum(max(1, game.spent.calls) for game in games)
             tried += len(games)
-            right.extend(game for game in games if ended_right(game, agent.config.base_rule))
+            right.extend(game for game in games if ended_right(game, config.base_rule))
         if not right:
             raise UsageError(
-                f"no game of {agent.start} ended right in {tried}: there is nothing to imitate. If it lacks "
-                f"the format, `{teaching_command(agent.start)}` teaches it"
+                f"no game of {start} ended right in {tried}: there is nothing to imitate. If it lacks the "
+                f"format, `{teaching_command(start)}` teaches it"
             )
         del player  # Its KV cache is freed before the fine-tuning loads a model.
         out = folder if number == ROUNDS else folder.with_name(f"{folder.name}-round-{number}")
-        path = fine_tune_agent(lambda codec: right, settings, agent.config, out)
-    return replace(agent, path=path)
+        path = fine_tune_agent(lambda codec: right, settings, config, out)
 
 
 async def play_games(
@@ -128,17 +143,6 @@ async def play_games(
 
     games_PG = await play_groups(dict(enumerate(questions)), GROUP_SIZE, play_one)
     return [game for group in games_PG for game in group]
-
-
-def _settings(agent: NamedAgent, *, seed: int, device: torch.device, rank: int) -> FineTuningConfig:
-    # At LLaMA-Factory's learning rate the mini agent does not learn.
-    lr = 3e-3 if agent.start == MINI_AGENT else 1e-4
-    return FineTuningConfig(agent=agent.start, seed=seed, lr=lr, rank=rank, device=str(device))
-
-
-def _is_done(folder: Path) -> bool:
-    """Whether a fine-tuning has saved its agent."""
-    return trained_config(folder / "agent") is not None
 
 
 def example_of(question: Question, codec: Codec) -> Trajectory:

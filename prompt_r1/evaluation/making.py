@@ -3,18 +3,15 @@
 methods.py says what each method is.
 """
 
-import hashlib
 import logging
-import re
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from prompt_r1.environments.asking import request_of
 from prompt_r1.environments.environment import Environment
 from prompt_r1.evaluation.ask_once import ReadyMethod, direct, think_then_answer
-from prompt_r1.evaluation.evaluation import Evaluation
-from prompt_r1.evaluation.imitation import bc_agent, rft_agent, sft_agent
+from prompt_r1.evaluation.evaluation import Evaluation, file_name
+from prompt_r1.evaluation.imitation import fine_tuned_agent
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import Prediction, System, prediction_of
 from prompt_r1.evaluation.searches import ALL, SEED_PROMPT, Data, PromptSearch, searched
@@ -39,9 +36,7 @@ async def make_method(
     `data` has the questions that prepare the method. `environment` is mute for a method that needs none, and
     `optimizer` is None for a method that is no search.
     """
-    config, seed, device = evaluation.config, evaluation.seed, evaluation.device
     agent = evaluation.systems[system]
-    folder = folder_of(evaluation, system)
     match system.method:
         case "direct":
             return partial(direct, environment, request_of(system.environment))
@@ -50,29 +45,18 @@ async def make_method(
         case "opro" | "textgrad" | "gepa":
             assert optimizer is not None, f"{system.method} needs a model that writes prompts"
             return await search_prompts(evaluation, system, data, environment, optimizer)
-        case "sft":
-            player = sft_agent(agent, data.train, seed=seed, device=device, folder=folder)
-        case "bc":
-            player = bc_agent(agent, seed=seed, device=device, folder=folder)
-        case "rft":
-            player = await rft_agent(
-                agent,
-                environment,
-                data.train,
-                seed=seed,
-                device=device,
-                folder=folder,
-                calls=config.optimize_calls,
-            )
+        case "sft" | "bc" | "rft":
+            player = await fine_tuned_agent(evaluation, system, data.train, environment)
         case "untrained":
             player = replace(agent, path=find_agent(agent.start, agent.config.seed))
         case _:  # grpo-only, agent-only and prompt-r1: the user's agent plays.
             player = agent.built()
+    config = evaluation.config
     return answer_by_games(
-        load_agent(player.path, with_threads_of_this_machine(player.config), device),
+        load_agent(player.path, with_threads_of_this_machine(player.config), evaluation.device),
         environment,
         player.config.base_rule,
-        Sampling(f"evaluation/{seed}", config.temperature, config.top_p),
+        Sampling(f"evaluation/{evaluation.seed}", config.temperature, config.top_p),
         is_mute=not METHODS[system.method].needs_environment,
         thinks=system.method != "sft",
     )
@@ -114,7 +98,7 @@ async def search_prompts(
     assert algorithm is not None, f"{system.method} is no search"
     config = evaluation.config
     request = request_of(system.environment)
-    folder = folder_of(evaluation, system)
+    folder = evaluation.folder_of(system)
     folder.mkdir(parents=True, exist_ok=True)
     prompts: dict[str, str] = {}
     for name in searched(evaluation.datasets, data):
@@ -138,22 +122,3 @@ async def search_prompts(
         return await direct(environment, request, question, sample, prompt=prompts[name])
 
     return answer
-
-
-def folder_of(evaluation: Evaluation, system: System) -> Path:
-    """Where a method keeps the prompts that it finds, or the agent that it fine-tunes.
-
-    It is OUT/ENVIRONMENT/METHOD, and OUT/ENVIRONMENT/METHOD/START for a method that begins with the start of
-    an agent. For a method without an environment, ENVIRONMENT is the one of the agent's training.
-    """
-    agent = evaluation.systems[system]
-    folder = evaluation.folder / file_name(system.environment or agent.config.env) / system.method
-    if METHODS[system.method].agent == "start":
-        return folder / file_name(agent.start)
-    return folder
-
-
-def file_name(text: str) -> str:
-    """A text as the name of a file. Other texts have other names."""
-    name = re.sub(r"[^\w.-]+", "-", text)
-    return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"

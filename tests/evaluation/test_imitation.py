@@ -5,7 +5,6 @@ import gc
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ import pytest
 
 from prompt_r1.environments.environment import Environment
 from prompt_r1.errors import EnvError, UsageError
-from prompt_r1.evaluation import imitation
+from prompt_r1.evaluation import imitation, making
 from prompt_r1.f1 import f1
 from prompt_r1.miniworld.demonstrations import demonstrations
 from prompt_r1.miniworld.environment import MiniEnvironment
@@ -211,21 +210,25 @@ def test_bc_imitates_the_right_demonstrations_of_the_warm_start(tmp_path, learne
 @pytest.mark.parametrize("name", ["sft", "bc"])
 def test_an_agent_that_has_been_fine_tuned_is_not_fine_tuned_again(name, tmp_path, monkeypatch):
     """The same command of an evaluation that was stopped would repeat minutes or hours of training."""
-    fine_tune = Mock()
-    monkeypatch.setattr(imitation, "fine_tune_agent", fine_tune)
+    monkeypatch.setattr(imitation, "fine_tune_agent", fine_tune := Mock())
     monkeypatch.setattr(imitation, "trained_config", lambda path: CONFIG if Path(path).exists() else None)
-    agent = NamedAgent("mini", CONFIG, start="mini")
-    make = {"sft": partial(imitation.sft_agent, agent, []), "bc": partial(imitation.bc_agent, agent)}[name]
+    monkeypatch.setattr(making, "load_agent", load := Mock())
     for is_done in (False, True):
         if is_done:
-            (tmp_path / "agent").mkdir()
-        made = make(seed=0, device=CPU, folder=tmp_path)
-        assert made.path == tmp_path / "agent" and fine_tune.call_count == 1
+            fine_tune.call_args.args[3].joinpath("agent").mkdir(parents=True)
+        method(name, mini_world(), agent="mini", folder=tmp_path)
+        assert load.call_args.args[0] == tmp_path / f"large/{name}/mini/agent"
+        assert fine_tune.call_count == 1
 
 
 def test_the_agent_of_sft_plays_by_the_limits_of_the_users_agent(tmp_path, monkeypatch):
     """A bug: it had those of a preset, so a question that was not too long for the others got no answer."""
-    monkeypatch.setattr(imitation, "fine_tune_agent", Mock())
+    monkeypatch.setattr(imitation, "fine_tune_agent", fine_tune := Mock())
+    monkeypatch.setattr(making, "load_agent", load := Mock())
     agent = NamedAgent("mini", replace(CONFIG, max_new=9, max_tokens=5000), start="mini")
-    game = imitation.sft_agent(agent, [], seed=0, device=CPU, folder=tmp_path).config.game
-    assert (game.max_turns, game.max_new, game.max_tokens) == (1, 9, 5000)
+    method("sft", mini_world(), agent=agent, folder=tmp_path)
+    [_, _, trained_as, folder] = fine_tune.call_args.args
+    path, played_by, _ = load.call_args.args
+    assert path == folder / "agent"
+    for config in (trained_as, played_by):
+        assert (config.game.max_turns, config.game.max_new, config.game.max_tokens) == (1, 9, 5000)

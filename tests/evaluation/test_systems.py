@@ -23,7 +23,6 @@ from prompt_r1.errors import FatalEnvError, UsageError
 from prompt_r1.evaluation import tables
 from prompt_r1.evaluation.evaluation import Evaluation
 from prompt_r1.evaluation.folder_settings import digests_of, keep_settings
-from prompt_r1.evaluation.making import folder_of
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.preflight import (
@@ -185,7 +184,7 @@ def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(agent
     def folder(agent: NamedAgent) -> Path:
         system = System(name)
         evaluation = evaluation_of(EvaluateConfig(out=str(tmp_path)), {system: agent})
-        return folder_of(evaluation, system)
+        return evaluation.folder_of(system)
 
     first, same = agents.values()
     starts = ["runs/a-b", "runs/a/b", "mini", str(tmp_path / "start")]
