@@ -56,7 +56,7 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
     environments = environments_of(config, agents)
     systems = choose_systems(config, environments, agents)
     seed = common_seed(config, agents)
-    _check_question_files(config)
+    _check_question_files(config, systems)
     prices = prices_of(config, environments)
     _check_folder(config, seed)
     _check_environments(config, environments, systems)
@@ -254,16 +254,17 @@ def questions_of(config: EvaluateConfig, seed: int) -> list[Question]:
     return questions
 
 
-def _check_question_files(config: EvaluateConfig) -> None:
+def _check_question_files(config: EvaluateConfig, systems: Iterable[System]) -> None:
     """Raise UsageError for files that cannot be read, and for methods that lack questions."""
     check_data([*config.data, *config.train_data, *config.val_data])
     if all_mini_data(config.data):  # The mini world has questions for every method.
         return
-    for method in methods_of(config):
-        if METHODS[method].needs_training and not config.train_data:
-            raise UsageError(f"{method} needs training questions: give --train-data")
-        if METHODS[method].needs_validation and not config.val_data:
-            raise UsageError(f"{method} needs validation questions: give --val-data")
+    for system in systems:
+        method = METHODS[system.method]
+        if method.needs_training and not config.train_data:
+            raise UsageError(f"{system.method} needs training questions: give --train-data")
+        if method.needs_validation and not config.val_data:
+            raise UsageError(f"{system.method} needs validation questions: give --val-data")
 
 
 def _check_folder(config: EvaluateConfig, seed: int) -> None:

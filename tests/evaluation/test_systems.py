@@ -275,6 +275,16 @@ def test_the_agent_of_grpo_only_is_asked_about_the_world_of_its_training(two_run
         read_evaluation(line)
 
 
+def test_tables_asks_for_no_questions_for_the_searches_that_it_leaves_out(two_runs):
+    """A bug: with the mini world as the environment, it refused to begin without --val-data."""
+    Path("own.jsonl").write_text('{"question": "Who?", "answer": "Anna"}\n')
+    line = ["--tables", "--agent", "runs/mini", "--data", "own.jsonl"]
+    methods = {system.method for system in read_evaluation([*line, "--train-data", "own.jsonl"]).systems}
+    assert "sft" in methods and "textgrad" not in methods
+    with pytest.raises(UsageError, match="sft needs training questions"):
+        read_evaluation(line)
+
+
 @pytest.mark.parametrize(
     ("name", "out"),
     [
