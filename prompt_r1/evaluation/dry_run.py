@@ -14,7 +14,6 @@ import math
 from dataclasses import dataclass
 
 from prompt_r1.environments.asking import request_of
-from prompt_r1.environments.budget import FREE
 from prompt_r1.environments.sources import limit_in
 from prompt_r1.environments.specs import parse_fields
 from prompt_r1.evaluation.ask_once import EXTRACT, STEP_BY_STEP
@@ -52,25 +51,24 @@ def estimate(evaluation: Evaluation) -> str:
     names = short_names(evaluation.systems)
     parts: dict[str, Estimate] = {}
     for system in evaluation.systems:
-        cases = cases_of_system(evaluation, system)
-        parts[names[system]] = {case.name: cost_of(evaluation, system, data, case) for case in cases}
+        if system.environment:
+            cases = cases_of_system(evaluation, system)
+            parts[names[system]] = {case.name: cost_of(evaluation, system, data, case) for case in cases}
+        else:
+            parts[names[system]] = dict.fromkeys(SEARCH_TEXTS, Spending())
     limits = [limit_in(parse_fields(settings.env_args)) for settings in evaluation.environments.values()]
     return shown_estimate(parts, priced=any(evaluation.config.env_price), limited=None not in limits)
 
 
 def cases_of_system(evaluation: Evaluation, system: System) -> list[Case]:
-    """What the three estimates assume of a system's games and calls. Calls of no environment are free."""
-    names = system.environment.split(",") if system.environment else []
-    prices = [evaluation.prices[name] for name in names] or [FREE]
+    """What the three estimates assume of a system's games and calls."""
+    prices = [evaluation.prices[name] for name in system.environment.split(",")]
     game = evaluation.systems[system].config.game
     return cases_of(game, mean_bytes(evaluation.questions), evaluation.fields_of(system), prices)
 
 
 def cost_of(evaluation: Evaluation, system: System, data: Data, case: Case) -> Spending:
     """What the answers of a system cost in one case, with the preparation of its method by `data`."""
-    method = METHODS[system.method]
-    if not method.needs_environment:
-        return Spending()
     answers = len(evaluation.repeats)
     system_message = evaluation.environments[system.environment].env_system
     request = request_of(system.environment)
@@ -79,9 +77,10 @@ def cost_of(evaluation: Evaluation, system: System, data: Data, case: Case) -> S
         """The cost of a call for each answer, with the question, `text`, and `more` tokens."""
         return case.direct_call(evaluation.questions, text, more=more) * answers
 
-    if method.algorithm is not None:
+    algorithm = METHODS[system.method].algorithm
+    if algorithm is not None:
         prompt = SEARCH_TEXTS[case.name].prompt  # It takes the place of the system message.
-        searches = cost_of_searches(evaluation, system, data, case, method.algorithm)
+        searches = cost_of_searches(evaluation, system, data, case, algorithm)
         return calls(request, more=prompt) + searches
     match system.method:
         case "direct":

@@ -101,10 +101,8 @@ class Evaluation:
 
     def fields_of(self, system: System) -> RequestFields:
         """The fields of each request to a system's environment."""
-        of_method = METHODS[system.method].fields
-        if not system.environment:
-            return of_method
-        return {**parse_fields(self.environments[system.environment].env_args), **of_method}
+        given = parse_fields(self.environments[system.environment].env_args)
+        return {**given, **METHODS[system.method].fields}
 
     def open_environment(self, system: System, account: Account) -> Environment:
         """Open the environment that a system asks. It is mute for a method that needs none."""
