@@ -79,8 +79,12 @@ class Evaluation:
     @property
     def trained_with(self) -> dict[str, str]:
         """The environment of the training of each --agent that was trained here, by the agent's name."""
-        trained = [name for name in self.config.agent if trained_config(self.agents[name].path)]
-        return {name: self.agents[name].config.env for name in trained}
+        trained = {}
+        for name in self.config.agent:
+            agent = self.agents[name]
+            if trained_config(agent.path) is not None:
+                trained[name] = agent.config.env
+        return trained
 
     @property
     def repeats(self) -> list[Repeat]:

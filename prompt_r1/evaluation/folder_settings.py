@@ -77,9 +77,10 @@ def digests_of(evaluation: Evaluation) -> dict[str, str]:
             games[f"game of {agent.start}"] = game_of_start(agent)
         elif METHODS[system.method].agent:
             names.append(str(agent.built().path))
+    here = [_agent_folder(name) for name in names if name and Path(name).exists()]
     # An agent may occur several times, by its folder and by its run. Its weights are read only once.
-    here = dict.fromkeys(_agent_folder(name) for name in names if name and Path(name).exists())
-    return {f"digest of {name}": _digest(Path(name)) for name in here} | games
+    digests = {f"digest of {name}": _digest(Path(name)) for name in dict.fromkeys(here)}
+    return digests | games
 
 
 def game_of_start(agent: NamedAgent) -> str:
@@ -99,9 +100,11 @@ def _agent_folder(name: str) -> str:
 
 def _digest(path: Path) -> str:
     """A digest of a file, or of the files of an agent's folder."""
-    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+    paths = [path] if path.is_file() else sorted(path.iterdir())
     digests = []
-    for file in files:
-        with file.open("rb") as content:
-            digests.append([file.stat().st_size, hashlib.file_digest(content, "sha256").hexdigest()])
+    for file in paths:
+        if file.is_file():
+            with file.open("rb") as content:
+                digest = hashlib.file_digest(content, "sha256").hexdigest()
+            digests.append([file.stat().st_size, digest])
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:16]

@@ -49,8 +49,8 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
     check_device(config.device)
     for name in config.metric:
         import_metric(name)
-    encoder = Path(config.ssim_model)
-    if config.ssim_model not in ("", "auto") and not (encoder / "config.json").is_file():
+    names_encoder = config.ssim_model not in ("", "auto")
+    if names_encoder and not Path(config.ssim_model, "config.json").is_file():
         raise UsageError(f"--ssim-model {config.ssim_model}: not a folder with a config.json")
     agents = find_agents(config)
     environments = environments_of(config, agents)
@@ -85,7 +85,8 @@ def _with_agent_and_folder(config: EvaluateConfig) -> EvaluateConfig:
 
     The agent is the newest run in the mini world, if a method needs an agent of --agent.
     """
-    if not config.agent and any(METHODS[name].agent in ("trained", "start") for name in methods_of(config)):
+    needs_agent = any(METHODS[name].agent in ("trained", "start") for name in methods_of(config))
+    if needs_agent and not config.agent:
         config = replace(config, agent=(str(newest_mini_run()),))
     if not config.out:
         named = [name for name in (*config.agent, config.grpo_agent) if name]
@@ -284,7 +285,10 @@ def _check_environments(
     """
     if config.dry_run or (Path(config.out) / FILE).exists():
         return
-    asked = {system.environment: environments[system.environment] for system in systems if system.environment}
+    asked: dict[str, EvaluateConfig] = {}
+    for system in systems:
+        if system.environment:
+            asked[system.environment] = environments[system.environment]
     if config.optimizer_env:
         asked.setdefault(config.optimizer_env, config)
     trusted = trusted_names(typed=[*config.env, config.optimizer_env], opened=asked)
