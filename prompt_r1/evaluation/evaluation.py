@@ -137,17 +137,22 @@ class Evaluation:
 
         Its calls are in the journal and the budget of `account`.
         """
-        typed = [*self.config.env, self.config.optimizer_env]
-        opened = [self.config.optimizer_env, *(system.environment for system in self.systems)]
         return open_environment(
             spec,
             replace(settings, env_args=json.dumps(fields)),
-            trusted=trusted_names(typed=typed, opened=opened),
+            trusted=trusted_environments(self.config, self.systems),
             account=account,
             seed=self.seed,
             device=self.device,
             prices=self.prices,
         )
+
+
+def trusted_environments(config: EvaluateConfig, systems: Iterable[System]) -> set[str]:
+    """The names whose object is imported, or whose server gets OPENAI_API_KEY (see `trusted_names`)."""
+    typed = [*config.env, config.optimizer_env]
+    opened = [config.optimizer_env, *(system.environment for system in systems)]
+    return trusted_names(typed=typed, opened=opened)
 
 
 def mute_environment() -> Environment:

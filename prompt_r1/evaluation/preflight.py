@@ -5,16 +5,16 @@ line is reported at once.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from prompt_r1.data.files import question_key
 from prompt_r1.data.questions import check_data, find_questions, hold_out_a_tenth, sample_questions
 from prompt_r1.environments.budget import Price, parse_prices
-from prompt_r1.environments.specs import check_environment, trusted_names
+from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.evaluation import Evaluation
+from prompt_r1.evaluation.evaluation import Evaluation, trusted_environments
 from prompt_r1.evaluation.folder_settings import check_same_settings, game_of_start
 from prompt_r1.evaluation.methods import DEFAULT_METHODS, EXTRA_METHODS, METHODS, TRANSFER_METHODS
 from prompt_r1.evaluation.predictions import FILE, System
@@ -277,7 +277,7 @@ def _check_folder(config: EvaluateConfig, seed: int) -> None:
 
 
 def _check_environments(
-    config: EvaluateConfig, environments: Mapping[str, EvaluateConfig], systems: Iterable[System]
+    config: EvaluateConfig, environments: Mapping[str, EvaluateConfig], systems: Collection[System]
 ) -> None:
     """Raise UsageError for an environment that systems ask, or an optimiser, that cannot be opened.
 
@@ -291,7 +291,7 @@ def _check_environments(
             asked[system.environment] = environments[system.environment]
     if config.optimizer_env:
         asked.setdefault(config.optimizer_env, config)
-    trusted = trusted_names(typed=[*config.env, config.optimizer_env], opened=asked)
+    trusted = trusted_environments(config, systems)
     for spec, settings in asked.items():
         check_environment(spec, settings, trusted=trusted)
 
