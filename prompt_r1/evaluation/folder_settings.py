@@ -1,7 +1,7 @@
 """The config.yaml of an evaluation folder: what all answers in the folder have in common.
 
-The file holds the settings that define the experiment, and digests of the files and agents that answers
-depend on.
+The file holds the settings that define the experiment, and what the answers depend on beside them, such as
+digests of files and agents.
 """
 
 import hashlib
@@ -48,39 +48,42 @@ def keep_settings(evaluation: Evaluation) -> None:
     if has_answers and not (folder / SETTINGS).exists():
         raise UsageError(f"--out {folder}: its answers are of an older version: give another --out")
     kept = check_same_settings(folder, evaluation.config, evaluation.seed)
-    digests = digests_of(evaluation)
-    for name, digest in digests.items():
-        if kept.get(name, digest) != digest:
+    dependencies = dependencies_of(evaluation)
+    for name, value in dependencies.items():
+        if kept.get(name, value) != value:
             raise UsageError(f"--out {folder}: {name} has changed since its answers: give another --out")
-    values = {**kept, **settings_in_common(evaluation.config, evaluation.seed), **digests}
+    values = {**kept, **settings_in_common(evaluation.config, evaluation.seed), **dependencies}
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     replace_file(folder / SETTINGS, text.encode())
 
 
-def digests_of(evaluation: Evaluation) -> dict[str, str]:
-    """Digests of what the answers depend on, by names.
+def dependencies_of(evaluation: Evaluation) -> dict[str, str]:
+    """What the answers depend on beside the settings, by names.
 
-    - the question files that prepare methods
-    - the environments and agents that are on this machine; for methods that begin with an agent's start, the
-      start in place of the agent
-    - the games of these starts
+    - what all requests to an environment have in common. It may come from the training of an agent
+    - the game of an agent's start, for methods that begin with the start
+    - digests of the question files that prepare methods, and of environments, agents and starts, if they are
+      on this machine. Methods that begin with a start do not depend on the trained agent
     """
     config = evaluation.config
-    names = [*config.train_data, *config.val_data]
-    for spec in [config.optimizer_env, *(system.environment for system in evaluation.systems)]:
-        # A SPEC may name several environments (hf:A,hf:B), and each of them may be a model on this machine.
-        names += [part.removeprefix("hf:") for part in spec.split(",")]
-    games = {}
+    found = {}
+    names = [*config.train_data, *config.val_data, *config.optimizer_env.split(",")]
     for system, agent in evaluation.systems.items():
+        if system.environment:
+            asked = evaluation.environments[system.environment]
+            found[f"request to {system.environment}"] = repr([asked.env_system, asked.env_args, asked.route])
+            names += system.environment.split(",")
         if METHODS[system.method].agent == "start":
+            found[f"game of {agent.start}"] = game_of_start(agent)
             names.append(agent.start)
-            games[f"game of {agent.start}"] = game_of_start(agent)
         elif METHODS[system.method].agent:
             names.append(str(agent.built().path))
-    here = [_agent_folder(name) for name in names if name and Path(name).exists()]
+    paths = [name.removeprefix("hf:") for name in names]  # hf:DIR is an environment.
+    here = [_agent_folder(path) for path in paths if path and Path(path).exists()]
     # An agent may occur several times, by its folder and by its run. Its weights are read only once.
-    digests = {f"digest of {name}": _digest(Path(name)) for name in dict.fromkeys(here)}
-    return digests | games
+    for path in dict.fromkeys(here):
+        found[f"digest of {path}"] = _digest(Path(path))
+    return found
 
 
 def game_of_start(agent: NamedAgent) -> str:

@@ -22,7 +22,7 @@ from prompt_r1.environments.specs import open_account
 from prompt_r1.errors import FatalEnvError, UsageError
 from prompt_r1.evaluation import tables
 from prompt_r1.evaluation.evaluation import Evaluation
-from prompt_r1.evaluation.folder_settings import digests_of, keep_settings
+from prompt_r1.evaluation.folder_settings import dependencies_of, keep_settings
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.preflight import (
@@ -52,20 +52,27 @@ def agents(tmp_path) -> dict[str, NamedAgent]:
     return {f"runs/{name}": NamedAgent(tmp_path / name, config, str(tmp_path / "start")) for name in "ab"}
 
 
-def systems_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[System, NamedAgent]:
-    """The systems of an evaluation of these agents."""
+def evaluation_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> Evaluation:
+    """An evaluation of these agents, without questions."""
     config = replace(config, agent=tuple(agents))
-    return choose_systems(config, environments_of(config, agents), agents)
+    environments = environments_of(config, agents)
+    systems = choose_systems(config, environments, agents)
+    return Evaluation(config, 0, [], agents, systems, environments, prices={})
 
 
-def evaluation_of(config: EvaluateConfig, systems: Mapping[System, NamedAgent]) -> Evaluation:
-    """An evaluation of these systems, without questions."""
-    return Evaluation(config, 0, questions=[], agents={}, systems=systems, environments={}, prices={})
+def systems_of(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> Mapping[System, NamedAgent]:
+    """The systems of an evaluation of these agents."""
+    return evaluation_of(config, agents).systems
 
 
-def digests_with(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> dict[str, str]:
-    """The digests of an evaluation of these agents."""
-    return digests_of(evaluation_of(config, systems_of(config, agents)))
+def evaluation_of_system(config: EvaluateConfig, system: System, agent: NamedAgent) -> Evaluation:
+    """An evaluation of one system, without questions."""
+    return Evaluation(config, 0, [], {}, {system: agent}, environments={}, prices={})
+
+
+def digested_by(config: EvaluateConfig, agents: Mapping[str, NamedAgent]) -> set[str]:
+    """The names of the digests in the config.yaml of an evaluation of these agents."""
+    return {name for name in dependencies_of(evaluation_of(config, agents)) if name.startswith("digest of ")}
 
 
 def test_tables_runs_the_methods_of_table_5_with_every_environment_and_agent(agents):
@@ -119,14 +126,13 @@ def test_each_method_is_answered_by_its_own_agent(agents, tmp_path):
 def test_answers_of_the_environment_alone_depend_on_no_agent(agents):
     """A folder with answers of `direct` was refused when an agent had changed that had answered nothing."""
     config = EvaluateConfig(method=("direct",))
-    assert digests_with(config, agents) == {}
+    assert digested_by(config, agents) == set()
 
 
 def test_answers_of_a_start_do_not_depend_on_what_became_of_it(agents, tmp_path):
     """A bug: a folder with answers of `untrained` was refused after the training had gone on."""
     config = EvaluateConfig(method=("untrained",))
-    digests = digests_with(config, agents)
-    assert digests.keys() == {f"digest of {tmp_path}/start", f"game of {tmp_path}/start"}
+    assert digested_by(config, agents) == {f"digest of {tmp_path}/start"}
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].needs_environment])
@@ -138,7 +144,7 @@ def test_a_method_without_environment_opens_none(agents, monkeypatch, name):
 
     monkeypatch.setattr("prompt_r1.evaluation.evaluation.open_environment", refuse)
     config, system = EvaluateConfig(), System(name)
-    evaluation = evaluation_of(config, {system: agents["runs/a"]})
+    evaluation = evaluation_of_system(config, system, agents["runs/a"])
     opened = evaluation.open_environment(system, open_account(config))
     assert opened.name == "nobody"
 
@@ -157,9 +163,9 @@ def test_runs_share_the_answers_of_their_start_only_if_it_plays_the_same_game(ag
     # The same in two evaluations with one --out.
     (tmp_path / FILE).touch()
     for same in (first, second):
-        keep_settings(evaluation_of(config, systems_of(config, same)))
+        keep_settings(evaluation_of(config, same))
     with pytest.raises(UsageError, match=r"game of .* has changed"):
-        keep_settings(evaluation_of(config, systems_of(config, {"runs/b": changed})))
+        keep_settings(evaluation_of(config, {"runs/b": changed}))
 
 
 def test_bc_with_another_agent_than_the_mini_agent_is_refused_before_anything_is_asked(agents):
@@ -183,7 +189,7 @@ def test_agents_with_other_starts_are_fine_tuned_into_folders_of_their_own(agent
 
     def folder(agent: NamedAgent) -> Path:
         system = System(name)
-        evaluation = evaluation_of(EvaluateConfig(out=str(tmp_path)), {system: agent})
+        evaluation = evaluation_of_system(EvaluateConfig(out=str(tmp_path)), system, agent)
         return evaluation.folder_of(system)
 
     first, same = agents.values()
@@ -214,6 +220,20 @@ def test_settings_of_the_training_are_those_of_its_environment(asking_agent, tmp
         assert (settings.env_system, fields) == (ENVIRONMENT_SYSTEM, {})
     else:
         assert (settings.env_system, fields) == ("As trained.", {"top_p": 0.5})
+
+
+@pytest.mark.parametrize("change", [{"env_args": '{"top_p": 0.5}'}, {"env_system": ""}, {"route": "uniform"}])
+def test_a_folder_refuses_answers_of_an_environment_that_was_asked_with_other_settings(
+    agents, change, tmp_path
+):
+    """A bug: `direct` kept the answers to the requests of another training, and the table said nothing."""
+    (tmp_path / FILE).touch()
+    config = EvaluateConfig(method=("direct",), out=str(tmp_path))
+    changed = replace(agents["runs/b"], config=replace(agents["runs/b"].config, **change))
+    keep_settings(evaluation_of(config, {"runs/a": agents["runs/a"]}))
+    keep_settings(evaluation_of(config, {"runs/b": agents["runs/b"]}))
+    with pytest.raises(UsageError, match="request to large has changed"):
+        keep_settings(evaluation_of(config, {"runs/b": changed}))
 
 
 def test_agents_with_other_settings_of_one_environment_are_not_compared(agents):
@@ -360,7 +380,7 @@ def test_a_changed_model_of_a_pool_is_noticed(tmp_path, changed):
     (tmp_path / FILE).touch()
     pool = f"hf:{tmp_path}/first,hf:{tmp_path}/second"
     config = EvaluateConfig(env=(pool,), method=("direct",), out=str(tmp_path))
-    evaluation = evaluation_of(config, systems_of(config, {}))
+    evaluation = evaluation_of(config, {})
     keep_settings(evaluation)
     (tmp_path / changed / "model.safetensors").write_bytes(b"after")
     with pytest.raises(UsageError, match=f"{changed} has changed.*--out"):
@@ -386,7 +406,7 @@ def test_an_agent_of_several_systems_is_read_once_for_its_digest(tmp_path, diges
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     agents = {"a": NamedAgent("trained", TrainConfig(), start=str(tmp_path))}
     config = EvaluateConfig(env=(f"hf:{tmp_path}",), method=("sft", "untrained", "rft"))
-    assert digests_with(config, agents).keys() == {f"digest of {tmp_path}", f"game of {tmp_path}"}
+    assert digested_by(config, agents) == {f"digest of {tmp_path}"}
     assert digested == ["model.safetensors"]
 
 
@@ -395,15 +415,14 @@ def test_an_agent_that_is_named_by_its_run_is_read_once_for_its_digest(tmp_path,
     run = tmp_path / "run"
     save_run(run, seed=0, step=1, saved=1)
     config = EvaluateConfig(agent=(str(run),), method=("prompt-r1",))
-    digests = digests_with(config, find_agents(config))
-    assert digests.keys() == {f"digest of {run}/agent"}
+    assert digested_by(config, find_agents(config)) == {f"digest of {run}/agent"}
     assert digested.count("model.safetensors") == 1
 
 
 def test_the_agent_mini_has_a_digest():
     """A bug: its name is no folder, so a folder was resumed after the mini agent had been rebuilt."""
     config = EvaluateConfig(agent=("mini",), method=("prompt-r1",))
-    [digest] = digests_with(config, find_agents(config))
+    [digest] = digested_by(config, find_agents(config))
     assert "mini" in digest and digest.startswith("digest of /")
 
 
@@ -418,8 +437,8 @@ def test_a_users_function_is_asked_for_questions_after_all_other_checks(tmp_path
 
 def test_a_changed_model_that_writes_prompts_is_noticed(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    config = EvaluateConfig(optimizer_env=f"hf:{tmp_path}")
-    assert digests_of(evaluation_of(config, {})).keys() == {f"digest of {tmp_path}"}
+    config = EvaluateConfig(method=("direct",), env=("mini",), optimizer_env=f"hf:{tmp_path}")
+    assert digested_by(config, {}) == {f"digest of {tmp_path}"}
 
 
 class Wordless:
@@ -542,7 +561,7 @@ def test_a_folder_remembers_the_contents_of_all_earlier_commands(tmp_path):
     for name in ("a", "b"):
         save_run(tmp_path / name, seed=0, step=1, saved=1)
         config = EvaluateConfig(agent=(str(tmp_path / name),), method=("prompt-r1",), out=str(tmp_path))
-        evaluations.append(evaluation_of(config, systems_of(config, find_agents(config))))
+        evaluations.append(evaluation_of(config, find_agents(config)))
     first, second = evaluations
     keep_settings(first)
     keep_settings(second)
@@ -658,7 +677,7 @@ def test_the_digest_of_an_agent_covers_every_file_of_its_folder(tmp_path):
         for name in ("config.json", "model-1.safetensors", "model-2.safetensors"):
             (tmp_path / name).write_bytes(b"new" if name == changed else b"old")
         config = EvaluateConfig(env=(f"hf:{tmp_path}",), method=("direct",))
-        digests += digests_with(config, {}).values()
+        digests.append(dependencies_of(evaluation_of(config, {}))[f"digest of {tmp_path}"])
     assert len(set(digests)) == 4
 
 
