@@ -1,4 +1,4 @@
-r"""Score an answer by EM, SM and F1. Each is the best score over the gold answers (eqs 13 and 14).
+"""Score an answer by EM, SM and F1. Each is the best score over the gold answers (eqs 13 and 14).
 
 Texts are normalised before they are compared, by one of two sets of rules:
 
@@ -6,8 +6,8 @@ Texts are normalised before they are compared, by one of two sets of rules:
                tables, in the form of the paper's released code.
     strict     the default, which the reward uses. Punctuation that carries a value is kept.
 
-The metrics come first, then what the strict rules keep. An empty prediction scores 0. If normalisation leaves
-nothing of a gold answer ("a", "$"), only the same text matches it.
+The metrics come first, then the strict rules. An empty prediction scores 0. If normalisation leaves nothing
+of a gold answer ("a", "$"), only the same text matches it.
 
 SSim, a metric that needs a model, is in `evaluation/similarity.py`.
 """
@@ -17,6 +17,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 Metric = Callable[[str, str], float]
@@ -108,44 +109,176 @@ def normalise(text: str, *, official: bool = False) -> str:
 
     The strict rules keep the punctuation that carries a value, and make typographic characters plain.
     """
-    if official:
-        text = ARTICLES.sub(" ", text.lower().translate(DROP_PUNCTUATION))
-    else:
-        text = STRICT_ARTICLES.sub(" ", _drop_punctuation(text))
-    return " ".join(text.split())
+    words = _official(text) if official else _strict(text)
+    return " ".join(words.split())
+
+
+def _official(text: str) -> str:
+    """The text in lower case, without articles and punctuation."""
+    return ARTICLES.sub(" ", text.lower().translate(DROP_PUNCTUATION))
 
 
 # The strict rules
 #
 # SQuAD's rules were made for names. In mathematics they make wrong answers right: "-5" equals "5", "1/2"
-# equals "12", and "2x+3" equals "2x-3". KEPT lists with examples what the strict rules keep, and SEPARATOR
-# what becomes a blank. All other punctuation is dropped, also brackets, "!", "|" and "%": "[0,1]" equals
-# "(0,1)", and "5!" equals "5".
+# equals "12", and "2x+3" equals "2x-3". The strict rules divide a text into numbers, words and marks of
+# punctuation. They keep a mark where it carries a value, which the tokens beside it decide (`_role_of`). For
+# example, "x = - 5" becomes "x=-5": the = joins its neighbours, and the - begins the number. All other marks
+# are dropped, also brackets, "!", "|" and "%": "[0,1]" equals "(0,1)", and "5!" equals "5".
+
+LETTER = r"[^\W\d_]"
+TOKEN = re.compile(
+    rf"""
+      (?P<number> ((?<![\w.])\.)? \d+ (\.\d+)* ([eE][+-]?\d+)? )  # 5, 3.14, .5, 1e-5
+    | (?P<word> \\[a-zA-Z]+ | {LETTER}+ ('{LETTER}+)* )           # Paris, it's, \pi
+    | (?P<mark> -+ | \++ | \*\* | [≤≥≠{re.escape(string.punctuation)}] )
+    | (?P<symbol> \S )                                            # €, √
+    """,
+    re.VERBOSE,
+)
+MATHEMATICS = {"pi", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "√", "∞"}
+VARIABLE = re.compile("[a-zα-ω]")
+
+SPELLINGS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "=", "$": ""}
+# A comma before exactly three digits (1,234). In India, groups of two digits may come before them (1,00,000).
+THOUSANDS = re.compile(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))")
+ARTICLE_AFTER_OPERATOR = re.compile(r"(?<=[-+/=]\s)\s*(?:an?|the)\s+(?=\w)")  # 5 = a prime
+# The letter "a" is a variable, and no article, if an operator stands directly before it, or after it with or
+# without blanks: "5+a", "a = 5". A known error: in "a -5 degree slope" the article is kept.
+STRICT_ARTICLES = re.compile(r"\b(an|the|(?<![-+/=^<>≤≥≠*])a(?!\s*[-+/=^<>≤≥≠*#]))\b")
 
 
-def _drop_punctuation(text: str) -> str:
-    """The lower-case text without the punctuation that carries no value.
+@dataclass(frozen=True)
+class Token:
+    """A number, a word, a mark of punctuation, or another symbol."""
 
-    The characters beside a mark decide whether it is kept. So each operator first gets a single spelling,
-    without the blanks that do not count. Commas of thousands leave too, because they would be taken for
-    separators.
-    """
+    kind: str | None  # the name of its group in TOKEN
+    text: str
+    after_blank: bool  # Whether it follows a blank, or begins the text.
 
-    def replacement(match: re.Match[str]) -> str:
-        if match["separator"]:
-            return " "
-        return match["kept"] or ""
+    @property
+    def is_word(self) -> bool:
+        """Whether it is no mark of punctuation. The operators / = ^ + join such tokens."""
+        return self.kind in ("number", "word", "symbol")
 
+    @property
+    def is_operand(self) -> bool:
+        """Whether it is a number or means mathematics. A minus and the comparisons join such tokens."""
+        if self.kind == "number" or self.text in MATHEMATICS or self.text.startswith("\\"):
+            return True
+        return VARIABLE.fullmatch(self.text) is not None
+
+    @property
+    def is_letter(self) -> bool:
+        """Whether it is a single letter."""
+        return self.kind == "word" and len(self.text) == 1
+
+
+EDGE = Token("edge", " ", after_blank=True)  # It stands before the first token of a text, and after the last.
+
+GLUE = "\0"  # It is removed with all blanks and gaps beside it.
+GAP = "\1"  # Between digits it becomes a blank. Elsewhere it is removed.
+# What is written for a mark, by its role.
+WRITTEN = {
+    "joins": f"{GLUE}{{}}{GLUE}",  # It makes one word of its neighbours: F = ma equals F=ma.
+    "begins": f" {{}}{GLUE}",  # It begins a word: - 5 equals -5.
+    "stays": "{}",  # It is kept as it stands: C++.
+    "separates": " ",  # red,blue equals red blue.
+    "dropped": GAP,  # F-16 equals F16, but 18-20 equals 18 20.
+}
+
+
+def _strict(text: str) -> str:
+    """The text in lower case, without articles, and without the marks that carry no value."""
     text = _plain_characters(text)
-    for typed, plain in COMPARISONS.items():
+    for typed, plain in SPELLINGS.items():
         text = text.replace(typed, plain)
-    text = ARTICLE_AFTER_OPERATOR.sub("", text)  # 5 = a prime → 5 = prime
-    text = SIGN.sub(r"\1", text)  # x = - 5 → x = -5
-    text = COMPARISON_BEFORE_NUMBER.sub(r"\1", text)  # speed< 5 → speed<5
-    text = WORD_BEFORE_COMPARISON.sub(" ", text)  # speed<5 → speed <5
-    text = INFIX.sub(lambda match: match[0].strip(), text)  # F = ma → F=ma
-    text = THOUSANDS.sub("", text)  # 1,234 → 1234
-    return PUNCTUATION.sub(replacement, text).casefold()
+    text = THOUSANDS.sub("", text)
+    text = ARTICLE_AFTER_OPERATOR.sub("", text)
+    tokens = _tokens_of(text)
+    pieces: list[str] = []
+    for place in range(1, len(tokens) - 1):
+        token = tokens[place]
+        if token.after_blank:
+            pieces.append(" ")
+        role = _role_of(tokens, place) if token.kind == "mark" else "stays"
+        pieces.append(WRITTEN[role].format(token.text))
+    text = "".join(pieces).casefold()
+    text = "".join(part.strip(f" {GAP}") for part in text.split(GLUE))
+    text = re.sub(rf"(?<=\d){GAP}+(?=[\d.])", " ", text)
+    text = re.sub(rf"{GAP}|['\\]|(?<=\de)\+(?=\d)", "", text)  # it's, \pi, 1e+5
+    return STRICT_ARTICLES.sub(" ", text)
+
+
+def _tokens_of(text: str) -> list[Token]:
+    """The tokens of a text, between two edges."""
+    tokens = [EDGE]
+    end = -1
+    for match in TOKEN.finditer(text):
+        tokens.append(Token(match.lastgroup, match[0], after_blank=match.start() != end))
+        end = match.end()
+    return [*tokens, EDGE]
+
+
+def _role_of(tokens: Sequence[Token], place: int) -> str:
+    """The role of the mark at a place: a key of WRITTEN."""
+    before, mark, after = tokens[place - 1 : place + 2]
+    touches_before = before.is_word and not mark.after_blank
+    touches_after = after.is_word and not after.after_blank
+    same_blanks = mark.after_blank == after.after_blank
+    # A bracket stands for what is inside it.
+    bracket_before = before.text in ")}]|"
+    operand_before = before.is_operand or bracket_before
+    unsigned = tokens[place + 2] if after.text == "-" else after  # 5, also if -5 follows
+    bracket_after = unsigned.text in "({|"
+    operand_after = unsigned.is_operand or bracket_after
+    between_words = (before.is_word or bracket_before) and (unsigned.is_word or bracket_after)
+    match mark.text:
+        case ",":
+            return "separates"
+        case "+" | "-" if before.text == "^":  # Na⁺, 10^-5
+            return "stays"
+        case "/" | "=":  # km / h, F = ma
+            return "joins" if between_words else "dropped"
+        case "^":  # x ^ 2, Na⁺
+            return "joins" if between_words else "stays"
+        case "**":  # x ** 2, but not **bold** text
+            return "joins" if between_words and same_blanks else "dropped"
+        case "++" | "#":  # C++, C#
+            return "stays" if touches_before else "dropped"
+        case "+":
+            if between_words and (same_blanks or operand_before):
+                return "joins"  # Disney + Pixar, 2x+ y
+            if touches_before or after.after_blank:
+                return "stays"  # Canal+ Group
+            return "dropped"  # +5
+        case "<" | ">" | "≤" | "≥" | "≠":
+            if not operand_after:
+                return "stays"
+            if operand_before or before.is_letter:
+                return "joins"  # x < 5, T > 0
+            return "begins"  # speed < 5
+        case "-":
+            is_power = tokens[place - 2].text == "^"
+            if before.kind == after.kind == "number" and not is_power:
+                return "dropped"  # 18-20, but not x^2-1
+            if (operand_before and operand_after) or (before.is_letter and after.is_letter):
+                return "joins"  # x - 1, 3 - sqrt(2), A - B
+            if not touches_before and not after.after_blank:
+                return "begins"  # -5
+            if operand_after and (before is EDGE or before.text in "=({[,:<>≤≥≠^/+-"):
+                return "begins"  # - 5, x = - 5
+            if touches_before and not touches_after:
+                return "stays"  # the blood type O-
+            return "dropped"  # F-16, World War I - 1914
+    return "dropped"
+
+
+# NFKC, Unicode's compatibility form, lacks these plain forms: minus, two slashes, times, two apostrophes.
+PLAIN = {"\u2212": "-", "\u2044": "/", "\u2215": "/", "\u00d7": "x", "\u02bb": "'", "\u02bc": "'"}
+# NFKC alone would turn 10³ into 103, 2ⁿ into 2n and 3½ into 31/2.
+SUPERSCRIPT = re.compile("([²³¹⁰-ⁿ]+)")
+FRACTION_AFTER_DIGIT = re.compile(r"(?<=\d)([¼-¾⅐-⅞])")
 
 
 def _plain_characters(text: str) -> str:
@@ -169,96 +302,5 @@ def _plain_form(character: str) -> str:
     if category == "Pd":  # dashes
         return "-"
     if category.startswith("P"):
-        return '"'  # Any ASCII mark that is dropped later would do.
+        return "'"  # Any ASCII mark that is dropped later would do.
     return character
-
-
-# The letter "a" is a variable, and no article, if an operator stands directly before it, or after it with or
-# without blanks: "a-5", "a = 5". A known error: in "a -5 degree slope" the article is kept.
-STRICT_ARTICLES = re.compile(r"\b(an|the|(?<![-+/=^<>≤≥≠*])a(?!\s*[-+/=^<>≤≥≠*#]))\b")
-
-# NFKC, Unicode's compatibility form, lacks these plain forms: minus, two slashes, times, two apostrophes.
-PLAIN = {"\u2212": "-", "\u2044": "/", "\u2215": "/", "\u00d7": "x", "\u02bb": "'", "\u02bc": "'"}
-# NFKC alone would turn 10³ into 103, 2ⁿ into 2n and 3½ into 31/2.
-SUPERSCRIPT = re.compile("([²³¹⁰-ⁿ]+)")
-FRACTION_AFTER_DIGIT = re.compile(r"(?<=\d)([¼-¾⅐-⅞])")
-COMPARISONS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "="}
-
-LETTER = r"[^\W\d_]"
-# A lower-case letter alone, but not the s of "it's", whose apostrophe may have become '"' (`_plain_form`).
-VARIABLE = rf"(?<!{LETTER})(?<!{LETTER}['\"])[a-zα-ω](?!{LETTER})"  # x, and the x of 2x
-SINGLE_LETTER = rf"(?<!{LETTER}){LETTER}(?!{LETTER})"
-
-MATHS_WORD = r"(?:\\[a-z]|(?:pi|sqrt|sin|cos|tan|log|ln|exp)\b)"
-# Beside an operator: a variable, or a word of mathematics that can stand there.
-NAME_BEFORE = rf"(?:(?<={VARIABLE})|(?<=\bpi))"
-NAME_AFTER = rf"(?:{VARIABLE}|{MATHS_WORD})"
-
-# Blanks beside an operator do not count: "F = ma" equals "F=ma". So an operator joins its neighbours into one
-# word, also in prose: "Disney + Pixar" has no word in common with "Pixar".
-#
-# The operators / = + ^ join *things*: words, numbers, brackets, roots, LaTeX commands, amounts in dollars. A
-# minus and the comparisons join *operands*, which are fewer: numbers, brackets, variables, and MATHS_WORD. A
-# product of letters is a thing and no operand, so "3 - ab" equals "3 ab".
-THING_BEFORE = r"(?<=[\w)}\]])"
-THING = r"(?:[\w({\\√∞]|\.\d|\$[\w({\\.-])"
-THING_AFTER = rf"(?=-?{THING})"
-OPERAND_BEFORE = rf"(?:(?<=[\d)}}\]∞|])|{NAME_BEFORE})"
-OPERAND_AFTER = rf"(?=-?(?:[\d({{.√∞|]|{NAME_AFTER}))"
-# An operator, with the blanks beside it.
-OPERATORS = (
-    rf"{THING_BEFORE}\s*[/=^]\s*{THING_AFTER}",  # km / h, F = ma, and MathQA's 33 1 / 3
-    # Blanks may follow a plus only if others precede it: Disney + Pixar, but not Canal+ Group.
-    rf"{THING_BEFORE}(?:\s*\+|\s+\+\s+){THING_AFTER}",
-    rf"{OPERAND_BEFORE}\+\s+{THING_AFTER}",  # 2x+ y
-    rf"{THING_BEFORE}\s+\*\*\s+{THING_AFTER}",  # x ** 2, but not **bold** text
-    rf"{OPERAND_BEFORE}\s*[-<>≤≥≠]\s*{OPERAND_AFTER}",  # x - 1, 3 - sqrt(2), but not World War I - 1914
-    rf"(?<={SINGLE_LETTER})\s*[<>≤≥≠]\s*{OPERAND_AFTER}",  # T > 0, so that T > 1 has no word in common
-    rf"(?<=\b{LETTER})\s*-\s*(?={LETTER}\b(?!\s+\w))",  # A - B, but not "A - B team"
-)
-INFIX = re.compile("|".join(OPERATORS))
-SIGN = re.compile(rf"((?:^|[=({{\[,:<>≤≥≠^/])\s*-)\s+(?=[\d.$(\\]|{VARIABLE})")  # - 5, x = - 5
-ARTICLE_AFTER_OPERATOR = re.compile(r"(?<=[-+/=]\s)\s*(?:a|(?i:an|the))\s+(?=\w)")
-COMPARISON_BEFORE_NUMBER = re.compile(r"([<>≤≥≠])\s+(?=[\d.-])")
-WORD_BEFORE_COMPARISON = re.compile(rf"(?<={LETTER}{LETTER})\s*(?=[<>≤≥≠][\d.-])")
-
-# A comma before exactly three digits (1,234). In India, groups of two digits may come before them (1,00,000).
-THOUSANDS = re.compile(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))")
-
-# The places in which punctuation carries a value, and is kept.
-KEPT = "|".join(
-    (
-        # Minus. In any other place a hyphen is dropped: in a name ("F-16", "COVID-19"), and as a dash
-        # ("World War I - 1914"). A capital letter makes a name, so "X-1" is no difference. But "x-1" equals
-        # "X-1", because two texts are also compared in lower case.
-        r"(?<![\w-])-(?=[^\s-])",  # the sign of -5 and of -\frac{1}{2}, and the minus of (x+1)-y
-        r"(?<=\d[eE])-(?=\d)",  # 1e-5
-        rf"(?<=\b{LETTER})-(?={LETTER}\b)",  # x-y, A-B
-        rf"{NAME_BEFORE}-(?=\d|{NAME_AFTER})",  # x-1, 2x-3, 2x-y, x-cos x, pi-2
-        rf"(?<=\d)-(?={NAME_AFTER})",  # 2-x, 3-sqrt(2)
-        r"(?<=\^\d)-(?=\d)",  # x^2-1, but not 18-20
-        r"(?<=\w)-(?=[^\w-]|$)",  # x-(y+1), and the blood type O-
-        r"(?<=\^)-",  # the charge of Cl⁻
-        # Decimal point.
-        r"(?<=\d)\.(?=\d)",  # 3.14
-        r"(?<![\w.])\.(?=\d)",  # .5
-        # Slash and equals sign.
-        rf"(?<=[\w)}}\]])[/=](?=-|{THING})",  # 1/2, (x+1)/y, km/h, x=5
-        # Plus: 2x+3, C++, and a sign after a blank, but not the signs of 1e+5, (+5), and +5 at the start.
-        r"(?<=[\w)}\]+ ])(?<!\d[eE])\+",
-        r"(?<=\^)\+(?!\d)",  # the charge of Na⁺
-        # Powers and comparisons. The signs ≤ ≥ ≠ are not in string.punctuation, so nothing drops them.
-        r"[\^<>]",  # x^2, <5
-        r"(?<=[\w)}\]])\*\*(?=[\w({\\])",  # x**2
-        # Number sign.
-        rf"(?<={LETTER})#",  # C#
-    )
-)
-# Between two digits, + . / < > ^ belong to one value. All other punctuation there counts as a blank, unless
-# it is kept: "18-20" equals "18 20". So does a comma between words: "red,blue" equals "red blue".
-OTHER = re.escape("".join(mark for mark in string.punctuation if mark not in "+./<>^"))
-SEPARATOR = (
-    rf"(?<=\d)(?:(?!{KEPT})[{OTHER}])+?(?=-?\d)"  # 18-20, 3:2
-    r"|(?<=\w),(?=\w)"  # red,blue
-)
-PUNCTUATION = re.compile(f"(?P<kept>{KEPT})|(?P<separator>{SEPARATOR})|[{re.escape(string.punctuation)}]")
