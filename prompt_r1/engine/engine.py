@@ -1,8 +1,10 @@
 """Batched generation with a KV cache, on an unmodified Hugging Face model.
 
-Each call of `generate` passes all tokens of a game, and the game's `TokenSequence`, which knows how many of
-them are cached. Only the rest is computed. A game without cached tokens starts from the cached sequence with
-the longest common prefix. A step has three parts:
+A call of `generate` asks for one turn of a game. It passes all tokens of the game, and the game's
+`TokenSequence`, which knows how many of them are cached. Only the rest is computed. A game without cached
+tokens starts from the cached sequence with the longest common prefix.
+
+A call that has not returned is a *job*. All jobs advance together, step by step. A step has three parts:
 
     schedule   choose the tokens of the step: one for each job that decodes, and prompt tokens in chunks
     compute    run one forward over these tokens, packed into one row. If a job's last token is among them,
@@ -55,24 +57,26 @@ class Engine:
         block_size: int = 0,
         memory_share: float = 1.0,
     ) -> None:
-        """`max_tokens`: tokens of the longest game. `kv_tokens`: tokens in the KV cache; 0: as many as free
-        memory allows. `max_sequences`: the most games that decode at the same time. `prefill_tokens`: the
-        most prompt tokens in a forward. `block_size`: tokens in a block of the cache. For the last two, 0
-        stands for the default of the device. `memory_share`: the share of the free memory that the cache
-        takes at most.
+        """Raises UsageError if the free memory does not hold the cache of one game.
 
-        Raises UsageError if the free memory does not hold the cache of one game.
+        stop_ids         the tokens that end a turn
+        max_tokens       the tokens of the longest game
+        kv_tokens        the tokens that the KV cache holds; 0: as many as free memory allows
+        max_sequences    the most games that decode at the same time
+        prefill_tokens   the most prompt tokens in a forward; 0: the default of the device
+        block_size       the tokens in a block of the KV cache; 0: the default of the device
+        memory_share     the share of the free memory that the KV cache takes at most
         """
         self.policy = policy
         self.stop_ids = stop_ids
         self.max_tokens = max_tokens
         self._pool = allocate_pool(
             policy,
-            tokens=kv_tokens,
-            longest=max_tokens,
-            sequences=max_sequences,
+            max_tokens=max_tokens,
+            kv_tokens=kv_tokens,
+            max_sequences=max_sequences,
             block_size=block_size,
-            share=memory_share,
+            memory_share=memory_share,
         )
         self._forward: Forward = policy.hidden_states
         self._graphs: DecodeGraphs | None = None
@@ -116,15 +120,18 @@ class Engine:
         top_p: float = 1.0,
         watch: Callable[[int], None] | None = None,
     ) -> Completion:
-        """Sample the next tokens until a stop token, or `max_new` tokens.
+        """Sample the tokens that follow `tokens`, up to a stop token.
 
-        Temperature 0 takes the most likely token. The log-probabilities are log_softmax(logits / temperature)
-        over the whole vocabulary; at temperature 0, log_softmax(logits). The sampled tokens depend only on
-        the weights and on the arguments, not on the games that run at the same time.
+            max_new       the most tokens to sample
+            sequence      the game's sequence, from `new_sequence`; None: a new one for this call. A sequence
+                          takes one call at a time
+            temperature   0 takes the most likely token
+            watch         is called with each sampled token
 
-        `sequence` is made by `new_sequence`, and takes one call at a time. Without it, the call gets a
-        sequence of its own. `watch` is called with each sampled token. Raises ValueError if the tokens do not
-        fit, and Resumable if the model's logits are not finite.
+        The sampled tokens depend only on the weights and the arguments, not on the games that run at the same
+        time. Their log-probabilities are log_softmax(logits / temperature) over the whole vocabulary; at
+        temperature 0, log_softmax(logits). Raises ValueError if the tokens do not fit, and Resumable if the
+        model's logits are not finite.
         """
         if not (temperature >= 0 and 0 < top_p <= 1):
             raise ValueError(f"{temperature=} must be at least 0, and {top_p=} in (0, 1]")

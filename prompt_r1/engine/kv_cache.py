@@ -156,29 +156,33 @@ def cache_bytes(kind: str, free: int, share: float = 1.0) -> int:
 
 
 def allocate_pool(
-    policy: Policy, *, tokens: int, longest: int, sequences: int, block_size: int = 0, share: float = 1.0
+    policy: Policy,
+    *,
+    max_tokens: int,
+    kv_tokens: int,
+    max_sequences: int,
+    block_size: int = 0,
+    memory_share: float = 1.0,
 ) -> BlockPool:
-    """Allocate a pool for `tokens` tokens; 0: as many as free memory allows, but no more than can be used.
+    """Allocate the pool of an engine, which explains the arguments.
 
-    `longest`: tokens of the longest sequence. `sequences`: the most sequences at the same time. `block_size`:
-    tokens of a block; 0: the default of the device. `share`: the share of the free memory that the pool takes
-    at most. Raises UsageError if one sequence does not fit.
+    Without `kv_tokens`, the pool is as large as free memory allows, but no larger than `max_sequences` of the
+    longest games. Raises UsageError if one such game does not fit.
     """
     config, kind = policy.model.config, policy.device.type
     if not block_size:
-        block_size = min(longest, BLOCK_SIZE["cpu"]) if kind == "cpu" else BLOCK_SIZE["cuda"]
-    longest_blocks = math.ceil(longest / block_size)
-    if tokens:
-        # The longest sequence must fit.
-        blocks = max(tokens // block_size, longest_blocks)
+        block_size = min(max_tokens, BLOCK_SIZE["cpu"]) if kind == "cpu" else BLOCK_SIZE["cuda"]
+    blocks_of_game = math.ceil(max_tokens / block_size)
+    if kv_tokens:
+        blocks = max(kv_tokens // block_size, blocks_of_game)
     else:
         bytes_of_block = 2 * block_size * shape_of_a_token(config).numel() * policy.compute_dtype.itemsize
-        affordable = cache_bytes(kind, free_memory(policy.device), share) // bytes_of_block
-        blocks = min(affordable, sequences * longest_blocks)
-    if blocks < longest_blocks:
+        affordable = cache_bytes(kind, free_memory(policy.device), memory_share) // bytes_of_block
+        blocks = min(affordable, max_sequences * blocks_of_game)
+    if blocks < blocks_of_game:
         raise UsageError(
             f"the free memory holds a KV cache of {blocks * block_size} tokens, but a game may have "
-            f"{longest}: lower --max-tokens, or --tokens-per-batch if this is a training"
+            f"{max_tokens}: lower --max-tokens, or --tokens-per-batch if this is a training"
         )
     return BlockPool(
         config, blocks=blocks, block_size=block_size, dtype=policy.compute_dtype, device=policy.device

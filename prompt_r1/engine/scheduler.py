@@ -62,7 +62,10 @@ class Scheduler:
     """Waiting and running jobs, and the sequences that hold blocks."""
 
     def __init__(self, pool: BlockPool, *, max_sequences: int, prefill_tokens: int) -> None:
-        """`max_sequences`: the most running jobs. `prefill_tokens`: the most prompt tokens in a step."""
+        """
+        max_sequences    the most running jobs
+        prefill_tokens   the most prompt tokens in a step
+        """
         self._limits = max_sequences, prefill_tokens
         self.restore_limits()
         self.running: list[Job] = []  # the oldest sequence first
