@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from prompt_r1.errors import UsageError, first_line, is_out_of_memory
 from prompt_r1.model import attention
 from prompt_r1.model.compiling import can_compile, compile_norms_and_mlps
-from prompt_r1.model.machine import free_memory
+from prompt_r1.model.machine import forget_peak, free_memory
 from prompt_r1.model.policy import Policy
 
 # The kinds of RoPE whose frequencies depend on the length of the row.
@@ -68,10 +68,7 @@ def load_policy(
     # A config may name no dtype. Then its weights are taken for float32.
     stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     gc.collect()  # Earlier engines and models are in reference cycles, so only the collector frees them.
-    if device.type == "cuda":
-        # `free_memory` keeps room for the peak of this process. An update that follows sets a new one.
-        torch.cuda.init()  # Without it, torch refuses to reset the peak.
-        torch.cuda.reset_peak_memory_stats(device)
+    forget_peak(device)
     needed = stored * weights.itemsize // stored_dtype.itemsize
     check_memory(path, needed=needed, free=free_memory(device))
     model = _load_weights(path, config, weights)

@@ -41,7 +41,7 @@ def free_memory(device: torch.device) -> int:
     """
     if device.type == "cuda":
         # This process can use `free + reserved` in all, because torch keeps `reserved` for it. Of this, the
-        # next update may need as much as the `peak` since the last model was loaded.
+        # next update may need as much as the `peak` since the last call of `forget_peak`.
         free, _ = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
         peak = torch.cuda.max_memory_allocated(device)
@@ -53,6 +53,16 @@ def free_memory(device: torch.device) -> int:
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     available = min(available, _left_in_container())
     return available // launcher_number("LOCAL_WORLD_SIZE", default=1)
+
+
+def forget_peak(device: torch.device) -> None:
+    """Let `free_memory` keep no room for what this process needed until now.
+
+    Call it before a model is loaded. The first update that follows sets a new peak.
+    """
+    if device.type == "cuda":
+        torch.cuda.init()  # Without it, torch refuses to reset the peak.
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _left_in_container() -> int:
