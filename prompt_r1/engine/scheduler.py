@@ -114,9 +114,13 @@ class Scheduler:
             source, shared = self._longest_prefix(job)
             if self._is_being_computed(job, shared):
                 continue  # It does not wait for memory, so the jobs behind it may start.
-            started = self._start(job, source, shared)
-            if not started:
+            has_room = self._take_prefix(job, source, shared)
+            if not has_room:
                 return
+            self._pool.allocate(job.sequence, len(job.tokens))
+            self._cached.add(job.sequence)
+            self.waiting.remove(job)
+            insort(self.running, job, key=_age)
 
     def _is_being_computed(self, job: Job, shared: int) -> bool:
         """Whether a running job computes a longer prefix of this job than the `shared` cached tokens.
@@ -134,46 +138,40 @@ class Scheduler:
 
         The job's own sequence wins unless another saves at least MIN_SHARED_TOKENS tokens.
         """
-        own = common_prefix_length(job.sequence.tokens, job.tokens)
+        # The last token is always computed, because the next token is sampled from its hidden state.
+        prefix = job.tokens[:-1]
+        own = common_prefix_length(job.sequence.tokens, prefix)
         best, longest = job.sequence, own
         for sequence in self._cached:
-            # Most sequences share no more than `longest` tokens, because they differ from the job at this
-            # position. This test is faster than a search for the common prefix. It compares slices, because
-            # either list may end here.
+            # A sequence that shares more than `longest` tokens has the same token at this position. Most
+            # sequences have not, and need no search. Slices are compared, because either list may end here.
             here = slice(longest, longest + 1)
-            if sequence.tokens[here] == job.tokens[here]:
-                shared = common_prefix_length(sequence.tokens, job.tokens)
+            if sequence.tokens[here] == prefix[here]:
+                shared = common_prefix_length(sequence.tokens, prefix)
                 if shared > longest:
                     best, longest = sequence, shared
         if longest >= own + MIN_SHARED_TOKENS:
             return best, longest
         return job.sequence, own
 
-    def _start(self, job: Job, source: TokenSequence, shared: int) -> bool:
-        """Run a job on the first `shared` tokens of a cached sequence. False if there are too few blocks."""
-        # The last token is always computed, because the next token is sampled from its hidden state.
-        shared = min(shared, len(job.tokens) - 1)
+    def _take_prefix(self, job: Job, source: TokenSequence, shared: int) -> bool:
+        """Keep or copy the `shared` tokens of `source` for a job, and make room for the rest of its tokens.
+
+        Returns whether there is room for all of them.
+        """
         needed = self._pool.blocks_for(len(job.tokens))
         if self.running:
             needed += int(RESERVE * self._pool.count)
         if source is job.sequence:
             self._pool.truncate(job.sequence, shared)
-            has_room = self._make_room(needed - len(job.sequence.block_table), job)
-        else:
-            self._pool.truncate(job.sequence, 0)
-            shared_blocks = shared // self._pool.block_size
-            has_room = self._make_room(needed - shared_blocks, job, keep=source)
-            if has_room:
-                self._pool.fork(source, job.sequence, shared)
-            else:  # Start from scratch. Then even `source` may be evicted.
-                has_room = self._make_room(needed, job)
-        if not has_room:
-            return False
-        self._pool.allocate(job.sequence, len(job.tokens))
-        self._cached.add(job.sequence)
-        self.waiting.remove(job)
-        insort(self.running, job, key=_age)
-        return True
+            return self._make_room(needed - len(job.sequence.block_table), job)
+        self._pool.truncate(job.sequence, 0)
+        shared_blocks = shared // self._pool.block_size
+        if self._make_room(needed - shared_blocks, job, keep=source):
+            self._pool.fork(source, job.sequence, shared)
+            return True
+        # Without room beside `source`, even `source` may be evicted. Then the job computes all of its tokens.
+        return self._make_room(needed, job)
 
     # One step
 
