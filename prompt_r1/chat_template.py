@@ -199,9 +199,9 @@ def closing_tokens(
     `between` are the tokens from the end of an assistant's message to the next message. An end token is eos,
     or a control token such as <|im_end|>, but not bos and none of `tags`.
 
-    Usually only white space precedes the first end token. If other text precedes it, as in "### User:", or if
-    there is no end token, the message is closed up to eos, or by no token if `between` has no eos. Such a
-    template needs a tokenizer that has an eos token; without one, UsageError is raised.
+    Most templates write an end token first, perhaps after white space. A template that writes other text
+    first, as in "### User:", closes a message with eos or not at all. In a game its turns end with eos, so it
+    needs a tokenizer with an eos token: without one, UsageError is raised.
     """
     added, eos = tokenizer.added_tokens_decoder, tokenizer.eos_token_id
 

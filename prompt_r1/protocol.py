@@ -140,9 +140,9 @@ class Codec:
     def _check_pieces(self, instruction: str) -> None:
         """Raise UsageError unless the pieces of a dialogue decode to the text of the template.
 
-        The pieces (an opening, a turn that holds every tag, and a reply) are encoded one by one. Opening and
-        reply are compared with the same dialogue encoded as a whole. The turn is not compared, because a turn
-        is sampled, and never encoded from text.
+        A short dialogue (an opening, a turn that holds every tag, and a reply) is encoded piece by piece, and
+        once as a whole. Both must decode to the same opening and to the same reply. The turn may differ,
+        because in a game it is sampled, and never encoded from text.
         """
         frame, name = self.frame, name_of(self.tokenizer)
         tags = " ".join(TAGS)
@@ -153,15 +153,18 @@ class Codec:
                 f"{name} decodes the tags of the game as {decoded_turn[:40]!r}…, so that no turn of an agent "
                 "could be read: not supported"
             )
+
+        def after_turn(tokens: list[int]) -> str:
+            """The text after the turn, which ends with the last of TAGS."""
+            return decode(self.tokenizer, tokens).rpartition(TAGS[-1])[2]
+
         first = f"{frame.before_user}Question: Who?\n{instruction}{frame.generation}"
         second = f"{frame.between}<interaction_response>Bob.</interaction_response>{frame.generation}"
         opening = self.opening("Who?")
-        pieces = decode(self.tokenizer, opening + turn + self.reply("Bob.", after=turn[-1]))
-        whole = decode(self.tokenizer, self.encoder.start(first + tags + second))
+        pieces = opening + turn + self.reply("Bob.", after=turn[-1])
+        whole = self.encoder.start(first + tags + second)
         same_opening = decode(self.tokenizer, opening) == decode(self.tokenizer, self.encoder.start(first))
-        # Compare the replies: what follows the last of TAGS, with which the turn ends.
-        end_of_turn = TAGS[-1]
-        same_reply = pieces.rpartition(end_of_turn)[2] == whole.rpartition(end_of_turn)[2]
+        same_reply = after_turn(pieces) == after_turn(whole)
         if not (same_opening and same_reply):
             raise UsageError(
                 f"{name}: tokenizing the pieces of a dialogue one by one can give other tokens than "
