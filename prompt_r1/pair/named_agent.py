@@ -83,7 +83,7 @@ def find_agent(name: str, seed: int) -> str | Path:
 
         return mini_agent(seed, RUNS / "cache")
     if is_gguf(name):
-        return gguf_folder(gguf_file(name))
+        return gguf_folder(name)
     return check_agent(name)
 
 

