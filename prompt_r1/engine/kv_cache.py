@@ -148,7 +148,7 @@ def shape_of_a_token(config: PretrainedConfig) -> torch.Size:
 
 
 def cache_bytes(kind: str, free: int, share: float = 1.0) -> int:
-    """How many of `free` bytes the cache may take on a kind of device, and at most this share of them."""
+    """The most bytes that the cache takes of `free` bytes on a kind of device: MEMORY_SHARE, or `share`."""
     allowed = int(min(share, MEMORY_SHARE[kind]) * free)
     if kind == "cuda":
         allowed = min(allowed, free - RESERVED_ON_GPU)
