@@ -63,14 +63,7 @@ def load_policy(
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
     _check_config(path, config)
     _check_length(path, config, max_tokens)
-    # A hub id whose weights are not downloaded yet has no files.
-    stored = sum(file.stat().st_size for file in model_folder(path).glob("*.safetensors"))
-    # A config may name no dtype. Then its weights are taken for float32.
-    stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    gc.collect()  # Earlier engines and models are in reference cycles, so only the collector frees them.
-    forget_peak(device)
-    needed = stored * weights.itemsize // stored_dtype.itemsize
-    check_memory(path, needed=needed, free=free_memory(device))
+    _check_memory(path, config, weights, device)
     model = _load_weights(path, config, weights)
     embedded = len(next(model.get_input_embeddings().parameters()))
     if vocabulary > embedded:
@@ -129,13 +122,18 @@ def _check_length(path: str | Path, config: PretrainedConfig, max_tokens: int) -
         )
 
 
-def model_folder(path: str | Path) -> Path:
-    """The folder of a model's files: its own folder or, for a hub id, the folder in the cache of the Hub."""
-    return Path(str(cached_file(path, "config.json"))).parent
-
-
-def check_memory(path: str | Path, *, needed: int, free: int) -> None:
-    """Raise UsageError if the model of a path needs more bytes of memory than are free."""
+def _check_memory(
+    path: str | Path, config: PretrainedConfig, weights: torch.dtype, device: torch.device
+) -> None:
+    """Raise UsageError if the weights of a model do not fit the free memory of the device."""
+    # A hub id whose weights are not downloaded yet has no files.
+    stored = sum(file.stat().st_size for file in model_folder(path).glob("*.safetensors"))
+    # A config may name no dtype. Then its weights are taken for float32.
+    stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    needed = stored * weights.itemsize // stored_dtype.itemsize
+    gc.collect()  # Earlier engines and models are in reference cycles, so only the collector frees them.
+    forget_peak(device)
+    free = free_memory(device)
     if needed > free:
         raise UsageError(
             f"the model at {str(path)!r} needs {needed / 1e9:.2f} GB of memory, and {free / 1e9:.2f} GB are "
@@ -184,6 +182,11 @@ def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dty
 def _layer_of(name: str) -> str:
     """The name of the layer that holds a tensor."""
     return name.rpartition(".")[0]
+
+
+def model_folder(path: str | Path) -> Path:
+    """The folder of a model's files: its own folder or, for a hub id, the folder in the cache of the Hub."""
+    return Path(str(cached_file(path, "config.json"))).parent
 
 
 def longest_game(config: PretrainedConfig) -> int | None:
