@@ -7,7 +7,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -223,20 +223,24 @@ def start_ranks(device_name: str, parallel: str = "auto", *, timeout: float = 36
             ) from None
     elif sharded:  # FSDP needs a process group even for one rank.
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    rank = dist.get_rank() if count > 1 else 0
-    if not sharded:
-        return Ranks(rank, count, device)
-    # hsdp needs several nodes with the same number of ranks, at least two. Otherwise the weights are sharded
-    # over all ranks, as with fsdp. The ranks of a node have consecutive numbers.
-    local_counts = Ranks(rank, count, device).gather(launcher_number("LOCAL_WORLD_SIZE", default=count))
+    ranks = Ranks(dist.get_rank() if count > 1 else 0, count, device)
+    return replace(ranks, mesh=_make_mesh(ranks, parallel)) if sharded else ranks
+
+
+def _make_mesh(ranks: Ranks, parallel: str) -> DeviceMesh:
+    """The mesh over which weights are sharded, with fsdp or hsdp.
+
+    hsdp needs several nodes with the same number of ranks, at least two. Otherwise it is fsdp.
+    """
+    count, kind = ranks.count, ranks.device.type
+    # The ranks of a node have consecutive numbers.
+    local_counts = ranks.gather(launcher_number("LOCAL_WORLD_SIZE", default=count))
     ranks_of_node = local_counts[0]
     is_regular = set(local_counts) == {ranks_of_node} and count % ranks_of_node == 0
     if parallel == "hsdp" and is_regular and 1 < ranks_of_node < count:
         nodes = count // ranks_of_node
-        mesh = init_device_mesh(device.type, (nodes, ranks_of_node), mesh_dim_names=("replicate", "shard"))
-    else:
-        mesh = init_device_mesh(device.type, (count,), mesh_dim_names=("shard",))
-    return Ranks(rank, count, device, mesh)
+        return init_device_mesh(kind, (nodes, ranks_of_node), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(kind, (count,), mesh_dim_names=("shard",))
 
 
 def stop_ranks(ranks: Ranks) -> None:
