@@ -55,7 +55,7 @@ class Engine:
         max_sequences: int = 256,
         prefill_tokens: int = 0,
         block_size: int = 0,
-        memory_share: float = 1.0,
+        memory_share: float = 0.0,
     ) -> None:
         """Raises UsageError if the free memory does not hold the cache of one game.
 
@@ -65,7 +65,7 @@ class Engine:
         max_sequences    the most games that decode at the same time
         prefill_tokens   the most prompt tokens in a forward; 0: the default of the device
         block_size       the tokens in a block of the KV cache; 0: the default of the device
-        memory_share     the share of the free memory that the KV cache takes at most
+        memory_share     the share of the free memory for the KV cache; 0: the default of the device
         """
         self.policy = policy
         self.stop_ids = stop_ids

@@ -23,7 +23,7 @@ from prompt_r1.model.policy import Policy
 # sequence in several blocks is copied in every step and layer, which takes longer than the attention itself.
 # On GPUs FlashAttention needs blocks of 256 tokens.
 BLOCK_SIZE = {"cpu": 4096, "cuda": 256}
-# The share of the free memory that the cache takes at most, if no size is given.
+# The share of the free memory that the cache takes, if neither a size nor a share is given.
 MEMORY_SHARE = {"cpu": 0.3, "cuda": 0.9}
 # On a GPU, this many bytes stay free, for the engine's own forwards and for what other libraries allocate.
 RESERVED_ON_GPU = 3_000_000_000
@@ -147,9 +147,9 @@ def shape_of_a_token(config: PretrainedConfig) -> torch.Size:
     return torch.Size([text.num_hidden_layers, kv_heads, head_dim])
 
 
-def cache_bytes(kind: str, free: int, share: float = 1.0) -> int:
-    """The most bytes that the cache takes of `free` bytes on a kind of device: MEMORY_SHARE, or `share`."""
-    allowed = int(min(share, MEMORY_SHARE[kind]) * free)
+def cache_bytes(kind: str, free: int, share: float = 0.0) -> int:
+    """How many of `free` bytes the cache takes on a kind of device. `share` 0 stands for its MEMORY_SHARE."""
+    allowed = int((share or MEMORY_SHARE[kind]) * free)
     if kind == "cuda":
         allowed = min(allowed, free - RESERVED_ON_GPU)
     return max(0, allowed)
@@ -162,7 +162,7 @@ def allocate_pool(
     kv_tokens: int,
     max_sequences: int,
     block_size: int = 0,
-    memory_share: float = 1.0,
+    memory_share: float = 0.0,
 ) -> BlockPool:
     """Allocate the pool of an engine, which explains the arguments.
 
