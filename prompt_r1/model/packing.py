@@ -21,10 +21,11 @@ from prompt_r1.types import Trajectory
 
 @dataclass(frozen=True)
 class Segment:
-    """The tokens that one game adds to a row. A game without such tokens has no segment."""
+    """The tokens that one game adds to a row. A game that adds none has no segment."""
 
     length: int
-    # The length of the opening for the first segment of a group, which begins with it; None for the others.
+    # The first segment of a group begins with the opening, which has this length. None in the other segments,
+    # whose games read the opening in the first one.
     opening_length: int | None
 
 
@@ -48,10 +49,7 @@ class Packed:
     def _attend(
         self, mask: Mask, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window
     ) -> Tensor:
-        """Let each game attend to its opening and to itself. Shapes: `RowAttention`.
-
-        For each game, the keys and values of the opening are copied in front of the game's own.
-        """
+        """Let each game attend to its opening and to itself. Shapes: `RowAttention`."""
         # Norms may turn queries and keys into float32. SDPA needs one dtype: the dtype of the values.
         query, key = query.to(value.dtype), key.to(value.dtype)
         # Split once: the backward of each single slice would allocate zeros for the whole row.
@@ -62,7 +60,7 @@ class Packed:
             if segment.opening_length is not None:
                 opening_keys = keys[:, : segment.opening_length]
                 opening_values = values[:, : segment.opening_length]
-            else:
+            else:  # Copy the opening in front of the game's own tokens.
                 keys = torch.cat([opening_keys, keys], 1)
                 values = torch.cat([opening_values, values], 1)
             out.append(attend_in_window(queries, keys, values, scale, window, mask))
