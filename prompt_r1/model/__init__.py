@@ -12,7 +12,6 @@ In reading order:
     gguf          GGUF files, which are converted into folders
     distributed   ranks: their devices, and what they exchange
     sharding      weights that are sharded over the ranks
-    forked_ranks  ranks without torchrun, on a CPU
     fine_tuning   supervised training
 
 Imports the root of the package, `programs` and `settings`.

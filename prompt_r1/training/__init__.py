@@ -5,7 +5,8 @@ In reading order:
     start          open the environment, load the models and questions
     models         which weights play, learn and are the reference
     run            the parts of a run and its questions, and what the loop asks of them
-    signals        what a signal cancels, when it ends the run, and how it reaches all ranks
+    forked_ranks   ranks without torchrun, on a CPU
+    signals        what a signal cancels, and when it ends the run
     record         what a run writes down, in an order that is safe to stop: metrics, the best agent,
                    checkpoints; resume; the end
     batches        games → mini-batches → micro-batches of tensors

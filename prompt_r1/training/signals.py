@@ -1,13 +1,10 @@
-"""Signals that stop a run: which they are, what they cancel, and how they reach all ranks."""
+"""Signals that stop a run: which they are, and what they cancel."""
 
 import asyncio
 import math
-import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import TypeVar
 
@@ -18,9 +15,17 @@ T = TypeVar("T")
 # Slurm announces a time limit by SIGTERM or SIGUSR1, submitit by SIGUSR2. A terminal that closes sends
 # SIGHUP.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
-# A terminal sends Ctrl-C to all processes of a run. Torchrun, or the rank that has forked the others, sends
-# it to the ranks again. Within this many seconds both count as one.
+# A terminal sends Ctrl-C to all processes of a run, and the parent of the ranks (torchrun, or the process
+# that has forked them) sends it to them again. Within this many seconds both count as one.
 SAME_CTRL_C = 1.0
+
+
+def unignored_signals() -> list[int]:
+    """The signals of SIGNALS that this process does not ignore.
+
+    A signal that is ignored stays ignored: SIGHUP under nohup, Ctrl-C of a job in a shell's background.
+    """
+    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 class Interrupt:
@@ -33,14 +38,12 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.stop: Resumable | None = None  # The error that ends the run; None: no signal has been received.
-        self.first_ctrl_c = math.inf  # monotonic seconds of the first Ctrl-C
+        self.last_ctrl_c = -math.inf  # monotonic seconds
         self.training_began = False  # Set by the run. From then on there is something to save.
         self._cancel: Callable[[], object] = lambda: None
 
     def __enter__(self) -> "Interrupt":
-        # A signal that is ignored stays ignored: SIGHUP under nohup, Ctrl-C of a job in a shell's background.
-        handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._receive) for number in handled}
+        self._before = {number: signal.signal(number, self._receive) for number in unignored_signals()}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -65,12 +68,14 @@ class Interrupt:
             self._cancel = lambda: None
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
         is_ctrl_c = number == signal.SIGINT
-        if is_ctrl_c and now - self.first_ctrl_c > SAME_CTRL_C:
-            raise KeyboardInterrupt
         if is_ctrl_c:
-            self.first_ctrl_c = min(self.first_ctrl_c, now)
+            seconds_since_last = time.monotonic() - self.last_ctrl_c
+            if seconds_since_last <= SAME_CTRL_C:
+                return
+            self.last_ctrl_c = time.monotonic()
+            if seconds_since_last < math.inf:  # It is the second one.
+                raise KeyboardInterrupt
         reason = f"{signal.Signals(number).name} was received"
         if not self.training_began:
             exit_code = 130 if is_ctrl_c else 75
@@ -78,37 +83,3 @@ class Interrupt:
         if not self.stop:
             self.stop = Interrupted(reason) if is_ctrl_c else Resumable(reason)
         self._cancel()
-
-
-@contextmanager
-def signals_forwarded(processes: Collection[int]) -> Iterator[None]:
-    """Inside `with`, send each of SIGNALS that this process receives to other processes, too.
-
-    `docker stop` and `kill` signal only one process. A signal handler of Python cannot forward the signal,
-    because it is not called while rank 0 waits in a collective until the other ranks have played. So a thread
-    reads the number of the signal, which Python writes to a pipe at once.
-    """
-    if not processes:
-        yield
-        return
-    read_end, write_end = os.pipe()
-
-    def forward() -> None:
-        while number := os.read(read_end, 1):
-            if number[0] in SIGNALS:  # A user's function may set an alarm (SIGALRM) for itself.
-                for process in processes:
-                    os.kill(process, number[0])
-
-    thread = threading.Thread(target=forward, daemon=True)
-    thread.start()
-    os.set_blocking(write_end, False)
-    signal.set_wakeup_fd(write_end)
-    # A user's function may start processes of its own. Their signals are not signals to the run.
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(-1)
-        os.close(write_end)
-        thread.join()
-        os.close(read_end)

@@ -12,7 +12,6 @@ from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.specs import open_account, open_environment, trusted_names
 from prompt_r1.model.distributed import Ranks, errors_as_rank_lost, start_ranks, stop_ranks
-from prompt_r1.model.forked_ranks import forked_ranks
 from prompt_r1.model.lora import ADAPTER_ALPHA
 from prompt_r1.model.policy import Policy
 from prompt_r1.pair.agent import check_question_lengths, load_agent
@@ -22,12 +21,13 @@ from prompt_r1.settings.functions import import_advantages, import_reward
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.batches import make_batch
 from prompt_r1.training.checkpoint import begin_states
+from prompt_r1.training.forked_ranks import fork_ranks
 from prompt_r1.training.log import Log
 from prompt_r1.training.loss_function import make_loss
 from prompt_r1.training.models import layout_of, load_learner, load_reference
 from prompt_r1.training.run import Run, RunQuestions, with_steps
 from prompt_r1.training.run_folder import LOCK, claim, open_run
-from prompt_r1.training.signals import Interrupt, signals_forwarded
+from prompt_r1.training.signals import Interrupt
 from prompt_r1.training.update import importance_cap
 from prompt_r1.types import Completion, Question, ScoredGame, Trajectory
 
@@ -39,8 +39,8 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
     Opens signals, ranks, the lock, the event loop, the environment and the log, and closes them in the
     reverse order. Raises UsageError, FatalEnvError or Resumable. An error inside `with` ends the ranks.
     """
-    ranks_of_cpu = forked_ranks(config.ranks, device=config.device, questions=config.questions)
-    with ranks_of_cpu as forks, signals_forwarded(forks), Interrupt() as interrupt:
+    fork_ranks(config.ranks, device=config.device, questions=config.questions)
+    with Interrupt() as interrupt:
         layout = layout_of(config, world_size=launcher_number("WORLD_SIZE", default=1))
         ranks = start_ranks(config.device, layout)
         # A collective may fail because another rank has died. Then this is reported as RankLost.

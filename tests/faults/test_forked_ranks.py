@@ -22,18 +22,25 @@ def hear_ctrl_c() -> None:
 
 
 @pytest.fixture
-def started(arguments, tmp_path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A run of two ranks after its first step: the process of rank 0, and the process id of rank 1."""
+def started(arguments, tmp_path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A run of two ranks after its first step: the process that forked them, and their process ids."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     line = command("train.py", *arguments, "--ranks", "2", "--steps", "400")
     process = subprocess.Popen(line, cwd=tmp_path, start_new_session=True, preexec_fn=hear_ctrl_c, **pipes)
     try:
         wait_for(lambda: len(read_metrics(tmp_path / "run")) >= 2, process)
-        yield process, int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+        yield process, ranks_of(process)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def ranks_of(process: subprocess.Popen[str]) -> list[int]:
+    """The ids of the processes that a process has forked."""
+    return [
+        int(rank) for rank in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
 
 
 def has_ended(process: int) -> bool:
@@ -44,16 +51,18 @@ def has_ended(process: int) -> bool:
         return True
 
 
-def wait_until_ended(process: int, seconds: float = 30.0) -> None:
+def wait_until_ended(processes: list[int], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
-    while not has_ended(process):
-        assert time.monotonic() < deadline, f"rank 1 still runs after {seconds} s"
+    while not all(map(has_ended, processes)):
+        assert time.monotonic() < deadline, f"a rank still runs after {seconds} s"
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["to rank 0", "to both, as Ctrl-C"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT], ids=["to one process", "to all, as Ctrl-C"]
+)
 def test_a_signal_saves_one_step_of_all_ranks_and_says_so_once(number, started, arguments, tmp_path):
-    process, rank_1 = started
+    process, ranks = started
     if number == signal.SIGINT:
         os.killpg(process.pid, number)
     else:
@@ -62,31 +71,48 @@ def test_a_signal_saves_one_step_of_all_ranks_and_says_so_once(number, started, 
     assert process.returncode == (130 if number == signal.SIGINT else 75), output
     assert output.count("same command resumes the run") == 1, output
     assert "Traceback" not in output
-    wait_until_ended(rank_1)
+    wait_until_ended(ranks)
     steps = len(read_metrics(tmp_path / "run"))
     resumed = call(tmp_path, "train.py", *arguments, "--ranks", "2", "--steps", str(steps + 1))
     assert resumed.returncode == 0, resumed.stderr
     assert [row["step"] for row in read_metrics(tmp_path / "run")] == list(range(steps + 2))
 
 
-def test_a_killed_rank_stops_rank_0_which_can_be_resumed(started):
-    process, rank_1 = started
-    os.kill(rank_1, signal.SIGKILL)
+def test_a_killed_rank_stops_the_run_which_can_be_resumed(started):
+    process, ranks = started
+    os.kill(ranks[1], signal.SIGKILL)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 75 and "another rank has died" in output, output
     assert "Traceback" not in output
 
 
-def test_a_killed_rank_0_leaves_no_rank_behind(started):
-    process, rank_1 = started
+def test_a_killed_rank_0_ends_the_run_and_leaves_no_rank_behind(started):
+    process, ranks = started
+    os.kill(ranks[0], signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 75 and "rank 0 was killed by SIGKILL" in output, output
+    wait_until_ended(ranks)
+
+
+def test_a_second_ctrl_c_ends_every_rank_at_once(started):
+    process, ranks = started
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(1.2)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130 and "Traceback" not in output, output
+    wait_until_ended(ranks)
+
+
+def test_a_killed_run_leaves_no_rank_behind(started):
+    process, ranks = started
     process.kill()
     process.communicate(timeout=120)
-    wait_until_ended(rank_1)
+    wait_until_ended(ranks)
 
 
-def test_a_killed_rank_0_ends_the_others_while_they_wait_for_replies(
-    arguments, unresponsive_endpoint, tmp_path
-):
+def test_a_killed_run_ends_its_ranks_while_they_wait_for_replies(arguments, unresponsive_endpoint, tmp_path):
     """A bug: they sent and paid calls until the games of the step had ended, also beside the resumed run."""
     # In a large group, some game of each rank asks.
     settings = ["--ranks", "2", "--group-size", "32", "--env", unresponsive_endpoint]
@@ -95,14 +121,14 @@ def test_a_killed_rank_0_ends_the_others_while_they_wait_for_replies(
     journal = tmp_path / "run/journal/rank1.jsonl"
     with subprocess.Popen(line, cwd=tmp_path, **pipes) as process:
         wait_for(lambda: journal.exists() and journal.stat().st_size > 0, process)
-        rank_1 = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+        ranks = ranks_of(process)
         process.kill()
-    wait_until_ended(rank_1, seconds=10.0)
+    wait_until_ended(ranks, seconds=10.0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 @pytest.mark.parametrize("asking", ["01", "1"], ids=["both ranks play", "rank 0 waits for rank 1"])
-def test_a_signal_to_rank_0_alone_cancels_the_games_of_all_ranks(asking, number, arguments, tmp_path):
+def test_a_signal_to_one_process_cancels_the_games_of_all_ranks(asking, number, arguments, tmp_path):
     """A bug: `docker stop` signals one process. Rank 0 waited until rank 1 had played, and was killed."""
     (tmp_path / "slow.py").write_text(
         "import asyncio, os, pathlib\n\n\n"

@@ -6,21 +6,25 @@ import io
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from prompt_r1.errors import UsageError
-from prompt_r1.model import forked_ranks, machine
+from prompt_r1.model import machine
 from prompt_r1.model.distributed import RankLost
-from prompt_r1.model.forked_ranks import rank_count
 from prompt_r1.model.machine import limit_threads, usable_cores
 from prompt_r1.pair.api import open_pair
 from prompt_r1.pair.named_agent import resolve_agent
 from prompt_r1.pair.settings import PairConfig
 from prompt_r1.settings.agent import GAME_FILE
+from prompt_r1.training import forked_ranks
+from prompt_r1.training.forked_ranks import fork_ranks, rank_count, wait_for_ranks
 from prompt_r1.training.log import read_metrics
+from prompt_r1.training.signals import SIGNALS
 from tests.support.exports import recorded_games
 from tests.support.programs import SMALL, CallHere, call, run_here
 
@@ -141,6 +145,8 @@ def test_a_machine_without_safe_forks_keeps_one_rank_and_its_threads(four_cores,
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     assert rank_count(0, device="cpu", questions=16) == 1
     assert usable_cores() == 8
+    with pytest.raises(UsageError, match="--ranks 2 is for CPUs, on Linux"):
+        rank_count(2, device="cpu", questions=16)
 
 
 LINE = ["train.py", *SMALL, "--data", "mini:validation", "--test-data", "none", "--out", "run"]
@@ -203,12 +209,11 @@ def test_what_waits_in_the_buffers_is_written_before_the_first_fork(monkeypatch)
         return 1000 + len(events)
 
     monkeypatch.setattr(os, "fork", fork_of_parent)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(sys, "stdout", Noted())
     monkeypatch.setattr(sys, "stderr", Noted())
-    forks = forked_ranks.fork(3)
+    ranks = forked_ranks.fork(2)
     assert events == ["flush", "flush", "fork", "fork"]
-    for errors in forks.values():
+    for errors in ranks.values():
         errors.close()
 
 
@@ -219,54 +224,94 @@ def test_a_process_that_the_system_does_not_allow_is_named(monkeypatch):
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", refuse)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    with pytest.raises(UsageError, match=r"rank 1 .*Resource temporarily unavailable.*fewer --ranks"):
+    with pytest.raises(UsageError, match=r"rank 0 .*Resource temporarily unavailable.*fewer --ranks"):
         forked_ranks.fork(3)
 
 
+def test_the_process_that_forks_the_ranks_exits_with_the_code_of_rank_0(four_cores, monkeypatch):
+    monkeypatch.setattr(forked_ranks, "fork", lambda count: {101: io.StringIO()})
+    monkeypatch.setattr(forked_ranks, "wait_for_ranks", lambda ranks: 75)
+    with pytest.raises(SystemExit) as exit_:
+        fork_ranks(3, device="cpu", questions=12)
+    assert exit_.value.code == 75
+
+
+def test_each_rank_has_its_share_of_the_cores(four_cores, monkeypatch):
+    set_threads: list[int] = []
+    monkeypatch.setattr("torch.get_num_threads", lambda: 4)
+    monkeypatch.setattr("torch.set_num_threads", set_threads.append)
+    monkeypatch.setattr(forked_ranks, "fork", lambda count: {})
+    fork_ranks(2, device="cpu", questions=12)
+    assert set_threads == [2]
+
+
 @pytest.fixture
-def two_forks(four_cores, monkeypatch):
-    """Two forks that wrote a line each to stderr, and the ids of the processes that were waited for."""
-    forks = {process: io.StringIO() for process in (101, 102)}
-    for process, errors in forks.items():
-        errors.write(f"process {process} failed\n")
-    awaited: list[int] = []
-    monkeypatch.setattr(forked_ranks, "fork", lambda count: forks)
+def no_handlers(monkeypatch) -> None:
+    """No handlers for signals, because these tests share their process with others."""
+    monkeypatch.setattr(forked_ranks, "unignored_signals", list)
+
+
+def ranks_that_end(monkeypatch, *statuses: int | None) -> dict[int, io.StringIO]:
+    """Processes with these statuses, each of which wrote a line to stderr; None: it still runs."""
+    ranks = {101 + rank: io.StringIO(f"rank {rank} failed\n") for rank in range(len(statuses))}
 
     def wait(process: int, options: int) -> tuple[int, int]:
-        awaited.append(process)
-        return process, 0
+        status = statuses[process - 101]
+        if status is None:
+            assert options == os.WNOHANG, "nobody waits for a rank that still runs"
+            return 0, 0
+        return process, status
 
     monkeypatch.setattr(os, "waitpid", wait)
-    monkeypatch.setattr("torch.get_num_threads", lambda: 4)
-    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
-    return awaited
+    return ranks
 
 
-def test_rank_0_waits_for_every_fork_and_divides_the_cores_among_the_ranks(two_forks, monkeypatch):
-    set_threads: list[int] = []
-    monkeypatch.setattr("torch.set_num_threads", set_threads.append)
-    with forked_ranks.forked_ranks(3, device="cpu", questions=12):
-        assert not two_forks
-    assert two_forks == [101, 102] and set_threads == [4 // 3]
-
-
-def test_if_a_rank_is_lost_rank_0_prints_what_every_fork_wrote_and_waits_for_none(two_forks, capsys):
-    with pytest.raises(RankLost), forked_ranks.forked_ranks(3, device="cpu", questions=12):
-        raise RankLost("rank 1 does not answer")
-    assert capsys.readouterr().err == "process 101 failed\nprocess 102 failed\n"
-    assert not two_forks
+@pytest.mark.parametrize(
+    ("codes", "printed"),
+    [
+        ((0, 0, 0), ""),
+        ((2, 2, 2), ""),  # All ranks have raised the same error.
+        ((75, 75, None), ""),
+        ((75, 1, None), "rank 1 failed\n"),  # Rank 1 is the cause: rank 0 has only lost it.
+        ((75, 75, 1), "rank 2 failed\n"),
+    ],
+)
+def test_only_a_rank_that_ended_otherwise_than_rank_0_is_shown(
+    codes, printed, no_handlers, monkeypatch, capsys
+):
+    ranks = ranks_that_end(monkeypatch, *(None if code is None else code << 8 for code in codes))
+    assert wait_for_ranks(ranks) == codes[0]
+    assert capsys.readouterr().err == printed
 
 
 @pytest.mark.parametrize(("status", "code"), [(3 << 8, "3"), (signal.SIGKILL, "-9")])
-def test_a_fork_that_fails_after_its_work_is_reported_with_what_it_wrote(
-    status, code, two_forks, monkeypatch, capsys
+def test_a_rank_that_fails_after_its_work_is_reported_with_what_it_wrote(
+    status, code, no_handlers, monkeypatch, capsys
 ):
     """A bug: nobody looked at the exit code, and rank 0 ended with 0."""
-    monkeypatch.setattr(os, "waitpid", lambda process, options: (process, status if process == 102 else 0))
-    with (
-        pytest.raises(RankLost, match=rf"rank 2 .*exit code {code}\)"),
-        forked_ranks.forked_ranks(3, device="cpu", questions=12),
-    ):
-        pass
-    assert capsys.readouterr().err == "process 101 failed\nprocess 102 failed\n"
+    ranks = ranks_that_end(monkeypatch, 0, 0, status)
+    with pytest.raises(RankLost, match=rf"rank 2 .*exit code {code}\)"):
+        wait_for_ranks(ranks)
+    assert capsys.readouterr().err == "rank 2 failed\n"
+
+
+def test_a_killed_rank_0_makes_the_run_resumable(no_handlers, monkeypatch):
+    with pytest.raises(RankLost, match="rank 0 was killed by SIGKILL"):
+        wait_for_ranks(ranks_that_end(monkeypatch, signal.SIGKILL, None))
+
+
+def test_a_signal_reaches_every_rank():
+    """`docker stop` and `kill` signal only one process."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    ranks = {sleeper.pid: io.StringIO() for sleeper in sleepers}
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    try:
+        with pytest.raises(RankLost, match="SIGUSR1"):
+            wait_for_ranks(ranks)
+        assert sleepers[1].wait(timeout=10) == -signal.SIGUSR1
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for sleeper in sleepers:
+            sleeper.kill()

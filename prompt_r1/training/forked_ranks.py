@@ -1,0 +1,136 @@
+"""Ranks without torchrun: on a CPU a run uses several cores by forking its process.
+
+With the mini agent, several threads in one rank are no substitute, because its operations are too short to
+divide. With SmolLM2, threads are faster than ranks, and the weights are in memory only once.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from types import FrameType
+from typing import TextIO
+
+from prompt_r1.errors import UsageError
+from prompt_r1.model.distributed import RankLost, pick_device
+from prompt_r1.model.machine import limit_threads, usable_cores
+from prompt_r1.training.signals import unignored_signals
+
+# Without --ranks, each rank gets at least this many questions of a step, because a rank that plays few
+# games at once decodes them slowly.
+QUESTIONS_PER_RANK = 4
+PR_SET_PDEATHSIG = 1  # An option of prctl(2): which signal a process gets when its parent ends.
+
+
+def fork_ranks(wanted: int, *, device: str, questions: int) -> None:
+    """Fork the ranks of a run from this process. Returns in each rank, and never in this process.
+
+    `wanted` is --ranks, `device` is --device, and `questions` is the number of questions of a step. The ranks
+    share the memory of what this process has imported. This process forwards signals to them, and exits with
+    the code of rank 0. If one rank is enough, nothing is forked. Raises UsageError if there can be no forks.
+    """
+    count = rank_count(wanted, device=device, questions=questions)
+    if count > 1:
+        ranks = fork(count)
+        if ranks:
+            sys.exit(wait_for_ranks(ranks))
+    limit_threads(ranks=count)
+
+
+def rank_count(wanted: int, *, device: str, questions: int) -> int:
+    """How many ranks a run has in this process and its forks.
+
+    `wanted` 0: one for each usable core, but at most one for each QUESTIONS_PER_RANK questions. Raises
+    UsageError where ranks are wanted that cannot be forked.
+    """
+    if os.environ.get("WORLD_SIZE"):  # torchrun or Slurm has started the ranks.
+        return 1
+    # Outside Linux a fork of a process with torch may crash.
+    if pick_device(device).type == "cuda" or sys.platform != "linux":
+        if wanted > 1:
+            raise UsageError(
+                f"--ranks {wanted} is for CPUs, on Linux; on GPUs start torchrun --nproc-per-node {wanted} "
+                "train.py …"
+            )
+        return 1
+    return wanted or max(1, min(usable_cores(), questions // QUESTIONS_PER_RANK))
+
+
+def fork(count: int) -> dict[int, TextIO]:
+    """Fork `count` ranks. Returns {} in each rank.
+
+    In this process, returns the ids of the ranks' processes in their order, with the files that take what
+    they print on stderr. (Rank 0 prints on the terminal.) Raises UsageError if the system allows no more
+    processes.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # What waits in the buffers would be printed once by each process.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ranks: dict[int, TextIO] = {}
+    for rank in range(count):
+        errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        try:
+            process = os.fork()
+        except OSError as error:  # A container may limit the number of its processes.
+            errors.close()
+            raise UsageError(f"rank {rank} cannot be forked: {error.strerror}; give fewer --ranks") from None
+        if process == 0:
+            become_rank(rank, count, port, errors)
+            return {}
+        ranks[process] = errors
+    return ranks
+
+
+def become_rank(rank: int, count: int, port: int, errors: TextIO) -> None:
+    """Give this process the environment variables that torchrun would set. Only rank 0 prints."""
+    # If its parent is killed, the kernel kills the rank. Otherwise it would go on to play until its next
+    # collective, and the resumed run would pay for the same calls.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # The host name of a laptop may have no address.
+    if rank > 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(errors.fileno(), 2)
+
+
+def wait_for_ranks(ranks: Mapping[int, TextIO]) -> int:
+    """Wait until the ranks have ended, and return the exit code of rank 0. Forwards signals meanwhile.
+
+    If rank 0 has failed, the other ranks get no time to end: the kernel kills them when this process exits.
+    If one of them has ended before with another exit code, it may be the cause. What it wrote is printed.
+    Raises RankLost if rank 0 was killed, or if another rank fails after rank 0 has succeeded.
+    """
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        for process in ranks:
+            try:
+                os.kill(process, number)
+            except ProcessLookupError:  # This rank has ended.
+                continue
+
+    for number in unignored_signals():
+        signal.signal(number, forward)
+    first, *others = ranks
+    _, status = os.waitpid(first, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        raise RankLost(f"rank 0 was killed by {signal.Signals(-code).name}")
+    for rank, process in enumerate(others, start=1):
+        ended, status = os.waitpid(process, os.WNOHANG if code else 0)
+        code_of_rank = os.waitstatus_to_exitcode(status)
+        if not ended or code_of_rank in (0, code):
+            continue
+        errors = ranks[process]
+        errors.seek(0)
+        sys.stderr.write(errors.read())
+        if code == 0:
+            raise RankLost(f"rank {rank} failed when the run had ended (exit code {code_of_rank})")
+    return code
