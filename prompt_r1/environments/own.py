@@ -61,7 +61,7 @@ class OwnSource(Source):
         self.name = name or str(getattr(own, "name", type(own).__name__))
         self.parameters: Mapping[str, object] = {"seed": seed}
         self._function: Callable[..., Any] = function
-        self._takes = parameters_of(function) & {"session", "sample", "seed"}
+        self._takes = parameters_of(function).keys() & {"session", "sample", "seed"}
         self.by_question = "session" in self._takes
         self.samples = getattr(own, "samples", True)
         self.concurrency = concurrency

@@ -6,7 +6,7 @@ import reprlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from operator import attrgetter
@@ -58,7 +58,7 @@ def import_function(
     function = import_object(name, where=flag)
     if not callable(function) or inspect.isclass(function):
         raise UsageError(f"{where}: not a function")
-    keywords = parameters_of(function) & set(may_take)
+    keywords = [name for name in may_take if name in parameters_of(function)]
     try:
         inspect.signature(function).bind(*takes, **dict.fromkeys(keywords))
     except ValueError:  # A function that is written in C may have no signature. Then it is not checked.
@@ -84,14 +84,6 @@ def user_code(what: str) -> Iterator[None]:
         raise UsageError(f"{what} raised {described(error)}") from error
 
 
-def place_of(function: Callable[..., object]) -> str:
-    """The file and the first line of a user's function, such as "my_file.py, line 3"."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:  # It was not written as a Python function.
-        return "no file"
-    return f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
-
-
 def described(error: BaseException) -> str:
     """An error in a user's own code, on one line: its type, its text, and the file and line.
 
@@ -108,12 +100,12 @@ def described(error: BaseException) -> str:
     return f"{text} ({Path(own[-1].filename).name}, line {own[-1].lineno})"
 
 
-def parameters_of(function: Callable[..., object]) -> set[str]:
-    """The names of a function's parameters."""
+def parameters_of(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function by their names."""
     try:
-        return set(inspect.signature(function).parameters)
+        return inspect.signature(function).parameters
     except (TypeError, ValueError):  # A function that is written in C may have no signature.
-        return set()
+        return {}
 
 
 def import_reward(name: str) -> OwnReward:
@@ -169,6 +161,14 @@ def import_loss_function(name: str) -> Callable[..., Any]:
     )
 
 
+def loss_settings_of(function: Callable[..., Any]) -> list[str]:
+    """Those of LOSS_SETTINGS that a user's loss takes: all of them if it has a parameter like **settings."""
+    parameters = parameters_of(function)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return list(LOSS_SETTINGS)
+    return [name for name in LOSS_SETTINGS if name in parameters]
+
+
 def import_advantages(name: str) -> Callable[[Sequence[ScoredGame]], list[list[float]]]:
     """The function MODULE:FUNCTION as advantages of a group's games: a number for each turn of each game.
 
@@ -187,8 +187,8 @@ def import_advantages(name: str) -> Callable[[Sequence[ScoredGame]], list[list[f
         except (TypeError, ValueError):
             turns = ", ".join(str(len(game.trajectory.turns)) for game in games)
             raise UsageError(
-                f"{what} returned {reprlib.repr(returned)} ({place_of(function)}): return for each game a "
-                f"finite number, or a list with one for each of its turns; these games have {turns} turns"
+                f"{what} returned {reprlib.repr(returned)}: return for each game a finite number, or a list "
+                f"with one for each of its turns; these games have {turns} turns"
             ) from None
 
     return advantages

@@ -26,7 +26,7 @@ from prompt_r1.settings.functions import (
     import_advantages,
     import_loss_function,
     import_reward,
-    parameters_of,
+    loss_settings_of,
 )
 
 # These settings name code of the user.
@@ -292,7 +292,7 @@ def check(config: TrainConfig, flags: Mapping[str, object]) -> None:
     if config.advantage_function:
         import_advantages(config.advantage_function)
     if config.loss_function:
-        taken = parameters_of(import_loss_function(config.loss_function))
+        taken = loss_settings_of(import_loss_function(config.loss_function))
         for name in ("clip", "clip_high"):
             if name in flags and name not in taken:
                 raise UsageError(

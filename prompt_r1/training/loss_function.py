@@ -13,7 +13,7 @@ from torch import Tensor
 
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss, LossColumns, grpo_loss
-from prompt_r1.settings.functions import import_loss_function, parameters_of, place_of, user_code
+from prompt_r1.settings.functions import import_loss_function, loss_settings_of, user_code
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.training.update import IMPORTANCE_CAP
 
@@ -36,22 +36,22 @@ def make_loss(config: TrainConfig, *, importance_cap: float) -> LossFunction:
 def import_loss(name: str) -> Callable[..., Loss]:
     """The function MODULE:FUNCTION as a loss, which is called like `grpo_loss`.
 
-    The function gets only the keywords that are among its parameters. Raises UsageError if it cannot be
+    The function gets only the keywords that it takes. Raises UsageError if it cannot be
     imported. The loss raises UsageError if the function raises an error or returns anything but a finite loss
     of these tokens.
     """
     function = import_loss_function(name)
     where = f"--loss-function {name}"
-    wanted = parameters_of(function)
+    wanted = loss_settings_of(function)
 
     def loss_of(logprobs: Tensor, columns: LossColumns, **settings: float) -> Loss:
-        chosen = {name: value for name, value in settings.items() if name in wanted}
+        chosen = {name: settings[name] for name in wanted}
         without = ", called without columns.reference (--kl-coef 0)," if columns.reference is None else ""
         with user_code(where + without):
             loss = function(logprobs, columns, **chosen)
         problem = problem_of(loss, logprobs)
         if problem:
-            raise UsageError(f"{where} ({place_of(function)}) returned {problem}")
+            raise UsageError(f"{where} returned {problem}")
         return Loss(loss.total, loss.kl.detach(), loss.clip_frac.detach(), loss.token_kl.detach())
 
     return loss_of

@@ -194,11 +194,11 @@ def test_the_users_advantages_are_a_number_for_a_game_or_for_each_of_its_turns(o
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("one_short", r"'q', returned \[1.0\] \(own_code.py, line \d+\): return .* games have 2, 2 turns"),
-        ("wrong_turns", r"returned \[1.0, \[1.0\]\] \(own_code.py"),
+        ("one_short", r"'q', returned \[1.0\]: return .* games have 2, 2 turns"),
+        ("wrong_turns", r"returned \[1.0, \[1.0\]\]: return for each game"),
         (
             "not_numbers",
-            r"returned \[nan, 1.0\] .* a finite number, or a list with one for each of its turns",
+            r"returned \[nan, 1.0\]: .* a finite number, or a list with one for each of its turns",
         ),
         ("nothing_returned", "must take 1 argument, games"),
         ("leaves", "must take 1 argument, games"),
