@@ -1,6 +1,7 @@
 """Settings as dataclass fields: their values, and the YAML files that hold them."""
 
 import difflib
+import math
 import reprlib
 from collections.abc import Iterable
 from dataclasses import Field, dataclass, field, fields
@@ -16,28 +17,33 @@ from prompt_r1.programs.files import replace_file
 
 # PyYAML does not only raise its own errors: `!!int x`, `!!bool x` or thousands of brackets raise others.
 NOT_YAML = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
-MAX_VALUE = 1e15  # No setting may be larger, because such integers overflow in torch.
+MAX_VALUE = 1e15  # No setting may be as large, because such integers overflow in torch.
 BOOLEANS = {"true": True, "false": False}
 KINDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 @dataclass(frozen=True)
 class Range:
-    """The values that a numeric setting may take."""
+    """The values that a numeric setting may take. A bound that is infinite does not count."""
 
-    above: float = -MAX_VALUE
-    at_least: float = -MAX_VALUE
-    below: float = MAX_VALUE
-    at_most: float = MAX_VALUE
+    above: float = -math.inf
+    at_least: float = -math.inf
+    below: float = math.inf
+    at_most: float = math.inf
 
     def __contains__(self, value: float) -> bool:
-        # Both comparisons are False for NaN.
+        # Every comparison with NaN is False.
         return self.above < value < self.below and self.at_least <= value <= self.at_most
 
     def __str__(self) -> str:
-        lowest = f"above {self.above:g}" if self.above > self.at_least else f"{self.at_least:g} or more"
-        highest = f"at most {self.at_most:g}" if self.at_most < self.below else f"below {self.below:g}"
-        return f"{lowest} and {highest}"
+        bounds = {
+            f"above {self.above:g}": self.above,
+            f"{self.at_least:g} or more": self.at_least,
+            f"below {self.below:g}": self.below,
+            f"at most {self.at_most:g}": self.at_most,
+        }
+        finite = [text for text, bound in bounds.items() if math.isfinite(bound)]
+        return " and ".join(finite) or "a finite number"
 
 
 ANY = Range()
@@ -180,6 +186,8 @@ def check_number(name: str, value: float, allowed: Range) -> None:
     """Raise UsageError for a number outside the range. `name` is what the message calls the setting."""
     if value not in allowed:
         raise UsageError(f"{name} must be {allowed}, not {reprlib.repr(value)}")
+    if abs(value) >= MAX_VALUE:
+        raise UsageError(f"{name} must be smaller than {MAX_VALUE:g}, not {reprlib.repr(value)}")
 
 
 def read_mapping(path: Path) -> dict[str, object]:
