@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prompt_r1.data.sampler import digest_of
@@ -40,7 +40,8 @@ class Record:
     state: State
     alarms: Alarms
     saved: State | None = None  # what the newest checkpoint holds
-    idle_steps: int = 0  # consecutive steps without an optimiser step
+    # Why consecutive steps had no optimiser step; [] if the last step had one.
+    idle_reasons: list[str] = field(default_factory=list)
 
     @classmethod
     def resume(cls, run: Run) -> "Record":
@@ -237,18 +238,22 @@ class Record:
 
     def stop_if_idle(self, stats: StepStats, *, environment_failed: bool) -> None:
         """Raise Resumable after IDLE_STEPS consecutive steps in which nothing was learned."""
-        self.idle_steps = 0 if stats.taken else self.idle_steps + 1
-        if self.idle_steps < IDLE_STEPS:
+        if stats.taken:
+            self.idle_reasons.clear()
             return
         if stats.skipped:
-            reason = f"the loss or its gradient was not finite in {IDLE_STEPS} steps in a row"
-            raise Resumable(f"{reason}: try a smaller --lr")
-        if environment_failed:
-            raise Resumable(f"the environment broke every group of {IDLE_STEPS} steps in a row")
-        raise Resumable(
-            f"every game of {IDLE_STEPS} steps in a row was cut off, and --mask-truncated leaves such games "
-            "out: start a new run with larger --max-new and --max-tokens"
-        )
+            reason = "the loss or its gradient was not finite (try a smaller --lr)"
+        elif environment_failed:
+            reason = "the environment broke every group"
+        else:
+            reason = (
+                "every game was cut off, and --mask-truncated leaves such games out (start a new run with "
+                "larger --max-new and --max-tokens)"
+            )
+        self.idle_reasons.append(reason)
+        if len(self.idle_reasons) == IDLE_STEPS:
+            reasons = " or ".join(dict.fromkeys(self.idle_reasons))
+            raise Resumable(f"nothing was learned in {IDLE_STEPS} steps in a row: {reasons}")
 
     def end_training(self) -> None:
         """Let go of the optimiser, the reference and the KV cache, so that the test can load its agents.
