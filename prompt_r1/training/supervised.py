@@ -1,7 +1,6 @@
 """Supervised fine-tuning on games. Only the agent's own tokens enter the loss.
 
-The settings are the paper's (Table 7), and LLaMA-Factory's where the paper gives none. Long examples are cut
-as LLaMA-Factory cuts them.
+The settings are the paper's (Table 7), and LLaMA-Factory's where the paper gives none.
 """
 
 import json
@@ -11,8 +10,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -32,8 +31,9 @@ from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.training.export import export_agent
 from prompt_r1.training.models import load_learner
 from prompt_r1.training.settings import FineTuningConfig
-from prompt_r1.types import Completion, Trajectory
+from prompt_r1.types import Trajectory
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 BATCH_SIZE = 32  # examples of an optimiser step: the paper's 4 × 8
@@ -125,41 +125,25 @@ def train_weights(
 
 
 def cut(example: Trajectory, most: int) -> Trajectory:
-    """The first `most` tokens of an example, or fewer, as LLaMA-Factory cuts them at its `cutoff_len`.
+    """The example without the tokens by which it is longer than `most`.
 
-    The turns get room one after another. Within a turn, both what the agent reads and what it writes lose
-    their ends (see `lengths_within`).
+    First the opening loses tokens at its end, but it keeps at least half of `most`. If the example is still
+    too long, it loses tokens at its own end.
     """
-    if len(example.tokens) <= most:
-        return example
-    kept = Trajectory(example.question)
-    lengths = [len(list(run)) for _, run in groupby(example.sampled)]  # read, written, read, written, …
-    start = 0
-    for read, written in zip(lengths[::2], lengths[1::2], strict=True):
-        kept_read, kept_written = lengths_within(read, written, most - len(kept.tokens))
-        if kept_written == 0:
-            break
-        first = start + read
-        last = first + kept_written
-        kept.add_context(example.tokens[start : start + kept_read])
-        kept.add_sampled(Completion(example.tokens[first:last], example.logprobs[first:last], finished=False))
-        start = first + written
-    return kept
+    opening = example.opening_length
+    too_many = max(0, len(example.tokens) - most)
+    least = min(opening, max(1, most // 2))
+    kept = max(least, opening - too_many)
 
+    def shortened(column: list[T]) -> list[T]:
+        return (column[:kept] + column[opening:])[:most]
 
-def lengths_within(read: int, written: int, room: int) -> tuple[int, int]:
-    """How many tokens remain of a turn of `read` + `written` tokens that must fit `room` tokens.
-
-    Only the long part is cut: what the agent reads, if what it writes takes less than half of the room; what
-    it writes, if what it reads takes less than half. If both take more, both are cut by the same factor.
-    """
-    if 2 * written < room:
-        writes = written
-    elif 2 * read < room:
-        writes = min(written, room - read)
-    else:
-        writes = min(written, int(room * (written / (read + written))))
-    return min(read, room - writes), writes
+    return Trajectory(
+        example.question,
+        tokens=shortened(example.tokens),
+        sampled=shortened(example.sampled),
+        logprobs=shortened(example.logprobs),
+    )
 
 
 def batch_size_for(examples: int) -> int:

@@ -26,7 +26,6 @@ from prompt_r1.training.supervised import (
     batch_size_for,
     cut,
     fine_tune_agent,
-    lengths_within,
     negative_log_likelihood,
     schedule,
     train_weights,
@@ -121,30 +120,6 @@ def test_the_size_of_micro_batches_does_not_change_the_result():
     torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
 
 
-# What LLaMA-Factory's `infer_seqlen` returns (processor_utils.py at 0b3022bb):
-# tokens that the agent reads, that it writes, and that fit → how many of either remain.
-CUTS = {
-    (10, 5, 20): (10, 5),
-    (10, 10, 20): (10, 10),
-    (100, 4, 20): (16, 4),
-    (9, 100, 20): (9, 11),
-    (10, 100, 20): (2, 18),
-    (30, 60, 20): (7, 13),
-    (60, 30, 20): (14, 6),
-    (15, 9, 20): (11, 9),
-    (15, 10, 20): (12, 8),
-    (2300, 700, 2048): (1348, 700),
-    (110, 2500, 2048): (110, 1938),
-    (3, 7, 1): (1, 0),
-    (5, 5, 0): (0, 0),
-}
-
-
-@pytest.mark.parametrize("lengths", CUTS)
-def test_a_turn_is_cut_to_the_lengths_of_llama_factory(lengths):
-    assert lengths_within(*lengths) == CUTS[lengths]
-
-
 def turns_of(*lengths: tuple[int, int]) -> Trajectory:
     """A game of numbered tokens: for each turn, how many the agent reads and writes."""
     game = Trajectory(QUESTIONS[0])
@@ -156,18 +131,30 @@ def turns_of(*lengths: tuple[int, int]) -> Trajectory:
     return game
 
 
-def test_a_long_example_is_cut_turn_by_turn_and_at_the_ends():
-    """A bug: it was left out, so `sft` learned from short stories only."""
+@pytest.mark.parametrize(
+    ("turn", "most", "cut_turn"),
+    [
+        ((10, 10), 20, (10, 10)),
+        ((100, 4), 20, (16, 4)),  # What is written fits, so only the question is cut.
+        ((9, 100), 20, (9, 11)),  # The question takes less than half.
+        ((30, 60), 20, (10, 10)),  # Each part takes more than half.
+        ((3, 7), 1, (1, 0)),
+    ],
+)
+def test_the_opening_of_a_long_example_is_cut_first_but_keeps_half_of_the_room(turn, most, cut_turn):
+    """A bug: long examples were left out, so `sft` learned from short stories only."""
+    shorter = cut(turns_of(turn), most)
+    read, written = cut_turn
+    assert shorter.sampled == [False] * read + [True] * written
+    assert shorter.tokens == [*range(read), *range(turn[0], turn[0] + written)]
+
+
+def test_a_game_of_several_turns_loses_its_last_tokens():
     game = turns_of((10, 5), (4, 30), (3, 3))
-    assert cut(game, 55) is game, "it fits"
-    # 28 tokens: the first turn fits. 13 are left, and of the second turn the 4 that are read fit.
+    assert cut(game, 55) == game, "it fits"
     shorter = cut(game, 28)
     assert shorter.tokens == list(range(28)) and shorter.sampled == game.sampled[:28]
-    # 20 tokens: 5 are left for 4 + 30, which lose the same share: int(5 · 30 / 34) = 4, and 1 remains.
-    assert cut(game, 20).tokens == [*range(15), 15, 19, 20, 21, 22]
-    # 15 tokens: nothing is left for the second turn.
-    assert cut(game, 15).tokens == list(range(15))
-    assert cut(turns_of((3, 7)), 1).tokens == [], "no room for a token of the agent"
+    assert cut(turns_of((20, 5), (4, 30)), 30).tokens == [*range(15), *range(20, 35)]
 
 
 def test_examples_that_are_too_long_are_cut_and_counted(caplog):
@@ -257,10 +244,7 @@ ASK = think("a", prompt="Who?")
     ],
 )
 def test_a_game_of_a_run_is_learned_with_the_tokens_that_were_played(tmp_path, texts, replies, limits, stop):
-    """Empty texts were refused, replies were not cut, and a reply that no turn follows was appended.
-
-    The last of these broke `cut`, which expects a turn after everything that the agent reads.
-    """
+    """Empty texts were refused, replies were not cut, and a reply that no turn follows was appended."""
     rules = GameSettings(**limits)
     question = Question("7", "own", "Who?", ("Anna",))
     game = play_game(ScriptedAgent(texts), ScriptedEnvironment(replies), question=question, game=rules)
@@ -270,7 +254,6 @@ def test_a_game_of_a_run_is_learned_with_the_tokens_that_were_played(tmp_path, t
     codec = Codec(tiny.tokenizer(), INSTRUCTIONS["short"])
     [learned] = encode(games, codec, max_reply_tokens=rules.max_reply_tokens)
     assert (learned.tokens, learned.sampled) == (game.tokens, game.sampled)
-    assert cut(learned, len(game.tokens) - 3).sampled[-1]
 
 
 def test_the_think_block_that_a_template_opens_is_not_learned_twice():
