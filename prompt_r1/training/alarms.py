@@ -16,10 +16,7 @@ from prompt_r1.training.update import GapLimit
 Line = Mapping[str, float]  # the metrics of a step
 
 WINDOW = 5
-# A step without a well-formed game is an alarm, unless its probability by chance is at least this.
-CHANCE = 1e-3
 LEARNED_EM = 0.9  # Groups without spread are no alarm where the sampled games have this EM.
-OUTCOMES = "env/outcomes/"  # prefix of the counts of replies that are filtered, cut or empty
 
 
 class Alarms:
@@ -46,21 +43,20 @@ class Alarms:
 
         A metric is described again only if it has recovered in between.
         """
-        line = judged_metrics(line)
-        alarms = {metric: self._alarm(metric, value, line) for metric, value in line.items()}
+        alarms = {metric: self._alarm(metric, value) for metric, value in judged_metrics(line).items()}
         new = [text for metric, text in alarms.items() if text and metric not in self.active]
         # If this line lacks an active metric, the metric stays active.
         self.active -= alarms.keys()
         self.active |= {metric for metric, text in alarms.items() if text}
         return new
 
-    def _alarm(self, metric: str, value: float, line: Line) -> str:
+    def _alarm(self, metric: str, value: float) -> str:
         """Describe what is wrong with the next value of a metric; "" if nothing is."""
         values, medians = self.values[metric], self.medians[metric]
         if not isfinite(value):
             return described(metric, value, values)
         text = ""
-        problem = self.problem_of_value(metric, value, line)
+        problem = self.problem_of_value(metric, value)
         if problem:
             text = f"{described(metric, value, values)}: {problem}"
         values.append(value)
@@ -73,31 +69,27 @@ class Alarms:
             medians.append(now)
         return text
 
-    def problem_of_value(self, metric: str, value: float, line: Line) -> str:
+    def problem_of_value(self, metric: str, now: float) -> str:
         """What is wrong with a run in which a metric has this value in a step; "" if nothing is."""
+        before = self.values[metric]
         match metric:
-            case "groups/dropped" if value > 0:
+            case "groups/dropped" if now > 0:
                 return "over a quarter of their games failed (`error` in trajectories/ says why)"
-            case "reward/misranked" if value > 0.2:
+            case "reward/misranked" if now > 0.2:
                 return "the reward prefers worse answers"
             # 1.5 times the usual target of PPO (0.01), at which Spinning Up ends an update.
-            case "update/kl" if value > 0.015:
+            case "update/kl" if now > 0.015:
                 return "the steps are too large, or games are used too often"
-            case "env/outcomes" if value > 0.2:
-                return f"replies are filtered, cut or empty, most of them: {most_frequent_outcome(line)}"
-            case "format" if value == 0 and line.get("step") == 1:
+            case "env/outcomes" if now > 0.2:
+                return "so many replies are filtered, cut or empty (env/outcomes/… in metrics.jsonl)"
+            case "format" if now == 0 and not before:
                 return f"the agent does not know the format; `{teaching_command(self.agent)}` teaches it"
             # A far too large learning rate destroys the format at once.
-            case "format" if value == 0 and not self.happens_by_chance(line):
+            case "format" if now == 0 and max(before) > 0.5:
                 return "no game is well formed any more"
-            case self.gap.metric if value > self.gap.alarm:
+            case self.gap.metric if now > self.gap.alarm:
                 return "engine and policy disagree"
         return ""
-
-    def happens_by_chance(self, line: Line) -> bool:
-        """Whether a step may lack well-formed games by chance, if their share is still the highest so far."""
-        highest = max(self.values["format"], default=0.0)
-        return (1 - highest) ** line.get("games", 0.0) >= CHANCE
 
     def problem_of_median(self, metric: str, now: float) -> str:
         """What is wrong with a run in which a window of a metric has this median; "" if nothing is."""
@@ -137,7 +129,10 @@ def has_halved(now: float, before: Sequence[float]) -> bool:
 
 
 def judged_metrics(line: Line) -> Line:
-    """The metrics of a line that are judged, with the share of odd replies among the calls."""
+    """The metrics of a line that are judged, with the share of odd replies among the calls.
+
+    Odd replies are filtered, cut or empty.
+    """
     # If the environment broke every group, the other metrics say nothing about the agent.
     if line.get("groups/dropped") == 1:
         return {"groups/dropped": 1.0}
@@ -146,16 +141,6 @@ def judged_metrics(line: Line) -> Line:
         judged.pop("groups/no_spread", None)
     calls = line.get("env/calls", 0.0) + line.get("val/calls", 0.0)
     if calls:
-        judged["env/outcomes"] = sum(_outcomes(line).values()) / calls
+        odd = [count for name, count in line.items() if name.startswith("env/outcomes/")]
+        judged["env/outcomes"] = sum(odd) / calls
     return judged
-
-
-def most_frequent_outcome(line: Line) -> str:
-    """The most frequent label of the replies that are filtered, cut or empty, for example "length"."""
-    counts = _outcomes(line)
-    return max(counts, key=counts.__getitem__)
-
-
-def _outcomes(line: Line) -> dict[str, float]:
-    """The counts of replies that are filtered, cut or empty, by label."""
-    return {name.removeprefix(OUTCOMES): count for name, count in line.items() if name.startswith(OUTCOMES)}
