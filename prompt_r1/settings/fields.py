@@ -58,38 +58,23 @@ class Setting:
     """Describes a field of a config that flags and YAML files can set, beside its name, type and default."""
 
     help: str  # its line in the help
-    range: Range  # the numbers that it may be
-    choices: tuple[str, ...]  # the texts that it may be; (): any text
-    everyday: bool  # whether --help shows it; --help-all shows all settings
-    defines_experiment: bool  # whether a resumed run, and all answers of an evaluation, need the same value
-    may_be_empty: bool  # whether an empty text means something
-    group: str  # its heading in --help-all
-    default_text: str  # what the help says in place of the default; "": the default itself
+    allowed: Range | tuple[str, ...]  # the numbers that it may be, or the texts; a range allows any text
+    everyday: bool = False  # whether --help shows it; --help-all shows all settings
+    # Whether a resumed run, and all answers of an evaluation, need the same value.
+    defines_experiment: bool = False
+    may_be_empty: bool = False  # whether an empty text means something
+    group: str = ""  # its heading in --help-all
+    default_text: str = ""  # what the help says in place of the default; "": the default itself
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The texts that it may be; (): any text."""
+        return self.allowed if isinstance(self.allowed, tuple) else ()
 
 
-def setting(
-    default: Any,
-    help: str,
-    allowed: Range | tuple[str, ...] = NOT_NEGATIVE,
-    *,
-    everyday: bool = False,
-    defines_experiment: bool = False,
-    may_be_empty: bool = False,
-    group: str = "",
-    default_text: str = "",
-) -> Any:
-    """A field of a config. `allowed`: a range of numbers, or all texts that are possible; (): any text."""
-    described = Setting(
-        help=help,
-        range=allowed if isinstance(allowed, Range) else ANY,
-        choices=allowed if isinstance(allowed, tuple) else (),
-        everyday=everyday,
-        defines_experiment=defines_experiment,
-        may_be_empty=may_be_empty,
-        group=group,
-        default_text=default_text,
-    )
-    return field(default=default, metadata={"setting": described})
+def setting(default: Any, help: str, allowed: Range | tuple[str, ...] = NOT_NEGATIVE, **others: Any) -> Any:
+    """A field of a config with this default. The other arguments are those of `Setting`."""
+    return field(default=default, metadata={"setting": Setting(help, allowed, **others)})
 
 
 everyday_setting = partial(setting, everyday=True)
@@ -144,7 +129,9 @@ def checked_value(f: Field[Any], value: object, name: str) -> Any:
     if isinstance(converted, str):
         _check_text(f, converted, name)
         return converted
-    check_number(name, converted, about(f).range)
+    allowed = about(f).allowed
+    assert isinstance(allowed, Range), f"{f.name} is a number, and has choices"
+    check_number(name, converted, allowed)
     # Only a number in its range becomes a float: float() raises OverflowError for a very large integer.
     return float(converted) if kind is float else converted
 
