@@ -68,8 +68,9 @@ class Record:
             record.load(found)
             record.reopen_last_step()
         trained, logged = record.state.trained_step, record.state.logged_step
-        # The progress bar begins with the games that are already played.
-        run.log.progress.initial = run.log.progress.n = trained * run.games_per_step
+        # The progress bar begins with the games that are already played. Every step has equally many.
+        bar = run.log.progress
+        bar.initial = bar.n = trained * bar.total // config.steps
         ranks.on_first_rank(lambda: trim_run(run.folder, trained=trained, logged=logged))
         ranks.on_first_rank(lambda: write_yaml(config, run.folder / "config.yaml"))
         for line in read_metrics(run.folder):
@@ -167,7 +168,6 @@ class Record:
             self.update_report()
 
         # Report alarms, and stop if a signal came.
-        log.progress.n = step * run.games_per_step
         for alarm in self.alarms.read(metrics):
             log.say(f"Alarm at step {step}: {alarm} (docs/running.md says what to do)")
         self.stop_if_asked()

@@ -81,7 +81,6 @@ class Run:
     policy: Policy  # It learns.
     reference: Policy | None  # The frozen start, for the KL; None: no KL.
     questions: RunQuestions
-    games_per_step: int  # how many games this rank plays in a step
     # The user may replace the reward and the loss, and change the advantages.
     rule: Rule  # eqs 12-15
     own_reward: OwnReward | None  # None: eq. 15 alone

@@ -97,8 +97,7 @@ def open_parts(
     check_question_lengths(questions.all, agent.codec, config.game)
     # Now the number of questions is known, so --epochs becomes a number of steps.
     config = with_steps(config, len(questions.training))
-    # This rank plays the same number of games in every step. The progress bar counts them.
-    games_per_step = len(questions.of_rank(1, ranks)) * config.group_size
+    games_of_step = len(questions.of_rank(1, ranks)) * config.group_size  # of this rank
     run = Run(
         config=config,
         folder=folder,
@@ -111,13 +110,12 @@ def open_parts(
         policy=policy,
         reference=reference,
         questions=questions,
-        games_per_step=games_per_step,
         rule=config.base_rule,
         own_reward=import_reward(config.reward) if config.reward else None,
         own_advantages=import_advantages(config.advantage_function) if config.advantage_function else None,
         loss_function=make_loss(config, importance_cap=importance_cap(policy)),
         optimizer=make_optimizer(policy, config, ranks.device),
-        log=open_log(config, folder, ranks, games=config.steps * games_per_step),
+        log=open_log(config, folder, ranks, games=config.steps * games_of_step),
     )
     where = f"{ranks.count} × {ranks.device.type}"
     if ranks.device.type == "cpu":

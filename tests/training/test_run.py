@@ -122,7 +122,6 @@ def resume(
         reference=None,
         questions=SimpleNamespace(training=questions, validation=validation),
         optimizer=optimizer,
-        games_per_step=1,
         rule=RULES["release"],
         own_reward=None,
         own_advantages=None,
