@@ -117,8 +117,8 @@ def estimate(config: TrainConfig) -> str:
     def cost_of(count: int, *, different: int) -> Estimate:
         """The cost of `count` games.
 
-        In the low case, equal calls are paid once, so only the `different` games count, and one game in ten
-        makes no call.
+        In the low case equal calls are paid once, so only `different` games count, and one game in ten makes
+        no call.
         """
         counts = {"low": different * 9 // 10, "likely": count, "high": count}
         return {case.name: case.game(config.env_system) * counts[case.name] for case in cases}

@@ -22,6 +22,7 @@ from prompt_r1.training.signals import unignored_signals
 # Without --ranks, each rank gets at least this many questions of a step, because a rank that plays few
 # games at once decodes them slowly.
 QUESTIONS_PER_RANK = 4
+RESUMES = "the same command resumes from the last checkpoint"
 PR_SET_PDEATHSIG = 1  # An option of prctl(2): which signal a process gets when its parent ends.
 
 
@@ -122,7 +123,7 @@ def wait_for_ranks(ranks: Mapping[int, TextIO]) -> int:
     _, status = os.waitpid(first, 0)
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        raise RankLost(f"rank 0 was killed by {signal.Signals(-code).name}")
+        raise RankLost(f"rank 0 was killed by {signal.Signals(-code).name}: {RESUMES}")
     for rank, process in enumerate(others, start=1):
         ended, status = os.waitpid(process, os.WNOHANG if code else 0)
         code_of_rank = os.waitstatus_to_exitcode(status)
@@ -132,5 +133,5 @@ def wait_for_ranks(ranks: Mapping[int, TextIO]) -> int:
         errors.seek(0)
         sys.stderr.write(errors.read())
         if code == 0:
-            raise RankLost(f"rank {rank} failed when the run had ended (exit code {code_of_rank})")
+            raise RankLost(f"rank {rank} failed when the run had ended (exit code {code_of_rank}): {RESUMES}")
     return code

@@ -90,10 +90,10 @@ class Record:
         run.refresh()
 
     def reopen_last_step(self) -> None:
-        """Take the metrics of the last step out of the log, if the step was logged without a validation.
+        """Let `finish_unlogged_step` finish the last step again, if it was logged without a validation.
 
-        A signal stops a run after any step, which --steps may then make the last one. The last step must be
-        validated and exported. `finish_unlogged_step` does this, and logs the step again.
+        A signal can stop a run after any step. If --steps then makes this step the last one, the step must be
+        validated and exported. Its metrics are taken out of the log, and logged again with the validation's.
         """
         run, state = self.run, self.state
         step = state.trained_step
@@ -101,7 +101,7 @@ class Record:
             return
         logged = {line["step"]: line for line in run.ranks.on_first_rank(lambda: read_metrics(run.folder))}
         line = logged.get(step, {"step": step})
-        if "val/n" not in line:  # It was not validated.
+        if "val/n" not in line:
             state.logged_step = step - 1
             state.unlogged_metrics = line
             self.save()  # Before `trim_run` removes the line: a kill must not lose it.

@@ -50,8 +50,7 @@ Game = tuple[Question, list[Turn]]
 
 def main(config: FineTuningConfig) -> None:
     """Warm-start an agent, and print the command that trains it."""
-    if not config.threads:  # Otherwise `fine_tune_agent` sets them.
-        limit_threads()
+    limit_threads()  # With --threads, `fine_tune_agent` sets another number.
     out = Path(config.out or f"runs/sft-seed{config.seed}")
     folder = learn_games(config, out)
     preset = preset_of(config.agent, default=config.preset)

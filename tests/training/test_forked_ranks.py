@@ -290,7 +290,7 @@ def test_a_rank_that_fails_after_its_work_is_reported_with_what_it_wrote(
 ):
     """A bug: nobody looked at the exit code, and rank 0 ended with 0."""
     ranks = ranks_that_end(monkeypatch, 0, 0, status)
-    with pytest.raises(RankLost, match=rf"rank 2 .*exit code {code}\)"):
+    with pytest.raises(RankLost, match=rf"rank 2 .*exit code {code}\): the same command"):
         wait_for_ranks(ranks)
     assert capsys.readouterr().err == "rank 2 failed\n"
 
