@@ -27,11 +27,11 @@ PR_SET_PDEATHSIG = 1  # An option of prctl(2): which signal a process gets when 
 
 
 def fork_ranks(wanted: int, *, device: str, questions: int) -> None:
-    """Fork the ranks of a run from this process. Returns in each rank, and never in this process.
+    """Fork the ranks of a run, if it has several, and return in each of them.
 
-    `wanted` is --ranks, `device` is --device, and `questions` is the number of questions of a step. The ranks
-    share the memory of what this process has imported. This process forwards signals to them, and exits with
-    the code of rank 0. If one rank is enough, nothing is forked. Raises UsageError if there can be no forks.
+    Then this process does not return. It forwards signals to the ranks, and exits with the code of rank 0.
+    The ranks share the memory of what it has imported. `wanted` is --ranks, `device` is --device, and
+    `questions` is the number of questions of a step. Raises UsageError if there can be no forks.
     """
     count = rank_count(wanted, device=device, questions=questions)
     if count > 1:
@@ -42,10 +42,10 @@ def fork_ranks(wanted: int, *, device: str, questions: int) -> None:
 
 
 def rank_count(wanted: int, *, device: str, questions: int) -> int:
-    """How many ranks a run has in this process and its forks.
+    """How many ranks this process becomes.
 
     `wanted` 0: one for each usable core, but at most one for each QUESTIONS_PER_RANK questions. Raises
-    UsageError where ranks are wanted that cannot be forked.
+    UsageError if several are wanted where nothing can be forked.
     """
     if os.environ.get("WORLD_SIZE"):  # torchrun or Slurm has started the ranks.
         return 1
@@ -61,10 +61,10 @@ def rank_count(wanted: int, *, device: str, questions: int) -> int:
 
 
 def fork(count: int) -> dict[int, TextIO]:
-    """Fork `count` ranks. Returns {} in each rank.
+    """Fork `count` ranks. Returns {} in each of them.
 
-    In this process, returns the ids of the ranks' processes in their order, with the files that take what
-    they print on stderr. (Rank 0 prints on the terminal.) Raises UsageError if the system allows no more
+    In this process, returns the process id of each rank, in their order, with the file that takes the stderr
+    of the rank. (Rank 0 prints on the terminal instead.) Raises UsageError if the system allows no more
     processes.
     """
     with socket.socket() as free:
