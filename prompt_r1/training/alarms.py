@@ -55,19 +55,18 @@ class Alarms:
         values, medians = self.values[metric], self.medians[metric]
         if not isfinite(value):
             return described(metric, value, values)
-        text = ""
         problem = self.problem_of_value(metric, value)
-        if problem:
-            text = f"{described(metric, value, values)}: {problem}"
+        alarm = f"{described(metric, value, values)}: {problem}" if problem else ""
         values.append(value)
-        if len(values) >= WINDOW:
-            now = median(values[-WINDOW:])
-            # The first median is not judged, because no median before it shows what is usual.
-            problem = self.problem_of_median(metric, now) if medians else ""
-            if problem and not text:
-                text = f"{described(metric, now, medians)}: {problem}"
-            medians.append(now)
-        return text
+        if len(values) < WINDOW:
+            return alarm
+        now = median(values[-WINDOW:])
+        # The first median is not judged, because no median before it shows what is usual.
+        problem = self.problem_of_median(metric, now) if medians else ""
+        if problem and not alarm:
+            alarm = f"{described(metric, now, medians)}: {problem}"
+        medians.append(now)
+        return alarm
 
     def problem_of_value(self, metric: str, now: float) -> str:
         """What is wrong with a run in which a metric has this value in a step; "" if nothing is."""
