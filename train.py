@@ -147,8 +147,7 @@ def main(config: TrainConfig) -> None:
     with start_run(config) as run:
         record = Record.resume(run)  # It begins with the newest checkpoint, if there is one.
         try:
-            # Validate a new run before its first step. If a run was killed between a step and its line in the
-            # log, write the line now.
+            # Validate a new run before its first step. Finish the step after which a run was stopped.
             record.finish_unlogged_step()
             train(run, record)
             if run.questions.test:

@@ -59,8 +59,8 @@ class State:
     """The state of a run besides weights and optimiser."""
 
     trained_step: int = 0  # the last step whose update is in the weights
-    logged_step: int = -1  # the last step whose metrics are in metrics.jsonl
-    # The metrics of `trained_step`, while they are not in metrics.jsonl.
+    logged_step: int = -1  # the last step whose line in metrics.jsonl is final
+    # The metrics of `trained_step`, unless its line is final. A resumed run then writes the line again.
     unlogged_metrics: dict[str, float] = field(default_factory=dict)
     best_step: int = -1
     best_em: float = -1.0  # below 0: no validation has judged an agent yet

@@ -66,7 +66,6 @@ class Record:
                 run.log.say(note)
         else:
             record.load(found)
-            record.reopen_last_step()
         trained, logged = record.state.trained_step, record.state.logged_step
         # The progress bar begins with the games that are already played. Every step has equally many.
         bar = run.log.progress
@@ -89,23 +88,6 @@ class Record:
         run.log.say(f"Resuming after step {saved.trained_step} of {run.config.steps}, from {checkpoint}")
         run.refresh()
 
-    def reopen_last_step(self) -> None:
-        """Let `finish_unlogged_step` finish the last step again, if it was logged without a validation.
-
-        A signal can stop a run after any step. If --steps then makes this step the last one, the step must be
-        validated and exported. Its metrics are taken out of the log, and logged again with the validation's.
-        """
-        run, state = self.run, self.state
-        step = state.trained_step
-        if step < run.config.steps or state.logged_step < step or state.best_step == step:
-            return
-        logged = {line["step"]: line for line in run.ranks.on_first_rank(lambda: read_metrics(run.folder))}
-        line = logged.get(step, {"step": step})
-        if "val/n" not in line:
-            state.logged_step = step - 1
-            state.unlogged_metrics = line
-            self.save()  # Before `trim_run` removes the line: a kill must not lose it.
-
     def remaining_steps(self) -> range:
         """The numbers of the steps that are not trained yet."""
         return range(self.state.trained_step + 1, self.run.config.steps + 1)
@@ -120,6 +102,7 @@ class Record:
         ranks.on_every_rank(lambda: log.write_games(f"step-{step:06d}", games_PG))
         measured = step_metrics(games_PG, ranks, rollout_seconds=log.seconds["rollout"])
         self.state.trained_step = step
+        self.state.logged_step = step - 1  # The step before is not finished again.
         self.state.unlogged_metrics = {"step": step, **stats.metrics(ranks), **measured}
         # The calls of the games are added now, because a signal may stop the validation, and the run is then
         # saved. `finish_step` adds the calls of the validation.
@@ -128,9 +111,9 @@ class Record:
         self.stop_if_idle(stats, environment_failed=measured["groups/dropped"] == 1)
 
     def finish_unlogged_step(self) -> None:
-        """Finish step 0, or a step whose update is in the checkpoint but whose metrics are not logged.
+        """Finish step 0 of a new run, or the step after which a run was stopped, if it was not saved then.
 
-        A run that is stopped during validation saves such a checkpoint.
+        If --steps has made it the last step, it is now validated and exported.
         """
         if self.state.logged_step < self.state.trained_step:
             self.finish_step()
@@ -161,11 +144,15 @@ class Record:
 
         # Export and save, if there is something to keep.
         is_best = self.export_if_best(metrics, is_save_step=is_save_step)
-        state.logged_step = step
-        state.unlogged_metrics = {}
         if is_best or is_save_step:
+            state.logged_step = step
+            state.unlogged_metrics = {}
             self.save()
             self.update_report()
+        else:
+            # Until the next step, `logged_step` stays the step before: if the run is stopped now, it finishes
+            # this step again when it is resumed.
+            state.unlogged_metrics = metrics
 
         # Report alarms, and stop if a signal came.
         for alarm in self.alarms.read(metrics):

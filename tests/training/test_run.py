@@ -76,8 +76,8 @@ class ScriptedRecord(Record):
 
     def step(self, **metrics: float) -> None:
         """Take the next step and finish it with metrics; `val_em` stands for "val/em"."""
-        is_logged = self.state.logged_step == self.state.trained_step  # a new run begins in step 0
-        number = self.state.trained_step + is_logged
+        has_begun = bool(read_metrics(self.run.folder))  # A new run begins with step 0.
+        number = self.state.trained_step + has_begun
         with torch.no_grad():
             next(self.run.policy.parameters())[0, 0] = number
         line, self.validation = {"step": number, **HEALTHY}, {"val/n": 10, "val/errors": 0}
@@ -86,7 +86,8 @@ class ScriptedRecord(Record):
                 self.validation[name.replace("_", "/")] = value
             else:
                 line[name] = value
-        self.state.trained_step, self.state.unlogged_metrics = number, line
+        self.state.trained_step, self.state.logged_step = number, number - 1
+        self.state.unlogged_metrics = line
         self.finish_step()
 
     def steps(self, count: int) -> None:
@@ -405,6 +406,24 @@ def test_the_calls_of_a_step_are_logged_though_a_signal_interrupted_its_validati
     resumed.run.environment.members[0].counts["paid"] = 2  # by its validation
     resumed.finish_unlogged_step()
     assert [line["env/paid"] for line in read_metrics(tmp_path)] == [0, 5]
+
+
+def test_a_signal_in_a_validation_loses_no_line_of_an_earlier_step(base, tmp_path):
+    record = resume(tmp_path, base, save_every=3)
+    record.steps(1)  # step 0
+    games_PG = score_and_compare([[game_of_turns(GOOD, RIGHT), game_of_turns(WRONG)]], RULES["release"])
+    signal = Resumable("SIGTERM was received")
+    record.validate = Mock(side_effect=signal)
+    for step in (1, 2):
+        record.run.log.seconds["rollout"] = 1.0
+        record.write_down(step, games_PG, StepStats(taken=1))
+    record.run.log.seconds["rollout"] = 1.0
+    with pytest.raises(Resumable, match="SIGTERM"):
+        record.write_down(3, games_PG, StepStats(taken=1))
+    record.save_and_stop(signal)
+    resumed = resume(tmp_path, base, save_every=3)
+    resumed.finish_unlogged_step()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3]
 
 
 def test_a_run_without_budget_is_said_to_resume_with_a_larger_limit_only(base, tmp_path):
