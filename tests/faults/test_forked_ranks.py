@@ -94,13 +94,31 @@ def test_a_killed_rank_0_ends_the_run_and_leaves_no_rank_behind(started):
     wait_until_ended(ranks)
 
 
-def test_a_second_ctrl_c_ends_every_rank_at_once(started):
-    process, ranks = started
-    os.killpg(process.pid, signal.SIGINT)
-    time.sleep(1.2)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
+def test_a_second_ctrl_c_ends_every_rank_at_once(arguments, tmp_path):
+    """The first one waits until the update has ended. Each rank gets both of them twice."""
+    (tmp_path / "slow.py").write_text(
+        "import os, pathlib, time\n"
+        "from prompt_r1.grpo import grpo_loss\n\n\n"
+        "def slow(logprobs, columns, **settings):\n"
+        "    if 'RANK' in os.environ:\n"
+        "        pathlib.Path('learns-' + os.environ['RANK']).touch()\n"
+        "        time.sleep(600)\n"
+        "    return grpo_loss(logprobs, columns, **settings)\n"
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    line = command("train.py", *arguments, "--ranks", "2", "--loss-function", "slow:slow")
+    process = subprocess.Popen(line, cwd=tmp_path, start_new_session=True, preexec_fn=hear_ctrl_c, **pipes)
+    with process:
+        try:
+            wait_for(lambda: all((tmp_path / f"learns-{rank}").exists() for rank in (0, 1)), process)
+            ranks = ranks_of(process)
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(1.5)
+            assert process.poll() is None, "the update has not ended"
+            os.killpg(process.pid, signal.SIGINT)
+            output, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130 and "Traceback" not in output, output
     wait_until_ended(ranks)
 
