@@ -54,8 +54,8 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
                         yield run
                 finally:
                     runner.run(run.environment.close())
-            # A rank that raised an error does not come here. It must not wait for the others: torchrun ends
-            # them.
+            # A rank that raised an error does not come here. It must not wait for the others: the parent of
+            # the ranks ends them.
             stop_ranks(ranks)
 
 
