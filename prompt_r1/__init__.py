@@ -18,7 +18,7 @@ The method, in reading order. These nine files import no other file of the packa
     spending       what calls cost
     errors         what ends a call, a game or a run
 
-The rooms:
+The rooms, in reading order. The first two hold what the others share:
 
     programs       what the programs share: command line, safe output, files
     settings       the settings: dataclasses, presets, flags, YAML
@@ -69,5 +69,5 @@ def __getattr__(name: str) -> object:
     return getattr(import_module(f"{__name__}.pair.api"), name)
 
 
-def __dir__() -> "list[str]":  # quoted: an old Python must reach `check_installation`
+def __dir__() -> "list[str]":  # Quoted, because Python 3.8 would fail here, before `check_installation`.
     return sorted({*globals(), *__all__})
