@@ -24,8 +24,6 @@ if __name__ == "__main__":  # Show --help and usage errors before the imports be
 
     settings = read_settings(read_train_config)
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -66,7 +64,7 @@ def train(run: Run, record: Record) -> None:
         games_PG = compare_games(
             trajectories_PG,
             rewards_PG,
-            numbers=list(questions),
+            numbers=list(questions),  # of the questions in the step
             standardise=config.advantage == "standardised",
             own=run.own_advantages,
         )
@@ -79,20 +77,24 @@ def train(run: Run, record: Record) -> None:
             stats = StepStats()
             mini_batches = run.mini_batches(games_PG)
             # Measure π_old of the later mini-batches before the weights move.
-            later_old = [logprobs_of(policy, batches) for batches in mini_batches[1:]]
+            later_old = {
+                number: logprobs_of(policy, batches)
+                for number, batches in enumerate(mini_batches)
+                if number > 0
+            }
             for number, batches in enumerate(mini_batches):
                 # FSDP forwards are collective: every rank has equally many micro-batches.
                 for index, batch in enumerate(batches):
-                    scores = policy(batch.packed)
+                    output = policy(batch.packed)
                     # In the first mini-batch the weights have not moved, so this forward is π_old itself.
-                    old = scores.logprobs.detach() if number == 0 else later_old[number - 1][index]
+                    old = later_old[number][index] if number > 0 else output.logprobs.detach()
                     # The reference is the frozen start; None with kl_coef 0. Then `grpo_loss` measures the KL
                     # to π_old instead.
                     reference = run.reference_logprobs(batch.packed)
-                    columns = replace(batch.columns, old=old, reference=reference)
-                    loss = run.loss_function(scores.logprobs, columns)
+                    columns = batch.columns(old=old, reference=reference)
+                    loss = run.loss_function(output.logprobs, columns)
                     loss.total.backward()
-                    stats.add(batch, scores, loss)
+                    stats.add(batch, output, loss)
                 # `gap_limit`: how far the log-probabilities of engine and policy may differ.
                 optimizer_step(policy, run.optimizer, ranks, stats, gap_limit=run.gap_limit)
             run.refresh()  # play the next games with the new weights
@@ -103,7 +105,7 @@ def train(run: Run, record: Record) -> None:
 
 @torch.no_grad()
 def logprobs_of(policy: Policy, batches: Sequence[Batch]) -> list[Tensor]:
-    """Log π_old (N,) of the agent's tokens of each micro-batch. Called by every rank.
+    """Log π_old (N,) of the N agent tokens of each micro-batch. Called by every rank.
 
     Why not the engine's log-probabilities? In float32 they are almost the same, but their last bits depend on
     which games decoded at the same time. With an environment behind a network, that differs from run to run,
@@ -147,7 +149,8 @@ def main(config: TrainConfig) -> None:
     with start_run(config) as run:
         record = Record.resume(run)  # It begins with the newest checkpoint, if there is one.
         try:
-            # Validate a new run before its first step. Finish the step after which a run was stopped.
+            # Validate a new run before its first step. If the last step of a resumed run was trained, but not
+            # written down, write it down.
             record.finish_unlogged_step()
             train(run, record)
             if run.questions.test:

@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch.optim import Optimizer
@@ -197,11 +197,11 @@ def learn_from(
     settings = {"clip": 0.2, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": importance_cap(policy)}
     stats = StepStats()
     for batch in batches:
-        scores = policy(batch.packed)
-        old = scores.logprobs.detach()
-        loss = grpo_loss(scores.logprobs, replace(batch.columns, old=old, reference=old), **settings)
+        output = policy(batch.packed)
+        old = output.logprobs.detach()
+        loss = grpo_loss(output.logprobs, batch.columns(old=old, reference=old), **settings)
         loss.total.backward()
-        stats.add(batch, scores, loss)
+        stats.add(batch, output, loss)
     optimizer_step(policy, optimizer, ranks, stats, gap_limit=any_gap)
     return stats.metrics(ranks)
 

@@ -170,7 +170,7 @@ def loss_of_surrogate(
     kl = log_ratio.exp() - log_ratio - 1
     importance = torch.ones_like(logprobs)
     if importance_cap:
-        importance = (columns.old - columns.sampled).exp().clamp(max=importance_cap)
+        importance = (columns.old - columns.engine).exp().clamp(max=importance_cap)
     weights = columns.weights
     total = (weights * (-importance * surrogate + kl_coef * kl)).sum()
     clip_frac = (weights * is_clipped).sum()

@@ -75,11 +75,11 @@ def group_advantages(rewards: Sequence[float | None], *, standardise: bool = Tru
 
 @dataclass(frozen=True, kw_only=True)
 class LossColumns:
-    """What a loss may read of the N agent tokens, beside the policy's own log-probabilities."""
+    """What a loss may read, beside log π_θ, of the N agent tokens of a micro-batch."""
 
     old: Tensor  # (N,) log π_old of the policy before this training step
     reference: Tensor | None  # (N,) log π_ref of the frozen start; None without it (kl_coef 0)
-    sampled: Tensor  # (N,) log π_engine, recorded when the token was sampled
+    engine: Tensor  # (N,) log π_engine, recorded when the engine sampled the token
     advantages: Tensor  # (N,) Â of the token's game, or of its turn
     weights: Tensor  # (N,) w. The weights of an optimiser step, over all ranks, add up to 1.
     # (N,) int64, the token's game, by its number in this micro-batch. A game is never split.
@@ -135,7 +135,7 @@ def grpo_loss(
     kl = log_ratio.exp() - log_ratio - 1
     importance = torch.ones_like(logprobs)
     if importance_cap:
-        importance = (columns.old - columns.sampled).exp().clamp(max=importance_cap)
+        importance = (columns.old - columns.engine).exp().clamp(max=importance_cap)
     total = (weights * (-importance * surrogate + kl_coef * kl)).sum()
     # A token whose surrogate is the clipped term has no gradient.
     clip_frac = (weights * (unclipped > surrogate)).sum()

@@ -19,8 +19,8 @@ from prompt_r1.model.sharding import full_tensor, shard
 CHUNK_TOKENS = {"cpu": 128, "cuda": 1024}
 
 
-class TokenScores(NamedTuple):
-    """Scores of the N agent tokens of a packed row.
+class PolicyOutput(NamedTuple):
+    """What the policy says about the N agent tokens of a packed row.
 
     This is a tuple, because FSDP2 puts backward hooks on the tensors of an output, and does not look for them
     inside a dataclass.
@@ -80,14 +80,14 @@ class Policy(nn.Module):
         """The weights that learn: all weights, or only the adapters (lora.py)."""
         return [weight for weight in self.parameters() if weight.requires_grad]
 
-    def forward(self, packed: Packed) -> TokenScores:
+    def forward(self, packed: Packed) -> PolicyOutput:
         """Score the agent's tokens in a packed row."""
         hidden = self.hidden_states(packed)
         head = self.model.get_output_embeddings().weight  # (rows, hidden)
         scored = hidden.index_select(0, packed.sources).to(self.compute_dtype)  # (N, hidden)
         scale = self.logit_scale / self.temperature
         logprobs, entropy = _ChunkedLogprobs.apply(scored, head, packed.targets, scale, self.vocabulary)
-        return TokenScores(logprobs, entropy)
+        return PolicyOutput(logprobs, entropy)
 
     def hidden_states(self, row: Row) -> Tensor:
         """Last hidden states (T, hidden) of a row of T tokens."""

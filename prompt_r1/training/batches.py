@@ -6,7 +6,6 @@
 row_plans.py decides which games share a row.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -23,11 +22,24 @@ from prompt_r1.types import ScoredGame, Trajectory
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch with N agent tokens."""
+    """A micro-batch with N agent tokens. `LossColumns` explains its tensors."""
 
     packed: Packed
-    # `train` replaces `old` and `reference` when it has measured them. Until then, `old` is NaN.
-    columns: LossColumns
+    engine: Tensor  # (N,) float32, as are `advantages` and `weights`
+    advantages: Tensor
+    weights: Tensor
+    game: Tensor  # (N,) int64
+
+    def columns(self, *, old: Tensor, reference: Tensor | None) -> LossColumns:
+        """What the loss reads, with the log-probabilities of π_old and π_ref."""
+        return LossColumns(
+            old=old,
+            reference=reference,
+            engine=self.engine,
+            advantages=self.advantages,
+            weights=self.weights,
+            game=self.game,
+        )
 
 
 def games_to_learn_from(
@@ -117,7 +129,7 @@ def make_batch(
         groups.append([games[number] for number in numbers])
     weights: list[float] = []
     advantages: list[float] = []
-    sampled: list[float] = []
+    engine: list[float] = []
     game_numbers: list[int] = []
     in_row_order = [game for group in groups for game in group]
     for number, game in enumerate(in_row_order):
@@ -128,21 +140,14 @@ def make_batch(
         game_numbers += [number] * agent_tokens
         for logprob, is_sampled in zip(trajectory.logprobs, trajectory.sampled, strict=True):
             if is_sampled:
-                sampled.append(logprob)
+                engine.append(logprob)
     packed = pack([[game.trajectory for game in group] for group in groups], device)
 
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device)
 
-    columns = LossColumns(
-        old=column([math.nan] * len(sampled)),
-        reference=None,
-        sampled=column(sampled),
-        advantages=column(advantages),
-        weights=column(weights),
-        game=torch.tensor(game_numbers, dtype=torch.long, device=device),
-    )
-    return Batch(packed, columns)
+    numbers_of_tokens = torch.tensor(game_numbers, dtype=torch.long, device=device)
+    return Batch(packed, column(engine), column(advantages), column(weights), numbers_of_tokens)
 
 
 def token_advantages(game: ScoredGame) -> list[float]:

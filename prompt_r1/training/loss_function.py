@@ -104,11 +104,11 @@ def made_up_games(*, with_reference: bool) -> tuple[Tensor, LossColumns]:
     game = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 2])
     noise = torch.randn(4, len(game), generator=torch.Generator().manual_seed(0))
     logprobs = (noise[0].abs() + 0.1).neg().requires_grad_()
-    old, reference, sampled = logprobs.detach() + 0.2 * noise[1:]
+    old, reference, engine = logprobs.detach() + 0.2 * noise[1:]
     columns = LossColumns(
         old=old,
         reference=reference if with_reference else None,
-        sampled=sampled,
+        engine=engine,
         advantages=torch.tensor([1.0, -1.5, 0.5])[game],
         weights=1 / (3 * game.bincount()[game]),
         game=game,

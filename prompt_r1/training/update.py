@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from prompt_r1.errors import UsageError
 from prompt_r1.grpo import Loss
 from prompt_r1.model.distributed import Ranks
-from prompt_r1.model.policy import Policy, TokenScores, layers_of
+from prompt_r1.model.policy import Policy, PolicyOutput, layers_of
 from prompt_r1.model.sharding import full_tensor
 from prompt_r1.training.batches import Batch
 
@@ -59,14 +59,14 @@ class StepStats:
         """Whether the next optimiser step is the first of the training step."""
         return self.taken + self.skipped == 0
 
-    def add(self, batch: Batch, scores: TokenScores, loss: Loss) -> None:
+    def add(self, batch: Batch, output: PolicyOutput, loss: Loss) -> None:
         """Add a micro-batch, after its backward."""
         measured = BatchStats(
             loss=loss.total.item(),
             kl=loss.kl.item(),
             clip_frac=loss.clip_frac.item(),
-            entropy=(batch.columns.weights * scores.entropy).sum().item(),
-            difference=(scores.logprobs.detach() - batch.columns.sampled).cpu(),
+            entropy=(batch.weights * output.entropy).sum().item(),
+            difference=(output.logprobs.detach() - batch.engine).cpu(),
             token_kl=loss.token_kl.cpu(),
             weights_moved=self.taken > 0,
         )

@@ -144,10 +144,10 @@ def test_a_loss_and_its_gradient_equal_a_loop(name, cap, token_mean, ranks, toke
         for batch in micro_batches_of(
             games, of_rank, tokens_per_batch=tokens_per_batch, token_mean=token_mean
         ):
-            engine = batch.columns.sampled.double()
+            engine = batch.engine.double()
             old, new, reference = (engine + shift * torch.sin(c * engine) for shift, c in SHIFTS)
             new.requires_grad_()
-            columns = replace(batch.columns, old=old, reference=reference, sampled=engine)
+            columns = replace(batch, engine=engine).columns(old=old, reference=reference)
             loss = getattr(losses, name)(new, columns, **settings)
             loss.total.backward()
             assert new.grad is not None and loss.token_kl.shape == new.shape
@@ -180,7 +180,7 @@ def test_the_clip_fraction_is_the_weight_of_the_clipped_tokens():
     columns = LossColumns(
         old=torch.zeros(3),
         reference=None,
-        sampled=torch.zeros(3),
+        engine=torch.zeros(3),
         advantages=torch.tensor([1.0, -1.0, -1.0]),
         weights=torch.tensor([0.5, 0.3, 0.2]),
         game=torch.tensor([0, 1, 2]),

@@ -14,7 +14,7 @@ from prompt_r1.engine.engine import Engine
 from prompt_r1.grpo import compare_games
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.packing import Packed, pack
-from prompt_r1.model.policy import Policy, TokenScores
+from prompt_r1.model.policy import Policy, PolicyOutput
 from prompt_r1.protocol import parse
 from prompt_r1.reward import OwnReward, Rule, score_games
 from prompt_r1.training.batches import Batch, micro_batches_of
@@ -149,7 +149,7 @@ class Learner:
         self,
         policy: Policy,
         *,
-        reference: Callable[[Packed], TokenScores] | None = None,
+        reference: Callable[[Packed], PolicyOutput] | None = None,
         ranks: Ranks = ONE_RANK,
         lr: float = 1e-3,
         gap_limit: GapLimit = ANY_GAP,

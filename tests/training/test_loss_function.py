@@ -153,8 +153,7 @@ def test_a_users_loss_replaces_eq_17(own):
     )
     learner.learn([games])
     for batch in Learner(twin, tokens_per_batch=10_000).micro_batches(games):
-        columns = batch.columns
-        (-columns.weights * columns.advantages * twin(batch.packed).logprobs).sum().backward()
+        (-batch.weights * batch.advantages * twin(batch.packed).logprobs).sum().backward()
     expected = torch.cat([weight.grad.flatten() for weight in twin.parameters()])
     expected *= min(1.0, 1.0 / expected.norm().item())
     assert (gradients[0] - expected).norm() < 1e-5 * expected.norm()
@@ -228,7 +227,7 @@ def test_the_metrics_of_a_loss_keep_no_graph(own):
     new = torch.zeros(2, requires_grad=True)
     ones = torch.ones(2)
     columns = LossColumns(
-        old=ones, reference=None, sampled=ones, advantages=ones, weights=ones, game=torch.tensor([0, 1])
+        old=ones, reference=None, engine=ones, advantages=ones, weights=ones, game=torch.tensor([0, 1])
     )
     settings = {"clip": 0.2, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": 0.0}
     loss = import_loss("examples.losses:gspo")(new, columns, **settings)

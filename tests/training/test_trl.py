@@ -167,8 +167,8 @@ def both_losses(
         with torch.no_grad():
             ref = reference(batch.packed).logprobs
         logprobs = policy(batch.packed).logprobs
-        old = batch.columns.sampled
-        columns = replace(batch.columns, old=old, reference=ref, sampled=engine_of(old))
+        old = batch.engine
+        columns = replace(batch, engine=engine_of(old)).columns(old=old, reference=ref)
         loss_of_batch = loss_of(logprobs, columns, **settings)
         loss_of_batch.total.backward()
         loss += loss_of_batch.total.item()

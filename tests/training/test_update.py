@@ -11,7 +11,7 @@ import torch
 from prompt_r1.errors import UsageError
 from prompt_r1.model.distributed import Ranks
 from prompt_r1.model.packing import Packed, pack
-from prompt_r1.model.policy import Policy, TokenScores
+from prompt_r1.model.policy import Policy, PolicyOutput
 from prompt_r1.training.batches import micro_batches_of, mini_batches_of
 from prompt_r1.training.update import GAP, GRADIENT_LIMIT, IMPORTANCE_CAP, GapLimit
 from prompt_r1.types import ScoredGame
@@ -83,8 +83,8 @@ def test_an_infinite_loss_with_a_finite_gradient_is_skipped():
     for parameter in policy.parameters():
         parameter.register_hook(lambda gradient: finite.append(bool(gradient.isfinite().all())))
 
-    def reference(packed: Packed) -> TokenScores:
-        return TokenScores(torch.full((len(packed.targets),), -math.inf), torch.zeros(len(packed.targets)))
+    def reference(packed: Packed) -> PolicyOutput:
+        return PolicyOutput(torch.full((len(packed.targets),), -math.inf), torch.zeros(len(packed.targets)))
 
     assert Learner(policy, reference=reference).learn([games])["update/skipped"] == 1
     assert finite and all(finite)
@@ -159,7 +159,7 @@ def test_the_weights_of_a_mini_batch_sum_to_1_over_all_ranks(token_mean):
         played = games if ranks.count == 1 else games[4:] if ranks.rank else games[:4]
         [chosen] = mini_batches_of([played], ranks, mini_batch=8)
         batches = micro_batches_of(chosen, ranks, tokens_per_batch=64, token_mean=token_mean)
-        return sum(batch.columns.weights.sum().item() for batch in batches)
+        return sum(batch.weights.sum().item() for batch in batches)
 
     for count in (1, 2):
         assert sum(on_each_rank(count, weight_on)) == pytest.approx(1)
@@ -170,7 +170,7 @@ class CountingPolicy(Policy):
 
     forwards = 0
 
-    def forward(self, packed: Packed) -> TokenScores:
+    def forward(self, packed: Packed) -> PolicyOutput:
         self.forwards += 1
         return super().forward(packed)
 
