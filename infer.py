@@ -122,7 +122,7 @@ async def ask(question: str, pair: AsyncPair, view: Dialogue, config: InferConfi
         raise
     except QuestionTooLong as error:  # Other questions can still be asked.
         game = Trajectory(asked_question(question), stop="max_tokens", error=str(error))
-    # `game.spent` is the cost of the replies. What is shown also counts requests that got no reply.
+    # What is shown also counts requests that got no reply, which `game.spent` does not.
     game = replace(game, spent=pair.environment.budget.spent - before)
     if config.json:
         names = {"agent": pair.path, "environment": pair.environment.name}

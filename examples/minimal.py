@@ -106,6 +106,7 @@ def encode(tokenizer, *texts: str) -> list[int]:
 def play(games: list[Game], model, tokenizer, environment: MiniEnvironment, *, greedy: bool = False) -> None:
     """Play all games, turn by turn. The environment sees the agent's prompts, but not the question."""
     end = tokenizer.eos_token_id  # The eos token of this tokenizer is <|im_end|>.
+    # The end of the user's message and the beginning of the agent's.
     agents_turn = "<|im_end|>\n<|im_start|>assistant\n"
     for game in games:
         asked = [f" {game.question.text}", f"\n{INSTRUCTION}{agents_turn}"]

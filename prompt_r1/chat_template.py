@@ -137,7 +137,7 @@ class PieceEncoder:
             for number, token in added.items()
             if token.special or (len(token.content) > 1 and re.search(r"[^\w\s]", token.content))
         }
-        # A name of one character cannot be cut. `_without_control` leaves it out.
+        # A name of one character cannot be cut. `_without_control` drops such a character from the text.
         names = "|".join(re.escape(name) for name in control.values() if len(name) > 1)
         # Untrusted text may become the unk token, which stands for all unknown characters.
         self._control_ids = control.keys() - {tokenizer.unk_token_id}
@@ -200,8 +200,8 @@ def closing_tokens(
     or a control token such as <|im_end|>, but not bos and none of `tags`.
 
     Most templates write an end token first, perhaps after white space. A template that writes other text
-    first, as in "### User:", closes a message with eos or not at all. In a game its turns end with eos, so it
-    needs a tokenizer with an eos token: without one, UsageError is raised.
+    first, as in "### User:", closes a message with eos or not at all. In a game, the turns of such a template
+    end with eos. Raises UsageError if its tokenizer has no eos token.
     """
     added, eos = tokenizer.added_tokens_decoder, tokenizer.eos_token_id
 
@@ -217,7 +217,7 @@ def closing_tokens(
         if is_end_token(token):
             return between[: position + 1]
         if decode(tokenizer, [token]).strip():
-            break
+            break  # Other text comes first, so eos closes the message, or nothing does.
     if eos is None:
         raise UsageError(
             f"the chat template of {name_of(tokenizer)} ends messages without a control token, and there is "

@@ -51,8 +51,9 @@ def _best(metric: Metric, prediction: str, answers: Sequence[str], official: boo
         predicted = normalise(prediction, official=True)
         scores = [float(metric(predicted, normalise(gold, official=True))) for gold in answers]
     else:
-        # Letter case never makes an answer wrong. But whether a hyphen is a minus may depend on the case of a
-        # letter beside it, as in "F-16" and "f-16". So the texts are compared as they are, and in lower case.
+        # Letter case never makes an answer wrong. But a hyphen is a minus beside a variable, which is a letter
+        # in lower case: "f-16" is a difference, "F-16" a name. So the texts are compared as they are, and in
+        # lower case.
         scores = _strict_scores(metric, prediction, answers)
         scores += _strict_scores(metric, prediction.lower(), [gold.lower() for gold in answers])
     return max(scores, default=0.0)
@@ -143,8 +144,8 @@ SPELLINGS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "=", "$": ""}
 # A comma before exactly three digits (1,234). In India, groups of two digits may come before them (1,00,000).
 THOUSANDS = re.compile(r"(?<=\d),(?=(?:\d\d,){0,4}\d{3}(?!\d))")
 ARTICLE_AFTER_OPERATOR = re.compile(r"(?<=[-+/=]\s)\s*(?:an?|the)\s+(?=\w)")  # 5 = a prime
-# The letter "a" is a variable, and no article, if an operator stands directly before it, or after it with or
-# without blanks: "5+a", "a = 5". A known error: in "a -5 degree slope" the article is kept.
+# The article of "a film" leaves. But "a" is a variable if an operator stands directly before it ("5+a"), or
+# after it, with or without blanks ("a = 5"). A known error: in "a -5 degree slope" the article is kept.
 STRICT_ARTICLES = re.compile(r"\b(an|the|(?<![-+/=^<>≤≥≠*])a(?!\s*[-+/=^<>≤≥≠*#]))\b")
 
 
@@ -229,7 +230,7 @@ def _role_of(tokens: Sequence[Token], place: int) -> str:
     # A bracket stands for what is inside it.
     bracket_before = before.text in ")}]|"
     operand_before = before.is_operand or bracket_before
-    unsigned = tokens[place + 2] if after.text == "-" else after  # 5, also if -5 follows
+    unsigned = tokens[place + 2] if after.text == "-" else after  # of -5, the 5
     bracket_after = unsigned.text in "({|"
     operand_after = unsigned.is_operand or bracket_after
     between_words = (before.is_word or bracket_before) and (unsigned.is_word or bracket_after)

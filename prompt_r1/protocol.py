@@ -18,8 +18,8 @@ from prompt_r1.types import Action
 if TYPE_CHECKING:  # `--help` reads this file, and the import takes seconds.
     from transformers import PreTrainedTokenizerBase
 
-# Table 1 of the paper. The published prompts end with exactly these bytes, and have a blank at the end of one
-# line (\N{SPACE}).
+# Table 1 of the paper. The published prompts end with exactly these bytes, also with the blank that ends rule 3
+# (\N{SPACE}).
 PAPER_INSTRUCTION = """\
 First, provide a simple explanation of the question and give it to the large language model for a more \
 accurate answer. Focus on explaining the question without deep reasoning in the first step. After \
@@ -155,7 +155,7 @@ class Codec:
             )
 
         def after_turn(tokens: list[int]) -> str:
-            """The text after the turn, which ends with the last of TAGS."""
+            """The text after the turn. The turn ends with the last of TAGS."""
             return decode(self.tokenizer, tokens).rpartition(TAGS[-1])[2]
 
         first = f"{frame.before_user}Question: Who?\n{instruction}{frame.generation}"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class Spending:
     """Calls with their tokens and dollars.
 
-    If an attempt got no reply but may have been billed, it counts as a call with its estimated cost.
+    In the sums that hold a limit, an attempt without a reply that may have been billed counts as a call with
+    its estimated cost.
     """
 
     calls: int = 0

@@ -151,7 +151,7 @@ class Engine:
                 temperature=temperature,
                 top_p=top_p,
                 rng=rng,
-                next_random=rng.random(),
+                next_random=rng.random(),  # drawn ahead: see `Job`
                 done=asyncio.get_running_loop().create_future(),
                 watch=watch,
             )

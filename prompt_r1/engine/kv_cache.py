@@ -41,7 +41,7 @@ class TokenSequence:
 class BlockPool:
     """Blocks of keys and values for all layers. Allocates all of its memory when it is made.
 
-    One more block, `spare`, belongs to no sequence. The idle rows of a CUDA graph write to it.
+    One more block, `spare`, belongs to no sequence. The idle sequences of a CUDA graph write to it.
     """
 
     def __init__(

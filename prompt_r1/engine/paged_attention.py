@@ -27,7 +27,7 @@ class PagedBatch:
     ) -> None:
         """`new_tokens`: the tokens that follow the cached tokens of each sequence. They have blocks already.
 
-        `longest`: how many tokens a row of the block tables has room for; 0: the longest of these sequences.
+        `longest`: the block tables have room for sequences of this many tokens; 0: the longest of these.
         """
         self.pool = pool
         self.sequences = list(new_tokens)

@@ -144,7 +144,8 @@ class Scheduler:
         best, longest = job.sequence, own
         for sequence in self._cached:
             # A sequence that shares more than `longest` tokens has the same token at this position. Most
-            # sequences have not, and need no search. Slices are compared, because either list may end here.
+            # sequences have not, and need no search. Slices are compared, because either list may end before
+            # this position; if both do, the search finds nothing longer.
             here = slice(longest, longest + 1)
             if sequence.tokens[here] == prefix[here]:
                 shared = common_prefix_length(sequence.tokens, prefix)
@@ -159,19 +160,18 @@ class Scheduler:
 
         Returns whether there is room for all of them.
         """
-        needed = self._pool.blocks_for(len(job.tokens))
-        if self.running:
-            needed += int(RESERVE * self._pool.count)
+        pool = self._pool
+        reserve = int(RESERVE * pool.count) if self.running else 0
+        wanted = pool.blocks_for(len(job.tokens)) + reserve  # of which the job may have some already
         if source is job.sequence:
-            self._pool.truncate(job.sequence, shared)
-            return self._make_room(needed - len(job.sequence.block_table), job)
-        self._pool.truncate(job.sequence, 0)
-        shared_blocks = shared // self._pool.block_size
-        if self._make_room(needed - shared_blocks, job, keep=source):
-            self._pool.fork(source, job.sequence, shared)
+            pool.truncate(job.sequence, shared)
+            return self._make_room(wanted - len(job.sequence.block_table), job)
+        pool.truncate(job.sequence, 0)
+        if self._make_room(wanted - shared // pool.block_size, job, keep=source):
+            pool.fork(source, job.sequence, shared)  # It shares the full blocks of `source`.
             return True
-        # Without room beside `source`, even `source` may be evicted. Then the job computes all of its tokens.
-        return self._make_room(needed, job)
+        # There is no room beside `source`. Without it there may be: then the job computes all of its tokens.
+        return self._make_room(wanted, job)
 
     # One step
 
@@ -231,16 +231,16 @@ class Scheduler:
     def _victims(self, job: Job, keep: TokenSequence | None) -> list[TokenSequence]:
         """The sequences that a job may evict, in the order in which they are evicted.
 
-        While other jobs run, only sequences that are newer than the job's may be evicted; otherwise also
-        older ones, after the newer ones. Sequences that do not run come before running ones. Then the newest
-        comes first.
+        Newer sequences than the job's come first. Older ones follow only if no other job runs. Among the newer
+        ones, and among the older ones, those that do not run come first, and then the newest.
         """
-        own = job.sequence.number
         running = {other.sequence for other in self.running}
         candidates = self._cached - {job.sequence, keep}
-        if running - {job.sequence}:
-            candidates = {other for other in candidates if other.number > own}
-        return sorted(candidates, key=lambda other: (other.number < own, other in running, -other.number))
+        ordered = sorted(candidates, key=lambda other: (other in running, -other.number))
+        newer = [other for other in ordered if other.number > job.sequence.number]
+        older = [other for other in ordered if other.number < job.sequence.number]
+        others_run = bool(running - {job.sequence})
+        return newer if others_run else newer + older
 
     def evict(self, sequences: Collection[TokenSequence]) -> None:
         """Free the blocks of sequences, and let their running jobs wait again."""

@@ -42,7 +42,7 @@ def options_of(backend: str) -> dict[str, Any] | None:
 
 def compile_norms_and_mlps(model: PreTrainedModel, *, backend: str = "inductor") -> None:
     """Compile the norms and MLPs of a model in place, when they are first used."""
-    # The compiler itself looks at this attribute of activations, and torch warns of it.
+    # The compiler itself looks at `.grad` of activations, and torch warns of it.
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_VARIANTS)
     for module in model.modules():

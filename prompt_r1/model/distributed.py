@@ -129,7 +129,7 @@ def as_shared(error: Exception, rank: int) -> Exception:
     """
     if isinstance(error, (UsageError, Resumable, FatalEnvError)):
         return error
-    if isinstance(error, OSError):  # Only `explain` knows whether it was to be expected.
+    if isinstance(error, OSError):  # Only `command_line.explain` knows whether it was expected.
         shared: Exception = error
     else:
         shared = RuntimeError(f"rank {rank} failed ({type(error).__name__}: {first_line(error)})")

@@ -163,7 +163,8 @@ def _load_weights(path: str | Path, config: PretrainedConfig, weights: torch.dty
         raise UsageError(f"no causal language model at {str(path)!r}: {first_line(error)}") from None
     model, found = cast(tuple[PreTrainedModel, dict[str, set[Any]]], loaded)
     layers = {_layer_of(name) for name in model.state_dict()}
-    # Files may have whole layers that the model class lacks, such as heads for multi-token prediction.
+    # The model class may lack whole layers of the files, such as heads for multi-token prediction. But within
+    # a layer that the model has, it must use every tensor.
     unused = [name for name in found["unexpected_keys"] if _layer_of(name) in layers]
     misshapen = [name for name, *_shapes in found["mismatched_keys"]]
     problems = {

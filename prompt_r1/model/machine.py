@@ -40,8 +40,8 @@ def free_memory(device: torch.device) -> int:
     host and the limit of a container leave.
     """
     if device.type == "cuda":
-        # This process can use `free + reserved` in all, because torch keeps `reserved` for it. Of this, the
-        # next update may need as much as the `peak` since the last call of `forget_peak`.
+        # What is left if the next update needs as much as the largest one since `forget_peak`. torch keeps
+        # `reserved` bytes for this process, which can so use `free + reserved` in all.
         free, _ = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
         peak = torch.cuda.max_memory_allocated(device)
@@ -56,9 +56,9 @@ def free_memory(device: torch.device) -> int:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Let `free_memory` keep no room for what this process needed until now.
+    """Forget the largest update until now: `free_memory` keeps no room for it any more.
 
-    Call it before a model is loaded. The first update that follows sets a new peak.
+    Call it before a model is loaded. The first update that follows is the new largest one.
     """
     if device.type == "cuda":
         torch.cuda.init()  # Without it, torch refuses to reset the peak.

@@ -24,8 +24,8 @@ class Segment:
     """The tokens that one game adds to a row. A game that adds none has no segment."""
 
     length: int
-    # The first segment of a group begins with the opening, which has this length. None in the other segments,
-    # whose games read the opening in the first one.
+    # The length of the opening, with which the first segment of a group begins. None in the other segments of
+    # the group, whose games read the opening in the first one.
     opening_length: int | None
 
 
