@@ -5,7 +5,7 @@
     with prompt_r1.load("runs/mini-seed0") as pair:
         print(pair.ask("Who is the mother of the director of Silent Valley?").answer)
 
-The method, in reading order. These nine files import no other file of the package:
+The method, in reading order. These ten files import no other file of the package:
 
     types          question, turn, trajectory, reward
     protocol       what a turn may hold, and the codec between text and tokens
@@ -14,7 +14,8 @@ The method, in reading order. These nine files import no other file of the packa
     grpo           compare the games of a question, and the loss
 
     chat_template  the frame of roles that a model's own template puts around a turn (skip it at first)
-    f1             compare an answer with the gold answers (skip it at first)
+    f1             compare an answer with the gold answers
+    normalise      what of a text counts in this comparison (skip it at first)
     spending       what calls cost
     errors         what ends a call, a game or a run
 

@@ -18,7 +18,7 @@ from prompt_r1.types import Action
 if TYPE_CHECKING:  # `--help` reads this file, and the import takes seconds.
     from transformers import PreTrainedTokenizerBase
 
-# Table 1 of the paper. The published prompts end with exactly these bytes, also with the blank that ends rule 3
+# Table 1 of the paper. The published prompts end with exactly these bytes, also with the blank after rule 3
 # (\N{SPACE}).
 PAPER_INSTRUCTION = """\
 First, provide a simple explanation of the question and give it to the large language model for a more \

@@ -10,7 +10,18 @@ from tests.support.paths import ROOT
 
 PACKAGE = ROOT / "prompt_r1"
 # The method, in reading order. Its files import nothing but each other.
-METHOD = ("types", "spending", "errors", "f1", "chat_template", "protocol", "rollout", "reward", "grpo")
+METHOD = (
+    "types",
+    "spending",
+    "errors",
+    "normalise",
+    "f1",
+    "chat_template",
+    "protocol",
+    "rollout",
+    "reward",
+    "grpo",
+)
 # From the ground up: a room imports the method, itself and the rooms below it.
 FLOORS = (
     ("programs",),

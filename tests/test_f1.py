@@ -9,7 +9,8 @@ import time
 import pytest
 
 from prompt_r1.data.files import load_questions
-from prompt_r1.f1 import exact_match, f1, normalise, substring_match
+from prompt_r1.f1 import exact_match, f1, substring_match
+from prompt_r1.normalise import normalise
 from tests.support.paths import PUBLISHED, ROOT
 
 # Independent of the code under test: no regular expressions, no translate, no Counter.
@@ -300,6 +301,16 @@ def test_the_best_gold_answer_counts() -> None:
     assert exact_match("nyc", golds) == 1
     assert f1("new york", golds[:1]) == pytest.approx(0.8) and f1("new york", golds) == 1
     assert substring_match("in new york", golds[:2]) == 0 and substring_match("in new york", golds) == 1
+
+
+def test_the_table_of_the_strict_rules_holds() -> None:
+    lines = re.findall(
+        r"^    (\S.*)$", sys.modules["prompt_r1.normalise"].__doc__.split("`_role_of`")[1], re.M
+    )
+    for line in lines:
+        text, normal_form = re.split(r"  +", line)[:2]
+        assert normalise(text) == normal_form
+    assert len(lines) > 10
 
 
 @pytest.mark.parametrize(

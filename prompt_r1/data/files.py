@@ -21,7 +21,7 @@ from prompt_r1.data.rows import (
     text_or_number,
 )
 from prompt_r1.errors import UsageError
-from prompt_r1.f1 import normalise
+from prompt_r1.normalise import normalise
 from prompt_r1.programs.files import replace_file
 from prompt_r1.types import Kind, Question
 

@@ -231,8 +231,8 @@ class Scheduler:
     def _victims(self, job: Job, keep: TokenSequence | None) -> list[TokenSequence]:
         """The sequences that a job may evict, in the order in which they are evicted.
 
-        Newer sequences than the job's come first. Older ones follow only if no other job runs. Among the newer
-        ones, and among the older ones, those that do not run come first, and then the newest.
+        Sequences that are newer than the job's come first. Older ones follow only if no other job runs. Among
+        the newer and among the older ones, those that do not run come first, and then the newest.
         """
         running = {other.sequence for other in self.running}
         candidates = self._cached - {job.sequence, keep}
