@@ -40,9 +40,9 @@ def _best(metric: Metric, prediction: str, answers: Sequence[str], official: boo
         predicted = normalise(prediction, official=True)
         scores = [float(metric(predicted, normalise(gold, official=True))) for gold in answers]
     else:
-        # Letter case never makes an answer wrong. But a hyphen is a minus beside a variable, and a variable is
-        # a letter in lower case: "f-16" is a difference, "F-16" a name. So the texts are compared as they
-        # are, and in lower case.
+        # Letter case never makes an answer wrong. But a hyphen beside a variable is a minus, and only small
+        # letters are variables: "f-16" is a difference, "F-16" a name. So the texts are compared as they are,
+        # and in lower case.
         scores = _strict_scores(metric, prediction, answers)
         scores += _strict_scores(metric, prediction.lower(), [gold.lower() for gold in answers])
     return max(scores, default=0.0)
