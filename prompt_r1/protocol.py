@@ -137,40 +137,6 @@ class Codec:
         self._reply_tail = self.encoder.trusted(f"</interaction_response>{self.frame.generation}")
         self._check_pieces(instruction)
 
-    def _check_pieces(self, instruction: str) -> None:
-        """Raise UsageError unless the pieces of a dialogue decode to the text of the template.
-
-        A short dialogue (an opening, a turn that holds every tag, and a reply) is encoded piece by piece, and
-        once as a whole. Both must decode to the same opening and to the same reply. The turn may differ,
-        because in a game it is sampled, and never encoded from text.
-        """
-        frame, name = self.frame, name_of(self.tokenizer)
-        tags = " ".join(TAGS)
-        turn = self.encoder.trusted(tags)
-        decoded_turn = decode(self.tokenizer, turn)
-        if not all(tag in decoded_turn for tag in TAGS):
-            raise UsageError(
-                f"{name} decodes the tags of the game as {decoded_turn[:40]!r}…, so that no turn of an agent "
-                "could be read: not supported"
-            )
-
-        def after_turn(tokens: list[int]) -> str:
-            """The text after the turn. The turn ends with the last of TAGS."""
-            return decode(self.tokenizer, tokens).rpartition(TAGS[-1])[2]
-
-        first = f"{frame.before_user}Question: Who?\n{instruction}{frame.generation}"
-        second = f"{frame.between}<interaction_response>Bob.</interaction_response>{frame.generation}"
-        opening = self.opening("Who?")
-        pieces = opening + turn + self.reply("Bob.", after=turn[-1])
-        whole = self.encoder.start(first + tags + second)
-        same_opening = decode(self.tokenizer, opening) == decode(self.tokenizer, self.encoder.start(first))
-        same_reply = after_turn(pieces) == after_turn(whole)
-        if not (same_opening and same_reply):
-            raise UsageError(
-                f"{name}: tokenizing the pieces of a dialogue one by one can give other tokens than "
-                "tokenizing the whole text: not supported"
-            )
-
     def opening(self, question: str) -> list[int]:
         """The tokens of the first user message (question and instruction), up to the agent's turn."""
         return self._opening_head + self.encoder.untrusted(" " + question) + self._opening_tail
@@ -206,3 +172,37 @@ class Codec:
         if tokens and tokens[-1] in self.stop_ids:
             tokens = tokens[:-1]
         return self.opened + decode(self.tokenizer, tokens)
+
+    def _check_pieces(self, instruction: str) -> None:
+        """Raise UsageError unless the pieces of a dialogue decode to the text of the template.
+
+        A short dialogue (an opening, a turn that holds every tag, and a reply) is encoded piece by piece, and
+        once as a whole. Both must decode to the same opening and to the same reply. The turn may differ,
+        because in a game it is sampled, and never encoded from text.
+        """
+        frame, name = self.frame, name_of(self.tokenizer)
+        tags = " ".join(TAGS)
+        turn = self.encoder.trusted(tags)
+        decoded_turn = decode(self.tokenizer, turn)
+        if not all(tag in decoded_turn for tag in TAGS):
+            raise UsageError(
+                f"{name} decodes the tags of the game as {decoded_turn[:40]!r}…, so that no turn of an agent "
+                "could be read: not supported"
+            )
+
+        def after_turn(tokens: list[int]) -> str:
+            """The text after the turn. The turn ends with the last of TAGS."""
+            return decode(self.tokenizer, tokens).rpartition(TAGS[-1])[2]
+
+        first = f"{frame.before_user}Question: Who?\n{instruction}{frame.generation}"
+        second = f"{frame.between}<interaction_response>Bob.</interaction_response>{frame.generation}"
+        opening = self.opening("Who?")
+        pieces = opening + turn + self.reply("Bob.", after=turn[-1])
+        whole = self.encoder.start(first + tags + second)
+        same_opening = decode(self.tokenizer, opening) == decode(self.tokenizer, self.encoder.start(first))
+        same_reply = after_turn(pieces) == after_turn(whole)
+        if not (same_opening and same_reply):
+            raise UsageError(
+                f"{name}: tokenizing the pieces of a dialogue one by one can give other tokens than "
+                "tokenizing the whole text: not supported"
+            )
