@@ -121,9 +121,9 @@ def mini_agent(seed: int, cache_dir: Path | str, *, build: Callable[[int], MiniA
 def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
     """Make a tiny Qwen3 whose output projections start as the transposes of the value projections.
 
-    With this mimetic initialisation, attention copies from the start: if a token is attended to, roughly a
-    multiple of its embedding is added to the residual stream. For a random W, the mean of Wᵀ W is a multiple
-    of the identity.
+    With this mimetic initialisation, attention copies tokens from the start. If it attends to a token x, it
+    adds W_o W_v x to the residual stream. With W_o = W_vᵀ this is W_vᵀ W_v x, roughly a multiple of x: for a
+    random W_v, the mean of W_vᵀ W_v is a multiple of the identity.
     """
     config = Qwen3Config(
         vocab_size=len(tokenizer),

@@ -32,7 +32,8 @@ TRAINING_MIX = {"bridge": 0.25, "compare": 0.28, "pop": 0.18, "math": 0.16, "gen
 OOD_KINDS = ("bridge_ood", "math_ood")
 SCORED_AS: Mapping[str, Kind] = {"gen": "text", "math": "math", "math_ood": "math"}  # Other kinds are qa.
 
-# Training questions have each of these relations and verbs in its place, but never these pairs.
+# Pairs of a first and a second relation (or verb) that no training question has. Training questions have each
+# of these relations and verbs in the same place, but in other pairs.
 OOD_RELATIONS = (("director", "teacher"), ("composer", "birthplace"), ("star", "spouse"))
 OOD_VERBS = (("finds", "sells"), ("buys", "finds"), ("loses", "buys"), ("sells", "loses"))
 SIGNS = {"finds": "plus", "buys": "plus", "loses": "minus", "sells": "minus"}
