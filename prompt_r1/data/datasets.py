@@ -264,7 +264,8 @@ def find_dataset(name: str) -> Dataset | None:
 
 def name_in_paper(data_source: str) -> str:
     """The paper's name of the dataset that a published row names; other names stay as they are."""
-    if data_source == "hotpotqa/hotpot_qa":  # All rows of the training and validation files say so.
+    # The rows of the published training and validation files have this name, whatever their dataset is.
+    if data_source == "hotpotqa/hotpot_qa":
         return "mixed"
     dataset = find_dataset(data_source)
     return dataset.name if dataset else data_source

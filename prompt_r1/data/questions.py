@@ -72,7 +72,7 @@ def sample_questions(names: Sequence[str], split: str, seed: int, limit: int) ->
 def training_and_validation(
     data: Sequence[str], val_data: Sequence[str], *, seed: int, limit: int
 ) -> tuple[list[Question], list[Question]]:
-    """The questions to train on, and at most `limit` to validate with.
+    """The questions to train on, and at most `limit` (positive) to validate with.
 
     If `val_data` is `held-out`, a tenth of `data` is held out for validation, stratified by dataset. The
     other questions are trained on, without repeats of the held-out questions. Raises UsageError if none is
@@ -95,7 +95,7 @@ def training_and_validation(
 
 
 def hold_out_a_tenth(questions: Sequence[Question], limit: int) -> tuple[list[Question], list[Question]]:
-    """Split off a tenth of the questions, at most `limit` and at least one, as `hold_out` does."""
+    """Split off a tenth of the questions, at least one and at most `limit` (positive), as `hold_out` does."""
     a_tenth = len(questions) // 10
     return hold_out(questions, max(1, min(limit, a_tenth)))
 

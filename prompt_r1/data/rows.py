@@ -209,8 +209,10 @@ def text_field(row: Fields, field: str, *, may_be_blank: bool = False) -> str:
     value = row[field]
     if not isinstance(value, str):
         raise BadRow(f"the field {field} must be a text, not {describe(value)}")
-    if value.strip() or not may_be_blank:
-        _check_text(value, field)
+    is_blank = not value.strip()
+    if is_blank and may_be_blank:
+        return value
+    _check_text(value, field)
     return value
 
 
@@ -261,8 +263,8 @@ def gold_answers(value: object, field: str) -> tuple[str, ...]:
 def _list_in_text(text: str, field: str) -> list[object]:
     """The texts of a JSON list in a cell, or the whole text if it is no list.
 
-    A list begins with a bracket and a quote. An interval, such as [0, 1), is no list. Raises BadRow for a
-    broken list.
+    A list begins with a bracket and a quote, or it is empty. An interval, such as [0, 1), is no list. Raises
+    BadRow for a broken list.
     """
     if not re.match(r"""\s*\[\s*["'\]]""", text):
         return [text]
