@@ -41,8 +41,8 @@ class Agent:
     def engine(self) -> Engine:
         """The engine, which is made when the agent first plays.
 
-        Its KV cache takes a share of the memory that is free then. In a training the optimiser's states and
-        the peak of an update are in memory by that time.
+        Its KV cache takes a share of the memory that is free then. In a training, the optimiser's states are
+        in memory by then, and on a GPU `training.start.warm_up` has shown how much memory an update needs.
         """
         return Engine(self.policy, stop_ids=self.codec.stop_ids, max_tokens=self.game.max_tokens)
 

@@ -103,7 +103,8 @@ class ChatServer:
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """After the last request, close the environment and print what its calls have cost.
 
-        uvicorn calls this. After `serve`, it would be too late: uvicorn ends the process by its signal.
+        uvicorn calls this. After `serve` it would be too late: if a signal stopped uvicorn, uvicorn raises it
+        again at the end of `serve`, and this ends the process.
         """
         yield
         await self.pair.environment.close()
