@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from prompt_r1.errors import (
     FatalEnvError,
@@ -45,9 +45,9 @@ def read_settings(read: Callable[[list[str]], Settings]) -> Settings:
     with errors_explained():
         Path.cwd()  # This raises if the current folder has been deleted.
         settings = read(sys.argv[1:])
-    # Until `run_program`, Ctrl-C kills the process, because libraries that are being imported catch
-    # KeyboardInterrupt.
-    _replace_ctrl_c(signal.default_int_handler, signal.SIG_DFL)
+    # Libraries that are being imported catch KeyboardInterrupt. So Ctrl-C kills the process until
+    # `run_program`.
+    _let_ctrl_c_kill()
     # The imports make many objects that live until the end. The garbage collector would visit all of them
     # several times, which takes more than half a second.
     gc.disable()
@@ -63,7 +63,7 @@ def run_program(main: Callable[[Settings], None], settings: Settings, *, then: s
     but resumable, 130 Ctrl-C. Every error is printed as one sentence on stderr; only a bug is a traceback,
     without keys.
     """
-    _replace_ctrl_c(signal.SIG_DFL, signal.default_int_handler)  # Ctrl-C raises KeyboardInterrupt again.
+    _let_ctrl_c_raise()
     gc.freeze()  # From now on, the collector skips all objects that exist already, also in forks.
     gc.enable()
     with errors_explained(then):
@@ -72,13 +72,19 @@ def run_program(main: Callable[[Settings], None], settings: Settings, *, then: s
     sys.exit(0)
 
 
-def _replace_ctrl_c(old: Any, new: Any) -> None:
-    """Replace the handler of Ctrl-C (SIGINT) if it is `old`.
+def _let_ctrl_c_kill() -> None:
+    """From now on Ctrl-C (SIGINT) kills the process, if it raised KeyboardInterrupt until now.
 
     Any other handler stays. For example, a shell lets its background processes ignore SIGINT.
     """
-    if signal.getsignal(signal.SIGINT) is old:
-        signal.signal(signal.SIGINT, new)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _let_ctrl_c_raise() -> None:
+    """From now on Ctrl-C raises KeyboardInterrupt again, if it killed the process until now."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

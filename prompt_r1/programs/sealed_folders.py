@@ -109,7 +109,7 @@ def remove_leftovers(parent: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, or the file or link that stands in its place in a run folder from elsewhere."""
+    """Remove a folder. A copied run folder may have a file or a link of this name: then remove that."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     else:
