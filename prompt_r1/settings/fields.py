@@ -58,7 +58,9 @@ class Setting:
     """Describes a field of a config that flags and YAML files can set, beside its name, type and default."""
 
     help: str  # its line in the help
-    allowed: Range | tuple[str, ...]  # the numbers that it may be, or the texts; a range allows any text
+    # The range of a number, or the choices of a text. A text without choices has a range, too, which means
+    # nothing.
+    allowed: Range | tuple[str, ...]
     everyday: bool = False  # whether --help shows it; --help-all shows all settings
     # Whether a resumed run, and all answers of an evaluation, need the same value.
     defines_experiment: bool = False

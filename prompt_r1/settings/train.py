@@ -53,8 +53,8 @@ class TrainConfig(AgentConfig):
     group_size: int = algorithm_setting(5, "games per question", Range(at_least=2, at_most=10_000))
     mini_batch: int = algorithm_setting(64, "games per optimiser step, over all ranks", POSITIVE)
     lr: float = algorithm_setting(1e-6, "learning rate of AdamW, constant", LEARNING_RATE, everyday=True)
-    beta2: float = algorithm_setting(0.999, "AdamW", Range(at_least=0, below=1))
-    weight_decay: float = algorithm_setting(0.01, "AdamW")
+    beta2: float = algorithm_setting(0.999, "beta2 of AdamW", Range(at_least=0, below=1))
+    weight_decay: float = algorithm_setting(0.01, "weight decay of AdamW")
     clip: float = algorithm_setting(0.2, "clip range of the ratio (eq. 17)", POSITIVE)
     clip_high: float = algorithm_setting(0.0, "clip range above 1 (DAPO: 0.28); 0: as --clip")
     adapter_rank: int = algorithm_setting(
@@ -62,11 +62,13 @@ class TrainConfig(AgentConfig):
     )
     kl_coef: float = algorithm_setting(0.001, "weight of the KL to the frozen start (eq. 17); 0: no KL")
     loss: str = algorithm_setting("sequence-mean", "how tokens are averaged", ("sequence-mean", "token-mean"))
-    loss_function: str = algorithm_setting("", "MODULE:FUNCTION in place of the loss (eq. 17)")
+    loss_function: str = algorithm_setting("", "your MODULE:FUNCTION in place of the loss (eq. 17)")
     advantage: str = algorithm_setting(
-        "standardised", "centred: not divided by the std of the group (eq. 16)", ("standardised", "centred")
+        "standardised", "eq. 16; centred does not divide by the std of the group", ("standardised", "centred")
     )
-    advantage_function: str = algorithm_setting("", "MODULE:FUNCTION that changes advantages, also by turn")
+    advantage_function: str = algorithm_setting(
+        "", "your MODULE:FUNCTION that changes advantages, also by turn"
+    )
     mask_truncated: bool = algorithm_setting(
         False, "leave out games that --max-new or --max-tokens cut; the loss is the mean over the others"
     )
@@ -176,12 +178,13 @@ def train_config(arguments: list[str]) -> TrainConfig:
     # Without --config, the agent decides the preset. With neither --config nor --agent, the toy is trained.
     source = flags.get("config", preset_of(flags.get("agent", ""), default="mini"))
     is_file = source not in PRESETS
-    base = settings_of_file(source, flags) if is_file else PRESETS[source]  # without the flags
-    given = merged(base, flags)  # with the flags
-    config = TrainConfig(**given, env_from_file=is_file and "env" in base)
+    # A file's settings that a flag overrides are left out here.
+    of_source = settings_of_file(source, flags) if is_file else PRESETS[source]
+    given = merged(of_source, flags)
+    config = TrainConfig(**given, env_from_file=is_file and "env" in of_source)
     config = with_defaults(config, given)
     if not config.out:
-        run = run_name(Path(source).stem, config, TrainConfig(**base))
+        run = run_name(Path(source).stem, config, TrainConfig(**of_source))
         config = replace(config, out=f"runs/{run}-seed{config.seed}")
     check(config, flags)
     return config
@@ -209,13 +212,13 @@ def settings_of_file(source: str, flags: Mapping[str, object]) -> dict[str, Any]
     return values
 
 
-def merged(base: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a preset or file, `base`, and of the flags, which override them."""
-    for given in (flags, base):
+def merged(of_source: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a preset or file, and of the flags, which override them."""
+    for given in (flags, of_source):
         if "steps" in given and given.get("epochs"):
             raise UsageError("--steps and --epochs both say how long to train: give one of them")
-    both = {**base, **flags}
-    both.pop("config", None)  # This flag names `base`.
+    both = {**of_source, **flags}
+    both.pop("config", None)  # This flag names the preset or file. It is no setting.
     if "steps" in flags:
         both["epochs"] = 0  # --steps also overrides the epochs of a file.
     return both
