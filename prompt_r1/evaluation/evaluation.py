@@ -42,7 +42,8 @@ class Evaluation:
     seed: int
     questions: Sequence[Question]
     agents: Mapping[str, NamedAgent]  # the agents of --agent and --grpo-agent, by their names
-    # Each system, and the agent of --agent or --grpo-agent that plays, or with whose start the method begins.
+    # Each system, and the agent that the user gave for it; NO_AGENT if its method has none. This agent plays,
+    # or the method begins with the agent's start: METHODS says which.
     systems: Mapping[System, NamedAgent]
     environments: Mapping[str, EvaluateConfig]  # each SPEC, and the settings by which it is asked
     prices: Mapping[str, Price]  # the price of each environment and optimiser, by its name

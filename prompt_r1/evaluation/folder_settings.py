@@ -60,7 +60,8 @@ def keep_settings(evaluation: Evaluation) -> None:
 def dependencies_of(evaluation: Evaluation) -> dict[str, str]:
     """What the answers depend on beside the settings, by names.
 
-    - what all requests to an environment have in common. It may come from the training of an agent
+    - the system message, the request fields and the route of each environment. An agent may bring them from
+      its training
     - the game of an agent's start, for methods that begin with the start
     - digests of the question files that prepare methods, and of environments, agents and starts, if they are
       on this machine. Methods that begin with a start do not depend on the trained agent

@@ -113,7 +113,8 @@ async def fine_tune_on_own_games(
         tried = 0  # games of this round
         while made < calls_of_round and (right or tried < GAMES_WITHOUT_RIGHT):
             draws += 1
-            fitting = max(1, int((calls_of_round - made) // most_of_question))  # whatever their games ask
+            # So many questions fit into the round even if every game makes as many calls as it may.
+            fitting = max(1, int((calls_of_round - made) // most_of_question))
             questions = rng.sample(train, min(fitting, QUESTIONS_AT_ONCE, len(train)))
             seed_of_draw = f"rft {seed}/{number}/{made}"
             # The draw is the epoch. A question that is drawn again gets new sampled replies.

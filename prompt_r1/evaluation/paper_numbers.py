@@ -19,11 +19,15 @@ ENVIRONMENTS = {"gpt-4o-mini": "GPT-4o-mini", "gpt-oss-20b": "GPT-OSS-20B", "qwe
 
 @dataclass(frozen=True)
 class PaperColumn:
-    """A column of the paper's tables. The file names it "METHOD; ENVIRONMENT; TRAINED WITH"."""
+    """A column of the paper's tables. The file names it "METHOD; ENVIRONMENT; TRAINED WITH".
+
+    Examples: "prompt-r1; GPT-OSS-20B; GPT-4o-mini" (an agent that was trained with GPT-4o-mini asks
+    GPT-OSS-20B), "direct; GPT-4o-mini; GPT-4o-mini" (no agent) and "sft; ; " (no environment).
+    """
 
     method: str
     environment: str  # the environment that answers; "": the method has none
-    trained_with: str  # the environment of the agent's training; without a training in one, `environment`
+    trained_with: str  # the environment of the agent's training; `environment` again if there was none
 
 
 @cache

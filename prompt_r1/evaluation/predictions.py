@@ -59,7 +59,9 @@ class Prediction:
     answer: str | None  # None: no answer could be read, or the environment failed.
     raw: str = ""  # the reply, the replies or the dialogue that the answer was taken from
     sample: int = 0  # the number of the repeat (--repeats)
-    stop: str = "answered"  # how a game ended (types.Stop); with any method "env_error" after a failed call
+    # How the game ended (types.Stop). For a method without a game: "answered", or "env_error" after a failed
+    # call.
+    stop: str = "answered"
     error: str = ""  # why the environment failed
     turns: int = 1  # turns of the agent; 1 for a method without an agent
     spent: Spending = field(default_factory=Spending)  # calls of the environment

@@ -105,7 +105,8 @@ class PromptSearch:
             return False
         if authors_stop and not self.limit:
             return False
-        assert self.scores, "`begin` needs fewer calls than a step, so it has scored the seed prompt"
+        # A step needs more calls than `begin`. If the limit allows a step, it has allowed `begin`, too.
+        assert self.scores, "`begin` has not scored the seed prompt"
         is_perfect = all(score == 1 for score in self.scores[self.best()])
         return not is_perfect and self.attempts_without_new_prompt < PATIENCE
 
@@ -171,8 +172,8 @@ class Algorithm:
 def searched(datasets: Sequence[str], data: Data) -> list[str]:
     """The datasets that get a search of their own, and ALL if there are others.
 
-    A dataset gets its own search if it has training questions and, if any validation questions are given,
-    some of these, too.
+    A dataset gets its own search if it has both training and validation questions. If there are no validation
+    questions at all, training questions are enough.
     """
     own = []
     for name in datasets:

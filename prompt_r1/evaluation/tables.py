@@ -142,7 +142,7 @@ class PaperTable:
 
     results: Results
     # The columns: each system, and the environment for which the paper's numbers are looked up. It is the
-    # environment of the system or, if the system has none, of the table.
+    # system's own environment. A system without one, such as `sft`, has the environment of the table.
     systems: Mapping[System, str]
     trained_with: Mapping[str, str]  # agent → environment
 
@@ -185,7 +185,8 @@ class PaperTable:
             return []
         numbers = []
         for system, environment in self.systems.items():
-            # For methods without a training in an environment, the file repeats the environment.
+            # For a method without a training in an environment, the paper's column has the environment twice:
+            # "direct; GPT-4o-mini; GPT-4o-mini".
             trained_with = self.trained_with.get(system.agent, environment)
             numbers.append(paper_number(system.method, environment, trained_with, datasets, metric))
         return numbers

@@ -39,7 +39,7 @@ write a better version that keeps what works. Put it between {OPENING} and {CLOS
 async def textgrad(search: PromptSearch, data: Data) -> str:
     """The last prompt that validation did not reject."""
     held_out = await search.begin(data.validation, VALIDATED_ON)
-    batches = first_batches(data.train, random.Random(f"textgrad {search.seed}"))
+    batches = endless_batches(data.train, random.Random(f"textgrad {search.seed}"))
     prompt = SEED_PROMPT
     step_calls = BATCH + UPDATE_CALLS + len(held_out)
     while search.may_go_on(step_calls, authors_stop=search.steps == EPOCHS * UPDATES):
@@ -59,8 +59,11 @@ TEXTGRAD = Algorithm(
 )
 
 
-def first_batches(train: Sequence[Question], rng: random.Random) -> Iterator[list[Question]]:
-    """Endless epochs. Each shuffles the training questions, and takes UPDATES batches of them."""
+def endless_batches(train: Sequence[Question], rng: random.Random) -> Iterator[list[Question]]:
+    """Batches of one epoch after another, without end.
+
+    Each epoch shuffles the training questions, and takes its first UPDATES batches.
+    """
     while True:
         order = rng.sample(list(train), len(train))[: UPDATES * BATCH]
         for start in range(0, len(order), BATCH):

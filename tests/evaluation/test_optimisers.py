@@ -24,7 +24,7 @@ from prompt_r1.evaluation.gepa import GEPA, draw_parent, filled_batches, mean_sc
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.opro import OPRO, is_usable, meta_prompt, read_instruction
 from prompt_r1.evaluation.searches import PATIENCE, SEED_PROMPT, Data, PromptSearch, text_between
-from prompt_r1.evaluation.textgrad import TEXTGRAD, first_batches, rewrite
+from prompt_r1.evaluation.textgrad import TEXTGRAD, endless_batches, rewrite
 from prompt_r1.types import Message, Question
 from tests.support.json_server import JsonHandler, serving
 from tests.support.methods import PricedSource, method, priced
@@ -355,7 +355,7 @@ def test_gepa_draws_parents_from_the_pareto_front_in_proportion_to_their_wins():
 
 
 def test_textgrad_uses_twelve_questions_of_each_epoch_once():
-    batches = first_batches(QUESTIONS[:14], random.Random(0))
+    batches = endless_batches(QUESTIONS[:14], random.Random(0))
     for _ in range(10):
         assert len({question for _ in range(4) for question in next(batches)}) == 12
 
