@@ -43,7 +43,7 @@ from prompt_r1.training.dry_run import estimate
 from prompt_r1.training.record import Record
 from prompt_r1.training.run import Run
 from prompt_r1.training.start import start_run
-from prompt_r1.training.update import StepStats, optimizer_step
+from prompt_r1.training.update import UpdateStats, optimizer_step
 from prompt_r1.types import Question, Trajectory
 
 
@@ -74,7 +74,7 @@ def train(run: Run, record: Record) -> None:
         # mini-batch, and the weights stay as they are. After three such steps in a row, `write_down` ends the
         # run.
         with run.log.phase("update"):
-            stats = StepStats()
+            stats = UpdateStats()
             mini_batches = run.mini_batches(games_PG)
             # Measure π_old of the later mini-batches before the weights move.
             later_old = {

@@ -23,7 +23,7 @@ from prompt_r1.model.policy import Policy
 from prompt_r1.pair.named_agent import find_agent
 from prompt_r1.settings.agent import SMOLLM2
 from prompt_r1.training.batches import micro_batches_of
-from prompt_r1.training.update import GAP, GapLimit, StepStats, importance_cap, optimizer_step
+from prompt_r1.training.update import GAP, GapLimit, UpdateStats, importance_cap, optimizer_step
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory
 
 CPU = torch.device("cpu")
@@ -195,7 +195,7 @@ def learn_from(
     batches = micro_batches_of(games, ranks, tokens_per_batch=tokens_per_batch, token_mean=False)
     any_gap = GapLimit(GAP, math.inf, math.inf)  # No engine has played these games, so any gap is right.
     settings = {"clip": 0.2, "clip_high": 0.0, "kl_coef": 0.0, "importance_cap": importance_cap(policy)}
-    stats = StepStats()
+    stats = UpdateStats()
     for batch in batches:
         output = policy(batch.packed)
         old = output.logprobs.detach()

@@ -2,7 +2,7 @@
 
 Some metrics are judged by each value. Others change by chance from step to step, so the medians of their last
 WINDOW values are judged. In 72 healthy runs, groups/dropped, reward/misranked and the share of odd replies
-were 0, and update/kl was at most 0.0006.
+(filtered, cut or empty) were 0, and update/kl was at most 0.0006.
 """
 
 from collections import defaultdict
@@ -128,10 +128,7 @@ def has_halved(now: float, before: Sequence[float]) -> bool:
 
 
 def judged_metrics(line: Line) -> Line:
-    """The metrics of a line that are judged, with the share of odd replies among the calls.
-
-    Odd replies are filtered, cut or empty.
-    """
+    """The metrics of a line that are judged, with the share of odd replies among the calls."""
     # If the environment broke every group, the other metrics say nothing about the agent.
     if line.get("groups/dropped") == 1:
         return {"groups/dropped": 1.0}

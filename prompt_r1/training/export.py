@@ -54,7 +54,7 @@ def export_agent(
     else in float32. The folder `adapter` has the adapters in float32, for peft. The weights are those with
     which validation played, except in two cases:
 
-    - If the base is in float16, so is the agent, though --dtype bfloat16 played in bfloat16.
+    - A base in float16 is exported in float16, also if the agent played in bfloat16 (--dtype).
     - Adapters are merged into the weights, which rounds once more.
 
     `base` is the folder or hub id of the base model. `metrics` is the metric line of the agent's step.

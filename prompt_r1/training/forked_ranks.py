@@ -105,8 +105,9 @@ def become_rank(rank: int, count: int, port: int, errors: TextIO) -> None:
 def wait_for_ranks(ranks: Mapping[int, TextIO]) -> int:
     """Wait until the ranks have ended, and return the exit code of rank 0. Forwards signals meanwhile.
 
-    If rank 0 has failed, the other ranks get no time to end: the kernel kills them when this process exits.
-    If one of them has ended before with another exit code, it may be the cause. What it wrote is printed.
+    If rank 0 has succeeded, this waits for the other ranks. If rank 0 has failed, it does not wait for them:
+    the kernel kills them when this process exits. But one of them may have ended by itself, with another exit
+    code than rank 0, and may be the cause of the failure. What it wrote is printed.
     Raises RankLost if rank 0 was killed, or if another rank fails after rank 0 has succeeded.
     """
 
@@ -124,14 +125,16 @@ def wait_for_ranks(ranks: Mapping[int, TextIO]) -> int:
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         raise RankLost(f"rank 0 was killed by {signal.Signals(-code).name}: {RESUMES}")
+    succeeded = code == 0
     for rank, process in enumerate(others, start=1):
-        ended, status = os.waitpid(process, os.WNOHANG if code else 0)
+        # With WNOHANG, `ended` is 0 if the rank still runs.
+        ended, status = os.waitpid(process, 0 if succeeded else os.WNOHANG)
         code_of_rank = os.waitstatus_to_exitcode(status)
         if not ended or code_of_rank in (0, code):
             continue
         errors = ranks[process]
         errors.seek(0)
         sys.stderr.write(errors.read())
-        if code == 0:
+        if succeeded:
             raise RankLost(f"rank {rank} failed when the run had ended (exit code {code_of_rank}): {RESUMES}")
     return code

@@ -88,7 +88,7 @@ def try_loss(config: TrainConfig) -> None:
         raise UsageError(f"{where} its total has no finite gradient with respect to logprobs")
 
     one_by_one = 0.0
-    # No game has the number 3. Its loss of no tokens is that of a rank without games.
+    # No game has the number 3. It stands for a rank without games, whose loss of no tokens must be 0.
     for number in (0, 1, 2, 3):
         own_logprobs = logprobs[columns.game == number]
         one_by_one += loss_of(own_logprobs, columns_of_game(columns, number)).total.item()

@@ -25,7 +25,8 @@ def layout_of(config: TrainConfig, *, world_size: int) -> str:
     """The layout of the weights over the ranks, as `start_ranks` takes it.
 
     This is --parallel. But if the policy shares the agent's weights, which are whole on every rank, `auto`
-    becomes ddp. It shares them with adapters, and in float32 on a single rank.
+    becomes ddp. It shares them with adapters, and in float32 on a single rank. In float32 on several ranks,
+    `start_ranks` decides: it shards the policy on GPUs (so the policy is a copy), and not on CPUs.
     """
     shares_weights = config.adapter_rank > 0 or (config.dtype == "float32" and world_size == 1)
     if config.parallel == "auto" and shares_weights:

@@ -25,7 +25,7 @@ from prompt_r1.training.metrics import add_spending, step_metrics, total_spent
 from prompt_r1.training.report import write_report
 from prompt_r1.training.run import Run, repetition_note
 from prompt_r1.training.summary import summary
-from prompt_r1.training.update import StepStats
+from prompt_r1.training.update import UpdateStats
 from prompt_r1.training.validation import validation_metrics
 from prompt_r1.types import ScoredGame
 
@@ -92,7 +92,7 @@ class Record:
         """The numbers of the steps that are not trained yet."""
         return range(self.state.trained_step + 1, self.run.config.steps + 1)
 
-    def write_down(self, step: int, games_PG: list[list[ScoredGame]], stats: StepStats) -> None:
+    def write_down(self, step: int, games_PG: list[list[ScoredGame]], stats: UpdateStats) -> None:
         """Record a step whose update is in the weights: games, metrics, best agent, checkpoint, alarms.
 
         Raises Resumable if a signal came, if nothing was learned for several steps, or if a file cannot be
@@ -102,7 +102,8 @@ class Record:
         ranks.on_every_rank(lambda: log.write_games(f"step-{step:06d}", games_PG))
         measured = step_metrics(games_PG, ranks, rollout_seconds=log.seconds["rollout"])
         self.state.trained_step = step
-        self.state.logged_step = step - 1  # The step before is not finished again.
+        # The line of the step before is final from now on, so a resumed run finishes only this step again.
+        self.state.logged_step = step - 1
         self.state.unlogged_metrics = {"step": step, **stats.metrics(ranks), **measured}
         # The calls of the games are added now, because a signal may stop the validation, and the run is then
         # saved. `finish_step` adds the calls of the validation.
@@ -111,9 +112,10 @@ class Record:
         self.stop_if_idle(stats, environment_failed=measured["groups/dropped"] == 1)
 
     def finish_unlogged_step(self) -> None:
-        """Finish step 0 of a new run, or the step after which a run was stopped, if it was not saved then.
+        """Finish the newest trained step, unless its line in metrics.jsonl is final already.
 
-        If --steps has made it the last step, it is now validated and exported.
+        In a new run this is step 0. In a resumed run it is the step that was trained last before the run
+        stopped. If --steps makes it the last step of the run, it is now validated and exported.
         """
         if self.state.logged_step < self.state.trained_step:
             self.finish_step()
@@ -150,8 +152,8 @@ class Record:
             self.save()
             self.update_report()
         else:
-            # Until the next step, `logged_step` stays the step before: if the run is stopped now, it finishes
-            # this step again when it is resumed.
+            # The line may still change: if the run stops before it trains another step, the resumed run
+            # finishes this step again, perhaps with a validation. So `logged_step` stays the step before.
             state.unlogged_metrics = metrics
 
         # Report alarms, and stop if a signal came.
@@ -223,7 +225,7 @@ class Record:
             if stop is not None:
                 raise stop
 
-    def stop_if_idle(self, stats: StepStats, *, environment_failed: bool) -> None:
+    def stop_if_idle(self, stats: UpdateStats, *, environment_failed: bool) -> None:
         """Raise Resumable after IDLE_STEPS consecutive steps in which nothing was learned."""
         if stats.taken:
             self.idle_reasons.clear()

@@ -79,7 +79,7 @@ def page(run: Path) -> str:
         "name": run.resolve().name,
         "agent": str(settings.get("agent", "")),
         "environment": str(settings.get("env", "")),
-        "policy": _policy(style, script),
+        "security_policy": _security_policy(style, script),
         "style": Markup(style),
         "script": Markup(script),
         "result": _result(lines, best),
@@ -109,7 +109,7 @@ def _template() -> Template:
     return environment.from_string((HERE / "page.html").read_text("utf-8"))
 
 
-def _policy(style: str, script: str) -> str:
+def _security_policy(style: str, script: str) -> str:
     """The Content-Security-Policy of the page, which allows this style and this script, and nothing else."""
     directives = [
         "default-src 'none'",
@@ -122,7 +122,7 @@ def _policy(style: str, script: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """The digest by which the page's policy allows a style or a script."""
+    """The digest by which the Content-Security-Policy allows a style or a script."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
 

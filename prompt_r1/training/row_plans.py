@@ -40,6 +40,10 @@ def divide(games: Sequence[Trajectory], *, ranks: int, tokens_per_batch: int) ->
     A micro-batch has at most `tokens_per_batch` columns, or a single game. A single rank packs its rows as
     full as it can. Several ranks wait for each other at every micro-batch, so they get equally many of about
     equal size, some of them perhaps empty. The result depends on the arguments alone.
+
+    For example, two ranks get games of 6,000 columns, and a micro-batch has at most 2,000. Then each rank
+    gets two rows of about 1,500 columns. They are filled with parts of groups: a part is a single game, or
+    several games of at most 750 columns together.
     """
     groups = group_rows(games)
     if ranks == 1:
@@ -54,6 +58,7 @@ def divide(games: Sequence[Trajectory], *, ranks: int, tokens_per_batch: int) ->
     half_row = columns_per_row // 2
     parts = split_groups(groups, min(tokens_per_batch, half_row))
     rows = balance(parts, ranks=ranks, per_rank=per_rank, limit=tokens_per_batch)
+    # The largest rows come first: with two ranks, rank 0 takes rows 0 and 2, and rank 1 takes rows 1 and 3.
     return [[list(row.games) for row in rows[rank::ranks]] for rank in range(ranks)]
 
 

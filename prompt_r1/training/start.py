@@ -55,7 +55,7 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
                 finally:
                     runner.run(run.environment.close())
             # A rank that raised an error does not come here. It must not wait for the others: the parent of
-            # the ranks ends them.
+            # the ranks (torchrun, or the process that forked them) ends them.
             stop_ranks(ranks)
 
 

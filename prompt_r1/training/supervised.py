@@ -43,20 +43,20 @@ MIN_STEPS = 30  # Fewer steps teach little, so few examples get smaller batches.
 def fine_tune_agent(
     examples: Callable[[Codec], Sequence[Trajectory]],
     config: FineTuningConfig,
-    trained_as: AgentConfig,
+    agent_config: AgentConfig,
     out: Path,
 ) -> Path:
     """Fine-tune an agent on games, and return its folder.
 
-    `examples` gives the games as the agent's codec encodes them. `trained_as` are the settings by which the
-    agent will play. They are saved with it. The metrics of the steps are written to metrics.jsonl beside the
-    agent's folder.
+    `examples` gives the games as the agent's codec encodes them. `config` says how the agent is trained, and
+    `agent_config` how it will play; the latter is saved with it. The metrics of the steps are written to
+    metrics.jsonl beside the agent's folder.
     """
     make_folder(out, _is_fine_tuning, "a fine-tuning")
     device = pick_device(config.device)
-    start = find_agent(config.agent, trained_as.seed)
+    start = find_agent(config.agent, agent_config.seed)
     # The method rft samples the games at temperature 1, whatever the temperature of the agent's training was.
-    loaded_as = replace(with_threads_of_this_machine(trained_as), temperature=1.0)
+    loaded_as = replace(with_threads_of_this_machine(agent_config), temperature=1.0)
     if config.threads:
         loaded_as = replace(loaded_as, threads=config.threads)
     agent = load_agent(start, loaded_as, device)
@@ -79,7 +79,7 @@ def fine_tune_agent(
             last_metrics = metrics
     if not math.isfinite(single_rank.weight_norm(policy)):
         raise UsageError("the weights are not finite and are not saved: give a smaller --lr")
-    export_agent(policy, str(start), trained_as, out / "agent", metrics=last_metrics, ranks=single_rank)
+    export_agent(policy, str(start), agent_config, out / "agent", metrics=last_metrics, ranks=single_rank)
     return out / "agent"
 
 

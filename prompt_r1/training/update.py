@@ -1,6 +1,7 @@
 """One optimiser step, and the metrics of an update. The loop over mini-batches is in train.py.
 
-A step checks that the engine generated with the policy's weights, and that loss and gradient are finite.
+The update of a training step has one optimiser step for each mini-batch. An optimiser step checks that the
+engine generated with the policy's weights, and that loss and gradient are finite.
 """
 
 import math
@@ -30,7 +31,7 @@ class BatchStats:
     """The measurements of a micro-batch.
 
     Each of the first four, summed over the micro-batches and ranks of an optimiser step, is the value of the
-    step.
+    optimiser step.
     """
 
     loss: float
@@ -39,24 +40,24 @@ class BatchStats:
     entropy: float
     difference: Tensor  # (N,) log π_θ - log π_engine
     token_kl: Tensor  # (N,) k3 of each agent token
-    weights_moved: bool  # whether an optimiser step of this training step was taken before
+    weights_moved: bool  # whether an earlier optimiser step of the same update was taken
 
 
 @dataclass
-class StepStats:
-    """Collects the measurements of the micro-batches and optimiser steps of one training step."""
+class UpdateStats:
+    """Collects the measurements of the micro-batches and optimiser steps of one update."""
 
     taken: int = 0  # optimiser steps
     skipped: int = 0  # optimiser steps whose loss or gradient was not finite
-    grad_norms: float = 0.0  # summed over the steps that were taken
+    grad_norms: float = 0.0  # summed over the optimiser steps that were taken
     # The gap is measured before the first optimiser step.
     gap: dict[str, float] = field(default_factory=lambda: gap_metrics([], cap=0.0))
     pending: list[BatchStats] = field(default_factory=list)  # micro-batches of the next optimiser step
-    used: list[BatchStats] = field(default_factory=list)  # micro-batches of the steps that were taken
+    used: list[BatchStats] = field(default_factory=list)  # micro-batches of the optimiser steps taken
 
     @property
-    def is_first(self) -> bool:
-        """Whether the next optimiser step is the first of the training step."""
+    def before_first_step(self) -> bool:
+        """Whether the next optimiser step is the first of the update."""
         return self.taken + self.skipped == 0
 
     def add(self, batch: Batch, output: PolicyOutput, loss: Loss) -> None:
@@ -72,8 +73,8 @@ class StepStats:
         )
         self.pending.append(measured)
 
-    def end_step(self, *, taken: bool, grad_norm: float) -> None:
-        """End an optimiser step. Only the micro-batches of the steps that were taken count."""
+    def end_optimizer_step(self, *, taken: bool, grad_norm: float) -> None:
+        """End an optimiser step. Its micro-batches count only if it was taken."""
         if taken:
             self.taken += 1
             self.grad_norms += grad_norm
@@ -171,15 +172,15 @@ def computes_in_16_bits(policy: Policy) -> bool:
 
 
 def optimizer_step(
-    policy: Policy, optimizer: Optimizer, ranks: Ranks, stats: StepStats, *, gap_limit: GapLimit
+    policy: Policy, optimizer: Optimizer, ranks: Ranks, stats: UpdateStats, *, gap_limit: GapLimit
 ) -> None:
     """Sum the gradients over the ranks, clip them, and step.
 
-    If loss or gradient is not finite on any rank, no rank takes the step. Before the first step, every rank
-    raises UsageError if another model than the policy generated the games. After a step, every rank raises it
-    if the weights are not finite. Then they are not saved.
+    If loss or gradient is not finite on any rank, no rank takes the step. Before the first step of an update,
+    every rank raises UsageError if another model than the policy generated the games. After each step, every
+    rank raises it if the weights are not finite. Then they are not saved.
     """
-    if stats.is_first:
+    if stats.before_first_step:
         differences = ranks.gather_lists([batch.difference for batch in stats.pending])
         stats.gap = gap_metrics(differences, cap=importance_cap(policy))
         check_gap(stats.gap, gap_limit)
@@ -191,7 +192,7 @@ def optimizer_step(
     taken = not any(ranks.gather(is_broken))
     if taken:
         optimizer.step()
-    stats.end_step(taken=taken, grad_norm=grad_norm)
+    stats.end_optimizer_step(taken=taken, grad_norm=grad_norm)
     optimizer.zero_grad(set_to_none=True)
     if not math.isfinite(ranks.weight_norm(policy)):  # the same number on every rank
         raise UsageError(

@@ -70,8 +70,8 @@ def learn_games(config: FineTuningConfig, out: Path) -> Path:
         return encode(games, codec, max_reply_tokens=preset.max_reply_tokens)
 
     # train.py will start from this folder. So the settings that are saved in it name it as the agent.
-    trained_as = replace(preset, agent=str(out / "agent"), seed=config.seed)
-    return fine_tune_agent(examples, config, trained_as, out)
+    agent_config = replace(preset, agent=str(out / "agent"), seed=config.seed)
+    return fine_tune_agent(examples, config, agent_config, out)
 
 
 def mini_games(source: str, seed: int) -> list[Game]:

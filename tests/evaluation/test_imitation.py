@@ -227,8 +227,8 @@ def test_the_agent_of_sft_plays_by_the_limits_of_the_users_agent(tmp_path, monke
     monkeypatch.setattr(making, "load_agent", load := Mock())
     agent = NamedAgent("mini", replace(CONFIG, max_new=9, max_tokens=5000), start="mini")
     method("sft", mini_world(), agent=agent, folder=tmp_path)
-    [_, _, trained_as, folder] = fine_tune.call_args.args
+    [_, _, agent_config, folder] = fine_tune.call_args.args
     path, played_by, _ = load.call_args.args
     assert path == folder / "agent"
-    for config in (trained_as, played_by):
+    for config in (agent_config, played_by):
         assert (config.game.max_turns, config.game.max_new, config.game.max_tokens) == (1, 9, 5000)

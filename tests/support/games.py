@@ -19,7 +19,7 @@ from prompt_r1.protocol import parse
 from prompt_r1.reward import OwnReward, Rule, score_games
 from prompt_r1.training.batches import Batch, micro_batches_of
 from prompt_r1.training.loss_function import make_loss
-from prompt_r1.training.update import GAP, GapLimit, StepStats, importance_cap
+from prompt_r1.training.update import GAP, GapLimit, UpdateStats, importance_cap
 from prompt_r1.types import Completion, Question, Reward, ScoredGame, Trajectory, Turn
 from tests.support import tiny
 from tests.support.at_once import at_once
@@ -167,7 +167,7 @@ class Learner:
         self.questions = SimpleNamespace(of_rank=lambda step, ranks: {})
         self.log = SimpleNamespace(phase=lambda name: nullcontext())
         self.games: list[list[ScoredGame]] = []
-        self.stats = StepStats()
+        self.stats = UpdateStats()
 
     def remaining_steps(self) -> range:
         return range(1, 2)
@@ -187,7 +187,7 @@ class Learner:
     def refresh(self) -> None:
         """No engine plays."""
 
-    def write_down(self, step: int, games_PG: list[list[ScoredGame]], stats: StepStats) -> None:
+    def write_down(self, step: int, games_PG: list[list[ScoredGame]], stats: UpdateStats) -> None:
         self.stats = stats
 
     def learn(self, mini_batches: list[list[ScoredGame]]) -> dict[str, float]:

@@ -32,7 +32,7 @@ from prompt_r1.training.run import Run
 from prompt_r1.training.run_folder import checkpoints_of
 from prompt_r1.training.signals import Interrupt
 from prompt_r1.training.start import warm_up
-from prompt_r1.training.update import StepStats
+from prompt_r1.training.update import UpdateStats
 from prompt_r1.types import Question
 from tests.support import tiny
 from tests.support.exports import file_size_limit
@@ -400,7 +400,7 @@ def test_the_calls_of_a_step_are_logged_though_a_signal_interrupted_its_validati
     signal = Resumable("SIGTERM was received")
     record.validate = Mock(side_effect=signal)
     with pytest.raises(Resumable, match="SIGTERM"):
-        record.write_down(1, games_PG, StepStats())
+        record.write_down(1, games_PG, UpdateStats())
     record.save_and_stop(signal)
     resumed = resume(tmp_path, base)
     resumed.run.environment.members[0].counts["paid"] = 2  # by its validation
@@ -416,10 +416,10 @@ def test_a_signal_in_a_validation_loses_no_line_of_an_earlier_step(base, tmp_pat
     record.validate = Mock(side_effect=signal)
     for step in (1, 2):
         record.run.log.seconds["rollout"] = 1.0
-        record.write_down(step, games_PG, StepStats(taken=1))
+        record.write_down(step, games_PG, UpdateStats(taken=1))
     record.run.log.seconds["rollout"] = 1.0
     with pytest.raises(Resumable, match="SIGTERM"):
-        record.write_down(3, games_PG, StepStats(taken=1))
+        record.write_down(3, games_PG, UpdateStats(taken=1))
     record.save_and_stop(signal)
     resumed = resume(tmp_path, base, save_every=3)
     resumed.finish_unlogged_step()

@@ -325,13 +325,13 @@ def test_threads_are_those_of_the_flag_or_of_the_game_but_no_more_than_cores(
     """
     monkeypatch.setattr("prompt_r1.pair.agent.usable_cores", lambda: 2)
     monkeypatch.setattr(torch, "set_num_threads", set_threads := Mock())
-    trained_as = replace(one_turn_config(str(start)), threads=of_the_game)
+    agent_config = replace(one_turn_config(str(start)), threads=of_the_game)
 
     def examples_of(codec: Codec) -> list[Trajectory]:
         return [example_of(question, codec) for question in QUESTIONS]
 
     config = replace(SMALL, agent=str(start), epochs=1, threads=flag)
-    folder = fine_tune_agent(examples_of, config, trained_as, tmp_path / "out")
+    folder = fine_tune_agent(examples_of, config, agent_config, tmp_path / "out")
     assert set_threads.call_args_list == [call(number) for number in expected]
     assert trained_config(folder).threads == of_the_game
 
@@ -345,8 +345,8 @@ def test_the_metrics_of_each_step_can_be_read_while_the_next_one_is_taken(start,
             yield {"step": step, "loss": 0.5}
 
     monkeypatch.setattr("prompt_r1.training.supervised.train_weights", take_steps)
-    trained_as = one_turn_config(str(start))
-    fine_tune_agent(lambda codec: [], replace(SMALL, agent=str(start)), trained_as, tmp_path / "out")
+    agent_config = one_turn_config(str(start))
+    fine_tune_agent(lambda codec: [], replace(SMALL, agent=str(start)), agent_config, tmp_path / "out")
     assert lines_in_file == [0, 1, 2]
 
 
@@ -361,8 +361,9 @@ def test_an_agent_that_was_trained_at_another_temperature_is_fitted_at_temperatu
         return iter([])
 
     monkeypatch.setattr("prompt_r1.training.supervised.train_weights", note)
-    trained_as = replace(one_turn_config(str(start)), temperature=1.3)
-    folder = fine_tune_agent(lambda codec: [], replace(SMALL, agent=str(start)), trained_as, tmp_path / "out")
+    agent_config = replace(one_turn_config(str(start)), temperature=1.3)
+    training_config = replace(SMALL, agent=str(start))
+    folder = fine_tune_agent(lambda codec: [], training_config, agent_config, tmp_path / "out")
     assert fitted == [1.0]
     assert trained_config(folder).temperature == 1.3, "its settings stay"
 
