@@ -213,7 +213,7 @@ def longest_game(config: PretrainedConfig) -> int | None:
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder or hub id. Raises UsageError if there is none."""
     if not Path(path).exists():
-        _ask_hub_once(str(path))
+        check_hub(str(path))
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         # If the files are missing, transformers makes up a tokenizer that knows only special tokens.
@@ -229,10 +229,11 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _ask_hub_once(name: str) -> None:
+def check_hub(name: str, *, hint: str = "") -> None:
     """Raise UsageError for a hub id that is not cached, if the Hub does not have it or cannot be reached.
 
-    We ask first, because transformers would repeat every request for half a minute.
+    The error ends with `hint`. We ask first, because transformers would repeat every request for half a
+    minute.
     """
     try:
         if try_to_load_from_cache(name, "config.json") or file_exists(name, "config.json"):
@@ -242,7 +243,7 @@ def _ask_hub_once(name: str) -> None:
         return
     except Exception as error:
         reason = f"the Hub cannot be asked for such a model ({first_line(error)})"
-    raise UsageError(f"there is no folder {name!r}, and {reason}")
+    raise UsageError(f"there is no folder {name!r}, and {reason}{hint}")
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -88,7 +88,7 @@ def find_agent(name: str, seed: int) -> str | Path:
 
 
 def check_agent(name: str) -> str | Path:
-    """Check an agent's name without torch, and make nothing. Raises UsageError if there is no such agent.
+    """Check an agent's name, and make nothing. Raises UsageError if there is no such agent.
 
     Returns the folder or hub id or, for an agent that must first be built or converted, its name.
     """
@@ -158,23 +158,26 @@ def _newest_first(pattern: str) -> list[Path]:
 
 
 def _check_hub_id(name: str) -> None:
-    """Raise UsageError for a name that looks like a folder, or that is similar to a known name."""
+    """Raise UsageError for a name that is plainly a path, and for a name like a known one that no model has.
+
+    The Hub is asked only about a name that is like a known one.
+    """
     runs = [file.parent.parent for file in _newest_first("*/agent/config.json")]
     known = {MINI_AGENT: MINI_AGENT, SMOLLM2: SMOLLM2}
     for run in runs:
         known |= {run.name: str(run), str(run): str(run)}
     similar = difflib.get_close_matches(name.rstrip("/"), known, n=1, cutoff=0.85)
+    hint = f"; did you mean {known[similar[0]]}?" if similar else ""
     # A hub id is NAME or ORGANISATION/NAME.
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.startswith(f"{RUNS}/")
-    if similar:
-        end = f"; did you mean {known[similar[0]]}?"
-    elif is_path and runs:
-        end = f"; there are agents in {', '.join(str(run) for run in runs[:5])}"
-    elif is_path:
-        end = ", and it is no name of the Hub"
-    else:
-        return
-    raise UsageError(f"--agent {name}: there is no such folder{end}")
+    if is_path:
+        agents = f"; there are agents in {', '.join(str(run) for run in runs[:5])}" if runs else ""
+        end = hint or agents or ", and it is no name of the Hub"
+        raise UsageError(f"--agent {name}: there is no such folder{end}")
+    if hint:
+        from prompt_r1.model.loading import check_hub  # It imports torch.
+
+        check_hub(name, hint=hint)
 
 
 def _problem_of(folder: Path) -> str:

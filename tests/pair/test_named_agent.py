@@ -10,6 +10,7 @@ import torch
 
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.agent import mini_agent
+from prompt_r1.model import loading
 from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import check_agent, resolve_agent
 from prompt_r1.settings.agent import GAME_FILE
@@ -43,9 +44,6 @@ def test_an_agent_of_step_0_is_said_to_be_untrained(tmp_path, monkeypatch):
     ("typed", "end"),
     [
         ("runs/mini-sed0", "; did you mean runs/mini-seed0?"),
-        ("run/mini-seed0", "; did you mean runs/mini-seed0?"),
-        ("mini-seed0", "; did you mean runs/mini-seed0?"),
-        ("smollm", "; did you mean smollm2?"),
         ("runs/none", "; there are agents in runs/own, runs/mini-seed0"),
         ("./none", "; there are agents in runs/own, runs/mini-seed0"),
     ],
@@ -60,6 +58,32 @@ def test_a_typo_in_the_path_of_an_agent_is_a_typo_in_a_path(tmp_path, monkeypatc
         check_agent(typed)
     assert str(refused.value) == f"--agent {typed}: there is no such folder{end}"
     assert check_agent("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B" and check_agent("gpt2") == "gpt2"
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "meant"),
+    [
+        ("run/mini-seed0", "mini-seed0", "runs/mini-seed0"),
+        ("mini-seed0", "mini-seed0", "runs/mini-seed0"),
+        ("smollm", "mini-seed0", "smollm2"),
+        ("Qwen/Qwen3-4B-Instruct-2507", "Qwen3-4B-Instruct-2507", "runs/Qwen3-4B-Instruct-2507"),
+        ("gpt2", "gpt2", "runs/gpt2"),
+    ],
+)
+def test_a_hub_id_is_refused_for_a_similar_run_only_if_the_hub_lacks_it(
+    tmp_path, monkeypatch, name, run, meant
+):
+    """A bug: after its first export, a training of Qwen/NAME with `--out runs/NAME` could not be resumed."""
+    monkeypatch.chdir(tmp_path)
+    save_run(Path("runs", run), seed=0, step=1, saved=1)
+    monkeypatch.setattr(loading, "file_exists", lambda *_: True)
+    assert check_agent(name) == name
+    monkeypatch.setattr(loading, "file_exists", lambda *_: False)
+    with pytest.raises(UsageError) as refused:
+        check_agent(name)
+    assert str(refused.value) == (
+        f"there is no folder {name!r}, and the Hub has no such model; did you mean {meant}?"
+    )
 
 
 def test_an_agent_that_was_trained_to_answer_alone_is_not_the_newest_that_asks(tmp_path, monkeypatch):
