@@ -20,7 +20,7 @@ from prompt_r1.evaluation.methods import DEFAULT_METHODS, EXTRA_METHODS, METHODS
 from prompt_r1.evaluation.predictions import FILE, System
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent, newest_mini_run, resolve_agent, run_of, trained_config
-from prompt_r1.pair.settings import settings_of_training
+from prompt_r1.pair.settings import read_play_config, settings_of_training
 from prompt_r1.programs.command_line import command
 from prompt_r1.programs.files import make_folder
 from prompt_r1.programs.launcher import check_device
@@ -33,7 +33,6 @@ from prompt_r1.settings.agent import (
     is_mini,
     is_mini_data,
 )
-from prompt_r1.settings.flags import parse_arguments
 from prompt_r1.settings.functions import import_metric
 from prompt_r1.types import Question
 
@@ -45,7 +44,7 @@ def read_evaluation(arguments: list[str]) -> Evaluation:
 
     Raises UsageError for an evaluation that cannot start.
     """
-    config = _with_agent_and_folder(parse_arguments(EvaluateConfig, arguments))
+    config = _with_agent_and_folder(read_play_config(EvaluateConfig, arguments))
     check_device(config.device)
     for name in config.metric:
         import_metric(name)

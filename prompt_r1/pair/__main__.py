@@ -15,10 +15,9 @@ from ipaddress import ip_address
 
 from prompt_r1.environments.specs import check_usd_limit
 from prompt_r1.errors import UsageError
-from prompt_r1.pair.settings import ServeConfig, check_pair, with_environment
+from prompt_r1.pair.settings import ServeConfig, check_pair, read_play_config, with_environment
 from prompt_r1.programs.command_line import run_program
 from prompt_r1.programs.text import printable
-from prompt_r1.settings.flags import parse_arguments
 
 PACKAGES = ("starlette", "uvicorn")
 KEY = "PROMPT_R1_API_KEY"
@@ -26,7 +25,7 @@ KEY = "PROMPT_R1_API_KEY"
 
 def main(arguments: list[str]) -> None:
     """Serve until SIGTERM or Ctrl-C. The requests that run at that time are still answered."""
-    config = parse_arguments(ServeConfig, arguments)
+    config = read_play_config(ServeConfig, arguments)
     missing = [package for package in PACKAGES if find_spec(package) is None]
     if missing:
         raise UsageError(f"the server needs {' and '.join(missing)}: pip install {' '.join(missing)}")

@@ -227,6 +227,7 @@ def load(
         seed=seed,
         temperature=temperature,
         device=device,
+        given=frozenset({"env_args"} if env_args else ()),
     )
     named = resolve_agent(config.agent)
     loop = LoopThread()

@@ -8,9 +8,9 @@ from prompt_r1.pair.named_agent import NamedAgent, resolve_agent
 from prompt_r1.programs.launcher import check_device
 from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
 from prompt_r1.settings.fields import ANY, POSITIVE, Range, everyday_setting, setting
-from prompt_r1.settings.flags import parse_arguments
+from prompt_r1.settings.flags import given_values
 
-Given = TypeVar("Given", bound=EnvironmentConfig)
+Config = TypeVar("Config", bound="PlayConfig")
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class PlayConfig(EnvironmentConfig):
     )
     max_new: int = everyday_setting(0, "new tokens per turn; 0: as in training", defines_experiment=True)
     device: str = setting("auto", "auto, cpu or cuda")
+    given: frozenset[str] = frozenset()  # the names of the settings that the user gave; no setting
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,15 @@ class ServeConfig(PairConfig):
     request_seconds: float = everyday_setting(300.0, "limit of seconds per question", POSITIVE)
 
 
+def read_play_config(kind: type[Config], arguments: list[str]) -> Config:
+    """Read a config from its flags, and note which are given. Raises UsageError as `given_values` does."""
+    values = given_values(kind, arguments, presets={})
+    return kind(**values, given=frozenset(values))
+
+
 def read_infer_config(arguments: list[str]) -> tuple[InferConfig, NamedAgent]:
     """Read the settings of infer.py, and find its agent. Raises UsageError as `check_pair` does."""
-    config = parse_arguments(InferConfig, arguments)
+    config = read_play_config(InferConfig, arguments)
     return config, check_pair(config)
 
 
@@ -92,15 +99,10 @@ def with_environment(config: PairConfig, trained: AgentConfig) -> PairConfig:
     return replace(settings_of_training(config, trained), env=trained.env)
 
 
-def settings_of_training(given: Given, trained: AgentConfig) -> Given:
+def settings_of_training(config: Config, trained: AgentConfig) -> Config:
     """A user's settings for the environment of an agent's training.
 
-    System message, fields of requests and route are those of the training, unless the user gave others.
+    System message, fields of requests and route are those of the training, unless the user gave them.
     """
-    default = EnvironmentConfig()
-    return replace(
-        given,
-        env_system=trained.env_system if given.env_system == default.env_system else given.env_system,
-        env_args=given.env_args or trained.env_args,
-        route=trained.route if given.route == default.route else given.route,
-    )
+    inherited = {"env_system", "env_args", "route"} - config.given
+    return replace(config, **{name: getattr(trained, name) for name in inherited})
