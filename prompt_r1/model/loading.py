@@ -126,8 +126,9 @@ def _check_memory(
     path: str | Path, config: PretrainedConfig, weights: torch.dtype, device: torch.device
 ) -> None:
     """Raise UsageError if the weights of a model do not fit the free memory of the device."""
-    # A hub id whose weights are not downloaded yet has no files.
-    stored = sum(file.stat().st_size for file in model_folder(path).glob("*.safetensors"))
+    # A hub id whose weights are not downloaded yet has no files. Some folders have the weights twice, such as
+    # Mistral's, but transformers loads model.safetensors or model-00001-of-00002.safetensors, … alone.
+    stored = sum(file.stat().st_size for file in model_folder(path).glob("model*.safetensors"))
     # A config may name no dtype. Then its weights are taken for float32.
     stored_dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     needed = stored * weights.itemsize // stored_dtype.itemsize

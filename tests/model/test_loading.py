@@ -3,6 +3,7 @@
 import gc
 import json
 import pickle
+import shutil
 import time
 import weakref
 from collections.abc import Callable
@@ -80,7 +81,7 @@ def foreign_code(folder: Path) -> None:
 
 def larger_in_float32_than_memory(folder: Path) -> None:
     config(dtype="bfloat16")(folder)
-    with (folder / "more.safetensors").open("wb") as file:
+    with (folder / "model-2.safetensors").open("wb") as file:
         file.truncate(free_memory(CPU) * 3 // 4)  # takes no room on the disk
 
 
@@ -191,6 +192,14 @@ def test_the_memory_that_a_model_needs_is_that_of_all_its_files(tmp_path, monkey
     monkeypatch.setattr(loading, "free_memory", lambda device: sum(sizes) - 1)
     with pytest.raises(UsageError, match="GB of memory"):
         load_policy(tmp_path, device=CPU)
+
+
+def test_weights_in_a_form_that_is_not_loaded_need_no_memory(tmp_path, monkeypatch):
+    """A bug: Mistral's consolidated.safetensors counted too, so a GPU with room for the model was refused."""
+    size = (tiny.save_agent(tmp_path) / WEIGHTS).stat().st_size
+    shutil.copy(tmp_path / WEIGHTS, tmp_path / "consolidated.safetensors")
+    monkeypatch.setattr(loading, "free_memory", lambda device: size)
+    load_policy(tmp_path, device=CPU)
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_size_that_does(tmp_path, monkeypatch):
