@@ -43,8 +43,9 @@ The last run has the paper's instruction (400 tokens in place of 60), SmolLM2 an
 docs/models.md, "A small real model", with 16 steps. The question is whether validation EM rises. One seed
 compares nothing.
 
-    python -m prompt_r1.training.warm_start --agent smollm2 --games mini:pop --preset paper --out runs/warm
-    python train.py --config small --agent runs/warm/agent --instruction paper --max-turns 2 \
+    python -m prompt_r1.training.warm_start --agent smollm2 --games mini:pop --preset paper \
+        --out runs/warm-paper
+    python train.py --config small --agent runs/warm-paper/agent --instruction paper --max-turns 2 \
         --max-tokens 1024 --steps 16 --save-every 4 --out runs/long
 """
 

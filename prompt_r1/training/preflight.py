@@ -1,7 +1,9 @@
 """Read the settings of train.py and of the warm start; check the files, folders and keys that they name."""
 
 import os
+from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 from prompt_r1.data.questions import check_data
 from prompt_r1.data.rows import read_rows
@@ -74,4 +76,7 @@ def read_warm_start_config(arguments: list[str]) -> FineTuningConfig:
             raise UsageError(f"--games {config.games}: choose mini, or mini: and {', '.join(TRAINING_MIX)}")
     elif next(iter(read_rows(config.games)), None) is None:
         raise UsageError(f"--games {config.games}: there are no games in it")
-    return config
+    out = config.out or f"runs/sft-seed{config.seed}"
+    if (Path(out) / "agent").exists():
+        raise UsageError(f"{out} has an agent, which would be replaced: give another --out")
+    return replace(config, out=out)

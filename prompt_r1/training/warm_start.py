@@ -51,8 +51,7 @@ Game = tuple[Question, list[Turn]]
 def main(config: FineTuningConfig) -> None:
     """Warm-start an agent, and print the command that trains it."""
     limit_threads()  # With --threads, `fine_tune_agent` sets another number.
-    out = Path(config.out or f"runs/sft-seed{config.seed}")
-    folder = learn_games(config, out)
+    folder = learn_games(config, Path(config.out))
     preset = preset_of(config.agent, default=config.preset)
     then = command("train.py", "--config", preset, "--agent", folder)
     print(f"The agent is saved in {folder}. Train it:\n{then}")

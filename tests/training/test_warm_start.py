@@ -21,6 +21,7 @@ from prompt_r1.protocol import Codec, parse
 from prompt_r1.reward import RULE_WITHOUT_ENVIRONMENT
 from prompt_r1.settings.agent import INSTRUCTIONS, AgentConfig
 from prompt_r1.training.log import Log
+from prompt_r1.training.preflight import read_warm_start_config
 from prompt_r1.training.settings import FineTuningConfig
 from prompt_r1.training.supervised import (
     batch_size_for,
@@ -287,6 +288,18 @@ def test_the_program_teaches_our_demonstrations_and_says_how_to_train(tmp_path, 
     assert f"train.py --config small --agent {folder}" in capsys.readouterr().out
     losses = [json.loads(line)["loss"] for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
     assert losses[-1] < losses[0]
+
+
+def test_a_second_warm_start_does_not_replace_the_agent_of_the_first(start, tmp_path, monkeypatch):
+    """A bug: without --out, warm starts of different agents and games all wrote to runs/sft-seed0."""
+    monkeypatch.chdir(tmp_path)
+    line = ["--agent", str(start), "--games", "mini"]
+    Path("runs/sft-seed0").mkdir(parents=True)
+    Path("runs/sft-seed0/metrics.jsonl").touch()
+    assert read_warm_start_config(line).out == "runs/sft-seed0", "one that was killed has no agent"
+    Path("runs/sft-seed0/agent").mkdir()
+    with pytest.raises(UsageError, match=r"runs/sft-seed0 has an agent, .* another --out"):
+        read_warm_start_config(line)
 
 
 def test_the_method_sft_fine_tunes_only_once(start, tmp_path):
