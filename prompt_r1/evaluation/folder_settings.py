@@ -18,7 +18,7 @@ from prompt_r1.evaluation.predictions import FILE
 from prompt_r1.evaluation.settings import EvaluateConfig
 from prompt_r1.pair.named_agent import NamedAgent
 from prompt_r1.programs.files import replace_file
-from prompt_r1.settings.agent import MINI_AGENT
+from prompt_r1.settings.agent import MINI_AGENT, SMOLLM2, is_mini_data
 from prompt_r1.settings.fields import experiment_values, flag_of, read_mapping
 
 SETTINGS = "config.yaml"
@@ -68,19 +68,21 @@ def dependencies_of(evaluation: Evaluation) -> dict[str, str]:
     """
     config = evaluation.config
     found = {}
-    names = [*config.train_data, *config.val_data, *config.optimizer_env.split(",")]
+    paths = [name for name in (*config.train_data, *config.val_data) if not is_mini_data(name)]
+    asked_names = config.optimizer_env.split(",")
     for system, agent in evaluation.systems.items():
         if system.environment:
             asked = evaluation.environments[system.environment]
             found[f"request to {system.environment}"] = repr([asked.env_system, asked.env_args, asked.route])
-            names += system.environment.split(",")
+            asked_names += system.environment.split(",")
         if METHODS[system.method].agent == "start":
             found[f"game of {agent.start}"] = game_of_start(agent)
-            names.append(agent.start)
+            if agent.start not in (MINI_AGENT, SMOLLM2):
+                paths.append(agent.start)
         elif METHODS[system.method].agent:
-            names.append(str(agent.built().path))
-    paths = [name.removeprefix("hf:") for name in names]  # hf:DIR is an environment.
-    here = [_agent_folder(path) for path in paths if path and Path(path).exists()]
+            paths.append(str(agent.built().path))
+    paths += [name.removeprefix("hf:") for name in asked_names if name.startswith("hf:")]
+    here = [_agent_folder(path) for path in paths if Path(path).exists()]
     # An agent may occur several times, by its folder and by its run. Its weights are read only once.
     for path in dict.fromkeys(here):
         found[f"digest of {path}"] = _digest(Path(path))

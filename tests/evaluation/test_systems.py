@@ -426,6 +426,19 @@ def test_the_agent_mini_has_a_digest():
     assert "mini" in digest and digest.startswith("digest of /")
 
 
+def test_a_folder_beside_the_run_is_not_taken_for_what_has_its_name(tmp_path, monkeypatch):
+    """A bug: with a folder `mini`, every change in it refused the next evaluation in the mini world."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("mini", "smollm2", "large"):
+        Path(name).mkdir()
+    agents = {start: NamedAgent(start, TrainConfig(), start) for start in ("mini", "smollm2")}
+    data = {"train_data": ("mini",), "val_data": ("mini",)}
+    config = EvaluateConfig(
+        agent=("mini", "smollm2"), env=("mini", "smollm2,large"), method=("untrained",), **data
+    )
+    assert digested_by(config, agents) == set()
+
+
 def test_a_users_function_is_asked_for_questions_after_all_other_checks(tmp_path, monkeypatch):
     """A bug: with `--env hf:nosuch`, a function that took minutes ran before the mistake was reported."""
     (tmp_path / "slow_questions.py").write_text("def questions():\n    raise SystemExit('it was asked')\n")
