@@ -9,7 +9,8 @@ number says what it has cost. So the last line of a number counts. If a line has
 sent again.
 
 If the disk becomes full, replies that have been paid must still be written. So each rank keeps a reserve, a
-file that is removed then, and no further request is sent.
+file with room for a long reply to each request that runs. If one of these replies meets a full disk, the
+reserve is removed, and no further request is sent.
 """
 
 import errno
@@ -26,7 +27,7 @@ from prompt_r1.programs.files import append_line
 from prompt_r1.programs.reading import check_values, json_object
 from prompt_r1.spending import Spending
 
-RESERVE_BYTES = 2**18  # room for the replies of the requests that run when the disk becomes full
+REPLY_BYTES = 2**16  # The reserve counts a reply as this large: some 16,000 tokens with its thinking.
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -60,19 +61,32 @@ class Journal:
         self._file = os.open(own, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o644)
         self._own = own
         self._reserve = folder / f".reserve-rank{rank}"
-        self._reserve.write_bytes(os.urandom(RESERVE_BYTES))  # Some file systems store zeros in no room.
+        self._reserve.write_bytes(b"")
+        self._running = 0  # requests that have begun and not ended
 
     def begin(self, key: str, cost_if_lost: Spending) -> int:
         """Write what a request costs if the process is killed now. Returns the number of the request.
 
-        Raises OSError if the line cannot be written, or if the disk was full before: no request is sent then.
+        Raises OSError if the disk has no room for this line or for the reply, or if it was full before: no
+        request is sent then.
         """
         number = next(self._numbers)
         if self.records:
-            if not self._reserve.exists():
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._own))
-            self._append({"key": key, "call": number, "charged": cost_if_lost.amounts})
+            self._reserve_room(self._running + 1)
+            line = {"key": key, "call": number, "charged": cost_if_lost.amounts}
+            append_line(self._file, json.dumps(line))
+            self._running += 1
         return number
+
+    def _reserve_room(self, requests: int) -> None:
+        """Let the reserve have room for the replies of this many requests. Raises OSError."""
+        if not self._reserve.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._own))
+        missing = requests * REPLY_BYTES - self._reserve.stat().st_size
+        if missing > 0:
+            with self._reserve.open("ab") as file:
+                # Some file systems compress zeros away, so zeros would reserve nothing.
+                file.write(os.urandom(missing))
 
     def end(
         self, number: int, key: str, charged: Spending, reply: Reply | None = None, **shown: object
@@ -83,15 +97,16 @@ class Journal:
         """
         if not self.records:
             return
+        self._running -= 1
         line: dict[str, object] = {"key": key, "call": number, "charged": charged.amounts}
         if reply is None:
-            self._append(line)
+            self._append_also_if_full(line)
         else:
             line |= {"reply": asdict(reply), "time": round(time.time(), 3), "usd": charged.usd, **shown}
-            self.places[key] = (self._own, self._append(line))
+            self.places[key] = (self._own, self._append_also_if_full(line))
 
-    def _append(self, line: dict[str, object]) -> int:
-        """Append a line to this rank's file. Returns the place where it begins."""
+    def _append_also_if_full(self, line: dict[str, object]) -> int:
+        """Append a line, on a full disk in the room of the reserve. Returns the place where it begins."""
         text = json.dumps(line)
         try:
             return append_line(self._file, text)

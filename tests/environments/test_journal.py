@@ -280,21 +280,32 @@ def test_a_disk_that_is_full_for_a_moment_loses_no_reply_before_or_after_it(room
 
 
 @pytest.mark.parametrize("room", [0, 100, 1000, 2000, 3000])
-def test_a_disk_that_stays_full_loses_no_reply_that_was_paid(room: int, tmp_path, monkeypatch) -> None:
-    """A bug: of eight requests that ran when the disk became full, four were paid, and paid again later."""
-    write, left = os.write, room
+@pytest.mark.parametrize("thinking", [0, 50_000])
+def test_a_disk_that_stays_full_loses_no_reply_that_was_paid(
+    room: int, thinking: int, tmp_path: Path, monkeypatch
+) -> None:
+    """Bugs: of eight requests that ran when the disk became full, four were paid, and paid again later.
+
+    After that was mended, long replies were still lost: the reserve had room for short ones.
+    """
+    reserve = tmp_path / ".reserve-rank0"
+    write, left, reserved = os.write, room, 0
 
     def write_while_there_is_room(file: int, content: bytes) -> int:
-        nonlocal left
-        if not (tmp_path / ".reserve-rank0").exists():  # It has made room.
-            return write(file, content)
+        nonlocal left, reserved
+        if reserve.exists():
+            reserved = reserve.stat().st_size
+        else:
+            left += reserved
+            reserved = 0
         if left == 0:
             raise OSError(errno.ENOSPC, "No space left on device")
         written = write(file, content[:left])
         left -= written
         return written
 
-    asked = environment(CountingSource(concurrency=8), folder=tmp_path)
+    replies = [Reply(f"reply {sample}", reasoning="x" * thinking) for sample in range(30)]
+    asked = environment(CountingSource(*replies, concurrency=8), folder=tmp_path)
     with monkeypatch.context() as full:
         full.setattr(files.os, "write", write_while_there_is_room)
         calls = [reply(asked, sample=sample) for sample in range(30)]
@@ -308,19 +319,23 @@ def test_a_disk_that_stays_full_loses_no_reply_that_was_paid(room: int, tmp_path
     assert resumed.journal.spent.calls >= asked.members[0].source.calls
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_a_request_that_cannot_be_written_to_the_journal_is_not_sent_and_costs_nothing(
-    tmp_path, monkeypatch
+    code: int, tmp_path, monkeypatch
 ) -> None:
-    """A bug: it was counted as a lost request, and charged at its estimate."""
+    """Bugs: it was counted as a lost request, and charged at its estimate. On a full disk it was sent."""
+    write = os.write
 
     def fail(file: int, content: bytes) -> int:
-        raise OSError(errno.EIO, "Input/output error")
+        if (tmp_path / ".reserve-rank0").exists():
+            raise OSError(code, os.strerror(code))
+        return write(file, content)
 
     source, budget = CountingSource(), Budget(max_calls=1)
     asked = environment(source, folder=tmp_path, budget=budget)
     with monkeypatch.context() as broken:
         broken.setattr(files.os, "write", fail)
-        with pytest.raises(OSError, match="Input/output"):
+        with pytest.raises(OSError, match=os.strerror(code)):
             ask(asked)
     metrics = asked.take_metrics()
     assert source.calls == 0 and budget.spent == Spending()
