@@ -2,19 +2,19 @@
 
 In reading order:
 
+    sources          what one attempt of a source returns or raises
+    budget           prices, and limits on calls and dollars
+    journal          which calls were made, what they cost, and their replies
     environment      `ask`: draws the environment of a question, and sends the request until there is a reply
     route            which of several environments a question asks
     time_limit       gives up a request that takes much longer than usual
     failed_calls     warns of many failed calls, and ends the run if there are too many
     check            finds a wrong URL, key, model or setting by one request at the start
-    sources          what one attempt of a source returns or raises
     endpoint         an OpenAI-compatible server as a source: one request
     responses        reads the server's response: status, error, completion, usage
     local            a Hugging Face model in this process as a source
     own              an object of the user as a source
     reply_text       cuts thinking and end tokens from what a model wrote
-    journal          which calls were made, what they cost, and their replies
-    budget           prices, and limits on calls and dollars
     specs            opens environments by `--env SPEC`, and decides which of them gets the key
     asking           how an environment is asked for the answer itself, without an agent
 

@@ -221,7 +221,8 @@ def endpoint_of(
 def _can_leave_out(field: str, fields: Mapping[str, object]) -> bool:
     """Whether a request may be sent without a field that was rejected: not without the last limit of a reply.
 
-    `max_tokens` becomes `max_completion_tokens`, so only the latter can be the last.
+    A rejected `max_tokens` is sent again as `max_completion_tokens`. If that is rejected too, no limit would
+    be left.
     """
     is_last_limit = field == "max_completion_tokens" and "max_tokens" not in fields
     return field in fields and not is_last_limit

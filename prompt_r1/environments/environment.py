@@ -8,12 +8,15 @@ A call has three steps. Each step calls the next:
 
 A source is a server (endpoint.py), a model in this process (local.py) or an object of the user (own.py).
 
-Two sums hold limits: `budget.spent` of the run, which begins with what its journal holds, and
-`bill.charged_usd` of a game. Both count each request that may have been billed, also if its reply was lost.
+Three sums count what calls cost:
 
-A third sum is what a game costs, `bill.reply_cost`. It counts the replies alone, also those that were paid
-before and are in the journal. A user's reward may depend on it, so it must be the same when a resumed run
-plays the game again. A failed call counts as a call without tokens.
+    budget.spent       all requests of a run, at what they may have cost      for the limits of the run
+    bill.charged_usd   all requests of a game, at what they may have cost     for a limit of the game
+    bill.reply_cost    all replies to a game, also those from the journal     for the user's reward
+
+A request may have cost something although its reply was lost. `budget.spent` begins with what is in the
+journal. `bill.reply_cost` must be the same when a resumed run plays the game again from the journal. So it
+leaves out lost requests, and counts a failed call as one call without tokens.
 """
 
 import asyncio
@@ -57,11 +60,11 @@ MIN_BACK_OFF, MAX_BACK_OFF = 0.5, 30.0  # seconds
 SILENT_SECONDS = 10.0  # A longer wait is reported, once in each outage.
 
 NO_GAME = Caller()  # A call that no game makes.
-ONE_FREE_CALL = Spending(calls=1)  # A refused or failed call counts as a call, and costs nothing.
+ONE_FREE_CALL = Spending(calls=1)  # what a refused request costs; in `bill.reply_cost`, any failed call
 
 # What is counted for the metrics. A call may need several requests.
 COUNTED = (
-    "paid",  # calls that were sent, also if they failed or cost nothing
+    "paid",  # calls that were sent, also those that failed or cost nothing
     "failed_requests",  # requests without a reply
     "lost",  # failed requests that may have been billed
     "reused",  # calls whose reply was in the journal
@@ -104,7 +107,8 @@ class Call:
     def key(self) -> str:
         """The key under which the reply is recorded. Calls with the same key share a reply.
 
-        A server that rejects temperature 0 samples. Then the key of the call changes while it is sent.
+        If the server turns out to reject temperature 0, `source.samples` becomes True. The call then has
+        another key, under which its reply is recorded.
         """
         return self.key_if(samples=self.member.source.samples)
 
@@ -128,7 +132,7 @@ class EqualCalls:
     """Calls with the same key that are made at the same time: all wait for the one that is sent."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    failure: EnvError | Resumable | None = None  # Why the call that was sent has failed, if it has.
+    failure: EnvError | Resumable | None = None  # why the first of them failed; None if it has not
 
 
 class Environment:
@@ -174,8 +178,8 @@ class Environment:
             async with equal_calls.lock:
                 if equal_calls.failure:
                     raise equal_calls.failure
-                # Before the last stop, the server may have rejected temperature 0. Then its replies are under
-                # the keys of sampled calls, and this start of the run does not know it yet.
+                # If the server rejects temperature 0, an earlier start of the run has recorded its replies
+                # under the keys of a source that samples. This start may not know that yet.
                 recorded = self.journal.reply(call.key) or self.journal.reply(call.key_if(samples=True))
                 if recorded is None:
                     reply = await self._send(call)
@@ -186,7 +190,8 @@ class Environment:
         except (EnvError, Resumable) as failure:
             call.bill.reply_cost += ONE_FREE_CALL
             member.counts["errors"] += 1
-            if equal_calls.failure is None:  # This call was sent. The equal calls that wait fail with it.
+            is_first_to_fail = equal_calls.failure is None
+            if is_first_to_fail:  # The equal calls that wait will fail with it.
                 equal_calls.failure = failure
                 if isinstance(failure, EnvError):
                     self._failed_calls.add_failure(failure)
@@ -310,7 +315,7 @@ class Environment:
         totals = Counter(dict.fromkeys(COUNTED, 0))
         for member in self.members:
             totals.update(member.counts)
-        # `step_metrics` counts env/errors from the games.
+        # `step_metrics` (training/metrics.py) counts env/errors from the games.
         metrics = {f"env/{name}": float(count) for name, count in totals.items() if name != "errors"}
         for number, member in enumerate(self.members, start=1):
             if len(self.members) > 1:

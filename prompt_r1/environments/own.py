@@ -89,7 +89,8 @@ class OwnSource(Source):
         what = f"the environment {self.name}"
 
         def ask() -> object:
-            with user_code(what):  # It stands inside the thread, because no future holds a StopIteration.
+            # `user_code` converts errors inside the thread, because a future cannot hold a StopIteration.
+            with user_code(what):
                 return self._function(messages, **arguments)
 
         reply = ask() if inspect.iscoroutinefunction(self._function) else await in_daemon_thread(ask)

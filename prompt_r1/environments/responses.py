@@ -64,7 +64,7 @@ def read_reply(status: int, headers: Mapping[str, str], body: bytes, *, now: flo
     data = _object_of(body)
     choice = _first_choice(data)
     error = data.get("error") or choice.get("error")
-    fields = error if isinstance(error, dict) else {}
+    fields = error if isinstance(error, dict) else {}  # A 200 whose error is a text is read as a completion.
     is_ok = 200 <= status < 300
     if is_ok and not any(fields.values()):
         return _read_completion(data, choice, body)
@@ -144,12 +144,12 @@ def _read_completion(data: Mapping[str, object], choice: Mapping[str, object], b
 def billed_tokens(usage: object) -> tuple[int, int]:
     """The tokens in and out that a reply is billed for; 0 where the server does not say.
 
-    The forms of usage:
+    The forms of usage, each with an example and what it is billed for:
 
-        OpenAI        cached tokens are a part of the prompt, and thinking is a part of the completion
-        Anthropic     `input_tokens` and no total; cached tokens are counted beside the input
-        some proxies  cached tokens are counted beside the prompt
-        some servers  thinking is counted beside the completion
+        OpenAI        prompt 30 with 10 cached, completion 25 with 20 of thinking, total 55     30, 25
+        Anthropic     input 20, beside it 10 cached, output 5, no total                         30, 5
+        some proxies  prompt 20, beside it 10 cached, completion 5, total 35                    30, 5
+        some servers  prompt 30, completion 5, beside it 20 of thinking, total 55               30, 25
 
     Thinking is added to the completion if there is more of it than of the completion. Cached tokens are added
     to the prompt if there are more of them, if the usage has Anthropic's form, or if the sum then equals the

@@ -54,15 +54,17 @@ def kind_of(name: str) -> Kind:
 def trusted_names(*, typed: Iterable[str], opened: Iterable[str]) -> set[str]:
     """The names whose object is imported, or whose server gets OPENAI_API_KEY.
 
-    `typed` are the SPECs on the command line, and `opened` are all that the run opens. An object is trusted
-    if the user typed its name. If the run opens any MODEL without URL, the key is meant for these MODELs
-    alone. Otherwise the URLs that the user typed get it.
+    `typed` are the SPECs on the command line, and `opened` are all that the run opens:
+
+        objects  are imported if the user typed their name
+        the key  goes to every MODEL without URL; if there is none, to the URLs that the user typed
     """
     typed_names = _names(typed)
     objects = {name for name in typed_names if kind_of(name) == "own"}
-    urls = {name for name in typed_names if kind_of(name) == "url"}
+    typed_urls = {name for name in typed_names if kind_of(name) == "url"}
     models = {name for name in _names(opened) if kind_of(name) == "model"}
-    return objects | (models or urls)
+    get_key = models or typed_urls
+    return objects | get_key
 
 
 def _names(specs: Iterable[str]) -> set[str]:
