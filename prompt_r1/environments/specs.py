@@ -1,4 +1,4 @@
-"""Open environments by `--env SPEC`. A new kind of name begins in `kind_of`.
+"""Open environments by `--env SPEC`. A new kind of name goes to `kind_of`, `_check_spec` and `_open_source`.
 
 A SPEC is one or several names, separated by commas. A SPEC that is read from a file may come from anyone, so
 `trusted_names` decides which code may run, and which servers get the key.
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from prompt_r1.environments.budget import FREE, Budget, Price, parse_price, parse_prices
 from prompt_r1.environments.environment import Environment
@@ -25,6 +25,8 @@ from prompt_r1.settings.functions import OBJECT_PREFIX, import_object
 
 if TYPE_CHECKING:  # torch is not imported here, so that a wrong SPEC is reported at once.
     import torch
+
+    from prompt_r1.environments.endpoint import Endpoint
 
 BUILT_IN = (*MINI_ENVIRONMENTS, "none")  # With `none`, an agent answers alone, and asks nothing.
 Kind = Literal["built-in", "local", "own", "url", "model"]
@@ -102,17 +104,11 @@ def check_usd_limit(flag: str, config: EnvironmentConfig) -> None:
         )
 
 
-class Opener(Protocol):
-    """Opens an environment whose name has been resolved. Each kind of environment takes what it needs."""
-
-    def __call__(self, *, seed: int, device: "torch.device | None", priced: bool) -> Source: ...
-
-
 def check_environment(spec: str, config: EnvironmentConfig, *, trusted: Collection[str]) -> None:
     """Raise UsageError for what is wrong with a SPEC and its settings, before anything is loaded."""
     for price in config.env_price:
         parse_price(price)
-    resolve(spec, config, trusted=trusted)
+    _check_spec(spec, config, trusted=trusted)
     for name in spec.split(","):
         if kind_of(name) == "url":
             from prompt_r1.environments.endpoint import check_listening
@@ -136,12 +132,18 @@ def open_environment(
     `prices`, by the names of environments, replaces --env-price. The caller closes the environment. Raises
     UsageError for a SPEC that cannot be opened with these settings.
     """
-    openers = resolve(spec, config, trusted=trusted)
-    price_of = parse_prices(config.env_price, list(openers)) if prices is None else prices
+    _check_spec(spec, config, trusted=trusted)  # All names are checked before the first model is loaded.
     names = spec.split(",")
+    price_of = parse_prices(config.env_price, names) if prices is None else prices
     account = account or open_account(config)
+    sources = [
+        _open_source(
+            name, config, is_trusted=name in trusted, seed=seed, device=device, priced=price_of[name] != FREE
+        )
+        for name in names
+    ]
     return Environment(
-        [openers[name](seed=seed, device=device, priced=price_of[name] != FREE) for name in names],
+        sources,
         journal=account.journal,
         budget=account.budget,
         prices=[price_of[name] for name in names],
@@ -164,60 +166,83 @@ def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environ
     return Environment([source], budget=open_account(config).budget, prices=[price])
 
 
-def resolve(spec: str, config: EnvironmentConfig, *, trusted: Collection[str]) -> dict[str, Opener]:
-    """Find out what each name in a SPEC stands for, and how it is opened. Nothing is loaded yet.
-
-    Raises UsageError for names that stand for no environment, and for settings that are wrong.
-    """
-    fields = parse_fields(config.env_args)
+def _check_spec(spec: str, config: EnvironmentConfig, *, trusted: Collection[str]) -> None:
+    """Raise UsageError for wrong settings, and for names that stand for no environment. Loads no model."""
+    parse_fields(config.env_args)
     if config.max_env_usd:
         check_usd_limit("--max-env-usd", config)
     names = spec.split(",")
     Route(config.route, len(names))  # This raises UsageError for a wrong route.
-    return {name: _opener(name, config, fields, is_trusted=name in trusted) for name in names}
+    for name in names:
+        match kind_of(name):
+            case "own":
+                _object_of(name, is_trusted=name in trusted)
+            case "local":
+                folder = name.removeprefix("hf:")
+                if is_gguf(folder):
+                    gguf_file(folder)  # This raises UsageError if the file cannot be used.
+                elif not (Path(folder) / "config.json").exists():
+                    raise UsageError(
+                        f"the environment {name!r}: there is no Hugging Face model in {folder!r}"
+                    )
+            case "model" if name.startswith("mini-") and "@" not in name:
+                raise UsageError(
+                    f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
+                )
+            case "url" | "model":
+                _endpoint(name, config, is_trusted=name in trusted)
 
 
-def _opener(
-    name: str, config: EnvironmentConfig, fields: Mapping[str, object], *, is_trusted: bool
-) -> Opener:
-    """How one name is opened. Raises UsageError for a name that stands for no environment."""
-    limit = limit_in(fields)
-    system, concurrency = config.env_system, config.env_concurrency
+def _open_source(
+    name: str,
+    config: EnvironmentConfig,
+    *,
+    is_trusted: bool,
+    seed: int,
+    device: "torch.device | None",
+    priced: bool,
+) -> Source:
+    """Open the source of a name that `_check_spec` has accepted."""
     match kind_of(name):
-        case ("built-in" | "own") as kind:
-            own = _object_of(name, is_trusted=is_trusted)
+        case "built-in" | "own" as kind:
             # What is built in replies at once, so its calls need no limit.
-            most_calls = concurrency if kind == "own" else sys.maxsize
-            return lambda *, seed, device, priced: OwnSource(
-                own, seed=seed, name=name, concurrency=most_calls, priced=priced, reply_limit=limit
+            most_calls = config.env_concurrency if kind == "own" else sys.maxsize
+            return OwnSource(
+                _object_of(name, is_trusted=is_trusted),
+                seed=seed,
+                name=name,
+                concurrency=most_calls,
+                priced=priced,
+                reply_limit=limit_in(parse_fields(config.env_args)),
             )
         case "local":
-            folder = name.removeprefix("hf:")
-            if is_gguf(folder):
-                gguf_file(folder)  # This raises UsageError if the file cannot be used.
-            elif not (Path(folder) / "config.json").exists():
-                raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
+            from prompt_r1.environments.local import load_local
 
-            def open_local(*, seed: int, device: "torch.device | None", priced: bool) -> Source:
-                from prompt_r1.environments.local import load_local
-
-                assert device is not None, f"{name} needs a device"
-                return load_local(
-                    name, fields=fields, system=system, seed=seed, slots=concurrency, device=device
-                )
-
-            return open_local
-        case "model" if name.startswith("mini-") and "@" not in name:
-            raise UsageError(
-                f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
+            assert device is not None, f"{name} needs a device"
+            return load_local(
+                name,
+                fields=parse_fields(config.env_args),
+                system=config.env_system,
+                seed=seed,
+                slots=config.env_concurrency,
+                device=device,
             )
         case "url" | "model":
-            # It is imported here, because other environments need no HTTP.
-            from prompt_r1.environments.endpoint import endpoint_of
+            return _endpoint(name, config, is_trusted=is_trusted)
 
-            key = os.environ.get("OPENAI_API_KEY", "") if is_trusted else ""
-            endpoint = endpoint_of(name, key=key, fields=fields, system=system, concurrency=concurrency)
-            return lambda *, seed, device, priced: endpoint
+
+def _endpoint(name: str, config: EnvironmentConfig, *, is_trusted: bool) -> "Endpoint":
+    """The endpoint of a name. Raises UsageError for a malformed name, and for a key that cannot be used."""
+    # It is imported here, because other environments need no HTTP.
+    from prompt_r1.environments.endpoint import endpoint_of
+
+    return endpoint_of(
+        name,
+        key=os.environ.get("OPENAI_API_KEY", "") if is_trusted else "",
+        fields=parse_fields(config.env_args),
+        system=config.env_system,
+        concurrency=config.env_concurrency,
+    )
 
 
 def _object_of(name: str, *, is_trusted: bool) -> Any:
