@@ -23,11 +23,6 @@ from prompt_r1.training.settings import FineTuningConfig
 def read_train_config(arguments: list[str]) -> TrainConfig:
     """Read the settings of a training. Raises UsageError for a training that cannot start."""
     config = train_config(arguments)
-    if config.loss_function:
-        # This imports torch, as the user's function does.
-        from prompt_r1.training.loss_function import try_loss
-
-        try_loss(config)
     _check_rank()
     check_device(config.device)
     if config.wandb and find_spec("wandb") is None:

@@ -23,7 +23,7 @@ from prompt_r1.training.batches import make_batch
 from prompt_r1.training.checkpoint import begin_states
 from prompt_r1.training.forked_ranks import fork_ranks
 from prompt_r1.training.log import Log
-from prompt_r1.training.loss_function import make_loss
+from prompt_r1.training.loss_function import make_loss, try_loss
 from prompt_r1.training.models import layout_of, load_learner, load_reference
 from prompt_r1.training.run import Run, RunQuestions, with_steps
 from prompt_r1.training.run_folder import LOCK, claim, open_run
@@ -40,6 +40,10 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
     reverse order. Raises UsageError, FatalEnvError or Resumable. An error inside `with` ends the ranks.
     """
     fork_ranks(config.ranks, device=config.device, questions=config.questions)
+    if config.loss_function:
+        # Every rank tries it. On a machine with a GPU, torch refuses each backward of a fork whose parent has
+        # called one.
+        try_loss(config)
     with Interrupt() as interrupt:
         layout = layout_of(config, world_size=launcher_number("WORLD_SIZE", default=1))
         ranks = start_ranks(config.device, layout)

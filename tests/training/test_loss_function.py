@@ -190,11 +190,26 @@ MISTAKES = [
 @pytest.mark.parametrize(("name", "sentence"), MISTAKES, ids=[name for name, _ in MISTAKES])
 def test_a_mistake_in_a_loss_is_one_sentence_before_the_first_game(own, name, sentence):
     """Of a run whose endpoint does not answer: the loss is tried before it is asked."""
-    line = f"--config mini --env m@http://127.0.0.1:9/v1 --kl-coef 0 --loss-function own_loss:{name}"
+    line = f"--config mini --ranks 1 --env m@http://a.invalid/v1 --kl-coef 0 --loss-function own_loss:{name}"
     with pytest.raises(UsageError, match=f"^--loss-function.*{sentence}") as refused:
-        read_train_config(line.split())
+        run_here("train.py", *line.split())
     assert "\n" not in str(refused.value)
-    assert not (own / "runs").exists()
+
+
+def test_no_backward_runs_before_the_ranks_are_forked(own, monkeypatch):
+    """A bug: with --device cpu on a machine with a GPU, torch refused the backward of every rank."""
+    events = []
+    backward = torch.Tensor.backward
+
+    def noted_backward(total: torch.Tensor) -> None:
+        events.append("backward")
+        backward(total)
+
+    monkeypatch.setattr(torch.Tensor, "backward", noted_backward)
+    monkeypatch.setattr("prompt_r1.training.start.fork_ranks", lambda *_, **__: events.append("fork"))
+    with pytest.raises(UsageError, match="no finite gradient"):
+        run_here("train.py", *"--config mini --loss-function own_loss:infinite_gradient".split())
+    assert events == ["fork", "backward"]
 
 
 @pytest.mark.parametrize("name", ["first_version", "dr_grpo", "dual_clip", "gspo", "cispo"])
@@ -249,7 +264,7 @@ def test_after_a_loss_that_fails_the_run_goes_on_from_its_last_step(own, asking_
     kept = load_tensors(own / "failing/agent")
 
     (own / "broken").touch()
-    monkeypatch.setattr("prompt_r1.training.loss_function.try_loss", lambda config: None)  # it would see it
+    monkeypatch.setattr("prompt_r1.training.start.try_loss", lambda config: None)  # it would see it
     with pytest.raises(UsageError, match=r"own_loss:broken_for_now returned the"):
         run_here("train.py", *line, "failing")
     assert [row["step"] for row in read_metrics(own / "failing")] == [0, 1]
