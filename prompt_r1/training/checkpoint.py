@@ -59,8 +59,8 @@ class State:
     """The state of a run besides weights and optimiser."""
 
     trained_step: int = 0  # the last step whose update is in the weights
-    logged_step: int = -1  # the last step whose line in metrics.jsonl is final
-    # The metrics of `trained_step`, unless its line is final. A resumed run then writes the line again.
+    # The metrics of `trained_step`, from which a resumed run writes the line of this step again. {}: the line
+    # is final.
     unlogged_metrics: dict[str, float] = field(default_factory=dict)
     best_step: int = -1
     best_em: float = -1.0  # below 0: no validation has judged an agent yet
@@ -69,6 +69,11 @@ class State:
     validation: str = ""  # digest of the validation questions
     start: str = ""  # digest of the agent that the run started from
     format: int = FORMAT
+
+    @property
+    def logged_step(self) -> int:
+        """The last step whose line in metrics.jsonl is final; -1 in a new run."""
+        return self.trained_step - 1 if self.unlogged_metrics else self.trained_step
 
 
 def save_checkpoint(

@@ -102,8 +102,6 @@ class Record:
         ranks.on_every_rank(lambda: log.write_games(f"step-{step:06d}", games_PG))
         measured = step_metrics(games_PG, ranks, rollout_seconds=log.seconds["rollout"])
         self.state.trained_step = step
-        # The line of the step before is final from now on, so a resumed run finishes only this step again.
-        self.state.logged_step = step - 1
         self.state.unlogged_metrics = {"step": step, **stats.metrics(ranks), **measured}
         # The calls of the games are added now, because a signal may stop the validation, and the run is then
         # saved. `finish_step` adds the calls of the validation.
@@ -117,7 +115,7 @@ class Record:
         In a new run this is step 0. In a resumed run it is the step that was trained last before the run
         stopped. If --steps makes it the last step of the run, it is now validated and exported.
         """
-        if self.state.logged_step < self.state.trained_step:
+        if self.state.unlogged_metrics:
             self.finish_step()
 
     def finish_step(self) -> None:
@@ -147,13 +145,12 @@ class Record:
         # Export and save, if there is something to keep.
         is_best = self.export_if_best(metrics, is_save_step=is_save_step)
         if is_best or is_save_step:
-            state.logged_step = step
             state.unlogged_metrics = {}
             self.save()
             self.update_report()
         else:
             # The line may still change: if the run stops before it trains another step, the resumed run
-            # finishes this step again, perhaps with a validation. So `logged_step` stays the step before.
+            # finishes this step again, perhaps with a validation.
             state.unlogged_metrics = metrics
 
         # Report alarms, and stop if a signal came.

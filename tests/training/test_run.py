@@ -86,7 +86,7 @@ class ScriptedRecord(Record):
                 self.validation[name.replace("_", "/")] = value
             else:
                 line[name] = value
-        self.state.trained_step, self.state.logged_step = number, number - 1
+        self.state.trained_step = number
         self.state.unlogged_metrics = line
         self.finish_step()
 
@@ -339,7 +339,6 @@ def test_each_reason_of_the_steps_without_an_optimiser_step_is_named_once(base, 
 
 def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(base, tmp_path):
     record = run_to_step_5(base, tmp_path)
-    record.state.logged_step = 4
     record.state.unlogged_metrics = {"step": 5, "em": 0.25}  # updated, but not finished
     record.save()
     resumed = resume(tmp_path, base)
@@ -350,7 +349,6 @@ def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(bas
 def test_a_run_that_is_resumed_with_fewer_steps_saves_the_step_that_was_not_finished(base, tmp_path):
     """A bug: step 5 was neither the last step nor a multiple of --save-every, and `end_training` failed."""
     record = run_to_step_5(base, tmp_path)
-    record.state.logged_step = 4
     record.state.unlogged_metrics = {"step": 5, **HEALTHY}
     record.save()
     resumed = resume(tmp_path, base, steps=3, save_every=100)
