@@ -40,15 +40,14 @@ def start_run(config: TrainConfig) -> Iterator[Run]:
     reverse order. Raises UsageError, FatalEnvError or Resumable. An error inside `with` ends the ranks.
     """
     fork_ranks(config.ranks, device=config.device, questions=config.questions)
-    if config.loss_function:
-        # Every rank tries it. On a machine with a GPU, torch refuses each backward of a fork whose parent has
-        # called one.
-        try_loss(config)
     with Interrupt() as interrupt:
         layout = layout_of(config, world_size=launcher_number("WORLD_SIZE", default=1))
         ranks = start_ranks(config.device, layout)
         # A collective may fail because another rank has died. Then this is reported as RankLost.
         with errors_as_rank_lost(ranks):
+            if config.loss_function:
+                # On a machine with a GPU, torch refuses each backward of a fork whose parent has called one.
+                ranks.on_every_rank(lambda: try_loss(config))
             folder = ranks.on_first_rank(lambda: open_run(config.out))
             with (folder / LOCK).open("a+") as lock, asyncio.Runner() as runner:
                 ranks.on_first_rank(lambda: claim(lock, folder))
