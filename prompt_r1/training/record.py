@@ -1,6 +1,6 @@
 """What a training run writes down: metrics, validation, the best agent, checkpoints, alarms."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 from prompt_r1.data.sampler import digest_of
 from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError
-from prompt_r1.model.distributed import stop_ranks
+from prompt_r1.model.distributed import Ranks, stop_ranks
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.alarms import Alarms
 from prompt_r1.training.checkpoint import (
@@ -47,7 +47,7 @@ class Record:
     def resume(cls, run: Run) -> "Record":
         """The record of a run that goes on from its newest valid checkpoint, or begins with step 0.
 
-        Raises UsageError if the checkpoint belongs to another run.
+        Raises UsageError if the checkpoint belongs to another run, or if the ranks have different questions.
         """
         config, ranks = run.config, run.ranks
         # A new run begins with step 0, which validates the agent before training. Nothing is logged yet.
@@ -57,6 +57,7 @@ class Record:
             validation=digest_of(run.questions.validation),
             start=ranks.on_first_rank(lambda: digest_of_start(run.start)),
         )
+        check_same_on_all_ranks([state.questions, state.validation, digest_of(run.questions.test)], ranks)
         alarms = Alarms(agent=config.agent, gap=run.gap_limit, own_reward=bool(config.reward))
         record = cls(run, state, alarms)
         found = ranks.on_first_rank(lambda: newest_checkpoint(run.folder, say=run.log.say))
@@ -292,6 +293,19 @@ def em_of_validation(metrics: Mapping[str, float]) -> float:
     intact, broken = metrics["val/n"], metrics["val/errors"]
     right = round(metrics["val/em"] * intact)  # The log rounds val/em to six digits.
     return right / (intact + broken)
+
+
+def check_same_on_all_ranks(digests: Sequence[str], ranks: Ranks) -> None:
+    """Raise UsageError on every rank if the ranks have other digests of their questions.
+
+    Each rank takes its share of the questions by their numbers. So with other questions, or in another order,
+    some would be played twice and others never.
+    """
+    if any(other != digests for other in ranks.gather(digests)):
+        raise UsageError(
+            "the ranks have different questions, or the same ones in another order: a function of --data "
+            "must return the same list in each process (a set of texts has another order in each)"
+        )
 
 
 def check_same_origin(checkpoint: Path, saved: State, now: State, start: Path | str) -> None:

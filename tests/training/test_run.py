@@ -121,7 +121,7 @@ def resume(
         agent=None,  # No game is played.
         policy=policy,
         reference=None,
-        questions=SimpleNamespace(training=questions, validation=validation),
+        questions=SimpleNamespace(training=questions, validation=validation, test=()),
         optimizer=optimizer,
         rule=RULES["release"],
         own_reward=None,
@@ -516,3 +516,15 @@ def test_a_warm_up_takes_the_memory_of_the_reference_too(base, tmp_path):
         policy.model.base_model.register_forward_hook(lambda *_, policy=policy: computed.append(policy))
     warm_up(run)
     assert computed == [run.reference, run.policy]
+
+
+def test_ranks_with_other_questions_are_refused_on_every_rank():
+    """A bug: with other orders, some questions were played by two ranks and others by none."""
+
+    def refused(ranks: Ranks) -> bool:
+        with pytest.raises(UsageError, match="same list in each process"):
+            record_file.check_same_on_all_ranks(["digest", f"of rank {ranks.rank}"], ranks)
+        record_file.check_same_on_all_ranks(["digest", "of all"], ranks)
+        return True
+
+    assert on_each_rank(2, refused) == [True, True]
