@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +37,7 @@ from prompt_r1.pair.agent import (
 from prompt_r1.pair.dialogue import Piece, Pieces
 from prompt_r1.pair.named_agent import NamedAgent, resolve_agent
 from prompt_r1.pair.settings import PairConfig, with_environment
+from prompt_r1.settings.fields import checked_value
 from prompt_r1.types import Question, Trajectory
 
 T = TypeVar("T")
@@ -171,6 +172,8 @@ class Pair:
             raise UsageError("Limits(turns=…) must be 1 or more")
         if limits.usd is None:
             return
+        if not limits.usd > 0:  # also for NaN
+            raise UsageError("Limits(usd=…) must be above 0")
         members = self._pair.environment.members
         if all(member.price == FREE for member in members):
             raise UsageError(
@@ -229,6 +232,9 @@ def load(
         device=device,
         given=frozenset({"env_args"} if env_args else ()),
     )
+    for f in fields(config):
+        if f.name in ("max_env_usd", "temperature"):
+            checked_value(f, getattr(config, f.name), f.name)
     named = resolve_agent(config.agent)
     loop = LoopThread()
     try:

@@ -380,6 +380,24 @@ def test_a_limit_of_no_turns_is_refused(asked, pair):
 
 
 @pytest.mark.parametrize("asked", [ask, stream])
+@pytest.mark.parametrize("usd", [float("nan"), 0.0, -1.0])
+def test_a_limit_in_dollars_that_is_no_amount_is_refused(asked, usd, pair):
+    """A bug: no cost is above NaN, so this limit never ended a game."""
+    with pytest.raises(prompt_r1.UsageError, match="must be above 0"):
+        asked(pair, QUESTION, limits=prompt_r1.Limits(usd=usd))
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"temperature": -1.0}, {"max_env_usd": float("nan")}, {"max_env_usd": -1.0}]
+)
+def test_load_refuses_numbers_that_the_flags_refuse(arguments):
+    """A bug: the flags' ranges were not checked, and a limit of NaN dollars never ended a run."""
+    [name] = arguments
+    with pytest.raises(prompt_r1.UsageError, match=name):
+        prompt_r1.load("mini", env="mini", **arguments)
+
+
+@pytest.mark.parametrize("asked", [ask, stream])
 def test_a_closed_pair_says_so(asked):
     """It raised a CancelledError without a text."""
     with pair_of() as pair:
