@@ -18,6 +18,8 @@ from tests.support.tiny import think
 OWN = """
 import statistics
 
+import torch
+
 class Oracle:
     def ask(self, messages):
         return "The oracle says " + str(len(messages))
@@ -70,6 +72,9 @@ def misspelt_gold(answer, question):
 
 def by_turn(games):
     return [1.0, [float(number) for number in range(len(games[1].trajectory.turns))]]
+
+def tensors(games):
+    return [torch.tensor(1.0), torch.tensor([0.0, 1.0])]
 
 def one_short(games):
     return [1.0]
@@ -189,6 +194,8 @@ def two_games() -> list[ScoredGame]:
 
 def test_the_users_advantages_are_a_number_for_a_game_or_for_each_of_its_turns(own):
     assert import_advantages("own_code:by_turn")(two_games()) == [[1.0, 1.0], [0.0, 1.0]]
+    # A bug: torch raises a ValueError where float() of a list raises a TypeError.
+    assert import_advantages("own_code:tensors")(two_games()) == [[1.0, 1.0], [0.0, 1.0]]
 
 
 @pytest.mark.parametrize(
