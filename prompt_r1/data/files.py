@@ -195,4 +195,5 @@ def write_questions(path: Path, questions: Sequence[Question]) -> None:
         }
         lines.append(json.dumps(row, ensure_ascii=False, default=str))  # `default`: a column may hold dates.
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, "".join(f"{line}\n" for line in lines).encode())
+    # A lone surrogate in another column becomes its escape in JSON, such as \ud800.
+    replace_file(path, "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))

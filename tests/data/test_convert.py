@@ -359,3 +359,12 @@ def test_files_with_the_same_question_are_not_split_into_files_that_cannot_be_re
     with pytest.raises(UsageError, match=r"id 'q1' .*two files"):
         main(line)
     assert not any(path.exists() for path in written)
+
+
+def test_other_columns_may_hold_lone_surrogates(tmp_path: Path) -> None:
+    """A bug: `split` and `mix` ended with a UnicodeEncodeError when they wrote such a row."""
+    path = tmp_path / "notes.jsonl"
+    [question] = numbered_questions(1)
+    write_questions(path, [replace(question, extra={"note": "\ud800, Zürich"})])
+    assert load_questions(path)[0].extra["note"] == "\ud800, Zürich"
+    assert "Zürich" in path.read_text("utf-8")
