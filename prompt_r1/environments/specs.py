@@ -266,7 +266,7 @@ def parse_fields(text: str) -> dict[str, object]:
     """Parse --env-args, the JSON object of extra fields of each request."""
     try:
         fields = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"--env-args is not JSON ({error}): write '{{\"temperature\": 0.7}}', with both kinds of quotes"
         ) from None

@@ -163,6 +163,13 @@ def test_a_flag_with_its_default_value_replaces_a_setting_of_the_training(flag, 
     assert {name: getattr(settings, name) for name in names} == expected
 
 
+@pytest.mark.parametrize("env_args", ["{", "[" * 100_000])
+def test_env_args_that_are_no_json_are_refused_in_one_sentence(env_args) -> None:
+    """A bug: deep brackets, from the file of a stranger's agent, raised a RecursionError."""
+    with pytest.raises(UsageError, match="--env-args is not JSON"):
+        open_spec("mini", EnvironmentConfig(env_args=env_args))
+
+
 def test_prices_of_one_environment_replace_those_of_the_run() -> None:
     spec = "large@http://localhost:8000/v1"
     opened = partial(open_spec, spec, EnvironmentConfig(env_price=("1,2",)))
