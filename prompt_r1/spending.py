@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class Spending:
     """Calls with their tokens and dollars.
 
-    In the sums that hold a limit, an attempt without a reply that may have been billed counts as a call with
-    its estimated cost.
+    An attempt whose reply was lost may have been billed. Sums that are compared with a limit count it as one
+    call, at its estimated cost.
     """
 
     calls: int = 0

@@ -62,7 +62,8 @@ class Scheduler:
     """Waiting and running jobs, and the sequences that hold blocks."""
 
     def __init__(self, pool: BlockPool, *, max_sequences: int, prefill_tokens: int) -> None:
-        """
+        """Begins without jobs.
+
         max_sequences    the most running jobs
         prefill_tokens   the most prompt tokens in a step
         """

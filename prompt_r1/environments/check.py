@@ -38,7 +38,7 @@ async def _check(environment: Environment, member: Member) -> None:
     except OutOfBudget:
         return  # A run that plays from its journal may need no more calls.
     except TimeoutError:
-        if not limit.expired():  # The timeout of a network disk, on which the journal is.
+        if not limit.expired():  # A network disk, on which the journal is, has timed out.
             raise
         logger.warning("%s takes over %g s to reply", source, CHECK_SECONDS)
         return

@@ -41,7 +41,7 @@ def free_memory(device: torch.device) -> int:
     """
     if device.type == "cuda":
         # What is left if the next update needs as much as the largest one since `forget_peak`. torch keeps
-        # `reserved` bytes for this process, which can so use `free + reserved` in all.
+        # `reserved` bytes for this process, so it can use `free + reserved` in all.
         free, _ = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
         peak = torch.cuda.max_memory_allocated(device)

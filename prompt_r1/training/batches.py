@@ -146,8 +146,8 @@ def make_batch(
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device)
 
-    numbers_of_tokens = torch.tensor(game_numbers, dtype=torch.long, device=device)
-    return Batch(packed, column(engine), column(advantages), column(weights), numbers_of_tokens)
+    game_of_token = torch.tensor(game_numbers, dtype=torch.long, device=device)
+    return Batch(packed, column(engine), column(advantages), column(weights), game_of_token)
 
 
 def token_advantages(game: ScoredGame) -> list[float]:
