@@ -76,6 +76,7 @@ class Endpoint(Source):
         # A server on this machine is slow only because of load, which more requests increase.
         self.resends_slow = not is_loopback(base_url)
         self.parameters = {"url": base_url, "system": system, **self.fields}
+        # If the server rejects the temperature 0, it samples, but equal calls still share one reply.
         self.samples = self.fields.get("temperature") != 0
         self._transport = transport
         self._client: httpx.AsyncClient | None = None
@@ -146,8 +147,6 @@ class Endpoint(Source):
         if field == "max_tokens":
             fields.setdefault("max_completion_tokens", value)
         self.fields = fields
-        if field == "temperature":  # The server samples at its own temperature, even if 0 was given.
-            self.samples = True
 
     async def close(self) -> None:
         """Close the connections."""

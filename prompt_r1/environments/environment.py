@@ -27,6 +27,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from weakref import WeakValueDictionary
 
 from prompt_r1.environments.budget import FREE, Bill, Budget, Price
@@ -103,23 +104,15 @@ class Call:
     caller: Caller
     bill: Bill
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The key under which the reply is recorded. Calls with the same key share a reply.
-
-        If the server turns out to reject temperature 0, `source.samples` becomes True. The call then has
-        another key, under which its reply is recorded.
-        """
-        return self.key_if(samples=self.member.source.samples)
-
-    def key_if(self, *, samples: bool) -> str:
-        """The key for a source that samples its replies, or for one that does not.
 
         Games never share a sampled reply.
         """
         source, caller = self.member.source, self.caller
         asked_by: list[object] = []
-        if samples:
+        if source.samples:
             asked_by = [caller.question, caller.sample, caller.epoch]
         elif source.by_question:
             asked_by = [caller.question]
@@ -178,9 +171,7 @@ class Environment:
             async with equal_calls.lock:
                 if equal_calls.failure:
                     raise equal_calls.failure
-                # If the server rejects temperature 0, an earlier start of the run has recorded its replies
-                # under the keys of a source that samples. This start may not know that yet.
-                recorded = self.journal.reply(call.key) or self.journal.reply(call.key_if(samples=True))
+                recorded = self.journal.reply(call.key)
                 if recorded is None:
                     reply = await self._send(call)
                     cost = member.price.of_call(reply.tokens_in, reply.tokens_out)

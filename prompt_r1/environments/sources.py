@@ -86,7 +86,7 @@ class Source(ABC):
 
     name: str
     parameters: Mapping[str, object]
-    samples: bool  # True: it samples, so equal messages may get different replies.
+    samples: bool  # True: it samples, so games share no reply. It never changes: the journal depends on it.
     by_question: bool = False  # True: the reply depends on the question's id too.
     concurrency: int = sys.maxsize  # the most attempts at the same time
     reply_limit: int | None = None  # the most tokens of a reply; None: nothing limits them

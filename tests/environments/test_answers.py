@@ -1,7 +1,6 @@
 """What follows from a server's answer: a table, played through `Environment.ask`. No network, no clock."""
 
 import asyncio
-import itertools
 import json
 import time
 from email.utils import formatdate
@@ -453,23 +452,8 @@ def test_a_field_that_the_server_does_not_know_is_left_out_of_all_later_requests
     assert sleep == [] and asked.budget.spent.lost_usd == 0
 
 
-def test_games_share_no_reply_of_a_server_that_rejects_the_temperature_0(tmp_path) -> None:
-    """A bug: the five games of a group shared one reply, which the server had sampled at temperature 1."""
-    sampled = itertools.count(1)
-
-    async def reasoning_model(request: httpx.Request) -> httpx.Response:
-        if "temperature" in json.loads(request.content):
-            return response_of(400, error_of("no", param="temperature", code="unsupported_value"))
-        return response_of(200, body_of(f"reply {next(sampled)}"))
-
-    asked = environment_over(reasoning_model, fields={"temperature": 0}, folder=tmp_path)
-    asyncio.run(check_servers(asked))  # its reply is the first
-    replies = at_once(reply(asked, sample=sample) for sample in range(5))
-    assert sorted(replies) == [f"reply {number}" for number in range(2, 7)]
-
-
-def test_a_run_pays_no_call_twice_if_a_start_has_not_learned_that_the_server_samples(tmp_path) -> None:
-    """A bug: the keys of the first calls depended on whether the check of that start had got a reply."""
+def test_equal_calls_share_a_reply_if_the_server_rejects_temperature_0_also_after_a_resume(tmp_path) -> None:
+    """Which calls share a reply depends on the settings alone, and not on whether the check got a reply."""
     sent = 0
 
     async def reasoning_model(request: httpx.Request) -> httpx.Response:
@@ -479,17 +463,15 @@ def test_a_run_pays_no_call_twice_if_a_start_has_not_learned_that_the_server_sam
         sent += 1
         return response_of(200, body_of(f"reply {sent}"))
 
-    replies = []
-    for is_checked in (False, True, False):  # False: the server is busy when the environment is checked.
-        asked = environment_over(reasoning_model, fields={"temperature": 0}, folder=tmp_path)
+    def five_games(temperature: float, *, is_checked: bool) -> list[str]:
+        asked = environment_over(reasoning_model, fields={"temperature": temperature}, folder=tmp_path)
         if is_checked:
             asyncio.run(check_servers(asked))
-            sent -= 1
-        first = at_once(reply(asked, sample=sample) for sample in range(3))
-        later = at_once(reply(asked, sample=sample) for sample in range(3, 6))
-        replies.append(first + later)
-    assert replies[0] == replies[1] == replies[2]
-    assert sent == len(set(replies[0])) == 6
+        return at_once(reply(asked, sample=sample) for sample in range(5))
+
+    assert five_games(0, is_checked=True) == ["reply 2"] * 5, "the first reply was the check's"
+    assert five_games(0, is_checked=False) == ["reply 2"] * 5
+    assert sorted(five_games(1, is_checked=False)) == [f"reply {number}" for number in range(3, 8)]
 
 
 def test_the_limit_of_a_reply_is_never_left_out() -> None:
