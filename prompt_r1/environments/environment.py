@@ -265,7 +265,9 @@ class Environment:
             raise
         if failures == 0:
             member.counts["paid"] += 1
-        cost = cost_if_lost  # This stays the cost if the request is cancelled.
+        # This stays the cost if the request is cancelled, or if the object of a user raises EnvError: an API
+        # that the object asked may have charged for it.
+        cost = cost_if_lost
         reply: Reply | None = None
         try:
             async with member.time_limit.of_request(failures):
@@ -276,7 +278,7 @@ class Environment:
             if not busy.may_be_billed:
                 cost = Spending()
             raise
-        except (Refused, EnvError):
+        except Refused:
             cost = ONE_FREE_CALL
             raise
         finally:

@@ -28,7 +28,10 @@ class Answering(Protocol):
     """
 
     def ask(self, messages: list[Message]) -> str | Awaitable[str]:
-        """Return the reply. Raise EnvError if the call failed: its game ends, and other games go on."""
+        """Return the reply. Raise EnvError if the call failed: its game ends, and other games go on.
+
+        A call that failed is charged at its estimate, because what it asked may have been billed.
+        """
 
 
 class OwnSource(Source):

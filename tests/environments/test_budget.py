@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -11,6 +12,7 @@ from prompt_r1.environments.budget import Bill, Budget, OutOfBudget, Price, pars
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import LONG_REPLY, Environment
 from prompt_r1.environments.journal import Journal
+from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.sources import Busy, Caller, Refused, Reply
 from prompt_r1.errors import EnvError, LimitReached, Resumable, UsageError
 from prompt_r1.spending import Spending
@@ -182,6 +184,36 @@ def test_a_request_that_was_rejected_is_a_call_without_tokens(tmp_path) -> None:
     results = forty_calls(environment(CountingSource(*script), folder=tmp_path, budget=budget))
     assert any(isinstance(result, OutOfBudget) for result in results)
     assert Journal(tmp_path).spent.calls == budget.spent.calls <= 2
+
+
+class PaidAndLost:
+    """A user's object that pays for each call, and loses every second reply."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def ask(self, messages: list[Message]) -> str:
+        self.calls += 1
+        if self.calls % 2:
+            raise EnvError("my client's time-out")
+        return "yes"
+
+
+def test_an_env_error_of_a_users_object_is_charged_as_a_lost_request(tmp_path) -> None:
+    """A bug: it was free, so calls that the object had paid for exceeded --max-env-usd without a word."""
+    own = PaidAndLost()
+    source = OwnSource(own, seed=0, priced=True, reply_limit=9)
+    asked = environment(source, folder=tmp_path, budget=Budget(max_usd=1e-3))
+    estimate = asked.members[0].estimate(HELLO)
+    bill = Bill()
+    with pytest.raises(EnvError, match="time-out"):
+        asyncio.run(asked.ask(HELLO, Caller("q"), bill))
+    assert Journal(tmp_path).spent == asked.budget.spent == replace(estimate, lost_usd=estimate.usd)
+    assert bill.charged_usd == estimate.usd > 0
+    assert asked.take_metrics()["env/lost"] == 1
+    results = forty_calls(asked)
+    assert any(isinstance(result, OutOfBudget) for result in results)
+    assert own.calls * estimate.usd / 2 <= asked.budget.spent.usd <= 1e-3
 
 
 @pytest.mark.parametrize(

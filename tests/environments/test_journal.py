@@ -141,7 +141,7 @@ def test_a_call_that_failed_is_sent_again_when_it_is_made_again(tmp_path: Path) 
 def recorded(folder: Path) -> bytes:
     """The journal of four calls, of which the second one failed."""
     first = Reply("first", tokens_in=10, tokens_out=5)
-    source = CountingSource(first, EnvError("HTTP 500"), max_tokens=20)
+    source = CountingSource(first, Refused("HTTP 400"), max_tokens=20)
     asked = environment(source, folder=folder)
     for sample in range(4):
         with pytest.raises(EnvError) if sample == 1 else nullcontext():
