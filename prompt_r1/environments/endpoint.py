@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import re
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -243,21 +242,6 @@ def _base_url(text: str) -> str:
     if not is_http or not has_host or has_more or (url.port or 0) > MAX_PORT:
         raise wrong
     return str(url).rstrip("/")
-
-
-def check_listening(name: str) -> None:
-    """Raise UsageError if the server of MODEL@URL is on this machine, and nothing listens there."""
-    url = httpx.URL("http" + name.rpartition("@http")[2])
-    if not is_loopback(str(url)):
-        return
-    default_port = 443 if url.scheme == "https" else 80
-    address = (url.host, url.port or default_port)
-    try:
-        socket.create_connection(address, timeout=1).close()
-    except ConnectionRefusedError:
-        raise UsageError(f"{name}: no server answers there: start it, or correct the port") from None
-    except OSError:
-        return  # The first request will tell.
 
 
 def is_loopback(base_url: str) -> bool:

@@ -1,12 +1,10 @@
-"""Open environments by `--env SPEC`. A new kind of name goes to `kind_of`, `_check_spec` and `_open_source`.
+"""Open environments by `--env SPEC`: one or several names, separated by commas.
 
-A SPEC is one or several names, separated by commas. A SPEC that is read from a file may come from anyone, so
-`trusted_names` decides which code may run, and which servers get the key.
+A new kind of name goes to `kind_of`, `check_environment` and `_open_source`.
 """
 
 import json
 import os
-import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from prompt_r1.environments.own import Answering, MuteEnvironment, OwnSource
 from prompt_r1.environments.route import Route
 from prompt_r1.environments.sources import Source, limit_in
 from prompt_r1.errors import UsageError
+from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
 from prompt_r1.model.gguf import gguf_file, is_gguf
 from prompt_r1.settings.agent import MINI_ENVIRONMENTS, SMOLLM2, EnvironmentConfig
 from prompt_r1.settings.functions import OBJECT_PREFIX, import_object
@@ -28,7 +27,12 @@ if TYPE_CHECKING:  # torch is not imported here, so that a wrong SPEC is reporte
 
     from prompt_r1.environments.endpoint import Endpoint
 
-BUILT_IN = (*MINI_ENVIRONMENTS, "none")  # With `none`, an agent answers alone, and asks nothing.
+BUILT_IN: Mapping[str, type[Answering]] = {
+    "mini": MiniEnvironment,
+    "mini-b": MiniEnvironmentB,
+    "mini-mute": MuteEnvironment,
+    "none": MuteEnvironment,  # An agent without an environment answers at once, and asks nothing.
+}
 Kind = Literal["built-in", "local", "own", "url", "model"]
 RESERVED_FIELDS = ("model", "messages", "stream", "n")  # fields of a request that users may not set
 
@@ -53,20 +57,25 @@ def kind_of(name: str) -> Kind:
     return "url" if "@http" in name else "model"
 
 
-def trusted_names(*, typed: Iterable[str], opened: Iterable[str]) -> set[str]:
-    """The names whose object is imported, or whose server gets OPENAI_API_KEY.
+@dataclass(frozen=True)
+class Trust:
+    """Which names are trusted. A SPEC that is read from a file may come from anyone."""
 
-    `typed` are the SPECs on the command line, and `opened` are all that the run opens:
+    runs_code: Collection[str] = ()  # the names py:MODULE:NAME whose object is imported
+    gets_key: Collection[str] = ()  # the names whose server gets OPENAI_API_KEY
 
-        objects  are imported if the user typed their name
-        the key  goes to every MODEL without URL; if there is none, to the URLs that the user typed
+
+def trust_of(*, typed: Iterable[str], opened: Iterable[str]) -> Trust:
+    """The trust in the names of a run: `typed` are the SPECs on its command line, `opened` all that it opens.
+
+    An object is imported if the user typed its name. The key goes to every MODEL without URL; if the run
+    opens none, to the URLs that the user typed.
     """
     typed_names = _names(typed)
     objects = {name for name in typed_names if kind_of(name) == "own"}
-    typed_urls = {name for name in typed_names if kind_of(name) == "url"}
+    urls = {name for name in typed_names if kind_of(name) == "url"}
     models = {name for name in _names(opened) if kind_of(name) == "model"}
-    get_key = models or typed_urls
-    return objects | get_key
+    return Trust(runs_code=objects, gets_key=models or urls)
 
 
 def _names(specs: Iterable[str]) -> set[str]:
@@ -104,46 +113,47 @@ def check_usd_limit(flag: str, config: EnvironmentConfig) -> None:
         )
 
 
-def check_environment(spec: str, config: EnvironmentConfig, *, trusted: Collection[str]) -> None:
+def check_environment(spec: str, config: EnvironmentConfig, *, trust: Trust) -> None:
     """Raise UsageError for what is wrong with a SPEC and its settings, before anything is loaded."""
+    parse_fields(config.env_args)
     for price in config.env_price:
         parse_price(price)
-    _check_spec(spec, config, trusted=trusted)
-    for name in spec.split(","):
-        if kind_of(name) == "url":
-            from prompt_r1.environments.endpoint import check_listening
-
-            check_listening(name)
+    if config.max_env_usd:
+        check_usd_limit("--max-env-usd", config)
+    names = spec.split(",")
+    Route(config.route, len(names))  # This raises UsageError for a wrong route.
+    for name in names:
+        match kind_of(name):
+            case "own":
+                _import(name, trust)
+            case "local":
+                _check_model_of(name)
+            case "url" | "model":
+                _endpoint(name, config, trust)
 
 
 def open_environment(
     spec: str,
     config: EnvironmentConfig,
     *,
-    trusted: Collection[str] = (),
+    trust: Trust = Trust(),
     account: Account | None = None,
     seed: int = 0,
     device: "torch.device | None" = None,
     prices: Mapping[str, Price] | None = None,
 ) -> Environment:
-    """Open the environments of a SPEC. `trusted` are the names that `trusted_names` returns.
+    """Open the environments of a SPEC. The caller closes them.
 
     `seed` is the seed of the mini world, of the user's objects, and of local models, which are on `device`.
-    `prices`, by the names of environments, replaces --env-price. The caller closes the environment. Raises
-    UsageError for a SPEC that cannot be opened with these settings.
+    `prices`, by the names of environments, replaces --env-price. Raises UsageError for a SPEC that cannot be
+    opened with these settings.
     """
-    _check_spec(spec, config, trusted=trusted)  # All names are checked before the first model is loaded.
+    check_environment(spec, config, trust=trust)  # All names are checked before the first model is loaded.
     names = spec.split(",")
     price_of = parse_prices(config.env_price, names) if prices is None else prices
     account = account or open_account(config)
-    sources = [
-        _open_source(
-            name, config, is_trusted=name in trusted, seed=seed, device=device, priced=price_of[name] != FREE
-        )
-        for name in names
-    ]
     return Environment(
-        sources,
+        [_open_source(name, config, trust, price=price_of[name], seed=seed, device=device) for name in names],
         journal=account.journal,
         budget=account.budget,
         prices=[price_of[name] for name in names],
@@ -156,65 +166,25 @@ def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environ
     if config.max_env_usd:
         check_usd_limit("--max-env-usd", config)
     [price] = parse_prices(config.env_price, ["env"]).values()
-    source = OwnSource(
-        own,
-        seed=seed,
-        concurrency=config.env_concurrency,
-        priced=price != FREE,
-        reply_limit=limit_in(parse_fields(config.env_args)),
-    )
+    source = _own_source(own, config, price=price, seed=seed)
     return Environment([source], budget=open_account(config).budget, prices=[price])
-
-
-def _check_spec(spec: str, config: EnvironmentConfig, *, trusted: Collection[str]) -> None:
-    """Raise UsageError for wrong settings, and for names that stand for no environment. Loads no model."""
-    parse_fields(config.env_args)
-    if config.max_env_usd:
-        check_usd_limit("--max-env-usd", config)
-    names = spec.split(",")
-    Route(config.route, len(names))  # This raises UsageError for a wrong route.
-    for name in names:
-        match kind_of(name):
-            case "own":
-                _object_of(name, is_trusted=name in trusted)
-            case "local":
-                folder = name.removeprefix("hf:")
-                if is_gguf(folder):
-                    gguf_file(folder)  # This raises UsageError if the file cannot be used.
-                elif not (Path(folder) / "config.json").exists():
-                    raise UsageError(
-                        f"the environment {name!r}: there is no Hugging Face model in {folder!r}"
-                    )
-            case "model" if name.startswith("mini-") and "@" not in name:
-                raise UsageError(
-                    f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
-                )
-            case "url" | "model":
-                _endpoint(name, config, is_trusted=name in trusted)
 
 
 def _open_source(
     name: str,
     config: EnvironmentConfig,
+    trust: Trust,
     *,
-    is_trusted: bool,
+    price: Price,
     seed: int,
     device: "torch.device | None",
-    priced: bool,
 ) -> Source:
-    """Open the source of a name that `_check_spec` has accepted."""
+    """Open the source of a name that `check_environment` has accepted."""
     match kind_of(name):
-        case "built-in" | "own" as kind:
-            # What is built in replies at once, so its calls need no limit.
-            most_calls = config.env_concurrency if kind == "own" else sys.maxsize
-            return OwnSource(
-                _object_of(name, is_trusted=is_trusted),
-                seed=seed,
-                name=name,
-                concurrency=most_calls,
-                priced=priced,
-                reply_limit=limit_in(parse_fields(config.env_args)),
-            )
+        case "built-in":
+            return _own_source(BUILT_IN[name], config, name=name, price=price, seed=seed)
+        case "own":
+            return _own_source(_import(name, trust), config, name=name, price=price, seed=seed)
         case "local":
             from prompt_r1.environments.local import load_local
 
@@ -228,38 +198,53 @@ def _open_source(
                 device=device,
             )
         case "url" | "model":
-            return _endpoint(name, config, is_trusted=is_trusted)
+            return _endpoint(name, config, trust)
 
 
-def _endpoint(name: str, config: EnvironmentConfig, *, is_trusted: bool) -> "Endpoint":
+def _own_source(own: Any, config: EnvironmentConfig, *, price: Price, seed: int, name: str = "") -> OwnSource:
+    """The source that asks an object with `ask`, or an object of a class with `ask`."""
+    return OwnSource(
+        own,
+        seed=seed,
+        name=name,
+        concurrency=config.env_concurrency,
+        priced=price != FREE,
+        reply_limit=limit_in(parse_fields(config.env_args)),
+    )
+
+
+def _import(name: str, trust: Trust) -> Any:
+    """The object or the class that py:MODULE:NAME stands for. Importing it runs the user's code."""
+    if name not in trust.runs_code:
+        raise UsageError(f"a file names {name!r}, which runs code: give it as --env")
+    return import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
+
+
+def _check_model_of(name: str) -> None:
+    """Raise UsageError if there is no model to load for hf:DIR, hf:FILE.gguf or smollm2."""
+    folder = name.removeprefix("hf:")
+    if is_gguf(folder):
+        gguf_file(folder)  # This raises UsageError if the file cannot be used.
+    elif not (Path(folder) / "config.json").exists():
+        raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
+
+
+def _endpoint(name: str, config: EnvironmentConfig, trust: Trust) -> "Endpoint":
     """The endpoint of a name. Raises UsageError for a malformed name, and for a key that cannot be used."""
     # It is imported here, because other environments need no HTTP.
     from prompt_r1.environments.endpoint import endpoint_of
 
+    if name.startswith("mini-") and "@" not in name:
+        raise UsageError(
+            f"there is no environment {name!r}: the mini world has {', '.join(MINI_ENVIRONMENTS)}"
+        )
     return endpoint_of(
         name,
-        key=os.environ.get("OPENAI_API_KEY", "") if is_trusted else "",
+        key=os.environ.get("OPENAI_API_KEY", "") if name in trust.gets_key else "",
         fields=parse_fields(config.env_args),
         system=config.env_system,
         concurrency=config.env_concurrency,
     )
-
-
-def _object_of(name: str, *, is_trusted: bool) -> Any:
-    """The object with `ask`, or its class, that a built-in name or py:MODULE:NAME stands for.
-
-    Importing a py: name runs the user's code.
-    """
-    if name.startswith(OBJECT_PREFIX):
-        if not is_trusted:
-            raise UsageError(f"a file names {name!r}, which runs code: give it as --env")
-        return import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
-    if name in ("mini-mute", "none"):
-        return MuteEnvironment
-    # The mini world is imported here, because `--help` does not need it.
-    from prompt_r1.miniworld.environment import MiniEnvironment, MiniEnvironmentB
-
-    return {"mini": MiniEnvironment, "mini-b": MiniEnvironmentB}[name]
 
 
 def parse_fields(text: str) -> dict[str, object]:
