@@ -171,27 +171,21 @@ class Environment:
             async with equal_calls.lock:
                 if equal_calls.failure:
                     raise equal_calls.failure
-                recorded = self.journal.reply(call.key)
-                if recorded is None:
-                    reply = await self._send(call)
-                    cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
-                else:
+                if recorded := self.journal.reply(call.key):
                     member.counts["reused"] += 1
                     reply, cost = recorded
+                else:
+                    with self._failed_calls.watch():
+                        reply = await self._send(call)
+                    cost = member.price.of_call(reply.tokens_in, reply.tokens_out)
         except (EnvError, Resumable) as failure:
+            equal_calls.failure = failure  # The equal calls that wait fail with it, too.
             call.bill.reply_cost += ONE_FREE_CALL
             member.counts["errors"] += 1
-            is_first_to_fail = equal_calls.failure is None
-            if is_first_to_fail:  # The equal calls that wait will fail with it.
-                equal_calls.failure = failure
-                if isinstance(failure, EnvError):
-                    self._failed_calls.add_failure(failure)
             raise
-        self._failed_calls.add_success()
-        member.is_wait_reported = False
+        call.bill.reply_cost += cost
         if reply.label:
             member.counts[f"outcomes/{reply.label}"] += 1
-        call.bill.reply_cost += cost
         return reply
 
     async def _send(self, call: Call) -> Reply:
@@ -215,7 +209,9 @@ class Environment:
                         f"{name} did not reply within {CALL_DEADLINE:g} s; the last problem: {problem}"
                     )
                 try:
-                    return await self.request(call, failures=failures)
+                    reply = await self.request(call, failures=failures)
+                    member.is_wait_reported = False
+                    return reply
                 except Refused as refused:
                     if refused.concerns_all:
                         raise Resumable(f"{name} accepts no calls: {refused.reason}") from None

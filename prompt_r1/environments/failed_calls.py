@@ -2,6 +2,8 @@
 
 import logging
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from prompt_r1.errors import EnvError, Resumable
 
@@ -14,30 +16,36 @@ WARN_ABOVE, STOP_ABOVE = 0.05, 0.20
 
 
 class FailedCalls:
-    """How the last calls of an environment ended."""
+    """How the last calls that were sent to an environment ended."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._failed: deque[bool] = deque(maxlen=WINDOW)  # For each of the last calls: whether it failed.
         self._warned = False
 
-    def add_success(self) -> None:
-        """Add a call that got a reply."""
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Count the call that is sent inside `with`.
+
+        If it fails, a high share of failed calls is warned of once, and Resumable is raised if the share is
+        too high.
+        """
+        try:
+            yield
+        except EnvError as error:
+            self._failed.append(True)
+            share = self._share()
+            shown = f"{sum(self._failed)} of the last {len(self._failed)} calls of {self._name} failed"
+            shown += f", this one: {error}"
+            if share > STOP_ABOVE:
+                raise Resumable(shown) from error
+            if share > WARN_ABOVE and not self._warned:
+                logger.warning("%s", shown)
+                self._warned = True
+            raise
         self._failed.append(False)
         if self._share() <= WARN_ABOVE:
             self._warned = False
-
-    def add_failure(self, error: EnvError) -> None:
-        """Add a call that failed. Warns once if the share becomes high, and raises Resumable if too high."""
-        self._failed.append(True)
-        share = self._share()
-        shown = f"{sum(self._failed)} of the last {len(self._failed)} calls of {self._name} failed"
-        shown += f", this one: {error}"
-        if share > STOP_ABOVE:
-            raise Resumable(shown)
-        if share > WARN_ABOVE and not self._warned:
-            logger.warning("%s", shown)
-            self._warned = True
 
     def _share(self) -> float:
         return sum(self._failed) / max(len(self._failed), MIN_CALLS)
