@@ -109,10 +109,9 @@ async def in_daemon_thread(call: Callable[[], object]) -> object:
     thread from another call, and the program does not wait for it at its end, as it would with a pool.
     """
     result: Future[object] = Future()
+    result.set_running_or_notify_cancel()  # From now on it cannot be cancelled, so it takes a result.
 
     def run() -> None:
-        if not result.set_running_or_notify_cancel():
-            return
         try:
             result.set_result(call())
         except BaseException as error:
