@@ -2,12 +2,12 @@
 
 In reading order:
 
-    rows.py       rows of files (JSON lines, JSON, CSV, TSV, parquet) and of the Hub; the values in them
-    datasets.py   the paper's twelve datasets: their names, and how their rows are converted to questions
-    files.py      question files, read and written: each row is a question; raw dumps, converted
-    questions.py  the names of --data; held-out questions
-    sampler.py    which questions a step plays; their digest; stratified samples; the training mix
-    __main__.py   `python -m prompt_r1.data convert`, `split` and `mix`
+    rows       rows of files (JSON lines, JSON, CSV, TSV, parquet) and of the Hub; the values in them
+    datasets   the paper's twelve datasets: their names, and how their rows are converted to questions
+    files      question files, read and written: each row is a question; raw dumps, converted
+    questions  the names of --data; held-out questions
+    sampler    which questions a step plays; their digest; stratified samples; the training mix
+    __main__   `python -m prompt_r1.data convert`, `split` and `mix`
 
 It may import the root, `programs`, `settings` and the mini world.
 """

@@ -4,17 +4,17 @@ A small agent learns to ask an environment of rules, whose facts it cannot know,
 
 In reading order:
 
-    world.py           films, people and cities, and the facts about them
-    questions.py       seven kinds of questions about these facts, and their gold answers
-    prompts.py         what a prompt to the environment asks for
-    environment.py     the environment, rules in place of a large language model, which often err
-    wordings.py        the sentences of its replies
-    demonstrations.py  imperfect games, from which the agent learns the format
-    agent.py           the agent, a Qwen3 of half a million parameters, and its warm start
-    agents/            the trained weights of the agent of seed 0, before GRPO
+    world           films, people and cities, and the facts about them
+    questions       seven kinds of questions about these facts, and their gold answers
+    prompts         what a prompt to the environment asks for
+    environment     the environment, rules in place of a large language model, which often err
+    wordings        the sentences of its replies
+    demonstrations  imperfect games, from which the agent learns the format
+    agent           the agent, a Qwen3 of half a million parameters, and its warm start
+    agents/         the trained weights of the agent of seed 0, before GRPO
 
 The figures in the documents depend on the order in which each generator (`rng`) is drawn from: a draw more, a
 draw less or another order gives another mini world.
 
-It may import the root, `programs`, `settings` and `model`. Only agent.py needs torch.
+It may import the root, `programs`, `settings` and `model`. Only `agent` needs torch.
 """
