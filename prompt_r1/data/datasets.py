@@ -7,7 +7,7 @@ file is of another dataset.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,11 +46,10 @@ def hotpotqa(row: Fields) -> Draft:
 
 def musique(row: Fields) -> Draft:
     """MuSiQue. The Full variant has an unanswerable copy of each question."""
-    aliases = _value(row, "answer_aliases")
-    if str(row.get("answerable", True)).lower() != "true":  # In a table, the cell is a text.
+    aliases = _list(row, "answer_aliases")
+    if not row.get("answerable", True):
         raise LeftOut("unanswerable")
-    golds = [row.get("answer"), *_list(aliases or [], "answer_aliases")]
-    return _question(row, "question"), _filled_golds(golds, "answer")
+    return _question(row, "question"), _filled_golds([row.get("answer"), *aliases], "answer")
 
 
 def popqa(row: Fields) -> Draft:
@@ -59,8 +58,9 @@ def popqa(row: Fields) -> Draft:
     try:
         golds = json.loads(text)
     except (ValueError, RecursionError):
-        raise BadRow("the field possible_answers is not a JSON list") from None
-    golds = _list(golds, "possible_answers")
+        golds = None
+    if not isinstance(golds, list):
+        raise BadRow("the field possible_answers is not a JSON list")
     return _question(row, "question"), _filled_golds(golds, "possible_answers")
 
 
@@ -97,8 +97,6 @@ def booksum(row: Fields) -> Draft:
     These are not the paper's questions, which have a title and a text that a model wrote for each chapter.
     Only the published files of Prompt-R1 have them. Here the id of the book is the title.
     """
-    if "summary_text" not in row:  # The file of Salesforce/booksum has the paths of the texts instead.
-        raise BadRow("the field summary_text is missing; give a CSV of kmfoda/booksum, which has the texts")
     title = text_field(row, "book_id").replace(".", ", ")
     summary = _text_or_blank(row, "summary_text")
     if not summary.strip():
@@ -128,29 +126,19 @@ def mathqa(row: Fields) -> Draft:
 
 
 def squad(row: Fields) -> Draft:
-    """SQuAD v2, without contexts as in the paper. A question without gold answers is unanswerable.
-
-    The Hub has `answers` as {text: […]}, the project's own JSON as [{text: …}].
-    """
+    """SQuAD v2, without contexts as in the paper. A question without gold answers is unanswerable."""
     question = _question(row, "question")
-    answers = _value(row, "answers")
-    if isinstance(answers, Mapping):
-        texts = _list(answers.get("text"), "answers")
-    else:
-        texts = [text_field(fields_of(answer), "text") for answer in _list(answers, "answers")]
+    texts = _list(fields_of(_value(row, "answers")), "text")
     if not texts:
         raise LeftOut("unanswerable")
     return question, _filled_golds(texts, "answers")
 
 
 def triviaqa(row: Fields) -> Draft:
-    """TriviaQA: the answer and its aliases. In the project's own JSON the names begin with capitals."""
-    row = {name.lower(): value for name, value in row.items()}
-    if "answer" not in row:
-        raise LeftOut(NO_ANSWER)
-    answer = {name.lower(): value for name, value in fields_of(row["answer"]).items()}
-    aliases = _list(answer.get("aliases") or [], "aliases")
-    return _question(row, "question"), _filled_golds([answer.get("value"), *aliases], "answer")
+    """TriviaQA: the answer and its aliases."""
+    answer = fields_of(_value(row, "answer"))
+    golds = [answer.get("value"), *_list(answer, "aliases")]
+    return _question(row, "question"), _filled_golds(golds, "answer")
 
 
 def xsum(row: Fields) -> Draft:
@@ -196,8 +184,9 @@ def _value(row: Fields, field: str) -> Any:
     return row[field]
 
 
-def _list(value: object, field: str) -> list[object]:
-    """Return the value. Raises BadRow if it is not a list."""
+def _list(row: Fields, field: str) -> list[object]:
+    """The list in a field that all rows of the dataset have. Raises BadRow if this row has none."""
+    value = _value(row, field)
     if not isinstance(value, list):
         raise BadRow(f"the field {field} must be a list, not {describe(value)}")
     return value

@@ -68,9 +68,9 @@ def _json(path: Path) -> NumberedRows:
         if not text.lstrip().startswith("["):
             return _json_lines(path)
         value = _json_value(text, str(path))  # The list is broken, so this raises UsageError.
-    data = value.get("data", value.get("Data")) if isinstance(value, dict) else value
-    # A single row may have a column of the name `data`, which holds no list.
-    rows = data if isinstance(data, list) else [value]
+    if isinstance(value, dict) and isinstance(value.get("data"), list):
+        value = value["data"]
+    rows = value if isinstance(value, list) else [value]
     return enumerate(rows, start=1)
 
 
