@@ -75,17 +75,17 @@ COUNTED = (
 )
 
 
-@dataclass(eq=False)
 class Member:
     """A source with its price, its counts, and the state of its server."""
 
-    source: Source
-    price: Price
-    slots: asyncio.Semaphore  # Each call holds a slot while its requests are sent.
-    time_limit: TimeLimit
-    paused_until: float = 0.0  # The server asked for no calls before this time of the event loop.
-    is_wait_reported: bool = False
-    counts: Counter[str] = field(default_factory=Counter)  # since the last `take_metrics`; see COUNTED
+    def __init__(self, source: Source, price: Price) -> None:
+        self.source = source
+        self.price = price
+        self.slots = asyncio.Semaphore(source.concurrency)  # A call holds a slot while its requests are sent.
+        self.time_limit = TimeLimit(source)
+        self.paused_until = 0.0  # The server asked for no calls before this time of the event loop.
+        self.is_wait_reported = False
+        self.counts = Counter[str]()  # since the last `take_metrics`; see COUNTED
 
     def estimate(self, messages: list[Message]) -> Spending:
         """Estimate the cost of a request: from above, if something limits the reply."""
@@ -106,16 +106,9 @@ class Call:
 
     @cached_property
     def key(self) -> str:
-        """The key under which the reply is recorded. Calls with the same key share a reply.
-
-        Games never share a sampled reply.
-        """
+        """The key under which the reply is recorded. Calls with the same key share a reply."""
         source, caller = self.member.source, self.caller
-        asked_by: list[object] = []
-        if source.samples:
-            asked_by = [caller.question, caller.sample, caller.epoch]
-        elif source.by_question:
-            asked_by = [caller.question]
+        asked_by = [caller.question, caller.sample, caller.epoch] if source.samples else []
         text = json.dumps([source.name, source.parameters, self.messages, asked_by], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -144,10 +137,8 @@ class Environment:
         self.name = ",".join(source.name for source in sources)
         self.budget = budget or Budget()
         self.journal = journal or Journal(None)
-        self.members: list[Member] = []
-        for source, price in zip(sources, prices or [FREE] * len(sources), strict=True):
-            slots = asyncio.Semaphore(source.concurrency)
-            self.members.append(Member(source, price, slots, TimeLimit(source)))
+        prices = prices or [FREE] * len(sources)
+        self.members = [Member(source, price) for source, price in zip(sources, prices, strict=True)]
         self._route = Route(route, len(sources))
         self._sleep = sleep
         # The calls that are being made, by their key. When they have ended, their entry vanishes.
@@ -261,8 +252,8 @@ class Environment:
             raise
         if failures == 0:
             member.counts["paid"] += 1
-        # This stays the cost if the request is cancelled, or if the object of a user raises EnvError: an API
-        # that the object asked may have charged for it.
+        # This stays the cost if the request is cancelled, and if an object of the user raises EnvError: what
+        # the object asked may have been billed.
         cost = cost_if_lost
         reply: Reply | None = None
         try:

@@ -92,20 +92,16 @@ class LocalSource(Source):
         self.samples = temperature > 0
         self._template = read_template(tokenizer)
         self._encoder = PieceEncoder(tokenizer)
-        self._stop_ids = policy.end_ids
+        stop_ids = policy.end_ids
         if tokenizer.eos_token_id is not None:
-            self._stop_ids |= {tokenizer.eos_token_id}
+            stop_ids |= {tokenizer.eos_token_id}
         # Special tokens are no part of a reply, but some models mark their thinking by special tokens.
-        self._left_out = set(self._stop_ids)
+        self._control_tokens = set(stop_ids)
         for number, token in tokenizer.added_tokens_decoder.items():
             if token.special and not THINK_TAG.fullmatch(token.content):
-                self._left_out.add(number)
+                self._control_tokens.add(number)
         self._engine = Engine(
-            policy,
-            stop_ids=self._stop_ids,
-            max_tokens=capacity,
-            max_sequences=slots,
-            memory_share=MEMORY_SHARE,
+            policy, stop_ids=stop_ids, max_tokens=capacity, max_sequences=slots, memory_share=MEMORY_SHARE
         )
 
     async def attempt(self, messages: list[Message], caller: Caller) -> Reply:
@@ -124,7 +120,7 @@ class LocalSource(Source):
             seed=f"{self.seed}/{game}/{len(tokens)}/{messages[-1]['content']}",
             temperature=self.temperature,
         )
-        sampled = [token for token in completion.tokens if token not in self._left_out]
+        sampled = [token for token in completion.tokens if token not in self._control_tokens]
         written = self.tokenizer.decode(sampled, skip_special_tokens=False)
         assert isinstance(written, str), "several texts from one row of tokens"
         finish = "stop" if completion.finished else "length"

@@ -24,7 +24,8 @@ class Answering(Protocol):
     """What a user's environment needs: the method `ask` takes the chat messages of a game, and replies.
 
     `ask` may have the parameters `session` (the question's id), `sample` (the number of the question's game)
-    and `seed` (of the run). With an attribute `samples = False`, equal calls are made once.
+    and `seed` (of the run). With an attribute `samples = False`, equal calls are made once, if `ask` has
+    neither `session` nor `sample`.
     """
 
     def ask(self, messages: list[Message]) -> str | Awaitable[str]:
@@ -65,8 +66,8 @@ class OwnSource(Source):
         self.parameters: Mapping[str, object] = {"seed": seed}
         self._function: Callable[..., Any] = function
         self._takes = parameters_of(function).keys() & {"session", "sample", "seed"}
-        self.by_question = "session" in self._takes
-        self.samples = getattr(own, "samples", True)
+        knows_game = not self._takes.isdisjoint({"session", "sample"})
+        self.samples = knows_game or getattr(own, "samples", True)
         self.concurrency = concurrency
         self.reply_limit = reply_limit
         self._priced = priced

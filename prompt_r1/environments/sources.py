@@ -86,8 +86,7 @@ class Source(ABC):
 
     name: str
     parameters: Mapping[str, object]
-    samples: bool  # True: it samples, so games share no reply. It never changes: the journal depends on it.
-    by_question: bool = False  # True: the reply depends on the question's id too.
+    samples: bool  # True: games share no reply. It never changes, because the journal depends on it.
     concurrency: int = sys.maxsize  # the most attempts at the same time
     reply_limit: int | None = None  # the most tokens of a reply; None: nothing limits them
     timeout: float | None = None  # the longest time of an attempt, in seconds; None: no limit

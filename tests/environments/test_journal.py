@@ -44,9 +44,6 @@ def test_calls_share_a_reply_only_where_nothing_that_shapes_it_differs(tmp_path:
     assert paid(CountingSource(name="other"), CountingSource(temperature=1), games=games[:1]) == 2
     # A bug: a source that samples gave one reply to the equal prompts of two questions.
     assert paid(CountingSource(), games=games) == 4
-    takes_session = CountingSource(name="by session", samples=False)
-    takes_session.by_question = True
-    assert paid(takes_session, games=games) == 2
     # A bug: number of the game and epoch were in the key also here: 1,065 calls for 478 prompts.
     assert paid(CountingSource(name="greedy", samples=False), games=games) == 1
 

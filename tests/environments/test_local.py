@@ -170,7 +170,7 @@ def test_the_tokens_that_end_a_reply_are_those_of_tokenizer_and_generation_confi
     end, policy = tiny.tokenizer().eos_token_id, tiny.policy()
     for configured, expected in ((None, {end}), (5, {5, end}), ([5, 6], {5, 6, end})):
         policy.model.generation_config.eos_token_id = configured
-        assert LocalSource(policy, tiny.tokenizer(), name="tiny")._stop_ids == expected
+        assert LocalSource(policy, tiny.tokenizer(), name="tiny")._engine.stop_ids == expected
 
 
 def test_a_dialogue_beyond_the_models_positions_has_no_reply(tmp_path):

@@ -44,6 +44,15 @@ class Secretive:
         return f"about {session}"
 
 
+class Fickle:
+    """A user's environment that replies differently to each game of a group."""
+
+    samples = False
+
+    def ask(self, messages: list[Message], sample: int) -> str:
+        return f"to game {sample}"
+
+
 INVALID = [
     *("", "mini-z", "mini,mini-z", "hf:models/x", "a b", "gpt@localhost:8000", "http://localhost:8000/v1"),
     *("m@localhost/v1", "m@api.together.xyz/v1", "m@10.0.0.7", "m@[::1]:8000/v1", "x@http://host:65536/v1"),
@@ -226,6 +235,15 @@ def test_an_object_of_the_users_that_takes_the_question_replies_to_each_of_them(
     asked = open_spec(spec, config, trust=Trust(runs_code=[spec]), account=open_account(config, tmp_path))
     replies = [asyncio.run(asked.ask(HELLO, Caller(question))).text for question in ("q1", "q2", "q1")]
     assert replies == ["about q1", "about q2", "about q1"]
+
+
+def test_an_object_of_the_users_that_takes_the_game_replies_to_each_of_them(tmp_path):
+    """A bug: with `samples = False`, all games of a group got the reply to the first."""
+    config, spec = EnvironmentConfig(), "py:tests.environments.test_specs:Fickle"
+    trust = Trust(runs_code=[spec])
+    asked = open_spec(spec, config, trust=trust, account=open_account(config, tmp_path))
+    replies = [asyncio.run(asked.ask(HELLO, Caller("q", sample))).text for sample in (0, 1, 0)]
+    assert replies == ["to game 0", "to game 1", "to game 0"]
 
 
 @pytest.mark.parametrize(
