@@ -193,16 +193,9 @@ class Environment:
         problem = "the server asked for a pause"
         async with member.slots:
             deadline = loop.time() + CALL_DEADLINE
-            while True:
-                has_time = await self._wait(member, wait, deadline)
-                if not has_time:
-                    raise EnvError(
-                        f"{name} did not reply within {CALL_DEADLINE:g} s; the last problem: {problem}"
-                    )
+            while await self._wait(member, wait, deadline):
                 try:
                     reply = await self.request(call, failures=failures)
-                    member.is_wait_reported = False
-                    return reply
                 except Refused as refused:
                     if refused.concerns_all:
                         raise Resumable(f"{name} accepts no calls: {refused.reason}") from None
@@ -217,11 +210,15 @@ class Environment:
                             f"{busy.reason}"
                         ) from None
                     problem = busy.reason
-                    wait = back_off(failures) if busy.wait is None else busy.wait
+                    wait = busy.wait or back_off(failures)
                     self._note_wait(member, busy, wait)
+                else:
+                    member.is_wait_reported = False
+                    return reply
+        raise EnvError(f"{name} did not reply within {CALL_DEADLINE:g} s; the last problem: {problem}")
 
     async def _wait(self, member: Member, seconds: float, deadline: float) -> bool:
-        """Wait for `seconds`, and until the server's pause is over. False if that is after the deadline."""
+        """Wait for `seconds`, and for the end of the server's pause. False if the deadline is earlier."""
         loop = asyncio.get_running_loop()
         until = max(loop.time() + seconds, member.paused_until)
         while until <= deadline:
