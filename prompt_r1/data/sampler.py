@@ -5,14 +5,9 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import date, time, timedelta
-from decimal import Decimal
 
 from prompt_r1.data.files import id_from_text, question_key
 from prompt_r1.types import Question
-
-# The types of values in parquet files that JSON does not have. Their text is the same in every process.
-HAVE_FIXED_TEXT = (date, time, timedelta, Decimal, bytes)
 
 
 def questions_of_step(questions: Sequence[Question], step: int, *, count: int, seed: int) -> list[Question]:
@@ -37,17 +32,13 @@ def questions_of_step(questions: Sequence[Question], step: int, *, count: int, s
 def digest_of(questions: Sequence[Question]) -> str:
     """A digest of questions, their answers and their order, which is the same in every process.
 
-    `extra` may hold objects that JSON does not have. Dates and other objects of HAVE_FIXED_TEXT count by
-    their text. Any other object counts by its type alone, because its text may have an address in memory.
-    Keys that JSON does not have do not count.
+    `extra` may hold values that JSON does not have, such as dates and objects. They count by their type
+    alone, because their text may have an address in memory. Keys that JSON does not have do not count.
     """
-
-    def counted(value: object) -> str:
-        return str(value) if isinstance(value, HAVE_FIXED_TEXT) else type(value).__name__
-
     digest = hashlib.sha256()
     for question in questions:
-        digest.update(json.dumps(vars(question), default=counted, skipkeys=True).encode())
+        text = json.dumps(vars(question), default=lambda value: type(value).__name__, skipkeys=True)
+        digest.update(text.encode())
     return digest.hexdigest()[:32]
 
 

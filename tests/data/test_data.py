@@ -65,13 +65,6 @@ def test_an_object_of_a_users_function_has_the_same_digest_in_every_process() ->
     assert digest_of([one]) == digest_of([another])
 
 
-def test_dates_of_other_fields_count_in_the_digest() -> None:
-    """A bug: a date of a parquet file counted by its type, so a run resumed with other dates."""
-    question = Question("q", "d", "Why?", ("Because",))
-    days = [datetime.date(2020, 1, 1), datetime.date(2021, 1, 1), datetime.datetime(2021, 1, 1, 12)]
-    assert len({digest_of([replace(question, extra={"day": day})]) for day in days}) == 3
-
-
 def test_a_table_with_keys_that_are_no_texts_may_stand_in_a_row_of_a_users_function() -> None:
     """A bug: JSON has no such keys, so the digest ended the run with a TypeError."""
     question = Question("q", "d", "Why?", ("Because",), extra={"grid": {(0, 1): "wall"}})
