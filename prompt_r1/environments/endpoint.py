@@ -95,8 +95,7 @@ class Endpoint(Source):
                 refused.reason = self._shown(refused.reason)
                 if not _can_leave_out(refused.field, fields):
                     raise
-                if refused.field in self.fields:  # Otherwise another call has left it out meanwhile.
-                    self._leave_out(refused)
+                self._leave_out(refused)
             except Busy as busy:
                 busy.reason = self._shown(busy.reason)
                 raise
@@ -140,6 +139,8 @@ class Endpoint(Source):
     def _leave_out(self, refused: Refused) -> None:
         """Send no request with this field any more. `max_tokens` becomes `max_completion_tokens`."""
         field = refused.field
+        if field not in self.fields:  # Another call has left it out meanwhile.
+            return
         logger.warning("%s does not accept %s; continuing without: %s", self.name, field, refused.reason)
         fields = dict(self.fields)
         value = fields.pop(field)

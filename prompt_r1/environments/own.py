@@ -66,6 +66,7 @@ class OwnSource(Source):
         self.parameters: Mapping[str, object] = {"seed": seed}
         self._function: Callable[..., Any] = function
         self._takes = parameters_of(function).keys() & {"session", "sample", "seed"}
+        # An object that knows the question or the game may reply to each differently.
         knows_game = not self._takes.isdisjoint({"session", "sample"})
         self.samples = knows_game or getattr(own, "samples", True)
         self.concurrency = concurrency
