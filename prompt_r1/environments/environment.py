@@ -14,9 +14,9 @@ Three sums count what calls cost:
     bill.charged_usd   all requests of a game, at what they may have cost     for a limit of the game
     bill.reply_cost    all replies to a game, also those from the journal     for the user's reward
 
-A request may have cost something although its reply was lost. `budget.spent` begins with what is in the
-journal. `bill.reply_cost` must be the same when a resumed run plays the game again from the journal. So it
-leaves out lost requests, and counts a failed call as one call without tokens.
+A request whose reply was lost may have been billed, so the first two sums count it. `budget.spent` begins
+with what is in the journal. `bill.reply_cost` must be the same when a resumed run plays the game again from
+the journal. So it leaves out lost requests, and counts a failed call as one call without tokens.
 """
 
 import asyncio

@@ -86,7 +86,7 @@ class Source(ABC):
 
     name: str
     parameters: Mapping[str, object]
-    samples: bool  # True: games share no reply. It never changes, because the journal depends on it.
+    samples: bool  # True: games share no reply. The keys of the journal depend on it, so it never changes.
     concurrency: int = sys.maxsize  # the most attempts at the same time
     reply_limit: int | None = None  # the most tokens of a reply; None: nothing limits them
     timeout: float | None = None  # the longest time of an attempt, in seconds; None: no limit
