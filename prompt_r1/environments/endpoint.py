@@ -60,7 +60,6 @@ class Endpoint(Source):
         key: str = "",
         fields: Mapping[str, object] | None = None,
         system: str = "",
-        concurrency: int = 64,
         timeout: float = 120.0,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
@@ -69,7 +68,6 @@ class Endpoint(Source):
         self.key = key
         self.fields = dict(fields or {})
         self.system = system
-        self.concurrency = concurrency
         self.reply_limit = limit_in(self.fields)
         self.timeout = timeout
         # A server on this machine is slow only because of load, which more requests increase.
@@ -165,7 +163,7 @@ class Endpoint(Source):
             return httpx.AsyncClient(
                 headers=headers,
                 timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=self.concurrency),
+                limits=httpx.Limits(),  # There are none, because Environment limits the calls.
                 transport=self._transport,
                 trust_env=not is_loopback(self.base_url),  # A proxy cannot reach the ports of this machine.
             )
@@ -182,9 +180,7 @@ class Endpoint(Source):
         return printable(" ".join(words))[:MAX_REASON_CHARACTERS]
 
 
-def endpoint_of(
-    name: str, *, key: str, fields: Mapping[str, object], system: str, concurrency: int
-) -> Endpoint:
+def endpoint_of(name: str, *, key: str, fields: Mapping[str, object], system: str) -> Endpoint:
     """The endpoint of a SPEC: MODEL@URL, or MODEL at OPENAI_BASE_URL (default: OpenAI).
 
     Raises UsageError for a malformed name or URL, and for a key that is missing or that an HTTP header cannot
@@ -214,7 +210,7 @@ def endpoint_of(
         raise UsageError(
             "OPENAI_API_KEY contains a line break, a blank or a non-ASCII character: copy it again"
         )
-    return Endpoint(model, base_url, key=key, fields=fields, system=system, concurrency=concurrency)
+    return Endpoint(model, base_url, key=key, fields=fields, system=system)
 
 
 def _can_leave_out(field: str, fields: Mapping[str, object]) -> bool:

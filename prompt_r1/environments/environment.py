@@ -24,6 +24,7 @@ import hashlib
 import json
 import logging
 import random
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -78,10 +79,10 @@ COUNTED = (
 class Member:
     """A source with its price, its counts, and the state of its server."""
 
-    def __init__(self, source: Source, price: Price) -> None:
+    def __init__(self, source: Source, price: Price, *, concurrency: int) -> None:
         self.source = source
         self.price = price
-        self.slots = asyncio.Semaphore(source.concurrency)  # A call holds a slot while its requests are sent.
+        self.slots = asyncio.Semaphore(concurrency)  # A call holds a slot while its requests are sent.
         self.time_limit = TimeLimit(source)
         self.paused_until = 0.0  # The server asked for no calls before this time of the event loop.
         self.is_wait_reported = False
@@ -122,7 +123,10 @@ class EqualCalls:
 
 
 class Environment:
-    """One or several sources behind `ask`. Raises UsageError for a route that does not match their number."""
+    """One or several sources behind `ask`. Each sends the requests of at most `concurrency` calls at once.
+
+    Raises UsageError for a route that does not match their number.
+    """
 
     def __init__(
         self,
@@ -132,13 +136,17 @@ class Environment:
         budget: Budget | None = None,
         prices: Sequence[Price] = (),
         route: str = "session",
+        concurrency: int = sys.maxsize,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.name = ",".join(source.name for source in sources)
         self.budget = budget or Budget()
         self.journal = journal or Journal(None)
         prices = prices or [FREE] * len(sources)
-        self.members = [Member(source, price) for source, price in zip(sources, prices, strict=True)]
+        self.members = [
+            Member(source, price, concurrency=concurrency)
+            for source, price in zip(sources, prices, strict=True)
+        ]
         self._route = Route(route, len(sources))
         self._sleep = sleep
         # The calls that are being made, by their key. When they have ended, their entry vanishes.

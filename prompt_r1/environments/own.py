@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import math
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
@@ -46,14 +45,7 @@ class OwnSource(Source):
     timeout = CALL_DEADLINE
 
     def __init__(
-        self,
-        own: Any,
-        *,
-        seed: int,
-        name: str = "",
-        concurrency: int = sys.maxsize,
-        priced: bool = False,
-        reply_limit: int | None = None,
+        self, own: Any, *, seed: int, name: str = "", priced: bool = False, reply_limit: int | None = None
     ) -> None:
         if inspect.isclass(own):
             arguments = {"seed": seed} if "seed" in parameters_of(own) else {}
@@ -69,7 +61,6 @@ class OwnSource(Source):
         # An object that knows the question or the game may reply to each differently.
         knows_game = not self._takes.isdisjoint({"session", "sample"})
         self.samples = knows_game or getattr(own, "samples", True)
-        self.concurrency = concurrency
         self.reply_limit = reply_limit
         self._priced = priced
 

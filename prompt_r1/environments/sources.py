@@ -4,7 +4,6 @@ A source makes one attempt. It returns a `Reply`, or raises `Busy` (the same req
 `Refused` (it will not). environment.py repeats attempts, keeps the budget and writes the journal.
 """
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -87,7 +86,6 @@ class Source(ABC):
     name: str
     parameters: Mapping[str, object]
     samples: bool  # True: games share no reply. The keys of the journal depend on it, so it never changes.
-    concurrency: int = sys.maxsize  # the most attempts at the same time
     reply_limit: int | None = None  # the most tokens of a reply; None: nothing limits them
     timeout: float | None = None  # the longest time of an attempt, in seconds; None: no limit
     resends_slow: bool = False  # True: an attempt that takes much longer than usual is repeated.

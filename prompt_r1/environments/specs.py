@@ -158,6 +158,7 @@ def open_environment(
         budget=account.budget,
         prices=[price_of[name] for name in names],
         route=config.route,
+        concurrency=config.env_concurrency,
     )
 
 
@@ -167,7 +168,9 @@ def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environ
         check_usd_limit("--max-env-usd", config)
     [price] = parse_prices(config.env_price, ["env"]).values()
     source = _own_source(own, config, price=price, seed=seed)
-    return Environment([source], budget=open_account(config).budget, prices=[price])
+    return Environment(
+        [source], budget=open_account(config).budget, prices=[price], concurrency=config.env_concurrency
+    )
 
 
 def _open_source(
@@ -204,12 +207,7 @@ def _open_source(
 def _own_source(own: Any, config: EnvironmentConfig, *, price: Price, seed: int, name: str = "") -> OwnSource:
     """The source that asks an object with `ask`, or an object of a class with `ask`."""
     return OwnSource(
-        own,
-        seed=seed,
-        name=name,
-        concurrency=config.env_concurrency,
-        priced=price != FREE,
-        reply_limit=limit_in(parse_fields(config.env_args)),
+        own, seed=seed, name=name, priced=price != FREE, reply_limit=limit_in(parse_fields(config.env_args))
     )
 
 
@@ -243,7 +241,6 @@ def _endpoint(name: str, config: EnvironmentConfig, trust: Trust) -> "Endpoint":
         key=os.environ.get("OPENAI_API_KEY", "") if name in trust.gets_key else "",
         fields=parse_fields(config.env_args),
         system=config.env_system,
-        concurrency=config.env_concurrency,
     )
 
 

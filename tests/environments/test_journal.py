@@ -302,7 +302,7 @@ def test_a_disk_that_stays_full_loses_no_reply_that_was_paid(
         return written
 
     replies = [Reply(f"reply {sample}", reasoning="x" * thinking) for sample in range(30)]
-    asked = environment(CountingSource(*replies, concurrency=8), folder=tmp_path)
+    asked = environment(CountingSource(*replies), folder=tmp_path, concurrency=8)
     with monkeypatch.context() as full:
         full.setattr(files.os, "write", write_while_there_is_room)
         calls = [reply(asked, sample=sample) for sample in range(30)]

@@ -19,7 +19,8 @@ from prompt_r1.settings.agent import ENVIRONMENT_SYSTEM, AgentConfig, Environmen
 from prompt_r1.settings.fields import flag_of
 from prompt_r1.spending import Spending
 from prompt_r1.types import Message
-from tests.support.providers import HELLO, KEY, open_environment
+from tests.support.at_once import at_once
+from tests.support.providers import HELLO, KEY, open_environment, reply
 
 
 class Seeded:
@@ -42,6 +43,19 @@ class Secretive:
 
     def ask(self, messages: list[Message], session: str) -> str:
         return f"about {session}"
+
+
+class Crowded:
+    """A user's environment that counts how many calls run at the same time."""
+
+    def __init__(self) -> None:
+        self.running = 0
+
+    async def ask(self, messages: list[Message]) -> str:
+        self.running += 1
+        await asyncio.sleep(0.001)
+        running, self.running = self.running, self.running - 1
+        return str(running)
 
 
 class Fickle:
@@ -130,13 +144,19 @@ def endpoint_of(spec: str, **settings: object) -> Endpoint:
 
 
 def test_the_settings_of_the_command_line_reach_the_source(asking_agent, monkeypatch) -> None:
-    source = endpoint_of("large@http://localhost:8000/v1", env_args='{"temperature": 0.7}', env_concurrency=3)
-    assert (source.concurrency, source.timeout) == (3, 120.0)
+    source = endpoint_of("large@http://localhost:8000/v1", env_args='{"temperature": 0.7}')
+    assert source.timeout == 120.0
     assert source.parameters["temperature"] == 0.7 and "helpful assistant" in str(source.parameters["system"])
     monkeypatch.setattr("prompt_r1.environments.local.load_local", local := Mock(return_value=source))
     calls = EnvironmentConfig(env_system="Own.", env_concurrency=3)
     open_spec(f"hf:{asking_agent}", calls, seed=7, device=torch.device("cpu"))
     assert {"system": "Own.", "slots": 3, "seed": 7}.items() <= local.call_args.kwargs.items()
+
+
+def test_env_concurrency_limits_the_calls_that_run_at_the_same_time() -> None:
+    asked = open_environment("py:tests.environments.test_specs:Crowded", env_concurrency=3)
+    counts = at_once(reply(asked, sample=sample) for sample in range(9))
+    assert max(counts) == "3"
 
 
 LARGE = "large@http://localhost:8000/v1"

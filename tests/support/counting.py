@@ -20,14 +20,9 @@ class CountingSource(Source):
     """
 
     def __init__(
-        self,
-        *script: Reply | Exception,
-        name: str = "counting",
-        samples: bool = True,
-        concurrency: int = 1000,
-        **parameters: object,
+        self, *script: Reply | Exception, name: str = "counting", samples: bool = True, **parameters: object
     ) -> None:
-        self.name, self.samples, self.concurrency = name, samples, concurrency
+        self.name, self.samples = name, samples
         self.parameters = parameters
         self.reply_limit = limit_in(parameters)
         self.script = list(script)

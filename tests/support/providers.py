@@ -103,11 +103,16 @@ def environment_over(
     *,
     sleep: RecordedSleep | None = None,
     folder: Path | None = None,
+    concurrency: int = 64,
     **settings: object,
 ) -> Environment:
     """The environment of one endpoint. `settings` are those of the endpoint."""
-    source = endpoint(respond, **settings)
-    return Environment([source], journal=Journal(folder), sleep=MovingClock() if sleep is None else sleep)
+    return Environment(
+        [endpoint(respond, **settings)],
+        journal=Journal(folder),
+        concurrency=concurrency,
+        sleep=MovingClock() if sleep is None else sleep,
+    )
 
 
 async def attempt(source: Source, messages: list[Message] = HELLO, *, sample: int = 0) -> Reply:
