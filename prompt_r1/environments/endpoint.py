@@ -46,10 +46,10 @@ class Endpoint(Source):
 
     `system` opens every dialogue that has no system message. `fields` (temperature, max_tokens, …) are added
     to every request; a field that the server does not know is left out for the rest of the run. But a limit
-    of the reply is never left out: without it, a request may cost more than was reserved for it. `timeout` is
-    the longest time for a request and its response, in seconds.
+    of the reply is never left out: without it, a request may cost more than was reserved for it.
     """
 
+    timeout = 120.0
     needs_check = True
 
     def __init__(
@@ -60,7 +60,6 @@ class Endpoint(Source):
         key: str = "",
         fields: Mapping[str, object] | None = None,
         system: str = "",
-        timeout: float = 120.0,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.name = name
@@ -69,7 +68,6 @@ class Endpoint(Source):
         self.fields = dict(fields or {})
         self.system = system
         self.reply_limit = limit_in(self.fields)
-        self.timeout = timeout
         # A server on this machine is slow only because of load, which more requests increase.
         self.resends_slow = not is_loopback(base_url)
         self.parameters = {"url": base_url, "system": system, **self.fields}

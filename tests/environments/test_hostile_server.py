@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from prompt_r1.environments.check import check_servers
+from prompt_r1.environments.endpoint import Endpoint
 from prompt_r1.environments.sources import Busy, NoServer, Refused, Reply
 from prompt_r1.errors import FatalEnvError, UsageError
 from tests.support.mini_server import LocalServer, response_of, with_server
@@ -104,8 +105,9 @@ def attempt_at(fault: str, **settings: object) -> Reply | Busy | Refused:
 
 
 @pytest.mark.parametrize("fault", ["drip", "hang"])
-def test_a_response_that_does_not_end_is_given_up_and_leaves_no_connection(fault: str) -> None:
-    came = attempt_at(fault, timeout=0.3)
+def test_a_response_that_does_not_end_is_given_up_and_leaves_no_connection(fault: str, monkeypatch) -> None:
+    monkeypatch.setattr(Endpoint, "timeout", 0.3)
+    came = attempt_at(fault)
     assert isinstance(came, Busy) and came.may_be_billed
     assert came.reason == "no complete response within 0.3 s"
 
