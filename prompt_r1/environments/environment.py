@@ -107,7 +107,10 @@ class Call:
 
     @cached_property
     def key(self) -> str:
-        """The key under which the reply is recorded. Calls with the same key share a reply."""
+        """The key under which the reply is recorded. Calls with the same key share a reply.
+
+        If the source samples, the calls of two games never have the same key.
+        """
         source, caller = self.member.source, self.caller
         asked_by = [caller.question, caller.sample, caller.epoch] if source.samples else []
         text = json.dumps([source.name, source.parameters, self.messages, asked_by], sort_keys=True)
