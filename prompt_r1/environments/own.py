@@ -35,11 +35,13 @@ class Answering(Protocol):
 
 
 class OwnSource(Source):
-    """A source that asks an object of the user. If `ask` is no async function, each call runs in a thread.
+    """A source that asks an object of the user.
 
-    A class is instantiated, with the seed if it takes a seed. If calls are `priced`, tokens are estimated
-    from the length of the texts; otherwise they are 0. `reply_limit` is not enforced: it says how many tokens
-    the object writes at most. Raises UsageError for an object without `ask`, and for an error in its class.
+    If `ask` is no async function, each call runs in a thread, so that all other games go on while it waits.
+    If `own` is a class, it is instantiated, with the seed if it takes a seed. If calls are `priced`, tokens
+    are estimated from the length of the texts; otherwise they are 0. `reply_limit` is not enforced: it says
+    how many tokens the object writes at most. Raises UsageError for an object without `ask`, and for an error
+    in its class.
     """
 
     timeout = CALL_DEADLINE
