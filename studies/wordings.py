@@ -105,7 +105,7 @@ from statistics import fmean
 
 import torch
 
-from prompt_r1.environments.specs import open_account, open_environment, trust_of
+from prompt_r1.environments.specs import open_account, open_environment, trusted_names
 from prompt_r1.errors import UsageError
 from prompt_r1.evaluation.predictions import FILE, Prediction, read_predictions
 from prompt_r1.programs.command_line import run_program
@@ -210,9 +210,9 @@ async def ask_environment(plan: Plan, fold: Fold, out: Path) -> None:
     """Get the replies to a fold's demonstrations and scripts. After a kill, no reply is generated again."""
     settings = EnvironmentConfig(env_args=plan.env_args, env_system="")
     account = open_account(settings, out)
-    trust = trust_of(typed=[plan.env], opened=[plan.env])
+    trusted = trusted_names(typed=[plan.env], opened=[plan.env])
     environment = open_environment(
-        plan.env, settings, trust=trust, account=account, device=torch.device("cpu")
+        plan.env, settings, trusted=trusted, account=account, device=torch.device("cpu")
     )
     replies: Replies = {}
 

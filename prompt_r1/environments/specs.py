@@ -58,24 +58,24 @@ def kind_of(name: str) -> Kind:
 
 
 @dataclass(frozen=True)
-class Trust:
-    """Which names are trusted. A SPEC that is read from a file may come from anyone."""
+class TrustedNames:
+    """The names that the user trusts. A SPEC that is read from a file may come from anyone."""
 
-    runs_code: Collection[str] = ()  # the names py:MODULE:NAME whose object is imported
-    gets_key: Collection[str] = ()  # the names whose server gets OPENAI_API_KEY
+    objects: Collection[str] = ()  # py:MODULE:NAME that may be imported, which runs code
+    servers: Collection[str] = ()  # MODEL and MODEL@URL whose server gets OPENAI_API_KEY
 
 
-def trust_of(*, typed: Iterable[str], opened: Iterable[str]) -> Trust:
-    """The trust in the names of a run: `typed` are the SPECs on its command line, `opened` all that it opens.
+def trusted_names(*, typed: Iterable[str], opened: Iterable[str]) -> TrustedNames:
+    """The names that the user trusts: `typed` are the SPECs on the command line, `opened` all of the run's.
 
-    An object is imported if the user typed its name. The key goes to every MODEL without URL; if the run
-    opens none, to the URLs that the user typed.
+    An object is trusted if the user typed its name. The key goes to every MODEL without URL; if the run opens
+    none, to the URLs that the user typed.
     """
     typed_names = _names(typed)
     objects = {name for name in typed_names if kind_of(name) == "own"}
     urls = {name for name in typed_names if kind_of(name) == "url"}
     models = {name for name in _names(opened) if kind_of(name) == "model"}
-    return Trust(runs_code=objects, gets_key=models or urls)
+    return TrustedNames(objects, servers=models or urls)
 
 
 def _names(specs: Iterable[str]) -> set[str]:
@@ -113,7 +113,7 @@ def check_usd_limit(flag: str, config: EnvironmentConfig) -> None:
         )
 
 
-def check_environment(spec: str, config: EnvironmentConfig, *, trust: Trust) -> None:
+def check_environment(spec: str, config: EnvironmentConfig, *, trusted: TrustedNames) -> None:
     """Raise UsageError for what is wrong with a SPEC and its settings, before anything is loaded."""
     parse_fields(config.env_args)
     for price in config.env_price:
@@ -125,18 +125,18 @@ def check_environment(spec: str, config: EnvironmentConfig, *, trust: Trust) -> 
     for name in names:
         match kind_of(name):
             case "own":
-                _import(name, trust)
+                _import(name, trusted)
             case "local":
                 _check_model_of(name)
             case "url" | "model":
-                _endpoint(name, config, trust)
+                _endpoint(name, config, trusted)
 
 
 def open_environment(
     spec: str,
     config: EnvironmentConfig,
     *,
-    trust: Trust = Trust(),
+    trusted: TrustedNames = TrustedNames(),
     account: Account | None = None,
     seed: int = 0,
     device: "torch.device | None" = None,
@@ -148,12 +148,16 @@ def open_environment(
     `prices`, by the names of environments, replaces --env-price. Raises UsageError for a SPEC that cannot be
     opened with these settings.
     """
-    check_environment(spec, config, trust=trust)  # All names are checked before the first model is loaded.
+    # All names are checked before the first model is loaded.
+    check_environment(spec, config, trusted=trusted)
     names = spec.split(",")
     price_of = parse_prices(config.env_price, names) if prices is None else prices
     account = account or open_account(config)
+    sources = [
+        _open_source(name, config, trusted, price=price_of[name], seed=seed, device=device) for name in names
+    ]
     return Environment(
-        [_open_source(name, config, trust, price=price_of[name], seed=seed, device=device) for name in names],
+        sources,
         journal=account.journal,
         budget=account.budget,
         prices=[price_of[name] for name in names],
@@ -176,7 +180,7 @@ def open_own(own: Answering, config: EnvironmentConfig, *, seed: int) -> Environ
 def _open_source(
     name: str,
     config: EnvironmentConfig,
-    trust: Trust,
+    trusted: TrustedNames,
     *,
     price: Price,
     seed: int,
@@ -187,7 +191,7 @@ def _open_source(
         case "built-in":
             return _own_source(BUILT_IN[name], config, name=name, price=price, seed=seed)
         case "own":
-            return _own_source(_import(name, trust), config, name=name, price=price, seed=seed)
+            return _own_source(_import(name, trusted), config, name=name, price=price, seed=seed)
         case "local":
             from prompt_r1.environments.local import load_local
 
@@ -201,7 +205,7 @@ def _open_source(
                 device=device,
             )
         case "url" | "model":
-            return _endpoint(name, config, trust)
+            return _endpoint(name, config, trusted)
 
 
 def _own_source(own: Any, config: EnvironmentConfig, *, price: Price, seed: int, name: str = "") -> OwnSource:
@@ -211,9 +215,9 @@ def _own_source(own: Any, config: EnvironmentConfig, *, price: Price, seed: int,
     )
 
 
-def _import(name: str, trust: Trust) -> Any:
+def _import(name: str, trusted: TrustedNames) -> Any:
     """The object or the class that py:MODULE:NAME stands for. Importing it runs the user's code."""
-    if name not in trust.runs_code:
+    if name not in trusted.objects:
         raise UsageError(f"a file names {name!r}, which runs code: give it as --env")
     return import_object(name.removeprefix(OBJECT_PREFIX), where=f"the environment {name!r}")
 
@@ -227,7 +231,7 @@ def _check_model_of(name: str) -> None:
         raise UsageError(f"the environment {name!r}: there is no Hugging Face model in {folder!r}")
 
 
-def _endpoint(name: str, config: EnvironmentConfig, trust: Trust) -> "Endpoint":
+def _endpoint(name: str, config: EnvironmentConfig, trusted: TrustedNames) -> "Endpoint":
     """The endpoint of a name. Raises UsageError for a malformed name, and for a key that cannot be used."""
     # It is imported here, because other environments need no HTTP.
     from prompt_r1.environments.endpoint import endpoint_of
@@ -238,7 +242,7 @@ def _endpoint(name: str, config: EnvironmentConfig, trust: Trust) -> "Endpoint":
         )
     return endpoint_of(
         name,
-        key=os.environ.get("OPENAI_API_KEY", "") if name in trust.gets_key else "",
+        key=os.environ.get("OPENAI_API_KEY", "") if name in trusted.servers else "",
         fields=parse_fields(config.env_args),
         system=config.env_system,
     )

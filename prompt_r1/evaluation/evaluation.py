@@ -16,7 +16,7 @@ from prompt_r1.environments.budget import Price
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import MuteEnvironment, OwnSource
 from prompt_r1.environments.sources import limit_in
-from prompt_r1.environments.specs import Account, Trust, open_environment, parse_fields, trust_of
+from prompt_r1.environments.specs import Account, TrustedNames, open_environment, parse_fields, trusted_names
 from prompt_r1.evaluation.methods import METHODS
 from prompt_r1.evaluation.predictions import System
 from prompt_r1.evaluation.searches import Data, RequestFields
@@ -141,7 +141,7 @@ class Evaluation:
         return open_environment(
             spec,
             replace(settings, env_args=json.dumps(fields)),
-            trust=trust_in_systems(self.config, self.systems),
+            trusted=trusted_environments(self.config, self.systems),
             account=account,
             seed=self.seed,
             device=self.device,
@@ -149,11 +149,11 @@ class Evaluation:
         )
 
 
-def trust_in_systems(config: EvaluateConfig, systems: Iterable[System]) -> Trust:
-    """The trust in the names of all environments that an evaluation opens."""
+def trusted_environments(config: EvaluateConfig, systems: Iterable[System]) -> TrustedNames:
+    """The names that the user trusts, among those of all environments that an evaluation opens."""
     typed = [*config.env, config.optimizer_env]
     opened = [config.optimizer_env, *(system.environment for system in systems)]
-    return trust_of(typed=typed, opened=opened)
+    return trusted_names(typed=typed, opened=opened)
 
 
 def mute_environment() -> Environment:

@@ -14,7 +14,7 @@ from prompt_r1.data.questions import check_data, find_questions, hold_out_a_tent
 from prompt_r1.environments.budget import Price, parse_prices
 from prompt_r1.environments.specs import check_environment
 from prompt_r1.errors import UsageError
-from prompt_r1.evaluation.evaluation import Evaluation, trust_in_systems
+from prompt_r1.evaluation.evaluation import Evaluation, trusted_environments
 from prompt_r1.evaluation.folder_settings import check_same_settings, game_of_start
 from prompt_r1.evaluation.methods import DEFAULT_METHODS, EXTRA_METHODS, METHODS, TRANSFER_METHODS
 from prompt_r1.evaluation.predictions import FILE, System
@@ -290,9 +290,9 @@ def _check_environments(
             asked[system.environment] = environments[system.environment]
     if config.optimizer_env:
         asked.setdefault(config.optimizer_env, config)
-    trust = trust_in_systems(config, systems)
+    trusted = trusted_environments(config, systems)
     for spec, settings in asked.items():
-        check_environment(spec, settings, trust=trust)
+        check_environment(spec, settings, trusted=trusted)
 
 
 def lines_about(agent: NamedAgent, evaluation: Evaluation) -> list[str]:

@@ -19,7 +19,7 @@ from prompt_r1.environments.budget import FREE
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
 from prompt_r1.environments.own import Answering
-from prompt_r1.environments.specs import open_environment, open_own, trust_of
+from prompt_r1.environments.specs import open_environment, open_own, trusted_names
 from prompt_r1.errors import EnvError, UsageError
 from prompt_r1.model.distributed import pick_device
 from prompt_r1.model.machine import limit_threads
@@ -111,8 +111,8 @@ async def open_pair(config: PairConfig, named: NamedAgent, own: Answering | None
     load_codec(named.path, named.config)
     if own is None:
         settings = with_environment(config, named.config)
-        trust = trust_of(typed=[config.env], opened=[settings.env])
-        environment = open_environment(settings.env, settings, trust=trust, seed=seed, device=device)
+        trusted = trusted_names(typed=[config.env], opened=[settings.env])
+        environment = open_environment(settings.env, settings, trusted=trusted, seed=seed, device=device)
     else:
         environment = open_own(own, config, seed=seed)
     await check_servers(environment)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from prompt_r1.environments.specs import check_environment, trust_of
+from prompt_r1.environments.specs import check_environment, trusted_names
 from prompt_r1.pair.named_agent import NamedAgent, resolve_agent
 from prompt_r1.programs.launcher import check_device
 from prompt_r1.settings.agent import AgentConfig, EnvironmentConfig
@@ -83,8 +83,8 @@ def check_pair(config: PairConfig) -> NamedAgent:
     check_device(config.device)
     agent = resolve_agent(config.agent, max_turns=config.max_turns, max_new=config.max_new)
     settings = with_environment(config, agent.config)
-    trust = trust_of(typed=[config.env], opened=[settings.env])
-    check_environment(settings.env, settings, trust=trust)
+    trusted = trusted_names(typed=[config.env], opened=[settings.env])
+    check_environment(settings.env, settings, trusted=trusted)
     return agent
 
 

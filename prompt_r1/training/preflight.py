@@ -8,7 +8,7 @@ from pathlib import Path
 from prompt_r1.data.questions import check_data
 from prompt_r1.data.rows import read_rows
 from prompt_r1.environments.budget import parse_prices
-from prompt_r1.environments.specs import check_environment, trust_of
+from prompt_r1.environments.specs import check_environment, trusted_names
 from prompt_r1.errors import UsageError
 from prompt_r1.miniworld.questions import TRAINING_MIX
 from prompt_r1.pair.named_agent import check_agent
@@ -30,8 +30,8 @@ def read_train_config(arguments: list[str]) -> TrainConfig:
     check_agent(config.agent)
     parse_prices(config.env_price, config.env.split(","))
     if not config.dry_run:  # An estimate needs no key.
-        trust = trust_of(typed=config.typed_environments, opened=[config.env])
-        check_environment(config.env, config, trust=trust)
+        trusted = trusted_names(typed=config.typed_environments, opened=[config.env])
+        check_environment(config.env, config, trusted=trusted)
     val_files = () if config.val_data == (HELD_OUT,) else config.val_data
     check_data([*config.data, *val_files, *config.test_data])
     if is_first_rank() and not config.dry_run:

@@ -10,7 +10,7 @@ from torch.optim import AdamW, Optimizer
 
 from prompt_r1.environments.check import check_servers
 from prompt_r1.environments.environment import Environment
-from prompt_r1.environments.specs import open_account, open_environment, trust_of
+from prompt_r1.environments.specs import open_account, open_environment, trusted_names
 from prompt_r1.model.distributed import Ranks, errors_as_rank_lost, start_ranks, stop_ranks
 from prompt_r1.model.lora import ADAPTER_ALPHA
 from prompt_r1.model.policy import Policy
@@ -73,7 +73,7 @@ def open_parts(
     environment = open_environment(
         config.env,
         config,
-        trust=trust_of(typed=config.typed_environments, opened=[config.env]),
+        trusted=trusted_names(typed=config.typed_environments, opened=[config.env]),
         # The journal, and this rank's share of the budget.
         account=open_account(config, folder, rank=ranks.rank, ranks=ranks.count),
         seed=config.seed,

@@ -17,7 +17,7 @@ from prompt_r1.environments.own import OwnSource
 from prompt_r1.environments.responses import read_reply
 from prompt_r1.environments.sources import Busy, Caller, Refused, Reply, Source
 from prompt_r1.environments.specs import open_environment as open_spec
-from prompt_r1.environments.specs import trust_of
+from prompt_r1.environments.specs import trusted_names
 from prompt_r1.settings.agent import EnvironmentConfig
 from prompt_r1.types import Message
 
@@ -142,5 +142,5 @@ def open_environment(
 ) -> Environment:
     """Open the environments of a SPEC that the user typed. `settings` are fields of EnvironmentConfig."""
     config, cpu = EnvironmentConfig(**settings), torch.device("cpu")
-    trust = trust_of(typed=[spec], opened=[spec, *others])
-    return open_spec(spec, config, trust=trust, seed=seed, device=cpu)
+    trusted = trusted_names(typed=[spec], opened=[spec, *others])
+    return open_spec(spec, config, trusted=trusted, seed=seed, device=cpu)
