@@ -107,6 +107,8 @@ SEEN_BEFORE_TORCH = [
     ("infer.py --question Who? --agent adapter", "adapter holds an adapter of peft"),
     *((f"train.py --agent {name}", "there is no such folder") for name in ("no/such/agent", "./no", "/no")),
     ("train.py --agent tiny@http://127.0.0.1:9/v1", "an agent plays in this process"),
+    ("train.py --env tiny@http://localhost:9/v1", "tiny at http://localhost:9/v1: no server answers there"),
+    ("evaluate.py --agent AGENT --env tiny@v2@http://127.0.0.1:9", "no server answers there: start it"),
     ("train.py --out notes.docx/run", "notes.docx/run: Not a directory; give --out a folder"),
     ("train.py --out folder", "there are files in it that are not of a run"),
     ("train.py --out used", "used is in use by process 7"),

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -143,6 +144,19 @@ class Endpoint(Source):
         if field == "max_tokens":
             fields.setdefault("max_completion_tokens", value)
         self.fields = fields
+
+    def check_listening(self) -> None:
+        """Raise UsageError if the server is on this machine, and nothing listens at its port."""
+        if not is_loopback(self.base_url):
+            return
+        url = httpx.URL(self.base_url)
+        default_port = 443 if url.scheme == "https" else 80
+        try:
+            socket.create_connection((url.host, url.port or default_port), timeout=1).close()
+        except ConnectionRefusedError:
+            raise UsageError(f"{self}: no server answers there: start it, or correct the port") from None
+        except OSError:
+            return  # The first request will tell.
 
     async def close(self) -> None:
         """Close the connections."""

@@ -1,6 +1,6 @@
 """Open environments by `--env SPEC`: one or several names, separated by commas.
 
-A new kind of name goes to `kind_of`, `check_environment` and `_open_source`.
+A new kind of name goes to `kind_of`, `_check_spec` and `_open_source`.
 """
 
 import json
@@ -114,7 +114,18 @@ def check_usd_limit(flag: str, config: EnvironmentConfig) -> None:
 
 
 def check_environment(spec: str, config: EnvironmentConfig, *, trusted: TrustedNames) -> None:
-    """Raise UsageError for what is wrong with a SPEC and its settings, before anything is loaded."""
+    """Raise UsageError for what is wrong with a SPEC and its settings, before torch is imported.
+
+    So the user need not wait to hear that a server of this machine is not running.
+    """
+    _check_spec(spec, config, trusted=trusted)
+    for name in spec.split(","):
+        if kind_of(name) == "url":
+            _endpoint(name, config, trusted).check_listening()
+
+
+def _check_spec(spec: str, config: EnvironmentConfig, *, trusted: TrustedNames) -> None:
+    """Raise UsageError for wrong settings, and for names that stand for no environment. Loads no model."""
     parse_fields(config.env_args)
     for price in config.env_price:
         parse_price(price)
@@ -149,7 +160,7 @@ def open_environment(
     opened with these settings.
     """
     # All names are checked before the first model is loaded.
-    check_environment(spec, config, trusted=trusted)
+    _check_spec(spec, config, trusted=trusted)
     names = spec.split(",")
     price_of = parse_prices(config.env_price, names) if prices is None else prices
     account = account or open_account(config)
@@ -186,7 +197,7 @@ def _open_source(
     seed: int,
     device: "torch.device | None",
 ) -> Source:
-    """Open the source of a name that `check_environment` has accepted."""
+    """Open the source of a name that `_check_spec` has accepted."""
     match kind_of(name):
         case "built-in":
             return _own_source(BUILT_IN[name], config, name=name, price=price, seed=seed)
