@@ -35,7 +35,14 @@ from prompt_r1.programs.sealed_folders import find_damage, new_temporary, remove
 from prompt_r1.settings.agent import AgentConfig
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.log import is_metric
-from prompt_r1.training.run_folder import FORMAT, check_settings, check_version, checkpoints_of, step_of
+from prompt_r1.training.run_folder import (
+    FORMAT,
+    check_settings,
+    check_version,
+    checkpoint_of,
+    checkpoints_of,
+    step_of,
+)
 
 KEEP_CHECKPOINTS = 2  # how many of the newest checkpoints are kept, beside the best one
 # A file of tensors has about this many bytes. DCP builds a whole file in memory before it writes it.
@@ -83,7 +90,7 @@ def save_checkpoint(
 
     Each rank writes its share. If one rank fails, every rank raises Resumable.
     """
-    folder = run / "checkpoints" / f"step-{state.trained_step:06d}"
+    folder = checkpoint_of(run, state.trained_step)
     tensors = tensors_of(policy, optimizer)
     with resumable_writes(folder, ranks):
         temporary = ranks.on_first_rank(lambda: new_temporary(folder))

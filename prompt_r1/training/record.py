@@ -9,6 +9,8 @@ from prompt_r1.data.sampler import digest_of
 from prompt_r1.environments.budget import OutOfBudget
 from prompt_r1.errors import FatalEnvError, Interrupted, Resumable, UsageError
 from prompt_r1.model.distributed import Ranks, stop_ranks
+from prompt_r1.pair.named_agent import exported_step
+from prompt_r1.programs.sealed_folders import find_damage
 from prompt_r1.settings.fields import write_yaml
 from prompt_r1.training.alarms import Alarms
 from prompt_r1.training.checkpoint import (
@@ -24,6 +26,7 @@ from prompt_r1.training.log import read_metrics, trim_run
 from prompt_r1.training.metrics import add_spending, step_metrics, total_spent
 from prompt_r1.training.report import write_report
 from prompt_r1.training.run import Run, repetition_note
+from prompt_r1.training.run_folder import checkpoint_of
 from prompt_r1.training.summary import summary
 from prompt_r1.training.update import UpdateStats
 from prompt_r1.training.validation import validation_metrics
@@ -83,11 +86,30 @@ class Record:
         run = self.run
         saved = read_state(checkpoint, run.config)
         check_same_origin(checkpoint, saved, self.state, run.start)
-        load_tensors(checkpoint, run.policy, run.optimizer, run.ranks)
-        self.state = saved
-        self.saved = copy(saved)  # Later changes of `state` must not change it.
         run.log.say(f"Resuming after step {saved.trained_step} of {run.config.steps}, from {checkpoint}")
+        self.state = saved
+        self.export_if_missing()
+        self.saved = copy(saved)  # Later changes of `state` must not change it.
+        load_tensors(checkpoint, run.policy, run.optimizer, run.ranks)
         run.refresh()
+
+    def export_if_missing(self) -> None:
+        """Export the best agent if RUN/agent is not this agent. Leaves its weights in the policy.
+
+        The run may have stopped before the export. Or newer checkpoints are damaged, and RUN/agent is of one
+        of their steps. Then the best agent's checkpoint may be gone, because a newer step was the best. In
+        this case the agent of the resumed step takes its place, until a validation judges an agent.
+        """
+        run, state = self.run, self.state
+        exported = run.ranks.on_first_rank(lambda: exported_step(run.folder / "agent"))
+        if exported == state.best_step or state.best_step < 0:
+            return
+        if run.ranks.on_first_rank(lambda: find_damage(checkpoint_of(run.folder, state.best_step))):
+            state.best_step, state.best_em = state.trained_step, -1.0
+        best = checkpoint_of(run.folder, state.best_step)
+        load_tensors(best, run.policy, run.optimizer, run.ranks)
+        lines = {line["step"]: line for line in read_metrics(run.folder)}
+        self.export(lines.get(state.best_step, {"step": state.best_step}))
 
     def remaining_steps(self) -> range:
         """The numbers of the steps that are not trained yet."""
@@ -124,9 +146,10 @@ class Record:
 
         The order makes it safe to stop anywhere in here:
 
-        - Logged before exported: the exported folder has the metrics as they are logged.
-        - Logged and exported before saved: a checkpoint never names a line or an agent that is not there. A
-          resumed run removes a line that its checkpoint does not name, and writes it again.
+        - Logged before saved: a checkpoint never names a line that is not there. A resumed run removes a line
+          that its checkpoint does not name, and writes it again.
+        - Saved before exported: RUN/agent never has an agent that no checkpoint names. A resumed run exports
+          the agent that its checkpoint names, if it is not there.
         - Saved before a signal stops the run: the resumed run does not repeat the step.
         """
         run, state = self.run, self.state
@@ -143,11 +166,13 @@ class Record:
         add_spending(metrics, run.environment, ranks)
         metrics = ranks.on_every_rank(lambda: log.write_metrics(metrics))
 
-        # Export and save, if there is something to keep.
-        is_best = self.export_if_best(metrics, is_save_step=is_save_step)
+        # Save and export, if there is something to keep.
+        is_best = self.note_if_best(metrics, is_save_step=is_save_step)
         if is_best or is_save_step:
             state.unlogged_metrics = {}
             self.save()
+            if is_best:
+                self.export(metrics)
             self.update_report()
         else:
             # The line may still change: if the run stops before it trains another step, the resumed run
@@ -164,8 +189,8 @@ class Record:
         with self.run.log.phase("validation"):
             return validation_metrics(self.run, name=f"validation-{self.state.trained_step:06d}")
 
-    def export_if_best(self, metrics: dict[str, float], *, is_save_step: bool) -> bool:
-        """Export the agent if it is the best so far, and return whether it is."""
+    def note_if_best(self, metrics: Mapping[str, float], *, is_save_step: bool) -> bool:
+        """Return whether the agent of this step is the best so far. If so, the state names it."""
         run, state = self.run, self.state
         em = em_of_validation(metrics)
         reward = metrics.get("val/reward", 0.0)
@@ -175,9 +200,6 @@ class Record:
             run.log.say(
                 "The environment broke every validation game: the newest agent counts as the best one"
             )
-        with run.log.phase("save"):
-            folder = run.folder / "agent"
-            export_agent(run.policy, str(run.start), run.config, folder, metrics=metrics, ranks=run.ranks)
         state.best_step, state.best_em, state.best_reward = state.trained_step, em, reward
         return True
 
@@ -206,6 +228,13 @@ class Record:
         with run.log.phase("save"):
             save_checkpoint(run.folder, self.state, run.policy, run.optimizer, run.config, run.ranks)
         self.saved = copy(self.state)  # Later changes of `state` must not change it.
+
+    def export(self, metrics: dict[str, float]) -> None:
+        """Export the policy to RUN/agent. `metrics` is the line of its step."""
+        run = self.run
+        with run.log.phase("save"):
+            folder = run.folder / "agent"
+            export_agent(run.policy, str(run.start), run.config, folder, metrics=metrics, ranks=run.ranks)
 
     def update_report(self) -> None:
         """Write report.html. A failure does not stop the run, because the report can be made later."""

@@ -23,10 +23,8 @@ def open_run(out: str) -> Path:
     make_folder(run, _holds_a_run, "a run")
     if not os.access(run, os.W_OK):
         raise UsageError(f"{run}: Permission denied; give --out a folder that can be written")
-    # A run saves a checkpoint before it writes its report. So a folder with an agent and a report has had a
-    # checkpoint, unless the report was made by hand.
-    has_both = (run / "agent").exists() and (run / "report.html").exists()
-    if has_both and not checkpoints_of(run):
+    # A run saves a checkpoint before it exports an agent.
+    if (run / "agent").exists() and not checkpoints_of(run):
         raise UsageError(
             f"{run}: its checkpoints are gone or unreadable, and a new run would replace its agent: put them "
             "back, or give another --out"
@@ -44,6 +42,11 @@ def checkpoints_of(run: Path) -> list[Path]:
     folders = (run / "checkpoints").glob("step-*")
     numbered = (folder for folder in folders if folder.name.removeprefix("step-").isdecimal())
     return sorted(numbered, key=step_of)
+
+
+def checkpoint_of(run: Path, step: int) -> Path:
+    """Where the checkpoint of a step is, if there is one."""
+    return run / "checkpoints" / f"step-{step:06d}"
 
 
 def step_of(checkpoint: Path) -> int:

@@ -237,7 +237,6 @@ def test_a_run_folder_and_its_copy_without_the_lock_are_opened_again(saved, tmp_
 
 def test_a_run_whose_checkpoints_were_deleted_is_not_replaced(saved, tmp_path):
     """A bug: whoever had deleted them to free space lost the trained agent, its games and metrics."""
-    (tmp_path / "report.html").touch()
     (tmp_path / "agent").mkdir(exist_ok=True)
     shutil.rmtree(saved.folder / "checkpoints")
     with locked(tmp_path), pytest.raises(UsageError, match="its checkpoints are gone"):

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import shutil
 import weakref
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from prompt_r1.pair.agent import load_agent
 from prompt_r1.pair.named_agent import exported_step
 from prompt_r1.programs import sealed_folders
 from prompt_r1.reward import RULES
+from prompt_r1.settings.agent import STEP_FILE
 from prompt_r1.settings.train import TrainConfig
 from prompt_r1.spending import Spending
 from prompt_r1.training import record as record_file
@@ -35,7 +37,7 @@ from prompt_r1.training.start import warm_up
 from prompt_r1.training.update import UpdateStats
 from prompt_r1.types import Question
 from tests.support import tiny
-from tests.support.exports import file_size_limit
+from tests.support.exports import file_size_limit, load_tensors
 from tests.support.games import GOOD, ONE_RANK, RIGHT, WRONG, game_of_turns, score_and_compare
 from tests.support.providers import environment_of
 from tests.support.thread_ranks import on_each_rank
@@ -201,23 +203,91 @@ def test_an_em_that_is_equal_but_for_the_digits_of_the_log_makes_no_agent_the_be
     assert record.state.best_step == 0 == exported_step(tmp_path / "agent")
 
 
-def test_a_full_disk_in_an_export_stops_the_run_which_exports_the_step_when_it_is_resumed(base, tmp_path):
+def stop(*_: object, **options: object) -> None:
+    raise Resumable("the machine stopped")
+
+
+def exported_weight(folder: Path) -> float:
+    """The weight into which a scripted step writes its number."""
+    name = next(name for name, _ in tiny.policy().model.named_parameters())
+    return load_tensors(folder / "agent")[name][0, 0].item()
+
+
+def test_a_stop_before_a_checkpoint_is_complete_leaves_no_agent_that_no_checkpoint_names(
+    base, tmp_path, monkeypatch
+):
+    """A bug: on a GPU the repeated step may be worse, and the agent of the lost step stayed to the end."""
+    record = resume(tmp_path, base)
+    record.step(val_em=0.2, val_reward=0.1)
+    with monkeypatch.context() as patched:
+        patched.setattr(record_file, "save_checkpoint", stop)
+        with pytest.raises(Resumable):
+            record.step(val_em=0.5, val_reward=0.1)
+    resumed = resume(tmp_path, base, steps=1)
+    resumed.step(val_em=0.1, val_reward=0.1)
+    assert resumed.state.best_step == 0 == exported_step(tmp_path / "agent")
+
+
+@pytest.mark.parametrize("steps", [1, 99])
+def test_an_agent_whose_export_was_interrupted_is_exported_by_the_resumed_run(
+    base, tmp_path, monkeypatch, steps
+):
+    """Even if it was the agent of the last step, so that no validation follows."""
+    record = resume(tmp_path, base, steps=steps)
+    record.step(val_em=0.2, val_reward=0.1)
+    with monkeypatch.context() as patched:
+        patched.setattr(record_file, "export_agent", stop)
+        with pytest.raises(Resumable):
+            record.step(val_em=0.5, val_reward=0.1)
+    assert exported_step(tmp_path / "agent") == 0
+    resumed = resume(tmp_path, base, steps=steps)
+    assert resumed.state == resumed.saved and resumed.state.best_step == 1
+    assert exported_step(tmp_path / "agent") == 1 == exported_weight(tmp_path)
+    assert json.loads((tmp_path / "agent" / STEP_FILE).read_text())["val/em"] == 0.5
+
+
+def test_a_removed_agent_is_exported_again_from_its_checkpoint(base, tmp_path):
+    record = resume(tmp_path, base)
+    for em in (0.2, 0.5, 0.1, 0.1):
+        record.step(val_em=em, val_reward=0.1)
+    shutil.rmtree(tmp_path / "agent")
+    resumed = resume(tmp_path, base)
+    assert resumed.state.best_step == 1 == exported_step(tmp_path / "agent") == exported_weight(tmp_path)
+    assert resumed.state.trained_step == 3 == resumed.run.weight()
+    assert resumed.run.refreshed == [3.0]
+
+
+def test_where_the_best_agent_is_lost_the_agent_of_the_resumed_step_takes_its_place(base, tmp_path):
+    """The checkpoint of step 1 is removed when step 3 is the best, and then that of step 3 is damaged."""
+    record = resume(tmp_path, base)
+    for em in (0.2, 0.5, 0.1, 0.6):
+        record.step(val_em=em, val_reward=0.1)
+    (tmp_path / "checkpoints" / "step-000003" / "state.json").unlink()
+    resumed = resume(tmp_path, base)
+    assert resumed.state.best_step == 2 == exported_step(tmp_path / "agent") == exported_weight(tmp_path)
+    resumed.step(val_em=0.05, val_reward=0.1)
+    assert exported_step(tmp_path / "agent") == 3, "the first agent that a validation has judged"
+
+
+def test_a_full_disk_in_an_export_stops_the_run_which_exports_the_agent_when_it_is_resumed(
+    base, tmp_path, monkeypatch
+):
     """The error of the safetensors library ended the run with a traceback."""
     record = resume(tmp_path, base)
     record.step(val_em=0.2, val_reward=0.1)
-    with (
-        file_size_limit(20_000),
-        pytest.raises(Resumable, match=r"agent could not be written: .*File too large.*make room"),
-    ):
-        record.step(val_em=0.5, val_reward=0.3)
+    export_agent = record_file.export_agent
+
+    def on_a_full_disk(*arguments: object, **options: object) -> None:
+        with file_size_limit(20_000):
+            export_agent(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(record_file, "export_agent", on_a_full_disk)
+        with pytest.raises(Resumable, match=r"agent could not be written: .*File too large.*make room"):
+            record.step(val_em=0.5, val_reward=0.3)
     assert not (tmp_path / sealed_folders.TEMPORARY).exists()  # the room that it took is free again
     assert exported_step(tmp_path / "agent") == 0
-    record.save()
-    resumed = resume(tmp_path, base)
-    assert resumed.state.trained_step == 1 and resumed.state.unlogged_metrics["step"] == 1
-    assert [line["step"] for line in read_metrics(tmp_path)] == [0]
-    resumed.validation = {"val/em": 0.5, "val/n": 10, "val/errors": 0}
-    resumed.finish_step()
+    resume(tmp_path, base)
     assert exported_step(tmp_path / "agent") == 1
 
 
