@@ -54,20 +54,21 @@ def train(run: Run, record: Record) -> None:
         # Play. `questions` maps the number of a question in the step to the question. This rank has P of
         # them, and plays G games of each.
         questions = run.questions.of_rank(step, ranks)
-        with run.log.phase("rollout"):
+        with run.log.phase("rollout"), record.saved_on_error():
             trajectories_PG = run.wait_for(play_step(run, step, questions))  # a signal cancels the games
 
-        # Score. A game that the environment broke has no reward.
-        rewards_PG = [score_games(group, rule=run.rule, own=run.own_reward) for group in trajectories_PG]
+        with record.saved_on_error(), ranks.shared_errors():  # A function of the user may fail on one rank.
+            # Score. A game that the environment broke has no reward.
+            rewards_PG = [score_games(group, rule=run.rule, own=run.own_reward) for group in trajectories_PG]
 
-        # Compare. The advantage of a game is its distance from the other games of its question.
-        games_PG = compare_games(
-            trajectories_PG,
-            rewards_PG,
-            numbers=list(questions),  # of the questions in the step
-            standardise=config.advantage == "standardised",
-            own=run.own_advantages,
-        )
+            # Compare. The advantage of a game is its distance from the other games of its question.
+            games_PG = compare_games(
+                trajectories_PG,
+                rewards_PG,
+                numbers=list(questions),  # of the questions in the step
+                standardise=config.advantage == "standardised",
+                own=run.own_advantages,
+            )
 
         # Learn. Each mini-batch is one optimiser step. A signal does not interrupt the update.
         # If no game enters the loss, for example because the environment broke every group, there is no

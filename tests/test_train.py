@@ -15,7 +15,7 @@ import yaml
 
 import train
 from prompt_r1.environments.journal import Journal
-from prompt_r1.errors import FatalEnvError
+from prompt_r1.errors import FatalEnvError, UsageError
 from prompt_r1.training import loss_function
 from prompt_r1.training import models as models_file
 from prompt_r1.training import run as run_file
@@ -264,7 +264,7 @@ def test_a_run_ends_with_what_it_cost_with_the_test(asking_agent, tmp_path, caps
     assert f"The run cost {spent}:" in capsys.readouterr().out
 
 
-# Rewards and advantages that differ between games and turns.
+# Rewards and advantages that differ between games and turns, and an environment that can break.
 OF_LENGTH = """
 def length(game, paper):
     return len(game.tokens) / 7
@@ -272,6 +272,13 @@ def length(game, paper):
 
 def of_turns(games):
     return [[game.advantage * (turn + 1) for turn in range(len(game.trajectory.turns))] for game in games]
+
+
+class Fragile:
+    is_broken = False
+
+    def ask(self, messages):
+        return "Anna" if not self.is_broken else 1 / 0
 """
 
 
@@ -284,6 +291,32 @@ def own_code(tmp_path, monkeypatch):
     sys.modules.pop("own_code", None)  # Another test may have imported a module of this name.
     yield
     sys.modules.pop("own_code", None)
+
+
+@pytest.mark.parametrize("broken", ["reward", "environment"])
+def test_a_mistake_in_code_of_the_user_costs_no_step_that_was_trained(
+    asking_agent, tmp_path, own_code, broken
+):
+    """A bug: the run ended without a checkpoint of its last steps."""
+    line = ["--steps", 3, "--reward", "own_code:length", "--env", "py:own_code:Fragile", "--max-turns", 2]
+    expected = load_tensors(train_run(tmp_path / "whole", asking_agent, *line) / "agent")
+    own_code = sys.modules["own_code"]
+    length, calls = own_code.length, 0
+
+    def breaks_after_two_steps(game, paper):
+        nonlocal calls
+        calls += 1
+        own_code.Fragile.is_broken = broken == "environment" and calls == 2 * 8
+        return 1 / 0 if broken == "reward" and calls > 2 * 8 else length(game, paper)
+
+    own_code.length = breaks_after_two_steps
+    with pytest.raises(UsageError, match=r"raised ZeroDivisionError.* after step 2, the same command"):
+        train_run(tmp_path / "stopped", asking_agent, *line)
+    own_code.length, own_code.Fragile.is_broken = length, False
+    resumed = train_run(tmp_path / "stopped", asking_agent, *line)
+    assert [metrics["step"] for metrics in read_metrics(resumed)] == [0, 1, 2, 3]
+    tensors = load_tensors(resumed / "agent")
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
 
 
 def test_centred_advantages_are_not_divided_by_the_deviation(asking_agent, tmp_path, own_code):

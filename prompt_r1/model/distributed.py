@@ -62,18 +62,20 @@ class Ranks:
         end = (self.rank + 1) * len(items) // self.count
         return items[begin:end]
 
-    def on_every_rank(self, work: Callable[[], T]) -> T:
-        """Do this rank's share of some work, then wait for the other ranks.
+    @contextmanager
+    def shared_errors(self) -> Iterator[None]:
+        """A context for this rank's share of some work. At its end, this rank waits for the other ranks.
 
         If the work fails on one rank, its error is raised on all of them. Otherwise the others would wait in
         their next collective for a rank that has left. An unexpected error becomes a RuntimeError with the
         original traceback (`as_shared`).
         """
         if self.count == 1:
-            return work()
+            yield
+            return
         shared: Exception | None = None
         try:
-            result = work()
+            yield
         except Exception as error:
             shared = as_shared(error, self.rank)
         failures = [error for error in self.gather(shared) if error is not None]
@@ -81,7 +83,11 @@ class Ranks:
             # A rank that leaves at once can break the connection while others still receive the error.
             self.barrier()
             raise failures[0] from None  # A note of the error has the traceback.
-        return result
+
+    def on_every_rank(self, work: Callable[[], T]) -> T:
+        """Do this rank's share of some work, and return its result. Errors are shared (`shared_errors`)."""
+        with self.shared_errors():
+            return work()
 
     def on_first_rank(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0, and return its result or raise its error on every rank."""

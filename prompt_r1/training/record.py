@@ -1,6 +1,7 @@
 """What a training run writes down: metrics, validation, the best agent, checkpoints, alarms."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -186,7 +187,7 @@ class Record:
 
     def validate(self) -> dict[str, float]:
         """Play greedy games of the validation questions, and return the metrics val/*."""
-        with self.run.log.phase("validation"):
+        with self.run.log.phase("validation"), self.saved_on_error():
             return validation_metrics(self.run, name=f"validation-{self.state.trained_step:06d}")
 
     def note_if_best(self, metrics: Mapping[str, float], *, is_save_step: bool) -> bool:
@@ -292,18 +293,30 @@ class Record:
             run.log.say(f"\nThe run cost {spent}: training, validation and test")
         run.log.say("\n" + summary(run.folder, self.state.best_step, run.config))
 
-    def save_and_stop(self, error: Resumable | FatalEnvError) -> Resumable | FatalEnvError:
+    @contextmanager
+    def saved_on_error(self) -> Iterator[None]:
+        """A context for code of the user between two updates: if it fails, the run is saved first.
+
+        Its UsageError must be raised on every rank (`Ranks.shared_errors`). The context is not for the user's
+        loss: in an update, the weights may be between two steps.
+        """
+        try:
+            yield
+        except UsageError as error:
+            raise self.save_and_stop(error) from None
+
+    def save_and_stop(self, error: Resumable | FatalEnvError | UsageError) -> Exception:
         """Save after an error that ended the run on every rank, and return the error to raise.
 
-        This is the same error with the advice to repeat the command. A fatal error before the first step has
-        been trained is returned as it is, and nothing is saved. (A lost rank never comes here: `start_run`
-        raises its error.)
+        This is the same error with the advice to repeat the command. Before the first step has been trained,
+        a fatal error or a user's mistake is returned as it is, and nothing is saved. (A lost rank never comes
+        here: `start_run` raises its error.)
         """
-        if isinstance(error, FatalEnvError) and self.state.trained_step == 0:
+        if not isinstance(error, Resumable) and self.state.trained_step == 0:
             return error
         self.save()
         stop_ranks(self.run.ranks)  # all ranks have agreed on this stop
-        kind = Interrupted if isinstance(error, Interrupted) else Resumable
+        kind = type(error) if isinstance(error, (Interrupted, UsageError)) else Resumable
         sentence = f"{error}; stopped after step {self.state.trained_step}"
         if not isinstance(error, OutOfBudget):  # Its own sentence says that a larger limit is needed.
             sentence += ", the same command resumes the run"

@@ -494,6 +494,30 @@ def test_a_signal_in_a_validation_loses_no_line_of_an_earlier_step(base, tmp_pat
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3]
 
 
+def test_a_mistake_of_the_users_function_on_one_rank_is_raised_on_all_when_the_run_is_saved(
+    base, tmp_path, monkeypatch
+):
+    """A bug: the steps since the last checkpoint were lost."""
+    saved: list[int] = []
+    monkeypatch.setattr(
+        record_file, "save_checkpoint", lambda _, state, *rest: saved.append(state.trained_step)
+    )
+
+    def fail(ranks: Ranks, *, trained: int) -> str:
+        record = resume(tmp_path, base, ranks=ranks)
+        record.state.trained_step = trained
+        with pytest.raises(UsageError) as error, record.saved_on_error(), ranks.shared_errors():
+            if ranks.rank == 1:
+                raise UsageError("--reward f raised KeyError")
+        return str(error.value)
+
+    sentences = on_each_rank(2, lambda ranks: fail(ranks, trained=0))
+    assert sentences == ["--reward f raised KeyError"] * 2 and saved == []
+    sentences = on_each_rank(2, lambda ranks: fail(ranks, trained=7))
+    resumes = "--reward f raised KeyError; stopped after step 7, the same command resumes the run"
+    assert sentences == [resumes] * 2 and saved == [7, 7]
+
+
 def test_a_run_without_budget_is_said_to_resume_with_a_larger_limit_only(base, tmp_path):
     """A bug: "the same command resumes the run" stood at the end of the sentence, and it did not."""
     record = run_to_step_5(base, tmp_path)
