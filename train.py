@@ -77,18 +77,14 @@ def train(run: Run, record: Record) -> None:
         with run.log.phase("update"):
             stats = UpdateStats()
             mini_batches = run.mini_batches(games_PG)
-            # Measure π_old of the later mini-batches before the weights move.
-            later_old = {
-                number: logprobs_of(policy, batches)
-                for number, batches in enumerate(mini_batches)
-                if number > 0
-            }
-            for number, batches in enumerate(mini_batches):
+            # Measure π_old of the later mini-batches before the weights move. None stands for the first one:
+            # its weights have not moved, so the forward below is π_old itself.
+            old_logprobs = [None, *(logprobs_of(policy, batches) for batches in mini_batches[1:])]
+            for batches, measured in zip(mini_batches, old_logprobs, strict=False):  # perhaps no mini-batch
                 # FSDP forwards are collective: every rank has equally many micro-batches.
                 for index, batch in enumerate(batches):
                     output = policy(batch.packed)
-                    # In the first mini-batch the weights have not moved, so this forward is π_old itself.
-                    old = later_old[number][index] if number > 0 else output.logprobs.detach()
+                    old = output.logprobs.detach() if measured is None else measured[index]
                     # The reference is the frozen start; None with kl_coef 0. Then `grpo_loss` measures the KL
                     # to π_old instead.
                     reference = run.reference_logprobs(batch.packed)
