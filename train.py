@@ -145,15 +145,16 @@ def main(config: TrainConfig) -> None:
         return
     with start_run(config) as run:
         record = Record.resume(run)  # It begins with the newest checkpoint, if there is one.
+        run.interrupt.training_began = True  # From now on, a signal saves the run before it ends it.
         try:
             # Validate a new run before its first step. If the last step of a resumed run was trained, but not
             # written down, write it down.
             record.finish_unlogged_step()
             train(run, record)
             if run.questions.test:
-                record.end_training()
+                record.free_for_test()
                 run.log.say("\n" + compare_on_test(run, run.questions.test))
-            record.finish()
+            record.say_results()
         except (Resumable, FatalEnvError) as error:  # A signal came, or the environment no longer replies.
             raise record.save_and_stop(error) from None
 

@@ -66,8 +66,8 @@ class State:
     """The state of a run besides weights and optimiser."""
 
     trained_step: int = 0  # the last step whose update is in the weights
-    # The metrics of `trained_step`, from which a resumed run writes the line of this step again. {}: the line
-    # is final.
+    # A step is *logged* when its line in metrics.jsonl is final: a resumed run keeps this line. Until
+    # `trained_step` is logged, these are its metrics, from which a resumed run writes its line. Then: {}.
     unlogged_metrics: dict[str, float] = field(default_factory=dict)
     best_step: int = -1
     best_em: float = -1.0  # below 0: no validation has judged an agent yet
@@ -79,7 +79,7 @@ class State:
 
     @property
     def logged_step(self) -> int:
-        """The last step whose line in metrics.jsonl is final; -1 in a new run."""
+        """The last logged step; -1 in a new run."""
         return self.trained_step - 1 if self.unlogged_metrics else self.trained_step
 
 

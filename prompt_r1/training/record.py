@@ -79,7 +79,6 @@ class Record:
         ranks.on_first_rank(lambda: write_yaml(config, run.folder / "config.yaml"))
         for line in read_metrics(run.folder):
             record.alarms.read(line)
-        run.interrupt.training_began = True  # From now on, a signal saves the run, and then ends it.
         return record
 
     def load(self, checkpoint: Path) -> None:
@@ -272,7 +271,7 @@ class Record:
             reasons = " or ".join(dict.fromkeys(self.idle_reasons))
             raise Resumable(f"nothing was learned in {IDLE_STEPS} steps in a row: {reasons}")
 
-    def end_training(self) -> None:
+    def free_for_test(self) -> None:
         """Let go of the optimiser, the reference and the KV cache, so that the test can load its agents.
 
         `load_policy` collects the garbage before it loads an agent.
@@ -284,7 +283,7 @@ class Record:
         run.agent.close()
         run.log.progress.close()  # The test has a bar of its own.
 
-    def finish(self) -> None:
+    def say_results(self) -> None:
         """Print where all results are, and what the run cost."""
         run = self.run
         self.update_report()  # It shows the table of the test.

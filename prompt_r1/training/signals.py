@@ -39,7 +39,7 @@ class Interrupt:
     def __init__(self) -> None:
         self.stop: Resumable | None = None  # The error that ends the run; None: no signal has been received.
         self.last_ctrl_c = -math.inf  # monotonic seconds
-        self.training_began = False  # Set by the run. From then on there is something to save.
+        self.training_began = False  # Set by train.py. From then on there is something to save.
         self._cancel: Callable[[], object] = lambda: None
 
     def __enter__(self) -> "Interrupt":

@@ -351,7 +351,6 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_sentence(base, tmp_p
 def test_a_signal_during_a_step_ends_the_run_after_the_step_and_its_alarm(base, tmp_path, capsys):
     """A bug: the alarm was left to the resumed run, which takes it as reported when it reads the line."""
     record = resume(tmp_path, base)
-    assert record.run.interrupt.training_began  # there is something to save
     record.run.interrupt.stop = Resumable("SIGTERM was received")
     with pytest.raises(Resumable, match="SIGTERM was received"):
         record.step(kl=float("nan"))
@@ -417,7 +416,7 @@ def test_a_step_whose_validation_was_interrupted_is_resumed_with_its_metrics(bas
 
 
 def test_a_run_that_is_resumed_with_fewer_steps_saves_the_step_that_was_not_finished(base, tmp_path):
-    """A bug: step 5 was neither the last step nor a multiple of --save-every, and `end_training` failed."""
+    """A bug: step 5 was neither the last step nor a multiple of --save-every, and `free_for_test` failed."""
     record = run_to_step_5(base, tmp_path)
     record.state.unlogged_metrics = {"step": 5, **HEALTHY}
     record.save()
@@ -565,7 +564,7 @@ def test_the_test_loads_its_agents_without_optimizer_reference_and_cache_in_memo
 
     monkeypatch.setattr(after_training, "load_agent", no_room)
     monkeypatch.setattr(run, "config", replace(run.config, env="none"))
-    record.end_training()
+    record.free_for_test()
     with pytest.raises(UsageError, match="no room"):
         after_training.compare_on_test(run, QUESTIONS[:1])
     assert len(alive) > 4 and not any(alive)
