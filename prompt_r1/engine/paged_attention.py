@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prompt_r1.engine.kv_cache import BlockPool, TokenSequence
-from prompt_r1.model.attention import Window, attend_in_window, causal_mask
+from prompt_r1.model.attention import RowAttention, Window, attend_in_window, causal_mask
 
 
 def upload(
@@ -72,6 +72,10 @@ class PagedBatch:
         """The tensors that a CUDA graph reads."""
         row = [self.tokens, self.positions, self.blocks, self.rows]
         return [*row, self.starts, self.lengths, self.block_tables]
+
+    def row_attention(self) -> RowAttention:
+        """The attention of a forward over this batch."""
+        return self.attend
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: Window

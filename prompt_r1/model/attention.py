@@ -1,8 +1,8 @@
 """Attention of packed rows (packing.py) and of sequences in the KV cache (paged_attention.py).
 
-`attend` is registered with transformers' `AttentionInterface`, so Hugging Face models run unmodified.
-transformers passes unknown keywords of a model's forward on to the attention of every layer. We pass
-`attend_row=`, the function that computes the attention of a whole row.
+`model_attention` is registered with transformers' `AttentionInterface`, so Hugging Face models run
+unmodified. transformers passes unknown keywords of a model's forward on to the attention of every layer. We
+pass `row_attention=`, the function that computes the attention of a whole row.
 """
 
 from collections.abc import Callable
@@ -32,12 +32,11 @@ class Row(Protocol):
     @property
     def positions(self) -> Tensor: ...  # (T,) the position of each token in its game
 
-    @property
-    def attend(self) -> RowAttention: ...  # the attention of one forward
+    def row_attention(self) -> RowAttention: ...  # for the layers of one forward
 
 
 class UnsupportedAttention(Exception):
-    """A model needs an attention that `attend` does not compute. The message begins with "its attention"."""
+    """A model needs another attention than `model_attention`. The message begins with "its attention"."""
 
 
 # On a CPU, SDPA also computes the scores that a mask hides. So masked queries are computed in blocks of 256,
@@ -48,7 +47,7 @@ BLOCK = 256
 IGNORED = ("position_ids", "use_cache", "return_dict", "output_")
 
 
-def attend(
+def model_attention(
     module: nn.Module,
     query: Tensor,  # (B, H, T, D)
     key: Tensor,  # (B, Hkv, T, D)
@@ -59,12 +58,12 @@ def attend(
     dropout: float = 0.0,
     sliding_window: Window = None,
     is_causal: bool | None = None,
-    attend_row: RowAttention | None = None,
+    row_attention: RowAttention | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Compute causal attention (B, T, H, D) in place of the model's own function.
 
-    With `attend_row`, B is 1, and the batch is one packed row. Without it, each of the B sequences is one
+    With `row_attention`, B is 1, and the batch is one packed row. Without it, each of the B sequences is one
     game, which may be padded at the right. Raises UnsupportedAttention if the model needs another attention.
     """
     unknown = [name for name in others if others[name] is not None and not name.startswith(IGNORED)]
@@ -79,9 +78,9 @@ def attend(
     if key.shape != value.shape:
         raise UnsupportedAttention("its keys and values have different sizes (latent attention)")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if attend_row is not None:
+    if row_attention is not None:
         layer = cast(int, module.layer_idx)
-        return attend_row(layer, query[0], key[0], value[0], scale, sliding_window)[None], None
+        return row_attention(layer, query[0], key[0], value[0], scale, sliding_window)[None], None
     sequences = [
         attend_in_window(queries, keys, values, scale, sliding_window)
         for queries, keys, values in zip(query, key, value, strict=True)
@@ -94,7 +93,7 @@ def register() -> None:
 
     transformers builds masks only for attentions in its mask interface, so it builds none for this one.
     """
-    AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(NAME, model_attention)
 
 
 def causal_mask(count: int, length: int, window: int, dtype: torch.dtype, device: torch.device) -> Tensor:

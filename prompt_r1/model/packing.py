@@ -39,11 +39,9 @@ class Packed:
     sources: Tensor  # (N,) the columns whose next-token distributions are scored
     targets: Tensor  # (N,) int64, the scored tokens: each follows the token in its source
 
-    @property
-    def attend(self) -> RowAttention:
-        """The attention of one forward. Each use of this property makes a new cache of masks."""
-        # The layers of a forward share their masks. The masks are freed with the graph of the forward.
-        mask = cache(causal_mask)
+    def row_attention(self) -> RowAttention:
+        """Make the attention of one forward, whose layers share their masks."""
+        mask = cache(causal_mask)  # The masks are freed with the graph of the forward.
         return partial(self._attend, mask)
 
     def _attend(

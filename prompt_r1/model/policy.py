@@ -91,16 +91,16 @@ class Policy(nn.Module):
 
     def hidden_states(self, row: Row) -> Tensor:
         """Last hidden states (T, hidden) of a row of T tokens."""
-        return self.run(self.model.base_model, row, row.attend)
+        return self.run(self.model.base_model, row, row.row_attention())
 
-    def run(self, model: Callable[..., Any], row: Row, attend: RowAttention) -> Tensor:
+    def run(self, model: Callable[..., Any], row: Row, attention: RowAttention) -> Tensor:
         """Last hidden states (T, hidden) of a row, from the base model or from a compiled form of it."""
         with self.autocast():
             out = model(
                 input_ids=row.tokens[None],
                 position_ids=row.positions[None],
                 use_cache=False,
-                attend_row=attend,
+                row_attention=attention,
             )
         return out.last_hidden_state[0]
 

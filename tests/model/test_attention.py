@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prompt_r1.model import attention
-from prompt_r1.model.attention import attend, attend_in_window
+from prompt_r1.model.attention import attend_in_window, model_attention
 from prompt_r1.model.packing import Packed, Segment, pack
 from tests.support.games import CPU, siblings
 from tests.support.naive_attention import naive_attention
@@ -33,7 +33,7 @@ def test_attention_in_a_window_equals_a_loop_over_queries(window, cached, block,
 def test_a_model_that_gives_no_scale_gets_that_of_the_head_dimension():
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 1, 4, 7, 16, dtype=torch.float64).unbind()  # (B, H, T, D) each
-    out, _ = attend(torch.nn.Identity(), query, key, value, None)
+    out, _ = model_attention(torch.nn.Identity(), query, key, value, None)
     expected = naive_attention(query[0], key[0], value[0], 16**-0.5, window=7)
     torch.testing.assert_close(out[0].transpose(0, 1), expected)
 
@@ -73,7 +73,7 @@ def test_attention_in_a_row_equals_a_loop_over_the_queries_of_each_game(kv_heads
         segments.append(Segment(opening + first, opening))
         segments += [Segment(length, None) for length in others]
     row = Packed(none, none, segments, sources=none, targets=none)
-    found = row.attend(0, *rows, 0.3, window)
+    found = row.row_attention()(0, *rows, 0.3, window)
     columns = iter(range(116))
     for opening_size, *games in groups:
         opening = [*islice(columns, opening_size)]
